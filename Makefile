@@ -1,0 +1,55 @@
+# The words of this project. Each sets up what it needs in .venv; `make` alone lists them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench docs pins clean
+
+# The oldest Python that Stoker takes comes first: what it forbids, the others need not try.
+PYTHON ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+help: ## List these words
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## Import feeds with a real cluster (ONCE=1 ends by itself, FEEDS="url url" takes those)
+	@ONCE='$(ONCE)' FEEDS='$(FEEDS)' $(BIN)/python -m examples.feeds.demo
+
+test: $(STAMP) ## Run every test on every database and Django found (PART="unit check" runs those parts)
+	@$(BIN)/python scripts/test $(PART)
+
+check: $(STAMP) ## Format, lint, types, import floors, dependencies: seconds
+	@$(BIN)/python scripts/test check
+
+format: $(STAMP) ## Put the code in shape and mend what can be mended by itself
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Measure next to hand-written SQL (JOBS=20000 ROUNDS=5 DATABASES="postgres sqlite")
+	@JOBS='$(JOBS)' ROUNDS='$(ROUNDS)' DATABASES='$(DATABASES)' $(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMP) ## Build the documentation in site/; a broken link fails
+	@if [ -f scripts/reference ]; then $(BIN)/python scripts/reference; fi
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation is in site/index.html"
+
+pins: ## Pin what pyproject.toml asks for in requirements/ (needs uv)
+	@set -e; compile() { uv pip compile --quiet --universal --generate-hashes --no-annotate \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command "make pins" $(UPGRADE) "$$@"; }; \
+	compile pyproject.toml --python-version 3.11 --extra backport --group dev \
+		-c requirements/django-5.2.in -o requirements/dev.txt; \
+	compile --python-version 3.11 --group mysql -o requirements/mysql.txt; \
+	for django in 6.0 6.1; do compile pyproject.toml --python-version 3.12 --group test \
+		-c requirements/django-$$django.in -o requirements/django-$$django.txt; done
+
+clean: ## Remove everything that the other words made
+	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/services stop; fi
+	@rm -rf .venv* .services site build dist reports .mypy_cache .ruff_cache .pytest_cache \
+		.import_linter_cache .hypothesis .coverage .coverage.*
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------------------------------------------
+
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt) scripts/setup
+	@PYTHON='$(PYTHON)' scripts/setup $(VENV) requirements/dev.txt requirements/mysql.txt

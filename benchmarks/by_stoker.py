@@ -1,0 +1,124 @@
+"""What is measured of Stoker, in a process that has Django set up."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.db import connection, transaction
+
+from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+
+from benchmarks.cluster import RunningCluster, running_cluster
+from benchmarks.pauses import idle_pauses
+from benchmarks.processes import difference, family, memory_mb, processor_seconds
+from benchmarks.tasks import first_line, nothing
+
+TABLES = (Ready, Deferred, Claimed, Attempt, DeadLetter, Job)
+WARM_UP_JOBS = 200
+
+
+class ByStoker:
+    """Stoker's side of each measurement."""
+
+    def __init__(self, folder: Path, server_pid: int | None) -> None:
+        self._folder = folder
+        self._server_pid = server_pid
+        self.locked = 0
+        """How often "database is locked" was met so far."""
+
+    def clear(self) -> None:
+        """Empty the tables, so that every round finds the same."""
+        with connection.cursor() as cursor:
+            names = [connection.ops.quote_name(table._meta.db_table) for table in TABLES]
+            if connection.vendor == "postgresql":
+                cursor.execute(f"TRUNCATE {', '.join(names)}")
+                cursor.execute("CHECKPOINT")
+            else:
+                for name in names:
+                    cursor.execute(f"DELETE FROM {name}")
+
+    # -- enqueue ----------------------------------------------------------------------------------
+
+    def enqueue_singly(self, count: int) -> float:
+        """Jobs per second, each committed before the next."""
+        started = time.perf_counter()
+        for number in range(count):
+            nothing.enqueue(number)
+        return count / (time.perf_counter() - started)
+
+    def enqueue_in_transaction(self, count: int) -> float:
+        """Jobs per second, one by one in one transaction."""
+        started = time.perf_counter()
+        with transaction.atomic():
+            for number in range(count):
+                nothing.enqueue(number)
+        return count / (time.perf_counter() - started)
+
+    def enqueue_in_bulk(self, count: int) -> float:
+        """Jobs per second by `enqueue_many`."""
+        started = time.perf_counter()
+        nothing.enqueue_many(((number,), {}) for number in range(count))
+        return count / (time.perf_counter() - started)
+
+    # -- run --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def cluster(self) -> Iterator[RunningCluster]:
+        """A cluster that has run its first jobs and is idle."""
+        with running_cluster(self._folder) as cluster:
+            warm_up = nothing.enqueue_many(((number,), {}) for number in range(WARM_UP_JOBS))
+            self._wait_for(warm_up[-1].id, cluster)
+            yield cluster
+            connection.close()
+        self.locked += cluster.text().count("database is locked")
+
+    def drain(self, cluster: RunningCluster, count: int) -> tuple[float, dict[str, float]]:
+        """Jobs per second from the commit that makes all of them visible until the last is
+        recorded; and the processor seconds that it took, by process."""
+        with transaction.atomic():
+            results = nothing.enqueue_many(((number,), {}) for number in range(count))
+            before = self._processor_seconds(cluster)
+            started = time.perf_counter()
+        self._wait_for(results[-1].id, cluster)
+        seconds = time.perf_counter() - started
+        used = difference(before, self._processor_seconds(cluster))
+        successful = Job.objects.filter(status=Job.Status.SUCCESSFUL).count()
+        assert successful == count + WARM_UP_JOBS, f"{successful} of {count} succeeded"
+        return count / seconds, used
+
+    def latencies_ms(self, cluster: RunningCluster, count: int) -> list[float]:
+        """From before an enqueue until the first line of the task, on an idle cluster."""
+        began, results = [], []
+        for pause in idle_pauses(count):
+            time.sleep(pause)
+            began.append(time.monotonic_ns())
+            results.append(first_line.enqueue(0))
+        self._wait_for(results[-1].id, cluster)
+        values = [result.wait(timeout=10) for result in results]
+        return [(value - start) / 1e6 for value, start in zip(values, began, strict=True)]
+
+    def memory_mb(self, cluster: RunningCluster) -> float:
+        """Memory of all processes of the cluster."""
+        return memory_mb(cluster.processes())
+
+    def idle_percent(self, cluster: RunningCluster, seconds: float) -> float:
+        """Processor time of an idle cluster, in percent of one core."""
+        before = processor_seconds(cluster.processes())
+        time.sleep(seconds)
+        used = difference(before, processor_seconds(cluster.processes()))
+        return 100 * sum(used.values()) / seconds
+
+    def _wait_for(self, last_id: str, cluster: RunningCluster) -> None:
+        """Until nothing waits or runs. The last job is asked for first: it costs a look-up, while
+        a count would cost the database more and more."""
+        last = Job.objects.filter(pk=last_id, status__isnull=False)
+        cluster.wait_until(last.exists)
+        places = (Ready, Claimed, Deferred)
+        cluster.wait_until(lambda: not any(place.objects.exists() for place in places))
+
+    def _processor_seconds(self, cluster: RunningCluster) -> dict[str, float]:
+        used = processor_seconds(cluster.processes())
+        if self._server_pid is not None:
+            used["server"] = sum(processor_seconds(family(self._server_pid)).values())
+        return used

@@ -1,0 +1,68 @@
+"""A cluster as a user would run it: `manage.py stoker run`, with the default options."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.processes import family
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_SECONDS = 120.0
+LOOK_SECONDS = 0.005
+
+
+class RunningCluster:
+    """One cluster in processes of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / f"cluster-{time.monotonic_ns()}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "django", "stoker", "run"],
+                cwd=ROOT,
+                env={**os.environ, "DJANGO_SETTINGS_MODULE": "benchmarks.settings"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def processes(self) -> list[psutil.Process]:
+        """All of them, the sentinel first."""
+        return family(self.process.pid)
+
+    def text(self) -> str:
+        """What it has logged."""
+        return self.log.read_text(errors="replace")
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Look every few milliseconds until the condition is true."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"The cluster did not do its work:\n{self.text()[-3000:]}")
+            time.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Stop it in good order."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(PATIENCE_SECONDS)
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[RunningCluster]:
+    """A cluster that is gone afterwards, whatever happened."""
+    cluster = RunningCluster(folder)
+    try:
+        yield cluster
+        cluster.stop()
+    finally:
+        for process in reversed(cluster.processes()):
+            process.kill()
+        cluster.process.wait()

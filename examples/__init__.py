@@ -1,0 +1,1 @@
+"""Small Django projects that use Stoker."""

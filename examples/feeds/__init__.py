@@ -1,0 +1,1 @@
+"""A feed importer: a Django project with one page and one task."""

@@ -1,0 +1,31 @@
+from django.db import models
+
+
+class Feed(models.Model):
+    url = models.URLField(max_length=500, unique=True)
+    title = models.CharField(max_length=200, blank=True)
+    added_at = models.DateTimeField(auto_now_add=True)
+    imported_at = models.DateTimeField(null=True, blank=True)
+    job_id = models.CharField(max_length=64, blank=True, editable=False)
+    """Of its import. How that is going is for Stoker to tell: it is not kept here a second time."""
+
+    def __str__(self) -> str:
+        return self.title or self.url
+
+
+class Entry(models.Model):
+    feed = models.ForeignKey(Feed, on_delete=models.CASCADE, related_name="entries")
+    guid = models.CharField(max_length=255)
+    title = models.CharField(max_length=300)
+    link = models.URLField(max_length=2000, blank=True)
+    published = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name_plural = "entries"
+        constraints = [
+            # However often a feed is imported, an entry is there once.
+            models.UniqueConstraint(fields=["feed", "guid"], name="entry_once_per_feed"),
+        ]
+
+    def __str__(self) -> str:
+        return self.title

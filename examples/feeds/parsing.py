@@ -1,0 +1,67 @@
+"""From what a server sent to what we store. No network and no database in here."""
+
+import calendar
+import hashlib
+from datetime import UTC, datetime
+from html import unescape
+from typing import NamedTuple
+from urllib.parse import urljoin
+
+import feedparser
+from django.utils.html import strip_tags
+from feedparser import FeedParserDict
+
+from .models import Entry
+
+
+class NotAFeed(Exception):
+    """There is no feed at this address. Asking again would not change that."""
+
+
+class ParsedFeed(NamedTuple):
+    title: str
+    entries: list[Entry]
+    """Not saved yet, and of no feed yet."""
+
+
+def parse(content: bytes, content_type: str, url: str) -> ParsedFeed:
+    """Read RSS or Atom, of whatever version, encoding and tidiness."""
+    parsed = feedparser.parse(content, response_headers={"content-type": content_type})
+    if not parsed.version:
+        raise NotAFeed("What is at this address is neither RSS nor Atom.")
+    title = plain_text(parsed.feed.get("title", ""))[:200]
+    return ParsedFeed(title, [entry_from(item, url) for item in parsed.entries])
+
+
+def entry_from(item: FeedParserDict, url: str) -> Entry:
+    title = plain_text(item.get("title", ""))
+    link = urljoin(url, item.get("link", ""))
+    return Entry(
+        guid=guid_of(item),
+        title=title[:300] or "Untitled",
+        # It will be a link on our page: `javascript:` and its kin must not come through.
+        link=link if link.startswith(("https://", "http://")) and item.get("link") else "",
+        published=moment_of(item),
+    )
+
+
+def guid_of(item: FeedParserDict) -> str:
+    """What tells this entry from the feed's others, each time the feed is read."""
+    guid = item.get("id") or item.get("link")
+    if guid and len(guid) <= 255:
+        return guid
+    words = guid or item.get("title", "") + item.get("summary", "")
+    return hashlib.sha256(words.encode()).hexdigest()
+
+
+def plain_text(html: str) -> str:
+    return " ".join(unescape(strip_tags(html)).split())
+
+
+def moment_of(item: FeedParserDict) -> datetime | None:
+    """feedparser gives every kind of date in UTC, and None if it made no sense of it."""
+    for key in ("published_parsed", "updated_parsed"):
+        # item.get() would take the one for the other, and warn.
+        if parsed := dict.get(item, key):
+            return datetime.fromtimestamp(calendar.timegm(parsed), UTC)
+    return None

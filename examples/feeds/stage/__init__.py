@@ -1,0 +1,1 @@
+"""What the demo plays on: a server of feeds, real processes, a terminal, and what must come out."""

@@ -1,0 +1,79 @@
+"""Stoker: background jobs for Django that are never lost, never doubled, never early.
+
+The front door. Names are loaded on first use, so that importing ``stoker`` costs nothing and works
+before Django is set up.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backoff import constant as constant
+    from .backoff import exponential as exponential
+    from .backoff import linear as linear
+    from .compat import TaskError as TaskError
+    from .compat import TaskResultDoesNotExist as TaskResultDoesNotExist
+    from .exceptions import Cancel as Cancel
+    from .exceptions import JobCancelled as JobCancelled
+    from .exceptions import JobFailed as JobFailed
+    from .exceptions import LockBusy as LockBusy
+    from .exceptions import LockLost as LockLost
+    from .exceptions import ResultTimeout as ResultTimeout
+    from .exceptions import Retry as Retry
+    from .exceptions import Snooze as Snooze
+    from .exceptions import StokerError as StokerError
+    from .exceptions import TaskTimeout as TaskTimeout
+    from .guards.locks import lock as lock
+    from .progress import JobState as JobState
+    from .results import Result as Result
+    from .tasks import Task as Task
+    from .tasks import TaskContext as TaskContext
+    from .tasks import task as task
+
+    __version__: str
+
+_HOMES = {
+    "Cancel": "exceptions",
+    "JobCancelled": "exceptions",
+    "JobFailed": "exceptions",
+    "JobState": "progress",
+    "LockBusy": "exceptions",
+    "LockLost": "exceptions",
+    "Result": "results",
+    "ResultTimeout": "exceptions",
+    "Retry": "exceptions",
+    "Snooze": "exceptions",
+    "StokerError": "exceptions",
+    "Task": "tasks",
+    "TaskContext": "tasks",
+    "TaskError": "compat",
+    "TaskResultDoesNotExist": "compat",
+    "TaskTimeout": "exceptions",
+    "constant": "backoff",
+    "exponential": "backoff",
+    "linear": "backoff",
+    "lock": "guards.locks",
+    "task": "tasks",
+}
+"""Name -> the module that it is from."""
+
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - the names are strings, from the table above
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("django-stoker")
+    elif name in _HOMES:
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

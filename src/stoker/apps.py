@@ -1,0 +1,50 @@
+"""The one place that wires: what has to be connected when Django starts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks
+from django.db.backends.signals import connection_created
+
+
+class StokerConfig(AppConfig):
+    name = "stoker"
+    verbose_name = "Stoker"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Connect logging, checks and the tuning of SQLite."""
+        from .checks import check_databases
+        from .compat import TASKS_APP
+        from .reporters import logs
+
+        # Nobody else imports these in a project that has no module of tasks loaded yet.
+        import_module(f"{TASKS_APP}.signals")
+        import_module(f"{TASKS_APP}.checks")
+        logs.install()
+        checks.register(check_databases, checks.Tags.database)
+        connection_created.connect(_tune, dispatch_uid="stoker.sqlite_tuning")
+
+
+def _tune(connection: Any, **_: Any) -> None:
+    if connection.vendor == "sqlite" and connection.alias in _tuned_databases():
+        from .models.sqlite_tuning import tune
+
+        tune(connection)
+
+
+def _tuned_databases() -> set[str]:
+    """The stores of all backends that are Stoker's and want it."""
+    from .exceptions import ConfigurationError
+    from .tasks import own_backends
+
+    aliases = set()
+    for backend in own_backends().values():
+        with suppress(ConfigurationError):  # `manage.py check` says what is wrong
+            if backend.settings.sqlite_tuning:
+                aliases.add(backend.settings.database)
+    return aliases

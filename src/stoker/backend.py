@@ -1,0 +1,142 @@
+"""The class that ``TASKS`` names: Django's door into Stoker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage
+
+from .compat import BaseTaskBackend, InvalidTask
+from .conf import Settings, problems, read_settings, settings_for
+from .exceptions import ConfigurationError, UnknownTask
+from .tasks import AbsentTask, Call, Task
+
+if TYPE_CHECKING:
+    from .results import Result
+
+LONGEST_NAME = 255
+LONGEST_QUEUE_NAME = 100
+
+
+class StokerBackend(BaseTaskBackend):
+    """Jobs in Stoker's store.
+
+    Making one loads no model and opens no connection: Django makes one in every thread, and the
+    first while it is still importing the project's tasks. What needs models is imported at its use,
+    after the settings were found to be sound.
+    """
+
+    task_class = Task
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        # What is wrong with the settings is told by check() and by the first use: it must not keep
+        # modules with tasks from being imported.
+        queues, options = params.get("QUEUES", ["default"]), params.get("OPTIONS", {})
+        sound = {
+            "QUEUES": [] if problems(alias, {"QUEUES": queues}) else queues,
+            "OPTIONS": options if isinstance(options, Mapping) else {},
+        }
+        super().__init__(alias, {**params, **sound})
+        self._params = params
+        self._settings: Settings | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """This backend's options, checked.
+
+        Raises:
+            ConfigurationError: with a sentence for the first that is wrong.
+        """
+        if self._settings is None:
+            if apps.apps_ready and not apps.is_installed("stoker"):
+                raise ConfigurationError(
+                    "Add 'stoker' to INSTALLED_APPS, and run manage.py migrate."
+                )
+            configured = getattr(django_settings, "TASKS", None) or {}
+            if configured.get(self.alias) == self._params:
+                self._settings = settings_for(self.alias)
+            else:
+                self._settings = read_settings(self.alias, self._params)
+        return self._settings
+
+    def validate_task(self, task: Any) -> None:
+        """Check a task against this backend: when it is defined, and again when it is enqueued.
+
+        Raises:
+            InvalidTask: with a sentence for the first thing that is wrong.
+            UnknownTask: it only stands in for a task that is gone.
+        """
+        if isinstance(task, AbsentTask):
+            raise UnknownTask(f"There is no task {task.module_path!r} here (any more).")
+        if not _is_whole(task.priority):
+            raise InvalidTask(f"priority={task.priority!r}: write a whole number from -100 to 100.")
+        if not isinstance(task.queue_name, str) or not task.queue_name:
+            raise InvalidTask(f"queue_name={task.queue_name!r}: write the name of a queue.")
+        if len(task.queue_name) > LONGEST_QUEUE_NAME:
+            raise InvalidTask(
+                f"queue_name={task.queue_name!r} is longer than {LONGEST_QUEUE_NAME} characters."
+            )
+        if self.queues and task.queue_name not in self.queues:
+            raise InvalidTask(
+                f'TASKS["{self.alias}"] has no queue {task.queue_name!r}. Its QUEUES are: '
+                f"{', '.join(sorted(self.queues))}; an empty list takes any name."
+            )
+        super().validate_task(task)
+        if len(task.module_path) > LONGEST_NAME:
+            raise InvalidTask(
+                f"The name of the task {task.module_path} is longer than {LONGEST_NAME} characters."
+            )
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Result[Any]:
+        """Make a job of this call. See ``Task.enqueue``."""
+        settings = self.settings
+        from .lifecycle.enqueue import enqueue
+
+        return enqueue(settings, task, args, kwargs)
+
+    async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Result[Any]:
+        """The same without blocking the event loop: in the thread that holds the connection, and so
+        the open transaction, of this async context."""
+        return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
+
+    def enqueue_many(self, task: Any, calls: Iterable[Call]) -> list[Result[Any]]:
+        """Make a job of each call, all or none. See ``Task.enqueue_many``."""
+        settings = self.settings
+        from .lifecycle.enqueue import enqueue_many
+
+        return enqueue_many(settings, task, calls)
+
+    def get_result(self, result_id: str) -> Result[Any]:
+        """The result of one job.
+
+        Raises:
+            TaskResultDoesNotExist: there is none with that id (any more), or it is no id.
+        """
+        settings = self.settings
+        from .results import fetch
+
+        return fetch(settings, result_id)
+
+    async def aget_result(self, result_id: str) -> Result[Any]:
+        """See ``get_result``."""
+        return await sync_to_async(self.get_result, thread_sensitive=True)(result_id)
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """What ``manage.py check`` has to say about this backend's settings."""
+        from .checks import check_backend
+
+        return check_backend(self.alias, self._params)
+
+
+def _is_whole(priority: Any) -> bool:
+    if isinstance(priority, float):
+        return priority.is_integer()
+    return isinstance(priority, int) and not isinstance(priority, bool)

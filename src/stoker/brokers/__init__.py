@@ -1,0 +1,36 @@
+"""Where packages wait. ``base`` is the contract; an adapter is imported when a setting names it."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from stoker.conf import Settings
+from stoker.exceptions import ConfigurationError
+
+from .base import Broker
+
+ADAPTERS = {
+    "orm": "stoker.brokers.orm.OrmBroker",
+    "memory": "stoker.brokers.memory.MemoryBroker",
+}
+"""URL scheme -> class."""
+
+
+@cache
+def broker_for(settings: Settings) -> Broker:
+    """The broker that ``BROKER`` names; one per process and settings, safe to share by threads.
+
+    Raises:
+        ConfigurationError: when no adapter takes the URL's scheme.
+    """
+    scheme = settings.broker.partition("://")[0]
+    if scheme not in ADAPTERS:
+        known = ", ".join(f"{name}://" for name in ADAPTERS)
+        raise ConfigurationError(
+            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
+            f"but no broker has that scheme. Known: {known}."
+        )
+    module, _, name = ADAPTERS[scheme].rpartition(".")
+    adapter: type[Broker] = getattr(import_module(module), name)
+    return adapter(settings)

@@ -1,0 +1,205 @@
+"""The contract between Stoker and the place where packages wait: bytes in, leases out.
+
+::
+
+    enqueue(messages)                       waiting
+    claim(queues, limit, holder)            waiting -> leased, attempt counted, fresh lease id
+    extend(leases)                          leased, for longer
+    ack(leases)                             leased  -> gone
+    release(returns)                        leased  -> waiting again, now or later
+    claim_expired(limit, holder)            lease over -> leased by the rescuer, fresh lease id
+
+Extend, ack and release name the lease id. A lease that is not the job's current one is *stale*:
+nothing is changed for it, and it is returned, so that its holder knows that it has lost the job.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from stoker.conf import Settings
+
+LeaseId = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a broker can do by itself; what it can't is done in front of it."""
+
+    transactional: bool = False
+    """Enqueue, ack and release join the store's transaction."""
+    shared: bool = True
+    """Every process sees the same jobs."""
+    delay: bool = True
+    priority: bool = True
+    look_up: bool = True
+    """Waiting jobs can be found and withdrawn by their id."""
+    lists_holders: bool = True
+    """The leases of one holder can be listed."""
+    lease_extension: bool = True
+    max_payload_bytes: int | None = None
+    max_delay_seconds: float | None = None
+    max_lease_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One job on its way in."""
+
+    job_id: UUID
+    task: str
+    queue: str
+    priority: int
+    package: bytes
+    run_after: float | None = None
+    """Seconds since 1970, UTC; None = at once."""
+    enqueued_at: float = 0.0
+
+
+class Lease(NamedTuple):
+    """The right to a job until it ends, is extended, acked or released."""
+
+    job_id: UUID
+    lease_id: LeaseId
+
+
+class Delivery(NamedTuple):
+    """One claimed job."""
+
+    job_id: UUID
+    lease_id: LeaseId
+    package: bytes
+    queue: str
+    priority: int
+    attempt: int
+    """Which attempt this is, from 1, this claim included."""
+    crashes: int = 0
+    """How many of the attempts before ended with the worker's death."""
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.job_id, self.lease_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A leased job on its way back."""
+
+    lease: Lease
+    delay_seconds: float = 0.0
+    attempts: int = 0
+    """Attempts used so far, as the next claim shall find them: it adds one."""
+    crashes: int = 0
+
+
+class Wake(ABC):
+    """Something a pusher can sleep on until a job may have come. Polling stays the correct path."""
+
+    max_sleep_seconds: float | None = None
+    """Sleep no longer than this: the source has to be asked, it doesn't call."""
+
+    def fileno(self) -> int | None:
+        """A file descriptor that becomes readable, or None."""
+        return None
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether something may have come since the last call. Never blocks, never raises."""
+
+    def close(self) -> None:
+        """Give the resources back."""
+
+
+class Broker(ABC):
+    """One place where packages wait. Methods may raise BrokerUnavailable: try again then."""
+
+    capabilities: Capabilities = Capabilities()
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        """Add jobs; all or none. A job id that is there already is not added again."""
+
+    @abstractmethod
+    def claim(
+        self, queues: Sequence[str], limit: int, *, holder: UUID, lease_seconds: float
+    ) -> list[Delivery]:
+        """Lease up to ``limit`` due jobs of these queues to ``holder``, highest priority first,
+        then first in first out. No queue named = every queue."""
+
+    @abstractmethod
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        """Let each lease end ``lease_seconds`` from now. Returns the stale ones."""
+
+    @abstractmethod
+    def ack(self, leases: Sequence[Lease]) -> set[Lease]:
+        """Forget these jobs. Returns the stale ones."""
+
+    @abstractmethod
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        """Let these jobs wait again. Returns the stale ones."""
+
+    @abstractmethod
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        """Take over jobs whose lease is over, with a fresh lease id. ``attempt`` is the attempt
+        that was lost; it is not counted again."""
+
+    @abstractmethod
+    def expire_holder(self, holder: UUID) -> int:
+        """End all leases of a holder that is known to be dead. Returns how many."""
+
+    @abstractmethod
+    def held_by(self, holder: UUID) -> list[Delivery]:
+        """What a holder has leased (packages left out, as ``b""``)."""
+
+    @abstractmethod
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Remove jobs that wait. Returns those removed; a leased job is left alone."""
+
+    @abstractmethod
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Job id -> "ready", "deferred", "blocked" or "running", for those that are here."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
+
+    @abstractmethod
+    def purge(self, queue: str) -> int:
+        """Remove every waiting job of a queue. Returns how many."""
+
+    @abstractmethod
+    def ping(self) -> None:
+        """Raises BrokerUnavailable when the broker does not answer."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """What it is, for screens: ``{"broker": ..., "server": ...}``."""
+
+    def wake_up(self, queues: Iterable[str]) -> None:
+        """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise."""
+
+    def open_wake(self) -> Wake:
+        """What a pusher of this broker sleeps on."""
+        return NoWake()
+
+    def next_due_seconds(self) -> float | None:
+        """Seconds until the next deferred job is due; None when none is known."""
+        return None
+
+    def close(self) -> None:
+        """Give connections back; the next call opens new ones."""
+
+
+class NoWake(Wake):
+    """Nothing to sleep on but time."""
+
+    def is_due(self) -> bool:
+        return False

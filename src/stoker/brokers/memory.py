@@ -1,0 +1,248 @@
+"""The memory broker: packages wait in this process, for tests. The contract's twin: it does what
+the contract says and nothing more, so what passes on it says something about the others."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from uuid import UUID
+
+from stoker.conf import Settings
+from stoker.ids import new_lease_id
+
+from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+
+
+@dataclass(slots=True)
+class _Job:
+    message: Message
+    package: bytes
+    due_at: float
+    attempts: int = 0
+    crashes: int = 0
+    lease_id: int = 0
+    holder: UUID | None = None
+    leased_until: float = 0.0
+
+    @property
+    def job_id(self) -> UUID:
+        return self.message.job_id
+
+    @property
+    def queue(self) -> str:
+        return self.message.queue
+
+    @property
+    def priority(self) -> int:
+        return self.message.priority
+
+    @property
+    def place_in_line(self) -> tuple[int, UUID]:
+        """Ids made later sort later, so that the id says who came first."""
+        return (-self.priority, self.job_id)
+
+
+class MemoryBroker(Broker):
+    """Jobs in dictionaries of one process (``memory://``). Safe to share by threads.
+
+    Args:
+        settings: of the backend.
+        clock: seconds since 1970; a test may turn one by hand.
+    """
+
+    capabilities = Capabilities(transactional=False, shared=False)
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(settings)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._ready: dict[UUID, _Job] = {}
+        self._deferred: dict[UUID, _Job] = {}
+        self._claimed: dict[UUID, _Job] = {}
+        self._wake_ups = 0
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        jobs = [_job(message) for message in messages]
+        with self._lock:
+            for job, message in zip(jobs, messages, strict=True):
+                if not self._is_here(job.job_id):
+                    waiting = self._ready if message.run_after is None else self._deferred
+                    waiting[job.job_id] = job
+
+    def claim(
+        self, queues: Sequence[str], limit: int, *, holder: UUID, lease_seconds: float
+    ) -> list[Delivery]:
+        with self._lock:
+            self._promote_due()
+            served = [job for job in self._ready.values() if not queues or job.queue in queues]
+            best = heapq.nsmallest(limit, served, key=lambda job: job.place_in_line)
+            for job in best:
+                job.attempts += 1
+                self._claimed[job.job_id] = self._ready.pop(job.job_id)
+            return self._lease(best, holder, lease_seconds)
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        with self._lock:
+            stale, until = self._stale(leases), self._clock() + lease_seconds
+            for lease in set(leases) - stale:
+                self._claimed[lease.job_id].leased_until = until
+            return stale
+
+    def ack(self, leases: Sequence[Lease]) -> set[Lease]:
+        with self._lock:
+            stale = self._stale(leases)
+            for lease in set(leases) - stale:
+                del self._claimed[lease.job_id]
+            return stale
+
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        with self._lock:
+            stale = self._stale([back.lease for back in returns])
+            for lease, back in {back.lease: back for back in returns}.items():
+                if lease not in stale:
+                    self._let_wait(self._claimed.pop(lease.job_id), back)
+            return stale
+
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        with self._lock:
+            now = self._clock()
+            over = [job for job in self._claimed.values() if job.leased_until < now]
+            oldest = heapq.nsmallest(limit, over, key=lambda job: (job.leased_until, job.job_id))
+            return self._lease(oldest, holder, lease_seconds)
+
+    def expire_holder(self, holder: UUID) -> int:
+        with self._lock:
+            held = [job for job in self._held_by(holder) if job.leased_until > 0]
+            for job in held:
+                job.leased_until = 0.0
+            return len(held)
+
+    def held_by(self, holder: UUID) -> list[Delivery]:
+        with self._lock:
+            return [_delivery(job, package=b"") for job in self._held_by(holder)]
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        with self._lock:
+            return {
+                job_id
+                for job_id in job_ids
+                if self._ready.pop(job_id, None) or self._deferred.pop(job_id, None)
+            }
+
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        with self._lock:
+            return {
+                job_id: state
+                for job_id in job_ids
+                for state, jobs in self._places()
+                if job_id in jobs
+            }
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        sizes: dict[str, dict[str, int]] = {}
+        with self._lock:
+            for state, jobs in self._places():
+                for job in jobs.values():
+                    empty = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
+                    sizes.setdefault(job.queue, empty)[state] += 1
+        return sizes
+
+    def purge(self, queue: str) -> int:
+        with self._lock:
+            waiting = chain(self._ready.values(), self._deferred.values())
+            return len(self.withdraw([job.job_id for job in waiting if job.queue == queue]))
+
+    def ping(self) -> None:
+        """It is always here."""
+
+    def info(self) -> dict[str, Any]:
+        return {"broker": "memory://", "server": "this process"}
+
+    def wake_up(self, queues: Iterable[str]) -> None:
+        with self._lock:
+            self._wake_ups += 1
+
+    def open_wake(self) -> Wake:
+        return _Counted(lambda: self._wake_ups)
+
+    def next_due_seconds(self) -> float | None:
+        with self._lock:
+            first = min((job.due_at for job in self._deferred.values()), default=None)
+            return None if first is None else max(0.0, first - self._clock())
+
+    def bring_forward(self, queues: Sequence[str]) -> None:
+        """Let everything deferred in these queues be due; no queue named = in every queue."""
+        with self._lock:
+            for job in self._deferred.values():
+                if not queues or job.queue in queues:
+                    job.due_at = 0.0
+
+    def waiting(self) -> list[Message]:
+        """Every job that waits, as it was enqueued, in that order."""
+        with self._lock:
+            jobs = [*self._ready.values(), *self._deferred.values()]
+            return [job.message for job in sorted(jobs, key=lambda job: job.job_id)]
+
+    def _is_here(self, job_id: UUID) -> bool:
+        return any(job_id in jobs for _, jobs in self._places())
+
+    def _places(self) -> Iterator[tuple[str, dict[UUID, _Job]]]:
+        yield "ready", self._ready
+        yield "deferred", self._deferred
+        yield "running", self._claimed
+
+    def _promote_due(self) -> None:
+        now = self._clock()
+        for job in [job for job in self._deferred.values() if job.due_at <= now]:
+            self._ready[job.job_id] = self._deferred.pop(job.job_id)
+
+    def _lease(self, jobs: Sequence[_Job], holder: UUID, lease_seconds: float) -> list[Delivery]:
+        lease_id, until = new_lease_id(), self._clock() + lease_seconds
+        for job in jobs:
+            job.lease_id, job.holder, job.leased_until = lease_id, holder, until
+        return [_delivery(job, package=job.package) for job in jobs]
+
+    def _stale(self, leases: Sequence[Lease]) -> set[Lease]:
+        return {
+            lease
+            for lease in leases
+            if (job := self._claimed.get(lease.job_id)) is None or job.lease_id != lease.lease_id
+        }
+
+    def _let_wait(self, job: _Job, back: Return) -> None:
+        job.attempts, job.crashes, job.holder = back.attempts, back.crashes, None
+        job.due_at = self._clock() + back.delay_seconds
+        waiting = self._deferred if back.delay_seconds > 0 else self._ready
+        waiting[job.job_id] = job
+
+    def _held_by(self, holder: UUID) -> list[_Job]:
+        return [job for job in self._claimed.values() if job.holder == holder]
+
+
+class _Counted(Wake):
+    """Counts wake-ups; whoever sleeps on it has to look."""
+
+    max_sleep_seconds = 0.005
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._seen = count()
+
+    def is_due(self) -> bool:
+        before, self._seen = self._seen, self._count()
+        return self._seen != before
+
+
+def _job(message: Message) -> _Job:
+    return _Job(message, bytes(message.package), message.run_after or 0.0)
+
+
+def _delivery(job: _Job, *, package: bytes) -> Delivery:
+    return Delivery(
+        job.job_id, job.lease_id, package, job.queue, job.priority, job.attempts, job.crashes
+    )

@@ -1,0 +1,258 @@
+"""The ORM broker: packages wait in the project's own database, in the caller's transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from django.db import InterfaceError, OperationalError, ProgrammingError, connections, transaction
+from django.db.models import CharField, Count, Value
+
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError, NotMigrated
+from stoker.ids import new_lease_id
+from stoker.models import Attempt, Claimed, Deferred, Job, Ready
+from stoker.models.claimed import Claim, GivenBack
+from stoker.models.clock import microseconds
+from stoker.models.job import NewJob
+
+from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from .orm_wake import open_wake, wake_up
+
+PROMOTE_AT_ONCE = 500
+"""Deferred jobs moved per statement when they fall due."""
+PROMOTE_SECONDS = 0.1
+"""How often due jobs are moved while claims come back full: a backlog must not hold them back."""
+PURGE_AT_ONCE = 500
+
+
+class OrmBroker(Broker):
+    """Jobs in the tables of one database alias (``orm://ALIAS``)."""
+
+    capabilities = Capabilities(transactional=True)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.alias = settings.database
+        self._promote_at = 0.0
+        self._had_room = True
+        if self.alias not in connections:
+            raise ConfigurationError(
+                f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
+                f"but DATABASES has no {self.alias!r}."
+            )
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        with self._explained():
+            Job.objects.using(self.alias).add(
+                [
+                    NewJob(
+                        message.job_id,
+                        message.task,
+                        message.queue,
+                        message.priority,
+                        message.package,
+                        message.enqueued_at,
+                        message.run_after,
+                    )
+                    for message in messages
+                ]
+            )
+
+    def claim(
+        self, queues: Sequence[str], limit: int, *, holder: UUID, lease_seconds: float
+    ) -> list[Delivery]:
+        """Nothing here may fail once something is leased: its holder would not know of it."""
+        lease_us = microseconds(lease_seconds)
+        with self._explained():
+            has_looked = self._had_room or time.monotonic() >= self._promote_at
+            if has_looked:
+                self._promote_due()
+            deliveries = self._claim_ready(queues, limit, holder, lease_us)
+            if not deliveries and not has_looked and self._promote_due():
+                deliveries = self._claim_ready(queues, limit, holder, lease_us)
+        self._had_room = len(deliveries) < limit
+        return deliveries
+
+    def _claim_ready(
+        self, queues: Sequence[str], limit: int, holder: UUID, lease_us: int
+    ) -> list[Delivery]:
+        lease_id = new_lease_id()
+        rows = Claimed.objects.using(self.alias).claim(
+            list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues(),
+            limit,
+            lease_id=lease_id,
+            holder=holder,
+            lease_us=lease_us,
+        )
+        return [_delivery(row, lease_id) for row in rows]
+
+    def _promote_due(self) -> int:
+        """Move deferred jobs whose moment has come to where claims find them."""
+        self._promote_at = time.monotonic() + PROMOTE_SECONDS
+        return Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE)
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        with self._explained():
+            valid = Claimed.objects.using(self.alias).extend(
+                _keys(leases), microseconds(lease_seconds)
+            )
+        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
+
+    def ack(self, leases: Sequence[Lease]) -> set[Lease]:
+        with self._explained():
+            valid = Claimed.objects.using(self.alias).ack(_keys(leases))
+        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
+
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        given_back = [
+            GivenBack(
+                back.lease.job_id,
+                int(back.lease.lease_id),
+                microseconds(back.delay_seconds),
+                back.attempts,
+                back.crashes,
+            )
+            for back in returns
+        ]
+        with self._explained():
+            valid = Claimed.objects.using(self.alias).give_back(given_back)
+        return {
+            back.lease for back in returns if (back.lease.job_id, back.lease.lease_id) not in valid
+        }
+
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        lease_id = new_lease_id()
+        with self._explained():
+            rows = Claimed.objects.using(self.alias).claim_expired(
+                limit, lease_id=lease_id, holder=holder, lease_us=microseconds(lease_seconds)
+            )
+        return [_delivery(row, lease_id) for row in rows]
+
+    def expire_holder(self, holder: UUID) -> int:
+        with self._explained():
+            return Claimed.objects.using(self.alias).expire_holder(holder)
+
+    def held_by(self, holder: UUID) -> list[Delivery]:
+        with self._explained():
+            rows = list(Claimed.objects.using(self.alias).filter(holder=holder))
+        return [
+            Delivery(row.job_id, row.lease_id, b"", row.queue, -row.rank, row.attempts, row.crashes)
+            for row in rows
+        ]
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        with self._explained():
+            return Ready.objects.using(self.alias).withdraw(job_ids) | Deferred.objects.using(
+                self.alias
+            ).withdraw(job_ids)
+
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """One statement, so one snapshot: a job that moves meanwhile is seen here or there."""
+        found = [
+            model.objects.using(self.alias)
+            .filter(pk__in=job_ids)
+            .values_list("pk", Value(state, CharField()))
+            for state, model in _PLACES
+        ]
+        with self._explained():
+            return dict(found[0].union(*found[1:], all=True)) if job_ids else {}
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        sizes: dict[str, dict[str, int]] = {}
+        counted = [
+            model.objects.using(self.alias)
+            .values_list("queue", Value(state, CharField()))
+            .annotate(count=Count("pk"))
+            for state, model in _PLACES
+        ]
+        with self._explained():
+            for queue, state, count in counted[0].union(*counted[1:], all=True):
+                sizes.setdefault(queue, dict.fromkeys(_STATES, 0))[state] = count
+        return sizes
+
+    def purge(self, queue: str) -> int:
+        """Remove every waiting job of a queue, with all that is kept of it, in batches."""
+        removed = 0
+        with self._explained():
+            for model in (Ready, Deferred):
+                waiting = model.objects.using(self.alias).filter(queue=queue)
+                while job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
+                    removed += self._purge(job_ids)
+        return removed
+
+    def _purge(self, job_ids: Sequence[UUID]) -> int:
+        """In one transaction: a job row without a place where it waits would be a lost job."""
+        with transaction.atomic(using=self.alias):
+            gone = self.withdraw(job_ids)
+            Attempt.objects.using(self.alias).filter(job_id__in=gone).delete()
+            Job.objects.using(self.alias).filter(pk__in=gone).delete()
+        return len(gone)
+
+    def ping(self) -> None:
+        with self._explained(), connections[self.alias].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    def info(self) -> dict[str, Any]:
+        connection = connections[self.alias]
+        with self._explained():
+            version = ".".join(str(part) for part in connection.get_database_version())
+        return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
+
+    def wake_up(self, queues: Iterable[str]) -> None:
+        wake_up(self.alias)
+
+    def open_wake(self) -> Wake:
+        return open_wake(self.alias)
+
+    def next_due_seconds(self) -> float | None:
+        with self._explained():
+            return Deferred.objects.using(self.alias).next_due_seconds()
+
+    def close(self) -> None:
+        connections[self.alias].close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Database errors as the contract's, with a sentence that says what to do."""
+        try:
+            yield
+        except (OperationalError, InterfaceError, ProgrammingError) as error:
+            explained = explain(error, self.alias)
+            if explained is error:
+                raise
+            raise explained from error
+
+
+def explain(error: Exception, alias: str) -> Exception:
+    """The error of Stoker's own that says what to do about this one; else the error itself."""
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lowered = message.lower()
+    signs = ["no such table", "no such column", "unknown column"]
+    if isinstance(error, ProgrammingError):  # else it is the database itself, or the role
+        signs += ["does not exist", "doesn't exist"]
+    if any(sign in lowered for sign in signs):
+        return NotMigrated(
+            f"Stoker's tables are not in the database {alias!r} yet ({message}). "
+            f"Run: python manage.py migrate --database {alias}"
+        )
+    if isinstance(error, ProgrammingError):
+        return error
+    return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")
+
+
+_STATES = ("ready", "deferred", "blocked", "running")
+_PLACES = (("ready", Ready), ("deferred", Deferred), ("running", Claimed))
+
+
+def _delivery(row: Claim, lease_id: int) -> Delivery:
+    return Delivery(
+        row.job_id, lease_id, bytes(row.package), row.queue, -row.rank, row.attempts, row.crashes
+    )
+
+
+def _keys(leases: Sequence[Lease]) -> list[tuple[UUID, int]]:
+    return [(lease.job_id, int(lease.lease_id)) for lease in leases]

@@ -1,0 +1,247 @@
+"""``manage.py check``: what is wrong, or risky, in the settings of Stoker.
+
+=========== ================================================================================
+Id         What it says
+=========== ================================================================================
+stoker.E001 An option under ``TASKS`` is unknown or has a wrong value.
+stoker.E002 ``BROKER`` names a kind of broker that there is not.
+stoker.E003 ``BROKER`` names a database that ``DATABASES`` does not have.
+stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Seen only where Django's tasks are imported.
+stoker.E005 The database is of a kind that Stoker has no statements for.
+stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
+stoker.E007 Two backends share queues in one database, and cannot open each other's packages.
+stoker.W001 Stoker's tables are not there yet, or not up to date.
+stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
+stoker.W003 A lease ends before a cluster that lives has been sure to extend it.
+stoker.W004 A call to the database may take longer than a lease.
+stoker.W005 Packages are pickled.
+stoker.W006 SQLite is not tuned, neither by Stoker nor by ``DATABASES``.
+stoker.W007 The database isolates transactions more than "read committed".
+=========== ================================================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's own names
+from django.db import DatabaseError, connections, router
+
+from .brokers import ADAPTERS
+from .compat import TASKS_APP
+from .conf import Settings, problems, read_settings
+from .exceptions import ConfigurationError
+from .tasks import own_backends
+
+KNOWN_VENDORS = ("postgresql", "mysql", "sqlite")
+HEARTBEATS_PER_LEASE = 3
+
+
+def check_backend(alias: str, params: Mapping[str, Any]) -> list[CheckMessage]:
+    """What there is to say about one entry of ``TASKS``, without asking a database."""
+    found: list[CheckMessage] = [
+        Error(problem, hint="See the reference of settings.", id="stoker.E001")
+        for problem in problems(alias, params)
+    ]
+    found += _installed()
+    if not any(message.id == "stoker.E001" for message in found):
+        settings = read_settings(alias, params)
+        for check in CHECKS:
+            found += check(settings)
+    return found
+
+
+def check_databases(
+    app_configs: Any = None, databases: Sequence[str] | None = None, **_: Any
+) -> list[CheckMessage]:
+    """What can only be said by asking a database: those that ``check`` was told to ask."""
+    found: list[CheckMessage] = []
+    if sys.argv[1:2] == ["migrate"]:  # whoever migrates need not be told to
+        return found
+    seen = set()
+    for backend in own_backends().values():
+        try:
+            settings = backend.settings
+        except ConfigurationError:  # said by check_backend already
+            continue
+        alias = settings.database
+        if alias in (databases or ()) and alias in connections and alias not in seen:
+            seen.add(alias)
+            found += _migrated(alias)
+    return found
+
+
+def _installed() -> Iterator[CheckMessage]:
+    if not apps.is_installed("stoker"):
+        yield Error(
+            "TASKS names Stoker's backend, but 'stoker' is not in INSTALLED_APPS.",
+            hint="Add 'stoker' to INSTALLED_APPS, and run manage.py migrate.",
+            id="stoker.E004",
+        )
+    if TASKS_APP == "django_tasks" and not apps.is_installed("django_tasks"):
+        yield Warning(
+            "'django_tasks', which gives this Django its tasks, is not in INSTALLED_APPS.",
+            hint="Add 'django_tasks' to INSTALLED_APPS.",
+            id="stoker.W002",
+        )
+
+
+def _broker(settings: Settings) -> Iterator[CheckMessage]:
+    scheme = settings.broker.partition("://")[0]
+    where = f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]'
+    if scheme not in ADAPTERS:
+        known = ", ".join(f"{name}://..." for name in ADAPTERS)
+        yield Error(
+            f"{where} is {settings.broker!r}, but there is no such kind of broker.",
+            hint=f"Write one of {known}.",
+            id="stoker.E002",
+        )
+    elif settings.database not in connections:
+        yield Error(
+            f"{where} is {settings.broker!r}, but DATABASES has no {settings.database!r}.",
+            hint=f"Name one of {', '.join(connections)}, or add {settings.database!r}.",
+            id="stoker.E003",
+        )
+
+
+def _database(settings: Settings) -> Iterator[CheckMessage]:
+    alias = settings.database
+    if alias not in connections:
+        return
+    connection = connections[alias]
+    if connection.vendor not in KNOWN_VENDORS:
+        yield Error(
+            f"Stoker cannot keep jobs in the database {alias!r}: it is {connection.display_name}.",
+            hint="Keep them in PostgreSQL, MySQL, MariaDB or SQLite: BROKER = 'orm://ALIAS'.",
+            id="stoker.E005",
+        )
+    elif apps.is_installed("stoker") and not router.allow_migrate_model(
+        alias, apps.get_model("stoker", "Job")
+    ):
+        yield Error(
+            f"DATABASE_ROUTERS keep Stoker's tables out of the database {alias!r}, where BROKER "
+            "wants them.",
+            hint=f"Let allow_migrate({alias!r}, 'stoker') be True, or name another in BROKER.",
+            id="stoker.E006",
+        )
+    yield from _isolation(alias)
+
+
+def _isolation(alias: str) -> Iterator[CheckMessage]:
+    options = connections[alias].settings_dict["OPTIONS"]
+    if connections[alias].vendor == "sqlite" or "isolation_level" not in options:
+        return
+    level = options["isolation_level"]
+    name = str(getattr(level, "name", level)).lower().replace("_", " ")
+    if name not in ("read committed", "read uncommitted"):
+        yield Warning(
+            f'DATABASES["{alias}"] isolates transactions as {name!r}: clusters would often have to '
+            "begin again, and result.wait() sees no end inside a transaction.",
+            hint="Leave 'isolation_level' out of its OPTIONS, or give Stoker an alias of its own.",
+            id="stoker.W007",
+        )
+
+
+def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
+    """Each pair is told of once, with the later of the two."""
+    for alias, backend in own_backends().items():
+        if alias == settings.alias:
+            return
+        try:
+            other: Settings = backend.settings
+        except ConfigurationError:
+            continue
+        if _share_queues(settings, other) and other.cluster != settings.cluster:
+            yield Error(
+                f'TASKS["{alias}"] and TASKS["{settings.alias}"] have queues in common on '
+                f"{settings.broker}, but not the same CLUSTER: neither opens the other's packages.",
+                hint="Give both the same CLUSTER, or QUEUES that differ.",
+                id="stoker.E007",
+            )
+
+
+def _share_queues(one: Settings, other: Settings) -> bool:
+    if one.broker != other.broker or one.broker.startswith("memory:"):
+        return False
+    return not one.queues or not other.queues or bool(set(one.queues) & set(other.queues))
+
+
+def _times(settings: Settings) -> Iterator[CheckMessage]:
+    where = f'TASKS["{settings.alias}"]["OPTIONS"]'
+    if settings.lease_seconds < HEARTBEATS_PER_LEASE * settings.heartbeat_seconds:
+        yield Warning(
+            f"{where}: LEASE_SECONDS ({settings.lease_seconds:g}) is less than "
+            f"{HEARTBEATS_PER_LEASE} times HEARTBEAT_SECONDS ({settings.heartbeat_seconds:g}): one "
+            "late sign of life may cost a cluster its jobs.",
+            hint="Make leases longer, or heartbeats more frequent.",
+            id="stoker.W003",
+        )
+    if settings.lease_seconds <= settings.database_seconds:
+        yield Warning(
+            f"{where}: DATABASE_SECONDS ({settings.database_seconds:g}) is not less than "
+            f"LEASE_SECONDS ({settings.lease_seconds:g}): a lease may end while its cluster waits "
+            "for the database.",
+            hint="Make leases longer, or DATABASE_SECONDS shorter.",
+            id="stoker.W004",
+        )
+
+
+def _serializer(settings: Settings) -> Iterator[CheckMessage]:
+    if settings.serializer == "pickle":
+        yield Warning(
+            f'TASKS["{settings.alias}"]["OPTIONS"]["SERIALIZER"] is "pickle": who knows SECRET_KEY '
+            "and can write to the queue can run any code in the workers.",
+            hint='Pass plain values and keep "json", or silence this warning.',
+            id="stoker.W005",
+        )
+
+
+def _sqlite(settings: Settings) -> Iterator[CheckMessage]:
+    alias = settings.database
+    if settings.sqlite_tuning or alias not in connections or connections[alias].vendor != "sqlite":
+        return
+    options = connections[alias].settings_dict["OPTIONS"]
+    said = str(options.get("init_command") or "").lower()
+    if "journal_mode" not in said or "transaction_mode" not in options:
+        yield Warning(
+            f'DATABASES["{alias}"] is SQLite without journal_mode or without transaction_mode, and '
+            "SQLITE_TUNING is off: several processes will meet 'database is locked'.",
+            hint="Set SQLITE_TUNING to True, or both in the OPTIONS of the database.",
+            id="stoker.W006",
+        )
+
+
+def _migrated(alias: str) -> Iterator[CheckMessage]:
+    from django.db.migrations.executor import MigrationExecutor
+
+    try:
+        executor = MigrationExecutor(connections[alias])
+        plan = executor.migration_plan(
+            [node for node in executor.loader.graph.leaf_nodes() if node[0] == "stoker"]
+        )
+    except DatabaseError as error:
+        yield _not_ready(alias, f"could not be asked for its tables ({error})")
+        return
+    if plan:
+        yield _not_ready(alias, "does not have all of Stoker's tables yet")
+
+
+def _not_ready(alias: str, problem: str) -> CheckMessage:
+    return Warning(
+        f"The database {alias!r} {problem}: nothing can be enqueued.",
+        hint=f"Run: python manage.py migrate --database {alias}",
+        id="stoker.W001",
+    )
+
+
+CHECKS: tuple[Callable[[Settings], Iterable[CheckMessage]], ...] = (
+    _broker,
+    _database,
+    _neighbours,
+    _times,
+    _serializer,
+    _sqlite,
+)

@@ -1,0 +1,148 @@
+"""After a pusher's death: its leases are kept until every worker has said what it still has.
+
+What a worker runs or has reported is adopted. What died with a worker in the meantime is judged by
+how it died. The rest never reached a worker and is given back, the attempt uncounted.
+
+A worker whose user code lets nobody else speak is not waited for: what it runs stands on the board,
+and from the rest it is called off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from stoker.brokers.base import Delivery
+from stoker.events import tell
+
+from .board import Board, lease_mark
+from .flights import Flight, Flights
+from .recall import Recall
+from .roster import Roster
+from .watch import Death
+from .wire import Job, Report, open_job
+
+PATIENCE_SECONDS = 5.0
+"""How long a worker may take to say hello."""
+
+
+class Adoption:
+    """What the new pusher takes over from the old one.
+
+    Args:
+        trusts_workers: the broker cannot list what is leased, so the workers' word is all there is.
+    """
+
+    def __init__(
+        self,
+        flights: Flights,
+        roster: Roster,
+        recall: Recall,
+        board: Board,
+        *,
+        trusts_workers: bool,
+    ) -> None:
+        self._flights = flights
+        self._roster = roster
+        self._recall = recall
+        self._board = board
+        self._trusts_workers = trusts_workers
+        self._last_number = flights.last_number
+        """Of the old pusher: what workers have from it has a number up to this one."""
+        self._expected: set[tuple[int, int]] | None = None
+        self._adopted = 0
+        self.closes_at = float("inf")
+        """Monotonic seconds."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some worker has yet to be heard."""
+        return self._expected is None or bool(self._expected)
+
+    def take(self, held: Iterable[Delivery], leased_at: float) -> None:
+        """Leases that the store says are ours."""
+        for delivery in held:
+            self._flights.orphans[delivery.job_id] = Flight(0, delivery, leased_at)
+
+    def expect(self, workers: Iterable[Sequence[int]]) -> None:
+        """The workers that were there before this pusher: number and incarnation."""
+        self._expected = {(number, incarnation) for number, incarnation in workers}
+        self.closes_at = time.monotonic() + PATIENCE_SECONDS
+
+    def hello(
+        self, worker: int, jobs: Iterable[tuple[Job, Report | None]]
+    ) -> tuple[list[Flight], list[int]]:
+        """A worker says what it has. Returns the flights whose report is to be passed on, and the
+        numbers of what it runs without a lease of ours."""
+        link = self._roster.links[worker]
+        link.has_said_hello = True
+        reported, unknown = [], []
+        for job, report in jobs:
+            number = job[0]
+            flight = self._adopt(worker, number, open_job(job))
+            if flight is None and report is None:
+                unknown.append(number)
+            elif flight is None:
+                self._roster.confirm(worker, [number])
+            elif report is not None and self._flights.report(worker, report):
+                reported.append(flight)
+        self._heard((worker, link.incarnation))
+        if not unknown:
+            return reported, []
+        self._recall.recall(worker, max(unknown))
+        self._recall.settle()
+        return reported, [number for number in unknown if self._recall.has_started(worker, number)]
+
+    def settle(self, death: Death) -> None:
+        """A worker died before it could say hello: what it ran is put under its name."""
+        for number, job_id, _, mark in death.running:
+            self._adopt_seen(death.worker, number, UUID(bytes=job_id), mark)
+        self._heard((death.worker, death.incarnation))
+
+    def close_when_complete(self) -> None:
+        """Everybody was heard, or given up: what nobody has is given back."""
+        if self.is_open and time.monotonic() >= self.closes_at:
+            self._do_without_the_silent()
+        if self._flights.orphans and not self.is_open:
+            released = len(self._flights.orphans)
+            self._flights.give_back_orphans()
+            tell("adopted", count=self._adopted, released=released)
+
+    def _do_without_the_silent(self) -> None:
+        """First they are called off what they have not started, then we see what they run."""
+        silent = [worker for worker, _ in self._expected or ()]
+        for worker in silent:
+            self._recall.recall(worker, self._last_number)
+        self._recall.settle()
+        for worker in silent:
+            for job in self._board.occupied(worker):
+                self._adopt_seen(worker, job.delivery, job.job_id, job.lease)
+        self._expected = set()
+
+    def _adopt_seen(self, worker: int, number: int, job_id: UUID, mark: int) -> None:
+        """Adopt what stands on the board; the same job under another lease is another's."""
+        orphan = self._flights.orphans.get(job_id)
+        if orphan is not None and lease_mark(orphan.delivery.lease_id) == mark:
+            self._adopt(worker, number, orphan.delivery)
+
+    def _adopt(self, worker: int, number: int, delivery: Delivery) -> Flight | None:
+        known = self._flights.get(number)
+        if known is not None:
+            is_the_same = known.worker == worker and known.delivery.lease == delivery.lease
+            return known if is_the_same else None
+        orphan = self._flights.orphans.get(delivery.job_id)
+        if orphan is None and not self._trusts_workers:
+            return None
+        if orphan is not None and orphan.delivery.lease_id != delivery.lease_id:
+            return None
+        self._flights.orphans.pop(delivery.job_id, None)
+        leased_at = orphan.leased_at if orphan else time.monotonic()
+        self._adopted += 1
+        return self._flights.adopt(number, delivery, worker, leased_at)
+
+    def _heard(self, worker: tuple[int, int]) -> None:
+        if self._expected is not None:
+            self._expected.discard(worker)
+            if not self._expected:
+                self.closes_at = float("inf")

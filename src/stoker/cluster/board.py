@@ -1,0 +1,186 @@
+"""The board: a small file that every process of one cluster maps, where each writes what it is
+doing and the sentinel reads it. No locks: every number has one writer.
+
+The file also tells the next cluster on this host what was going on: all processes share one open
+file with an exclusive ``flock``, which the kernel drops when the last of them is gone, however they
+ended. Who gets the lock knows for certain that none of them runs any more.
+
+::
+
+    numbers of 64 bits
+    0  FENCE_NS          when the first lease held here ends, on the monotonic clock; 0 = none held
+    1  PUSHER_BEAT_NS    2  MONITOR_BEAT_NS    3  SCHEDULER_BEAT_NS
+    4  LAST_DELIVERY     the highest delivery number given out
+    5  WORKERS           6  SLOTS (per worker)
+    8  per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
+       per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
+                         LEASE (see lease_mark)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
+    7
+)
+_HEADER = 8
+INCARNATION, RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID = range(5)
+_PER_WORKER = 5
+DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE = range(7)
+_PER_SLOT = 8
+
+_HALVES = struct.Struct(">qq")
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """One slot in which a job runs."""
+
+    delivery: int
+    job_id: UUID
+    attempt: int
+    started_ns: int
+    deadline_ns: int
+    lease: int = 0
+
+
+class Board:
+    """One cluster's board, mapped into this process."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.descriptor = descriptor
+        self.path = path
+        self._map = mmap.mmap(descriptor, 0)
+        self._numbers = memoryview(self._map).cast("q")
+
+    @classmethod
+    def create(cls, path: Path, workers: int, slots: int) -> Board:
+        """A fresh board, locked for as long as any process of this cluster lives."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 8 * (_HEADER + workers * (_PER_WORKER + slots * _PER_SLOT)))
+        board = cls(descriptor, path)
+        board[WORKERS], board[SLOTS] = workers, slots
+        return board
+
+    @classmethod
+    def of_the_dead(cls, path: Path) -> Board | None:
+        """The board of a cluster of which no process is left; None when one is, or none can say."""
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(descriptor, path)
+        except (OSError, ValueError):
+            os.close(descriptor)
+            return None
+
+    def __getitem__(self, place: int) -> int:
+        return self._numbers[place]
+
+    def __setitem__(self, place: int, number: int) -> None:
+        self._numbers[place] = number
+
+    def worker(self, worker: int, place: int) -> int:
+        return self._numbers[self._worker_start(worker) + place]
+
+    def set_worker(self, worker: int, place: int, number: int) -> None:
+        self._numbers[self._worker_start(worker) + place] = number
+
+    def occupy(self, worker: int, slot: int, job: Occupied) -> None:
+        """Say what begins to run in a slot. The delivery number comes last: it makes it count."""
+        start = self._slot_start(worker, slot)
+        numbers = self._numbers
+        numbers[start + JOB_HIGH], numbers[start + JOB_LOW] = _HALVES.unpack(job.job_id.bytes)
+        numbers[start + ATTEMPT] = job.attempt
+        numbers[start + STARTED_NS] = job.started_ns
+        numbers[start + DEADLINE_NS] = job.deadline_ns
+        numbers[start + LEASE] = job.lease
+        numbers[start + DELIVERY] = job.delivery
+
+    def set_deadline(self, worker: int, slot: int, deadline_ns: int) -> None:
+        self._numbers[self._slot_start(worker, slot) + DEADLINE_NS] = deadline_ns
+
+    def vacate(self, worker: int, slot: int) -> None:
+        self._numbers[self._slot_start(worker, slot) + DELIVERY] = 0
+
+    def occupied(self, worker: int) -> Iterator[Occupied]:
+        """What runs in a worker now."""
+        numbers = self._numbers
+        for slot in range(self[SLOTS]):
+            start = self._slot_start(worker, slot)
+            delivery = numbers[start + DELIVERY]
+            if delivery:
+                job_id = UUID(
+                    bytes=_HALVES.pack(numbers[start + JOB_HIGH], numbers[start + JOB_LOW])
+                )
+                yield Occupied(
+                    delivery,
+                    job_id,
+                    numbers[start + ATTEMPT],
+                    numbers[start + STARTED_NS],
+                    numbers[start + DEADLINE_NS],
+                    numbers[start + LEASE],
+                )
+
+    def clear_worker(self, worker: int) -> None:
+        """Forget a worker that is gone: first who it was, so that nobody takes the rest for its."""
+        start = self._worker_start(worker)
+        for place in range(start, start + _PER_WORKER + self[SLOTS] * _PER_SLOT):
+            self._numbers[place] = 0
+
+    def running_jobs(self) -> dict[UUID, int]:
+        """Job id -> attempt, for everything that runs (or ran when the cluster died)."""
+        return {
+            job.job_id: job.attempt
+            for worker in range(self[WORKERS])
+            for job in self.occupied(worker)
+        }
+
+    def close(self) -> None:
+        """Let go of it. The last process that does so frees the lock."""
+        self._numbers.release()
+        self._map.close()
+        os.close(self.descriptor)
+
+    def remove(self) -> None:
+        """Delete the file; for the last process of the cluster, or for who found it dead."""
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def _worker_start(self, worker: int) -> int:
+        return _HEADER + worker * (_PER_WORKER + self._numbers[SLOTS] * _PER_SLOT)
+
+    def _slot_start(self, worker: int, slot: int) -> int:
+        return self._worker_start(worker) + _PER_WORKER + slot * _PER_SLOT
+
+
+def lease_mark(lease_id: int | str) -> int:
+    """The lease as one number, by which it is recognised again."""
+    if isinstance(lease_id, int):
+        return lease_id
+    return int.from_bytes(hashlib.blake2b(lease_id.encode(), digest_size=8).digest()) >> 1
+
+
+def board_path(cluster_id: UUID) -> Path:
+    """Where a cluster of this user keeps its board."""
+    folder = Path(tempfile.gettempdir()) / f"stoker-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    owner = folder.stat()
+    if owner.st_uid != os.getuid():
+        raise PermissionError(
+            f"{folder} belongs to another user; set TMPDIR to a folder of your own."
+        )
+    return folder / f"cluster-{cluster_id}.board"

@@ -1,0 +1,261 @@
+"""How the cluster's processes talk: one socket pair between each two, nothing shared that a killed
+process could hold.
+
+``Stream`` carries frames of plain values (marshal: same interpreter, same host, no code).
+``Control`` is the sentinel's line to a child; it can carry a file descriptor with a message.
+
+The sockets themselves block; who must not wait says so call by call. So one thread may read while
+another one writes, and neither changes what a call of the other does.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import marshal
+import os
+import select
+import selectors
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+HEADER = struct.Struct("!I")
+RECEIVE_BYTES = 1 << 18
+MESSAGE_BYTES = 1 << 14
+DESCRIPTORS_AT_ONCE = 16
+TRY_LATER = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+"""The other side has not read enough yet, or the kernel has too much on its hands."""
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Stream:
+    """Frames over one end of a socket pair. Reading and writing can be done without blocking."""
+
+    def __init__(self, endpoint: socket.socket) -> None:
+        self.socket = endpoint
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def has_outgoing(self) -> bool:
+        return bool(self._outgoing)
+
+    @property
+    def outgoing_bytes(self) -> int:
+        return len(self._outgoing)
+
+    def send(self, message: Any) -> None:
+        """Send a frame, blocking until it is out. Raises Closed."""
+        self.queue(message)
+        try:
+            self.socket.sendall(self._outgoing)
+        except OSError as error:
+            raise Closed from error
+        finally:
+            self._outgoing.clear()
+
+    def queue(self, message: Any) -> None:
+        """Put a frame in line; ``flush`` sends it."""
+        body = marshal.dumps(message)
+        self._outgoing += HEADER.pack(len(body))
+        self._outgoing += body
+
+    def flush(self) -> None:
+        """Send what the socket takes without blocking. Raises Closed."""
+        try:
+            while self._outgoing:
+                part = memoryview(self._outgoing)[:RECEIVE_BYTES]
+                with part:
+                    sent = self.socket.send(part, socket.MSG_DONTWAIT)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise Closed from error
+
+    def receive(self, *, block: bool) -> list[Any]:
+        """The frames that are complete; with ``block``, at least one. Raises Closed at the end."""
+        frames = self._complete()
+        flags = 0 if block else socket.MSG_DONTWAIT
+        while not frames:
+            try:
+                data = self.socket.recv(RECEIVE_BYTES, flags)
+            except BlockingIOError:
+                return frames
+            except OSError as error:
+                raise Closed from error
+            if not data:
+                raise Closed
+            self._incoming += data
+            frames = self._complete()
+        return frames
+
+    def waits(self, seconds: float) -> bool:
+        """Wait so long at most for something to be read. Whether there is."""
+        return is_readable(seconds, self)
+
+    def stop_reading(self) -> None:
+        """Whoever reads here meets the end, once he has read what came before."""
+        with suppress(OSError):  # it is over already
+            self.socket.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _complete(self) -> list[Any]:
+        frames, start, size = [], 0, len(self._incoming)
+        while size - start >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._incoming, start)
+            end = start + HEADER.size + length
+            if end > size:
+                break
+            with memoryview(self._incoming)[start + HEADER.size : end] as body:
+                frames.append(marshal.loads(body))  # noqa: S302 - written by our own process
+            start = end
+        if start:
+            del self._incoming[:start]
+        return frames
+
+
+class Control:
+    """Small messages between the sentinel and one child, each with a file descriptor at most.
+
+    Neither side ever waits for the other: what a stopped process does not read is kept here.
+    """
+
+    def __init__(self, endpoint: socket.socket) -> None:
+        self.socket = endpoint
+        self._incoming = bytearray()
+        self._descriptors: list[int] = []
+        self._outgoing: deque[tuple[bytes, int | None]] = deque()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def has_outgoing(self) -> bool:
+        return bool(self._outgoing)
+
+    def send(self, *message: Any, descriptor: int | None = None) -> None:
+        """Send a message; what does not fit now goes with the next ``send`` or ``flush``. Raises
+        Closed when the other side is gone."""
+        body = marshal.dumps((*message, descriptor is not None))
+        own = None if descriptor is None else os.dup(descriptor)
+        self._outgoing.append((HEADER.pack(len(body)) + body, own))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes without blocking. Raises Closed."""
+        while self._outgoing:
+            frame, descriptor = self._outgoing[0]
+            rights = array.array("i", [] if descriptor is None else [descriptor])
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
+            try:
+                sent = self.socket.sendmsg([frame], ancillary, socket.MSG_DONTWAIT)
+            except OSError as error:
+                if error.errno in TRY_LATER:
+                    return
+                raise Closed from error
+            self._outgoing.popleft()
+            if descriptor is not None:
+                os.close(descriptor)
+            if sent < len(frame):
+                self._outgoing.appendleft((frame[sent:], None))
+
+    def receive(
+        self, *, block: bool, most: int | None = None
+    ) -> list[tuple[tuple[Any, ...], int | None]]:
+        """Messages with their descriptors. Raises Closed when the other side is gone.
+
+        Args:
+            block: wait until there is one.
+            most: leave further ones for the next call.
+        """
+        messages = self._complete(most)
+        flags = 0 if block else socket.MSG_DONTWAIT
+        while not messages:
+            try:
+                data, descriptors = _receive(self.socket, flags)
+            except BlockingIOError:
+                return messages
+            except OSError as error:
+                raise Closed from error
+            if not data:
+                raise Closed
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)  # a program started by a task has no use
+            self._incoming += data
+            self._descriptors += descriptors
+            messages = self._complete(most)
+        return messages
+
+    def close(self) -> None:
+        self.socket.close()
+        for descriptor in (*self._descriptors, *(own for _, own in self._outgoing)):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptors.clear()
+        self._outgoing.clear()
+
+    def _complete(self, most: int | None) -> list[tuple[tuple[Any, ...], int | None]]:
+        messages: list[tuple[tuple[Any, ...], int | None]] = []
+        while len(self._incoming) >= HEADER.size and (most is None or len(messages) < most):
+            (length,) = HEADER.unpack_from(self._incoming)
+            if len(self._incoming) < HEADER.size + length:
+                break
+            body = bytes(self._incoming[HEADER.size : HEADER.size + length])
+            *message, has_descriptor = marshal.loads(body)  # noqa: S302 - as above
+            del self._incoming[: HEADER.size + length]
+            messages.append((tuple(message), self._descriptors.pop(0) if has_descriptor else None))
+        return messages
+
+
+def _receive(endpoint: socket.socket, flags: int) -> tuple[bytes, list[int]]:
+    """Bytes, and the descriptors that came with them. ``socket.recv_fds`` forgets its flags."""
+    rights = array.array("i")
+    room = socket.CMSG_LEN(DESCRIPTORS_AT_ONCE * rights.itemsize)
+    data, ancillary, _, _ = endpoint.recvmsg(MESSAGE_BYTES, room, flags)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            rights.frombytes(content[: len(content) - len(content) % rights.itemsize])
+    return data, list(rights)
+
+
+def is_readable(seconds: float, *readers: Any) -> bool:
+    """Wait so long at most until one of these can be read. Not by ``select``, which takes no
+    descriptor above 1023."""
+    watched = select.poll()
+    for reader in readers:
+        watched.register(reader, select.POLLIN)
+    return bool(watched.poll(max(0.0, seconds) * 1000))
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends, wide enough for a batch of packages."""
+    first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in (first, second):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVE_BYTES)
+    return first, second
+
+
+def take_stream(descriptor: int | None) -> Stream:
+    """A stream over a descriptor that came with a control message."""
+    assert descriptor is not None
+    return Stream(socket.socket(fileno=descriptor))
+
+
+def set_interest(selector: selectors.BaseSelector, stream: Stream) -> None:
+    """Watch a registered stream for room to write for as long as it has something to write."""
+    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.has_outgoing else 0)
+    key = selector.get_key(stream)
+    if key.events != wanted:
+        selector.modify(stream, wanted, key.data)

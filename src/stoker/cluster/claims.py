@@ -1,0 +1,107 @@
+"""The pusher's dealings with the broker: claiming, giving back, clearing up what is in doubt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from stoker.brokers.base import Broker, Delivery, Return
+
+from . import board as place
+from .board import Board
+from .flights import Flights
+from .leases import Leases
+from .patience import Patience
+from .plan import Plan
+from .tempo import Tempo
+
+CLAIM_AT_ONCE = 500
+GIVE_BACK_AT_ONCE = 500
+
+
+class Claims:
+    """What comes from the broker, and goes back to it unstarted."""
+
+    def __init__(
+        self, plan: Plan, broker: Broker, patience: Patience, flights: Flights, board: Board
+    ) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._broker = broker
+        self._patience = patience
+        self._flights = flights
+        self._board = board
+        self.leases = Leases(self._settings, broker, flights, board)
+        self.tempo = Tempo(self._settings.poll_seconds)
+        self._are_in_doubt = False
+        """Whether a claim failed that the broker may have granted all the same."""
+        self.found_nothing = False
+        """Whether the last claim, made while nothing was in flight, found nothing."""
+
+    def claim(self, room: int, *, is_hungry: bool) -> None:
+        """Claim up to so many jobs, if it is time to."""
+        if room <= 0 or not self.tempo.is_due(is_hungry):
+            return
+        limit = min(room, CLAIM_AT_ONCE)
+        asked_at = time.monotonic()
+        is_calm = not len(self._flights)
+        answer = self._patience.call(
+            lambda: self._broker.claim(
+                self._plan.served_queues,
+                limit,
+                holder=self._plan.cluster_id,
+                lease_seconds=self._settings.lease_seconds,
+            )
+        )
+        if answer is None:
+            self._are_in_doubt = True
+            return
+        deliveries = answer.value
+        self.found_nothing = is_calm and not deliveries
+        if deliveries:
+            self._flights.add(deliveries, asked_at)
+            self.leases.include(asked_at)
+        self.tempo.note(len(deliveries), limit)
+        if self.tempo.is_going_to_sleep:
+            due = self._patience.call(self._broker.next_due_seconds)
+            self.tempo.wake_in(due.value if due else None)
+
+    def give_back(self) -> None:
+        """Release what is to be given back, as if it had never been claimed."""
+        flights = self._flights.given_back()[:GIVE_BACK_AT_ONCE]
+        if not flights:
+            return
+        returns = [
+            Return(
+                flight.delivery.lease,
+                attempts=flight.delivery.attempt - 1,
+                crashes=flight.delivery.crashes,
+            )
+            for flight in flights
+        ]
+        if self._patience.call(lambda: self._broker.release(returns)) is not None:
+            self._flights.forget_given_back(flights)
+
+    def clear_up_doubts(self) -> None:
+        """Give back what a failed claim leased after all: nobody else would for a whole lease, and
+        then it would count as an attempt."""
+        if not self._are_in_doubt or not self._broker.capabilities.lists_holders:
+            return
+        asked_at = time.monotonic()
+        held = self._patience.call(self._held)
+        if held is not None:
+            self._are_in_doubt = False
+            if self._flights.give_back_unknown(held.value, asked_at):
+                self.leases.include(asked_at)
+
+    def insist_on_held(self, beat: Callable[[], None]) -> list[Delivery]:
+        """What this cluster holds, says the broker. Waits for it to answer."""
+        return self._patience.insist(self._held, beat)
+
+    def note_numbers(self) -> None:
+        """Write down the highest delivery number before a worker sees it: the next pusher must not
+        give it out again."""
+        self._board[place.LAST_DELIVERY] = self._flights.last_number
+
+    def _held(self) -> list[Delivery]:
+        return self._broker.held_by(self._plan.cluster_id)

@@ -1,0 +1,166 @@
+"""The sentinel's children: started, connected with one another, replaced when they die."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import wait
+from typing import Any
+
+from django.db import connections
+
+from stoker.events import tell
+
+from . import board as place
+from .board import Board
+from .channel import socket_pair
+from .plan import Plan
+from .process import Started
+from .restarts import Key, Restarts
+from .watch import Death, Watch, describe_exit
+
+LOOK_SECONDS = 0.05
+
+PUSHER: Key = ("pusher", 0)
+MONITOR: Key = ("monitor", 0)
+SCHEDULER: Key = ("scheduler", 0)
+
+
+class Crew:
+    """All processes of one cluster but the sentinel."""
+
+    def __init__(self, plan: Plan, board: Board, watch: Watch) -> None:
+        self._plan = plan
+        self._board = board
+        self._watch = watch
+        self._restarts = Restarts()
+        self._members: dict[Key, Started] = {}
+        self._incarnations: dict[Key, int] = {}
+        self.is_stopping = False
+
+    def __iter__(self) -> Iterator[Started]:
+        yield from list(self._members.values())
+
+    def get(self, role: str, number: int = 0) -> Started | None:
+        return self._members.get((role, number))
+
+    def tell_all(self, *message: Any) -> None:
+        for started in self:
+            started.tell(*message)
+
+    # -- starting ---------------------------------------------------------------------------------
+
+    def start_all(self) -> None:
+        for key in (MONITOR, PUSHER, SCHEDULER):
+            self._start(key)
+        for number in range(self._plan.settings.workers):
+            self._start(("worker", number))
+
+    def start_missing(self) -> None:
+        """Start again what died, when its moment has come. A stopping cluster needs no workers."""
+        for key in self._restarts.due():
+            if not (self.is_stopping and key[0] == "worker"):
+                self._start(key)
+
+    def _start(self, key: Key) -> None:
+        role, number = key
+        incarnation = self._incarnations[key] = self._incarnations.get(key, 0) + 1
+        if role == "worker":
+            self._board.clear_worker(number)
+            self._board.set_worker(number, place.INCARNATION, incarnation)
+        elif role in self._watch.beats:
+            self._board[self._watch.beats[role]] = time.monotonic_ns()
+        connections.close_all()  # nobody may inherit one; somebody's ready() may have opened it
+        try:
+            started = Started(role, number, incarnation, self._plan, self._board)
+        except OSError as error:  # no memory, no process or no descriptor left: perhaps later
+            tell("process_not_started", role=role, error=error)
+            self._restarts.plan(key, 0.0, is_failure=True)
+            return
+        self._members[key] = started
+        if key == PUSHER:
+            self._introduce(started)
+        elif key == MONITOR:
+            self._connect(started)
+        elif role == "worker":
+            self._board.set_worker(number, place.PID, started.process.pid or 0)
+            self._connect(started)
+
+    def _introduce(self, pusher: Started) -> None:
+        """Tell a new pusher who died, whom to expect, and give it a line to each of them. The dead
+        come first: where one of them was, a living worker has its line by now."""
+        for death in self._watch.unsettled.values():
+            pusher.tell("died", *death)
+        others = [started for started in self if started.role in ("monitor", "worker")]
+        workers = [started for started in others if started.role == "worker"]
+        pusher.tell("expect", [(worker.number, worker.incarnation) for worker in workers])
+        for started in others:
+            self._connect(started)
+        if self.is_stopping:
+            pusher.tell("stop")
+
+    def _connect(self, started: Started) -> None:
+        """Give a worker or monitor and the pusher a line to each other."""
+        pusher = self.get(*PUSHER)
+        if pusher is None:
+            return
+        one, other = socket_pair()
+        with one, other:
+            started.tell("pusher", descriptor=one.fileno())
+            pusher.tell(
+                started.role, started.number, started.incarnation, descriptor=other.fileno()
+            )
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def replace_dead(self) -> None:
+        for started in self:
+            if not started.process.is_alive():
+                self._replace(started)
+
+    def _replace(self, started: Started) -> None:
+        key = (started.role, started.number)
+        lived_seconds = time.monotonic() - started.started
+        code = started.bury()
+        del self._members[key]
+        is_failure = code != 0
+        if started.role == "worker":
+            death = self._watch.explain(started.number, started.incarnation, code)
+            # What kills it is what it runs: that is for the attempts to count, not for a pause.
+            is_failure = is_failure and not death.last_started
+            self._report(death)
+            self._board.clear_worker(started.number)
+        elif is_failure or not self.is_stopping:
+            tell("process_died", role=started.role, how=describe_exit(code))
+        self._restarts.plan(key, lived_seconds, is_failure=is_failure)
+
+    def _report(self, death: Death) -> None:
+        pusher = self.get(*PUSHER)
+        if pusher is not None:
+            pusher.tell("died", *death)
+
+    def kill_worker(self, number: int, why: str, delivery: int) -> None:
+        """Kill a worker for a delivery, once. The pusher is told why when it is dead."""
+        started = self.get("worker", number)
+        if started is not None and self._watch.blame(number, started.incarnation, why, delivery):
+            started.kill()
+
+    def dismiss(self, within_seconds: float) -> None:
+        """Let all end by themselves, so long at most for each role."""
+        for role in ("worker", "scheduler", "pusher", "monitor"):
+            members = [started for started in self if started.role == role]
+            for started in members:
+                started.tell("exit")
+            until = time.monotonic() + within_seconds
+            # Not by join(), which what a task has forked and left behind can hold up.
+            while members := [started for started in members if started.process.is_alive()]:
+                wait([started.process.sentinel for started in members], LOOK_SECONDS)
+                if time.monotonic() > until:
+                    break
+
+    def kill_all(self) -> None:
+        for started in self:
+            started.kill()
+        for started in self:
+            started.bury()
+        self._members.clear()

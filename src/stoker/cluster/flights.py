@@ -1,0 +1,166 @@
+"""The pusher's books: every lease that this cluster holds, and where its job is."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from uuid import UUID
+
+from stoker.brokers.base import Delivery
+
+from .wire import Report
+
+
+class Flight:
+    """One claimed job, from its claim until its outcome is recorded or it is given back."""
+
+    __slots__ = ("delivery", "is_open", "leased_at", "number", "report", "sent_at", "worker")
+
+    def __init__(self, number: int, delivery: Delivery, leased_at: float) -> None:
+        self.number = number
+        self.delivery = delivery
+        self.leased_at = leased_at
+        self.worker: int | None = None
+        self.sent_at = 0.0
+        self.report: Report | None = None
+        self.is_open = True
+        """Until it is recorded, given back, or lost."""
+
+
+class Flights:
+    """All flights. A flight waits for a worker, is with one, or has its report and waits for the
+    monitor to record it; it is extended all the while."""
+
+    def __init__(self, last_number: int) -> None:
+        self.last_number = last_number
+        self.waiting: deque[Flight] = deque()
+        self.orphans: dict[UUID, Flight] = {}
+        """Leases of the pusher before this one, until a worker says that it has the job."""
+        self._all: dict[int, Flight] = {}
+        self._with_worker: dict[int, dict[int, Flight]] = {}
+        self._to_give_back: list[Flight] = []
+
+    def __len__(self) -> int:
+        return len(self._all) + len(self._to_give_back) + len(self.orphans)
+
+    def __iter__(self) -> Iterator[Flight]:
+        yield from self._all.values()
+        yield from self._to_give_back
+        yield from self.orphans.values()
+
+    def get(self, number: int) -> Flight | None:
+        return self._all.get(number)
+
+    def with_worker(self, worker: int) -> dict[int, Flight]:
+        """Number -> flight of what this worker has been sent and has not reported, oldest first."""
+        return self._with_worker.setdefault(worker, {})
+
+    def add(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
+        """Take fresh claims into the books; they wait for a worker."""
+        for delivery in deliveries:
+            self._wait(Flight(0, delivery, leased_at))
+
+    def adopt(self, number: int, delivery: Delivery, worker: int, leased_at: float) -> Flight:
+        """Take over what a worker got from the pusher before this one."""
+        flight = Flight(number, delivery, leased_at)
+        flight.worker = worker
+        flight.sent_at = time.monotonic()
+        self._all[number] = flight
+        self.with_worker(worker)[number] = flight
+        self.last_number = max(self.last_number, number)
+        return flight
+
+    def send(self, worker: int, count: int) -> list[Flight]:
+        """Hand up to ``count`` waiting flights to a worker."""
+        now = time.monotonic()
+        held = self.with_worker(worker)
+        chosen = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
+        for flight in chosen:
+            flight.worker = worker
+            flight.sent_at = now
+            held[flight.number] = flight
+        return chosen
+
+    def take_back(self, flight: Flight) -> None:
+        """An unstarted flight leaves its worker and waits again, under a new number."""
+        self._leave_worker(flight)
+        del self._all[flight.number]
+        self._wait(flight)
+
+    def report(self, worker: int, report: Report) -> Flight | None:
+        """Note a worker's report. None when the flight is not (or no longer) with that worker."""
+        flight = self.with_worker(worker).pop(report[0], None)
+        if flight is not None:
+            flight.report = report
+        return flight
+
+    def reported(self) -> list[Flight]:
+        return [flight for flight in self._all.values() if flight.report is not None]
+
+    def remove(self, number: int) -> Flight | None:
+        """Close the books on a flight."""
+        flight = self._all.pop(number, None)
+        if flight is not None:
+            flight.is_open = False
+            self._leave_worker(flight)
+        return flight
+
+    def give_back(self, flight: Flight) -> None:
+        """Let the broker have it again, the attempt uncounted, as soon as it can be reached."""
+        self.remove(flight.number)
+        self._hand_in([flight])
+
+    def give_back_waiting(self) -> None:
+        while self.waiting:
+            self.give_back(self.waiting.popleft())
+
+    def given_back(self) -> list[Flight]:
+        """Those that the broker is to have again."""
+        return list(self._to_give_back)
+
+    def lose(self, flight: Flight) -> None:
+        """Its lease is somebody else's now: forget it, wherever it is."""
+        if flight in self.waiting:
+            self.waiting.remove(flight)
+        self.remove(flight.number)
+        self.orphans.pop(flight.delivery.job_id, None)
+        self.forget_given_back([flight])
+
+    def forget_given_back(self, flights: Sequence[Flight]) -> None:
+        done = {id(flight) for flight in flights}
+        self._to_give_back = [flight for flight in self._to_give_back if id(flight) not in done]
+        for flight in flights:
+            flight.is_open = False
+
+    def give_back_orphans(self) -> None:
+        self._hand_in(self.orphans.values())
+        self.orphans.clear()
+
+    def give_back_unknown(self, held: Iterable[Delivery], leased_at: float) -> int:
+        """Let the broker have again what it says is ours and the books don't know: claims of which
+        the answer was lost. Returns how many."""
+        known = {flight.delivery.lease for flight in self}
+        unknown = [Flight(0, one, leased_at) for one in held if one.lease not in known]
+        self._hand_in(unknown)
+        return len(unknown)
+
+    def oldest_lease(self) -> float | None:
+        """When the lease that was extended longest ago was; monotonic seconds."""
+        return min((flight.leased_at for flight in self), default=None)
+
+    def _hand_in(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            flight.is_open = True
+            self._to_give_back.append(flight)
+
+    def _wait(self, flight: Flight) -> None:
+        self.last_number += 1
+        flight.number = self.last_number
+        self._all[flight.number] = flight
+        self.waiting.append(flight)
+
+    def _leave_worker(self, flight: Flight) -> None:
+        if flight.worker is not None:
+            self.with_worker(flight.worker).pop(flight.number, None)
+            flight.worker = None

@@ -1,0 +1,68 @@
+"""Keeping the leases of everything this cluster holds, prefetched jobs included.
+
+A lease is extended when a third of it is gone. When that fails for too long, the board's fence
+lets the sentinel stop the jobs before the first lease ends.
+"""
+
+from __future__ import annotations
+
+import time
+
+from stoker.brokers.base import Broker
+from stoker.conf import Settings
+
+from . import board as place
+from .board import Board
+from .flights import Flight, Flights
+from .patience import Patience
+
+
+class Leases:
+    """The times of all leases held here, on the monotonic clock."""
+
+    def __init__(self, settings: Settings, broker: Broker, flights: Flights, board: Board) -> None:
+        self._lease_seconds = settings.lease_seconds
+        self._broker = broker
+        self._flights = flights
+        self._board = board
+        self.next_check = 0.0
+
+    def include(self, asked_at: float) -> None:
+        """A claim made at that moment was granted."""
+        self._set_fence(min(asked_at, self._fenced_from() or asked_at))
+
+    def extend_due(self, patience: Patience) -> list[Flight]:
+        """Extend what needs it. Returns the flights whose lease turned out to be lost."""
+        now = time.monotonic()
+        if now < self.next_check:
+            return []
+        old = [one for one in self._flights if now - one.leased_at >= self._lease_seconds / 3]
+        lost: list[Flight] = []
+        if old:
+            answer = patience.call(
+                lambda: self._broker.extend(
+                    [flight.delivery.lease for flight in old], lease_seconds=self._lease_seconds
+                )
+            )
+            if answer is None:
+                return []
+            # What is reported may just have been recorded, and its lease be gone for that reason:
+            # the monitor will say.
+            lost = [
+                flight
+                for flight in old
+                if flight.report is None and flight.delivery.lease in answer.value
+            ]
+            for flight in old:
+                flight.leased_at = now
+        self.next_check = now + self._lease_seconds / 6
+        self._set_fence(self._flights.oldest_lease())
+        return lost
+
+    def _fenced_from(self) -> float | None:
+        fence_ns = self._board[place.FENCE_NS]
+        return fence_ns / 1e9 - self._lease_seconds if fence_ns else None
+
+    def _set_fence(self, leased_at: float | None) -> None:
+        ends_at = 0.0 if leased_at is None else leased_at + self._lease_seconds
+        self._board[place.FENCE_NS] = round(ends_at * 1e9)

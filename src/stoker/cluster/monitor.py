@@ -1,0 +1,216 @@
+"""The monitor: records outcomes, many in one transaction, and tells the pusher which are recorded.
+
+An outcome that cannot be recorded as it is, is recorded as a failure that says so; nothing is
+ever acked that has not been recorded.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from django.db import DatabaseError, InterfaceError, OperationalError
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Lease
+from stoker.events import tell
+from stoker.exceptions import BrokerError, NotMigrated
+from stoker.lifecycle.faults import fault_of
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted, Failed, Succeeded
+
+from . import board as place
+from .channel import Closed, Stream
+from .patience import Patience, set_deadlines
+from .process import Child
+from .wire import open_report
+
+BATCH = 400
+LINGER_SECONDS = 0.004
+"""How long a batch may wait for more, while more keeps coming."""
+BUSY_BATCH = 20
+"""A last batch of this size means that more keeps coming."""
+BEAT_SECONDS = 1.0
+
+TRIES = 5
+LARGE_BYTES = 1 << 20
+"""A value of this size may be what the connection breaks at."""
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+Numbered = tuple[int, Attempted]
+
+
+class Aside(NamedTuple):
+    """An outcome that could not be recorded, and is tried again."""
+
+    due: float
+    pause_seconds: float
+    outcome: Numbered
+
+
+def main(child: Child) -> None:
+    Monitor(child).run()
+
+
+class Monitor:
+    """One cluster's monitor."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.settings = child.plan.settings
+        set_deadlines(self.settings)
+        self.broker = broker_for(self.settings)
+        self.patience = Patience(self.settings, self.broker)
+        self.selector = selectors.DefaultSelector()
+        self.pusher: Stream | None = None
+        self.pending: list[Numbered] = []
+        self.aside: list[Aside] = []
+        self.is_over = False
+        self._first_at = 0.0
+        self._last_batch = 0
+
+    def run(self) -> None:
+        self.selector.register(self.child.control, selectors.EVENT_READ, self._read_control)
+        while not self.is_over:
+            self._beat()
+            for key, _ in self.selector.select(self._sleep_seconds()):
+                key.data()
+            while self._is_due():
+                self._record()
+            self._record_aside()
+        self.broker.close()
+
+    def _beat(self) -> None:
+        self.child.board[place.MONITOR_BEAT_NS] = time.monotonic_ns()
+
+    def _sleep_seconds(self) -> float:
+        if self.pending:
+            return max(0.0, self._first_at + LINGER_SECONDS - time.monotonic())
+        return BEAT_SECONDS if not self.aside else FIRST_PAUSE / 4
+
+    def _is_due(self) -> bool:
+        if len(self.pending) >= BATCH or (self.pending and self._last_batch < BUSY_BATCH):
+            return True
+        return bool(self.pending) and time.monotonic() - self._first_at >= LINGER_SECONDS
+
+    def _read_control(self) -> None:
+        for message, descriptor in self.child.control.receive(block=False):
+            match message:
+                case ("pusher",):
+                    assert descriptor is not None
+                    self._meet_pusher(Stream(socket.socket(fileno=descriptor)))
+                case ("exit",):
+                    self.is_over = True
+
+    def _meet_pusher(self, stream: Stream) -> None:
+        """A new pusher sends again whatever it has not heard to be recorded."""
+        self._drop_pusher()
+        self.pusher = stream
+        self.pending.clear()
+        self.aside.clear()
+        self.selector.register(stream, selectors.EVENT_READ, self._read_pusher)
+
+    def _drop_pusher(self) -> None:
+        if self.pusher is not None:
+            self.selector.unregister(self.pusher)
+            self.pusher.close()
+            self.pusher = None
+
+    def _read_pusher(self) -> None:
+        assert self.pusher is not None
+        try:
+            frames = self.pusher.receive(block=False)
+        except Closed:
+            self._drop_pusher()
+            return
+        if frames and not self.pending:
+            self._first_at = time.monotonic()
+        for _, reports in frames:
+            self.pending += [(report[0], open_report(report, job)) for report, job in reports]
+
+    def _record(self) -> None:
+        batch, self.pending = self.pending[:BATCH], self.pending[BATCH:]
+        self._last_batch = len(batch)
+        self._first_at = time.monotonic()
+        self._finish(batch)
+
+    def _record_aside(self) -> None:
+        """Try again what was refused."""
+        due = [one for one in self.aside if one.due <= time.monotonic()]
+        self.aside = [one for one in self.aside if one not in due]
+        for one in due:
+            self._finish([one.outcome], pause_seconds=min(2 * one.pause_seconds, LONGEST_PAUSE))
+
+    def _finish(self, batch: Sequence[Numbered], pause_seconds: float = FIRST_PAUSE) -> None:
+        """Record a batch; what of it the store refuses is found by halving."""
+        error = self._try([attempted for _, attempted in batch])
+        if error is not None and len(batch) > 1:
+            middle = len(batch) // 2
+            self._finish(batch[:middle], pause_seconds)
+            self._finish(batch[middle:], pause_seconds)
+            return
+        if error is not None:
+            number, attempted = batch[0]
+            if not self._is_recorded_as_failure(attempted, error):
+                tell("record_put_off", job_id=attempted.delivery.job_id, error=error)
+                due = time.monotonic() + pause_seconds
+                self.aside.append(Aside(due, pause_seconds, (number, attempted)))
+                return
+        self._confirm([number for number, _ in batch])
+
+    def _try(self, attempted: Sequence[Attempted]) -> Exception | None:
+        """None when it is recorded. Else why not, though the store is there: an error that may pass
+        is waited for, but not for ever, since it may come from what is to be recorded."""
+        failures = 0
+        while failures < TRIES:
+            try:
+                answer = self.patience.call(lambda: self._record_or_refuse(attempted))
+            except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
+                return error
+            if answer is not None:
+                for lease in answer.value:
+                    tell("stale_outcome", job_id=lease.job_id)
+                return None
+            self.patience.sleep(self._beat)
+            failures += self.patience.call(self.broker.ping) is not None
+        return self.patience.last_error
+
+    def _record_or_refuse(self, attempted: Sequence[Attempted]) -> set[Lease]:
+        """Only what may pass by itself is left to be tried again."""
+        try:
+            return finish(self.settings, self.broker, attempted)
+        except (BrokerError, NotMigrated, OperationalError, InterfaceError):
+            raise
+        except DatabaseError as error:
+            raise Refused(error) from error
+
+    def _is_recorded_as_failure(self, attempted: Attempted, error: Exception) -> bool:
+        """An outcome that the store will never take is a failure that says so."""
+        outcome = attempted.outcome
+        value_bytes = len(outcome.value) if isinstance(outcome, Succeeded) else 0
+        may_pass = isinstance(error, BrokerError | NotMigrated | OperationalError | InterfaceError)
+        if may_pass and value_bytes < LARGE_BYTES:
+            return False
+        cause = error.__cause__ if isinstance(error, Refused) and error.__cause__ else error
+        failed = replace(attempted, outcome=Failed(fault_of(cause)))
+        if self._try([failed]) is not None:
+            return False
+        tell("record_failed", job_id=attempted.delivery.job_id, error=cause)
+        return True
+
+    def _confirm(self, numbers: list[int]) -> None:
+        if self.pusher is None:
+            return
+        try:
+            self.pusher.send(("recorded", numbers))
+        except Closed:
+            self._drop_pusher()
+
+
+class Refused(Exception):
+    """The store will not take this batch, however often it is asked."""

@@ -1,0 +1,55 @@
+"""The pusher's line to the monitor: reports go out, the numbers of those recorded come back."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Iterable
+
+from .channel import Closed, Stream, set_interest
+from .flights import Flight
+from .roster import Roster
+
+
+class MonitorLine:
+    """The monitor, as the pusher sees it. Reports are kept in the books until they are recorded, so
+    a new monitor is sent again what the one before it may not have recorded."""
+
+    def __init__(self, selector: selectors.BaseSelector, roster: Roster) -> None:
+        self._selector = selector
+        self._roster = roster
+        self._stream: Stream | None = None
+
+    def meet(self, stream: Stream, reported: Iterable[Flight]) -> None:
+        """A new monitor is there."""
+        self._drop()
+        self._stream = stream
+        self._selector.register(stream, selectors.EVENT_READ, self._serve)
+        self.pass_on(reported)
+
+    def pass_on(self, flights: Iterable[Flight]) -> None:
+        """Send the reports of these flights; without a monitor they wait for the next one."""
+        reported = list(flights)
+        if reported and self._stream is not None:
+            self._stream.queue(self._roster.reports_frame(reported))
+            self._serve(selectors.EVENT_WRITE)
+
+    def _serve(self, events: int) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            if events & selectors.EVENT_READ:
+                while frames := stream.receive(block=False):
+                    for _, numbers in frames:
+                        self._roster.recorded(numbers)
+            stream.flush()
+        except Closed:
+            self._drop()
+            return
+        set_interest(self._selector, stream)
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            self._selector.unregister(self._stream)
+            self._stream.close()
+            self._stream = None

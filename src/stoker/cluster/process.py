@@ -1,0 +1,233 @@
+"""How the sentinel's children begin and end."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import io
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+from .board import Board
+from .channel import Closed, Control
+from .plan import Plan
+
+ORPHANED = 70
+"""The exit code of a process whose sentinel is gone."""
+LAST_WORDS_SECONDS = 2.0
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DEFAULTS = {signal.SIGINT: signal.default_int_handler}
+
+ENTRANCES = {
+    "pusher": "stoker.cluster.pusher",
+    "monitor": "stoker.cluster.monitor",
+    "scheduler": "stoker.cluster.scheduler",
+    "worker": "stoker.cluster.worker",
+}
+"""Role -> the module whose ``main(child)`` is that process."""
+
+_sentinel_ends: set[socket.socket] = set()
+"""The sentinel's ends of all control lines. A forked child closes them: a line must break when the
+sentinel is gone, not when the last sibling is."""
+
+
+class Child:
+    """What a child process has to work with."""
+
+    def __init__(
+        self, role: str, number: int, incarnation: int, plan: Plan, control: Control
+    ) -> None:
+        self.role = role
+        self.number = number
+        self.incarnation = incarnation
+        self.plan = plan
+        self.control = control
+        self.board = self._receive_board()
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.number}" if self.role == "worker" else self.role
+
+    def _receive_board(self) -> Board:
+        """The first message from the sentinel."""
+        from pathlib import Path
+
+        ((_, path), descriptor), *_ = self.control.receive(block=True, most=1)
+        assert descriptor is not None
+        return Board(descriptor, Path(path))
+
+
+class Started:
+    """A child, as the sentinel sees it."""
+
+    def __init__(self, role: str, number: int, incarnation: int, plan: Plan, board: Board) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        _sentinel_ends.add(ours)
+        self.role = role
+        self.number = number
+        self.incarnation = incarnation
+        self.control = Control(ours)
+        self.is_deaf = False
+        """Its end of the line is closed: it is gone, or about to be."""
+        self.started = time.monotonic()
+        context = multiprocessing.get_context(start_method(plan))
+        self.process: BaseProcess = context.Process(  # type: ignore[attr-defined] # of every context
+            target=run_child,
+            args=(role, number, incarnation, plan, theirs),
+            name=f"{role} {number}" if role == "worker" else role,
+            daemon=False,
+        )
+        try:
+            with theirs:
+                self.process.start()
+        except OSError:
+            _sentinel_ends.discard(ours)
+            ours.close()
+            raise
+        self.tell("board", str(board.path), descriptor=board.descriptor)
+
+    def tell(self, *message: Any, descriptor: int | None = None) -> None:
+        """Send a message; a child that is dying is noticed by its exit, not here."""
+        try:
+            self.control.send(*message, descriptor=descriptor)
+        except Closed:
+            self.is_deaf = True
+
+    def heard(self) -> list[tuple[Any, ...]]:
+        """What the child has said since the last call."""
+        try:
+            return [message for message, _ in self.control.receive(block=False)]
+        except Closed:
+            self.is_deaf = True
+            return []
+
+    def tell_the_rest(self) -> None:
+        """Send what the child had no room for."""
+        if self.control.has_outgoing:
+            try:
+                self.control.flush()
+            except Closed:
+                self.is_deaf = True
+
+    def kill(self) -> None:
+        if self.process.is_alive() and self.process.pid:
+            os.kill(self.process.pid, signal.SIGKILL)
+
+    def bury(self) -> int:
+        """Close what belonged to the dead child. Returns its exit code (negative = signal)."""
+        self.process.join()
+        code = self.process.exitcode
+        self.process.close()
+        _sentinel_ends.discard(self.control.socket)
+        self.control.close()
+        return code if code is not None else 0
+
+
+def start_method(plan: Plan) -> str:
+    """``fork`` shares the loaded code between processes, and is safe here: the sentinel has one
+    thread and no connection. Elsewhere than on Linux system libraries may not survive it."""
+    return plan.settings.start_method or ("fork" if sys.platform == "linux" else "spawn")
+
+
+def run_child(
+    role: str, number: int, incarnation: int, plan: Plan, endpoint: socket.socket
+) -> None:
+    """The first function in every child process."""
+    _leave_the_parent(role)
+    import django
+
+    django.setup()
+    if plan.console:
+        log_to_console(plan.log_level)
+    from stoker.signals import post_spawn
+
+    try:
+        child = Child(role, number, incarnation, plan, Control(endpoint))
+        post_spawn.send_robust(Child, role=role, number=number)
+        main = importlib.import_module(ENTRANCES[role]).main
+        gc.freeze()  # else the loaded code is looked through for garbage again and again
+        main(child)
+    except Closed:
+        leave(ORPHANED)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now, without waiting for threads or running anybody's clean-up. What it has
+    logged and printed still goes out, unless that takes long: somebody may hold the lock of a log,
+    or not read the pipe."""
+    last_resort = threading.Timer(LAST_WORDS_SECONDS, os._exit, [code])
+    last_resort.daemon = True
+    last_resort.start()
+    for child in multiprocessing.active_children():
+        if child.daemon:  # as Python would; a pool that a task left open does not notice by itself
+            child.terminate()
+    for say in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+        with suppress(Exception):  # nobody listens any more
+            say()
+    os._exit(code)
+
+
+def log_to_console(level: str) -> None:
+    """Stoker's own log lines from this level on: to wherever the project's logging sends them, else
+    to standard error. A level that the project has given the logger stays."""
+    logger = logging.getLogger("stoker")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(level)
+    if logger.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)-7s [%(processName)s] %(message)s")
+    )
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def _leave_the_parent(role: str) -> None:
+    """Stand on own feet: no descriptor and no signal handling of the sentinel's."""
+    for end in list(_sentinel_ends):
+        end.close()
+    _sentinel_ends.clear()
+    signal.set_wakeup_fd(-1)
+    _leave_stopping_to_the_sentinel()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a killed process flushes nothing
+    if sys.platform == "linux":
+        _die_with_parent(role)
+
+
+def _leave_stopping_to_the_sentinel() -> None:
+    """Let signals that ask to stop do nothing here. They are not ignored, which whatever a task
+    starts would inherit: there ``terminate()`` has to work."""
+
+    def listen_again() -> None:
+        for number in STOPPING:
+            signal.signal(number, DEFAULTS.get(number, signal.SIG_DFL))
+
+    for number in STOPPING:
+        signal.signal(number, _do_nothing)
+    os.register_at_fork(after_in_child=listen_again)
+
+
+def _do_nothing(_number: int, _frame: Any) -> None:
+    """Be interrupted, and go on."""
+
+
+def _die_with_parent(role: str) -> None:
+    """The kernel kills us when the sentinel is gone, whatever we are doing (prctl(2))."""
+    set_parent_death_signal, set_name = 1, 15
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(set_name, f"stoker-{role}".encode()[:15], 0, 0, 0)

@@ -1,0 +1,272 @@
+"""The pusher: claims jobs, hands them to workers, keeps their leases, and passes reports on to the
+monitor. It waits for nobody: every socket is non-blocking, every call to the broker has a deadline.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from typing import Any
+
+from stoker.brokers import broker_for
+from stoker.events import tell
+
+from . import board as place
+from .adoption import Adoption
+from .channel import Closed, Stream, set_interest, take_stream
+from .claims import Claims
+from .flights import Flight, Flights
+from .heartbeat import Heartbeat
+from .monitor_line import MonitorLine
+from .patience import Patience, set_deadlines
+from .process import Child
+from .recall import Recall
+from .roster import Roster
+from .watch import Death, is_fenced
+
+
+def main(child: Child) -> None:
+    Pusher(child).run()
+
+
+class Pusher:
+    """One cluster's pusher."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.plan = child.plan
+        self.settings = child.plan.settings
+        self.board = child.board
+        set_deadlines(self.settings)
+        self.broker = broker_for(self.settings)
+        self.patience = Patience(self.settings, self.broker)
+        self.flights = Flights(self.board[place.LAST_DELIVERY])
+        self.claims = Claims(self.plan, self.broker, self.patience, self.flights, self.board)
+        self.roster = Roster(self.plan, self.flights, self.board)
+        self.recall = Recall(self.roster, self.flights, self.board)
+        self.adoption = Adoption(
+            self.flights,
+            self.roster,
+            self.recall,
+            self.board,
+            trusts_workers=not self.broker.capabilities.lists_holders,
+        )
+        self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster)
+        self.wake = self.broker.open_wake()
+        self.selector = selectors.DefaultSelector()
+        self.monitor = MonitorLine(self.selector, self.roster)
+        self.is_stopping = False
+        self.is_over = False
+        self._has_said_stopped = False
+        self._has_said_drained = False
+        self._wake_descriptor: int | None = None
+        self._unsettled: dict[tuple[int, int], list[Flight]] = {}
+        """Worker and incarnation of the dead -> what their death decided and is not stored yet."""
+
+    def run(self) -> None:
+        self.selector.register(self.child.control, selectors.EVENT_READ, self._read_control)
+        self._find_orphans()
+        while not self.is_over:
+            self._note_alive()
+            self._watch_wake()
+            for key, events in self._sleep():
+                key.data(events)
+            self._work()
+        self._leave()
+
+    def _work(self) -> None:
+        """Everything that may be due, in the order in which it matters. A call that fails makes
+        those after it wait: together they must not take longer than a sign of life may."""
+        if self.wake.is_due():
+            self.claims.tempo.hurry()
+        self._extend()
+        self.claims.give_back()
+        self.claims.clear_up_doubts()
+        self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping)
+        if not self.is_stopping:
+            self.claims.claim(self._room(), is_hungry=self.roster.is_hungry())
+        self.recall.recall_for_the_idle()
+        if not self.is_stopping and not is_fenced(self.board, self.settings):
+            self.claims.note_numbers()
+            self.roster.hand_out()
+        for worker, link in list(self.roster.links.items()):
+            if link.has_outgoing:
+                self._expect_writing(worker, link)
+        self._say_where_we_are()
+        self.child.control.flush()
+
+    def _room(self) -> int:
+        return self.roster.room() - len(self.flights.waiting)
+
+    def _extend(self) -> None:
+        lost = self.claims.leases.extend_due(self.patience)
+        for worker in {flight.worker for flight in lost}:
+            if worker is not None:
+                self.recall.recall(worker)
+        self.recall.settle()
+        for flight in lost:
+            if flight.worker is not None:
+                tell("lease_lost", job_id=flight.delivery.job_id)
+                if self.recall.has_started(flight.worker, flight.number):
+                    self._say("revoked", flight.worker, flight.number)
+            self.flights.lose(flight)
+
+    def _find_orphans(self) -> None:
+        """Leases of the pusher before this one: hold them until the workers have said which of
+        them they have."""
+        if self.child.incarnation > 1 and self.broker.capabilities.lists_holders:
+            held = self.claims.insist_on_held(self._note_alive)
+            self.adoption.take(held, time.monotonic() - self.settings.lease_seconds / 2)
+
+    def _note_alive(self) -> None:
+        self.board[place.PUSHER_BEAT_NS] = time.monotonic_ns()
+
+    # -- the sentinel -----------------------------------------------------------------------------
+
+    def _read_control(self, _events: int) -> None:
+        for message, descriptor in self.child.control.receive(block=False):
+            match message:
+                case ("worker", number, incarnation):
+                    self._welcome(number, incarnation, descriptor)
+                case ("monitor", _, _):
+                    self.monitor.meet(take_stream(descriptor), self.flights.reported())
+                case ("expect", workers):
+                    self.adoption.expect(workers)
+                case ("died", *death):
+                    self._settle(Death(*death))
+                case ("stop",):
+                    self.is_stopping = True
+                    self.recall.recall_all()
+                case ("exit",):
+                    self.is_over = True
+
+    def _settle(self, death: Death) -> None:
+        """A worker is gone. What it had reported counts; the rest is judged by how it died."""
+        link = self.roster.links.get(death.worker)
+        if link is not None and link.incarnation == death.incarnation:
+            self._read_worker(death.worker)
+            self._drop_worker(death.worker)
+        self.adoption.settle(death)
+        judged, given_back = self.roster.settle(death)
+        self.monitor.pass_on(judged)
+        if death.running:
+            self._unsettled[death.worker, death.incarnation] = judged + given_back
+
+    def _say(self, *message: Any) -> None:
+        self.child.control.send(*message)
+
+    def _say_where_we_are(self) -> None:
+        if self.is_stopping:
+            self.recall.take_back()
+            self.flights.give_back_waiting()
+        self.adoption.close_when_complete()
+        for dead, flights in list(self._unsettled.items()):
+            if not any(flight.is_open for flight in flights):
+                del self._unsettled[dead]
+                self._say("settled", *dead)
+        is_empty = not len(self.flights) and not self.adoption.is_open
+        if self.is_stopping and is_empty and not self._has_said_stopped:
+            self._has_said_stopped = True
+            self._say("stopped")
+        is_drained = is_empty and self.claims.found_nothing
+        if self.plan.drain and is_drained and not self._has_said_drained:
+            self._has_said_drained = True
+            self._say("drained")
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def _welcome(self, worker: int, incarnation: int, descriptor: int | None) -> None:
+        self._drop_worker(worker)
+        stream = self.roster.welcome(worker, incarnation, take_stream(descriptor))
+        self.selector.register(
+            stream, selectors.EVENT_READ, lambda events: self._serve_worker(worker, events)
+        )
+
+    def _serve_worker(self, worker: int, events: int) -> None:
+        link = self.roster.links.get(worker)
+        if link is None:
+            return
+        if events & selectors.EVENT_WRITE:
+            self._expect_writing(worker, link)
+        if events & selectors.EVENT_READ:
+            self._read_worker(worker)
+
+    def _read_worker(self, worker: int) -> None:
+        link = self.roster.links.get(worker)
+        if link is None:
+            return
+        try:
+            while frames := link.receive(block=False):
+                for frame in frames:
+                    self._hear_worker(worker, frame)
+        except Closed:
+            self._drop_worker(worker)
+
+    def _hear_worker(self, worker: int, frame: tuple[Any, ...]) -> None:
+        match frame:
+            case ("reports", reports):
+                self.monitor.pass_on(self.roster.reported(worker, reports))
+            case ("skipped", numbers):
+                self.roster.skipped(worker, numbers)
+            case ("hello", jobs):
+                reported, stray = self.adoption.hello(worker, jobs)
+                self.monitor.pass_on(reported)
+                for number in stray:
+                    self._say("revoked", worker, number)
+                if self.is_stopping:
+                    self.recall.recall(worker)
+            case ("leaving", running):
+                self.roster.let_go(worker, running)
+
+    def _drop_worker(self, worker: int) -> None:
+        """Its socket is closed; what it held is settled when the sentinel says how it died."""
+        link = self.roster.links.pop(worker, None)
+        if link is not None:
+            self.selector.unregister(link)
+            link.close()
+
+    def _expect_writing(self, worker: int, link: Stream) -> None:
+        try:
+            link.flush()
+        except Closed:
+            self._drop_worker(worker)
+            return
+        set_interest(self.selector, link)
+
+    # -- sleeping and leaving ---------------------------------------------------------------------
+
+    def _sleep(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Until something comes or is due. A source that has to be asked is asked in between."""
+        until, longest = self._awake_at(), self.wake.max_sleep_seconds
+        while (seconds := until - time.monotonic()) > 0:
+            ready = self.selector.select(seconds if longest is None else min(seconds, longest))
+            if ready or longest is None:
+                return ready
+            if self.wake.is_due():
+                self.claims.tempo.hurry()
+                return []
+        return self.selector.select(0)
+
+    def _awake_at(self) -> float:
+        """When something is due, at the latest; monotonic seconds."""
+        until = [self.claims.leases.next_check, self.heartbeat.next_beat]
+        if not self.is_stopping and self._room() > 0:
+            until.append(self.claims.tempo.next_claim)
+        if self.patience.is_waiting:
+            until = [self.patience.try_at]
+        return min(*until, self.recall.next_look(time.monotonic()), self.adoption.closes_at)
+
+    def _watch_wake(self) -> None:
+        descriptor = self.wake.fileno()
+        if descriptor == self._wake_descriptor:
+            return
+        if self._wake_descriptor is not None:
+            self.selector.unregister(self._wake_descriptor)
+        if descriptor is not None:
+            self.selector.register(descriptor, selectors.EVENT_READ, lambda _events: None)
+        self._wake_descriptor = descriptor
+
+    def _leave(self) -> None:
+        self.wake.close()
+        self.patience.call(self.heartbeat.sign_off)
+        self.broker.close()

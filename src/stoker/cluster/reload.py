@@ -1,0 +1,220 @@
+"""Fresh code: when a file changes (``--reload``) or somebody asks (SIGHUP), the cluster starts
+again as the same process, but only with code that starts.
+
+The new code is tried first, in a process that does all that ``stoker run`` does before it runs, and
+then ends. A mistake in it is told and stops nothing: the old code goes on, until the next change.
+Everything here is asked from the sentinel's loop: no thread, and nothing that blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from stoker.events import tell
+
+LOOK_SECONDS = 1.0
+TRIAL = "STOKER_TRIAL"
+"""Set in the environment of a process that only tries whether the code starts."""
+TRIAL_SECONDS = 120.0
+SHOWN_CHARACTERS = 10_000
+IGNORED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
+
+
+class Reloader:
+    """Says when a cluster should start again.
+
+    Args:
+        watches_files: as with ``--reload``; else it only does what it is asked.
+    """
+
+    def __init__(self, *, watches_files: bool) -> None:
+        self.why = ""
+        self._files = WatchedFiles() if watches_files else None
+        self._trial: Trial | None = None
+        self._look_at = 0.0
+
+    def ask(self, why: str) -> None:
+        """Start again with the code as it is now, if that starts."""
+        self.close()
+        self.why = why
+        self._trial = Trial()
+
+    def has_changed(self) -> bool:
+        """Whether there is new code, and it starts. To be asked again and again."""
+        if self._trial is not None:
+            return self._trial.is_over and self._judge(self._trial)
+        if self._files is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            changed = self._files.changed()
+            if changed is not None:
+                self.ask(f"{changed} has changed")
+        return False
+
+    def settle(self) -> None:
+        """Files may have changed further while the cluster stopped: wait for code that starts."""
+        if self._files is None:
+            return
+        changed = self._files.changed()
+        while changed is not None:
+            trial = Trial()
+            trial.wait()
+            changed = self._files.changed()
+            while changed is None and not trial.has_passed:
+                time.sleep(LOOK_SECONDS / 4)
+                changed = self._files.changed()
+
+    def close(self) -> None:
+        """End what is under way."""
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
+
+    def _judge(self, trial: Trial) -> bool:
+        self.close()
+        changed = self._files.changed() if self._files is not None else None
+        if changed is not None:
+            self.ask(f"{changed} has changed")
+            return False
+        return trial.has_passed
+
+
+class Trial:
+    """A process that starts as this one did, and ends where it would begin to run."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + TRIAL_SECONDS
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the trial
+        self._process = subprocess.Popen(
+            command_line(),
+            env={**os.environ, TRIAL: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        self.has_passed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or has taken too long."""
+        return self._process.poll() is not None or time.monotonic() > self._until
+
+    def wait(self) -> None:
+        while not self.is_over:
+            time.sleep(0.02)
+        self.close()
+
+    def close(self) -> None:
+        """Note how it ended; tell what was wrong."""
+        is_over = self.is_over
+        if self._process.poll() is None:
+            self._process.kill()
+        self.has_passed = self._process.wait() == 0
+        if is_over and not self.has_passed:
+            tell("reload_refused", error=self._error())
+        self._output.close()
+
+    def _error(self) -> str:
+        if time.monotonic() > self._until:
+            return f"it has not started after {TRIAL_SECONDS:.0f} s"
+        self._output.seek(0)
+        said = self._output.read().decode(errors="replace").strip()
+        return said[-SHOWN_CHARACTERS:] or f"exit code {self._process.returncode}"
+
+
+class WatchedFiles:
+    """The files of the project: those that Django's own reloader watches, and every Python file of
+    its packages, for the sentinel itself has loaded no tasks."""
+
+    def __init__(self) -> None:
+        from django.utils import autoreload
+
+        import_module("django.template")  # lets Django's reloader know of templates
+        self._known_to_django = autoreload.StatReloader()
+        autoreload.autoreload_started.send(sender=self._known_to_django)
+        self._times: dict[Path, int] = {}
+        self.changed()
+
+    def changed(self) -> Path | None:
+        """A file that has changed since the last call. A new one counts from its next change: what
+        uses it had to change as well."""
+        found = None
+        for path in self._paths():
+            try:
+                changed_at = path.stat().st_mtime_ns
+            except OSError:  # gone, or just about to be replaced
+                continue
+            if self._times.get(path, changed_at) != changed_at:
+                found = found or path
+            self._times[path] = changed_at
+        return found
+
+    def _paths(self) -> Iterator[Path]:
+        yield from self._known_to_django.watched_files()
+        for folder in project_folders():
+            yield from _python_files(folder)
+
+
+def project_folders() -> list[Path]:
+    """Where the project's own packages are, installed ones left out; none is inside another."""
+    from django.apps import apps
+
+    candidates = [Path(config.path) for config in apps.get_app_configs()]
+    for entry in map(Path, sys.path):
+        if entry.is_dir() and not _is_installed(entry):
+            candidates += [init.parent for init in entry.glob("*/__init__.py")]
+    folders: list[Path] = []
+    for folder in sorted({candidate.resolve() for candidate in candidates}):
+        is_inside = any(outer in folder.parents for outer in folders)
+        if not is_inside and not _is_installed(folder):
+            folders.append(folder)
+    return folders
+
+
+def _is_installed(folder: Path) -> bool:
+    folder = folder.resolve()
+    if IGNORED_FOLDERS.intersection(folder.parts):
+        return True
+    libraries = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    return any(library in (folder, *folder.parents) for library in libraries)
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = _worth_a_look(folders)
+        yield from (Path(parent, name) for name in names if name.endswith(".py"))
+
+
+def _worth_a_look(folders: Iterable[str]) -> list[str]:
+    return [name for name in folders if name not in IGNORED_FOLDERS and not name.startswith(".")]
+
+
+def is_trial() -> bool:
+    """Whether this process is to end where it would begin to run."""
+    return TRIAL in os.environ
+
+
+def command_line() -> list[str]:
+    """How this process was started, whether by ``manage.py``, ``django-admin`` or ``-m django``."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def start_again() -> NoReturn:
+    """Become a fresh process with the same id and arguments. SIGHUP waits for it meanwhile: until
+    it listens, one would end it."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    arguments = command_line()
+    os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted

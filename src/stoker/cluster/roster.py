@@ -1,0 +1,227 @@
+"""The pusher's workers: how much each may hold, who gets what, and what comes back.
+
+Short jobs are prefetched so that a worker never waits; the allowance shrinks with the time that
+jobs take, down to none. What was prefetched behind a long one all the same is recalled (recall.py).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stoker.lifecycle.outcomes import Crashed, Outcome, TimedOut
+
+from . import board as place
+from .board import Board
+from .channel import Stream
+from .flights import Flight, Flights
+from .plan import Plan
+from .watch import Death
+from .wire import Report, pack_job, pack_outcome
+
+FRAME_JOBS = 50
+PREFETCH_SECONDS = 0.05
+"""How much work may wait inside a worker."""
+OUTGOING_LIMIT_BYTES = 8 << 20
+
+
+class WorkerLink(Stream):
+    """The pusher's line to one worker."""
+
+    def __init__(self, endpoint: socket.socket, incarnation: int) -> None:
+        super().__init__(endpoint)
+        self.incarnation = incarnation
+        self.has_said_hello = False
+        self.is_leaving = False
+
+
+class Roster:
+    """All workers of one cluster."""
+
+    def __init__(self, plan: Plan, flights: Flights, board: Board) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._flights = flights
+        self._board = board
+        self._job_seconds = PREFETCH_SECONDS
+        self.links: dict[int, WorkerLink] = {}
+
+    def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
+        link = WorkerLink(stream.socket, incarnation)
+        self.links[worker] = link
+        return link
+
+    # -- how much ---------------------------------------------------------------------------------
+
+    def target(self) -> int:
+        """How many jobs one worker may hold, those that it runs included."""
+        concurrency = self._settings.concurrency
+        allowance = int(PREFETCH_SECONDS * concurrency / max(self._job_seconds, 1e-6))
+        return concurrency + min(self._settings.prefetch, allowance)
+
+    def room(self) -> int:
+        """How many more jobs all workers may hold."""
+        target = self.target()
+        return sum(max(0, target - len(self._held(worker))) for worker in self._takers())
+
+    def is_hungry(self) -> bool:
+        """Whether some worker will soon have nothing to do."""
+        low = max(1, self.target() // 2)
+        return not self._flights.waiting and any(
+            len(self._held(worker)) < low for worker in self._takers()
+        )
+
+    def hand_out(self) -> None:
+        """Queue frames of waiting jobs for the workers with the most room."""
+        target = self.target()
+        while self._flights.waiting:
+            takers = self._takers()
+            if not takers:
+                break
+            worker = min(takers, key=lambda one: len(self._held(one)))
+            room = target - len(self._held(worker))
+            if room <= 0:
+                break
+            share = -(-len(self._flights.waiting) // len(takers))
+            flights = self._flights.send(worker, min(room, share, FRAME_JOBS))
+            jobs = [pack_job(flight.number, flight.delivery) for flight in flights]
+            self.links[worker].queue(("jobs", jobs))
+
+    # -- what comes back --------------------------------------------------------------------------
+
+    def reported(self, worker: int, reports: Sequence[Report]) -> list[Flight]:
+        """Note reports of a worker. Returns the flights they belong to."""
+        flights, known, seconds = [], [], 0.0
+        for report in reports:
+            flight = self._flights.report(worker, report)
+            if flight is not None:
+                flights.append(flight)
+                seconds += max(0.0, report[2] - (report[1] or report[2]))
+            elif self._flights.get(report[0]) is None:
+                known.append(report[0])
+        if known:
+            self.confirm(worker, known)
+        if flights:
+            mean = seconds / len(flights)
+            self._job_seconds += 0.3 * (mean - self._job_seconds)
+        return flights
+
+    def recorded(self, numbers: Iterable[int]) -> None:
+        """The monitor has recorded these: close the books, and let the workers forget them."""
+        by_worker: dict[int, list[int]] = {}
+        for number in numbers:
+            flight = self._flights.get(number)
+            if flight is not None:
+                if flight.worker is not None:
+                    by_worker.setdefault(flight.worker, []).append(number)
+                self._flights.remove(number)
+        for worker, done in by_worker.items():
+            self.confirm(worker, done)
+
+    def confirm(self, worker: int, numbers: Sequence[int]) -> None:
+        """Tell a worker that it need not keep these reports."""
+        link = self.links.get(worker)
+        if link is not None:
+            link.queue(("recorded", list(numbers)))
+
+    def skipped(self, worker: int, numbers: Iterable[int]) -> None:
+        """A worker came to recalled jobs and left them."""
+        held = self._held(worker)
+        for number in numbers:
+            if number in held:
+                self._flights.take_back(held[number])
+
+    def let_go(self, worker: int, running: Iterable[int]) -> None:
+        """A worker starts nothing more, and leaves when what it runs is over."""
+        self.links[worker].is_leaving = True
+        still_running = set(running)
+        for number, flight in list(self._held(worker).items()):
+            if number not in still_running:
+                self._flights.take_back(flight)
+
+    def settle(self, death: Death) -> tuple[list[Flight], list[Flight]]:
+        """Judge what a dead worker had. Returns the flights that got a report by its death, and
+        those that are given back because the attempt does not count."""
+        running = {number: seconds for number, _, seconds, _ in death.running}
+        judged, given_back = [], []
+        for number, flight in list(self._held(death.worker).items()):
+            outcome = _judge(death, number, is_running=number in running)
+            if outcome is not None:
+                began = time.time() - running.get(number, 0.0)
+                self._flights.report(death.worker, self._report(death, number, began, outcome))
+                judged.append(flight)
+            elif number in running:
+                self._flights.give_back(flight)
+                given_back.append(flight)
+            else:
+                self._flights.take_back(flight)
+        return judged, given_back
+
+    def _report(self, death: Death, number: int, began: float, outcome: Outcome) -> Report:
+        worker_id = self._plan.worker_id(death.worker, death.incarnation)
+        return (number, began, time.time(), worker_id, pack_outcome(outcome))
+
+    @staticmethod
+    def reports_frame(flights: Iterable[Flight]) -> tuple[str, list[Any]]:
+        """What the monitor is sent: reports with their jobs, packages left out."""
+        return (
+            "reports",
+            [
+                (flight.report, pack_job(flight.number, flight.delivery, with_package=False))
+                for flight in flights
+            ],
+        )
+
+    def is_unfair(self) -> bool:
+        """Whether a worker is idle while jobs wait behind another's."""
+        if self._flights.waiting or len(self.links) < 2:
+            return False
+        counts = [len(self._held(worker)) for worker in self._takers()]
+        return bool(counts) and min(counts) == 0 and max(counts) > self._settings.concurrency
+
+    def information(self) -> list[dict[str, Any]]:
+        """For screens: what each worker does."""
+        now_ns = time.monotonic_ns()
+        return [
+            {
+                "number": worker,
+                "pid": self._board.worker(worker, place.PID),
+                "jobs_done": self._board.worker(worker, place.JOBS_DONE),
+                "running": [
+                    {"job": str(job.job_id), "seconds": round((now_ns - job.started_ns) / 1e9, 1)}
+                    for job in self._board.occupied(worker)
+                ],
+            }
+            for worker in sorted(self.links)
+        ]
+
+    def _held(self, worker: int) -> dict[int, Flight]:
+        return self._flights.with_worker(worker)
+
+    def _takers(self) -> list[int]:
+        return [
+            worker
+            for worker, link in self.links.items()
+            if link.has_said_hello
+            and not link.is_leaving
+            and link.outgoing_bytes < OUTGOING_LIMIT_BYTES
+        ]
+
+
+def _judge(death: Death, number: int, *, is_running: bool) -> Outcome | None:
+    """What the worker's death means for a job it was sent; None = the attempt does not count.
+
+    A job that had ended, but whose report died with the worker, is judged as if it were running:
+    it may be what kills the worker a moment after it returns.
+    """
+    if not is_running and not death.recalled_through < number <= death.last_started:
+        return None
+    signal = -death.exit_code if death.exit_code < 0 else None
+    if death.why == "crash":
+        exit_code = death.exit_code if death.exit_code >= 0 else None
+        return Crashed(death.detail, exit_code, signal)
+    if death.why == "timeout" and number == death.blamed:
+        return TimedOut("the task was killed: it went on after its time-out", signal)
+    return None

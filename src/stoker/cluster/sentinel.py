@@ -1,0 +1,206 @@
+"""The sentinel: starts the others, watches them, replaces what died, stops them. It opens no
+database and no broker and runs no task, so there is nothing that could make it hang.
+
+What it can know about a worker it reads off the board; what it finds out, it tells the pusher:
+which jobs a dead worker was running, and how it died.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+from stoker.events import tell
+
+from .board import Board, board_path
+from .crew import Crew
+from .plan import Plan
+from .process import Started, log_to_console
+from .reload import Reloader
+from .watch import Watch
+
+TICK_SECONDS = 0.1
+COUNT_SECONDS = 0.5
+"""How often to look who is alive, unasked: what a task has forked may keep the news of its worker's
+death from coming by itself."""
+EXIT_SECONDS = 5.0
+"""How long a process may take to end once it has nothing left to do."""
+RECORD_SECONDS = 15.0
+"""How long outcomes and releases may take to reach the store after the shutdown deadline."""
+
+
+class Sentinel:
+    """One running cluster."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.settings = plan.settings
+        self.reloader = Reloader(watches_files=plan.reload)
+        self.board = Board.create(
+            board_path(plan.cluster_id), self.settings.workers, self.settings.concurrency
+        )
+        self.watch = Watch(self.settings, self.board)
+        self.crew = Crew(plan, self.board, self.watch)
+        self.stop_at: float | None = None
+        self.reload_requested = False
+        self._signals: list[int] = []
+        self._stopped = False
+        self._count_at = 0.0
+        self._wake_reader, self._wake_writer = socket.socketpair()
+
+    def run(self) -> bool:
+        """Run until stopped. True when the cluster should start again with fresh code."""
+        if self.plan.console:
+            log_to_console(self.plan.log_level)
+        self._listen_to_signals()
+        try:
+            self.crew.start_all()
+            self._announce()
+            while not self._is_over():
+                self._turn()
+            self.crew.dismiss(EXIT_SECONDS)
+        finally:
+            self.crew.kill_all()
+            self.reloader.close()
+            self._leave_board()
+            self._stop_listening()
+        tell("cluster_stopped", name=self.settings.cluster)
+        return self.reload_requested
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        watched = [started.process.sentinel for started in self.crew]
+        lines = [started.control.socket for started in self.crew if not started.is_deaf]
+        ready = wait([*watched, *lines, self._wake_reader], timeout=TICK_SECONDS)
+        self._obey_signals()
+        for started in self.crew:
+            if started.control.socket in ready:
+                for message in started.heard():
+                    self._hear(started, message)
+            started.tell_the_rest()
+        if not set(watched).isdisjoint(ready) or time.monotonic() >= self._count_at:
+            self._count_at = time.monotonic() + COUNT_SECONDS
+            self.crew.replace_dead()
+        self.crew.start_missing()
+        self._kill_what_must_end()
+        if self.stop_at is None and self.reloader.has_changed():
+            self.reload(self.reloader.why)
+
+    def _hear(self, started: Started, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("stopped",):
+                self._stopped = True
+            case ("drained",):
+                self.stop("the queues are empty")
+            case ("revoked", worker, delivery):
+                if any(job.delivery == delivery for job in self.board.occupied(worker)):
+                    self.crew.kill_worker(worker, "lost", delivery)
+            case ("settled", worker, incarnation):
+                self.watch.unsettled.pop((worker, incarnation), None)
+            case ("recycle", why):
+                tell("worker_recycled", worker=started.number, why=why)
+
+    def _is_over(self) -> bool:
+        if self.stop_at is None:
+            return False
+        return self._stopped or time.monotonic() > self.stop_at + RECORD_SECONDS
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def stop(self, why: str = "") -> None:
+        """Let running jobs finish, at most ``SHUTDOWN_SECONDS`` long; asked twice: at once."""
+        now = time.monotonic()
+        if self.stop_at is None:
+            self.stop_at = now + self.settings.shutdown_seconds
+            tell("cluster_stopping", seconds=self.settings.shutdown_seconds)
+            self.crew.is_stopping = True
+            self.crew.tell_all("stop")
+        else:
+            self.stop_at = min(self.stop_at, now)
+
+    def _kill_what_must_end(self) -> None:
+        for number, why, delivery in self.watch.overdue():
+            self.crew.kill_worker(number, why, delivery)
+        for role in self.watch.hung():
+            started = self.crew.get(role)
+            if started is not None:
+                tell("process_hung", role=role, seconds=self.watch.hang_seconds)
+                started.kill()
+        if self.stop_at is not None and time.monotonic() > self.stop_at:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        busy = [
+            number
+            for number in range(self.settings.workers)
+            if self.crew.get("worker", number) and any(self.board.occupied(number))
+        ]
+        if busy and not self.watch.interrupted:
+            count = sum(len(list(self.board.occupied(number))) for number in busy)
+            tell("shutdown_deadline", count=count)
+        self.watch.interrupted.update(busy)
+        for number in busy:
+            self.crew.kill_worker(number, "stop", 0)
+
+    def _leave_board(self) -> None:
+        """What could not be given back in time is read off it by the next cluster on this host."""
+        if self._stopped:
+            self.board.remove()
+        else:
+            self.board.close()
+
+    # -- signals ----------------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> None:
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _frame: self._signals.append(number))
+        # Of a SIGHUP that came while this process was becoming itself again, see reload.py.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    def _obey_signals(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake_reader.recv(4096)
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGHUP:
+                self.reloader.ask("asked by SIGHUP")
+            elif self.reload_requested:
+                self.reload_requested = False  # it stops already, and now for good
+            else:
+                self.stop(signal.Signals(number).name)
+
+    def _stop_listening(self) -> None:
+        """From here on signals do what they do by default; who came before is still heard."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._wake_reader.close()
+        self._wake_writer.close()
+        if {signal.SIGTERM, signal.SIGINT}.intersection(self._signals):
+            self.reload_requested = False
+
+    def reload(self, why: str) -> None:
+        """Stop in good order; ``run`` then says that the cluster should start again."""
+        if self.stop_at is None:
+            tell("cluster_reloading", why=why)
+            self.reload_requested = True
+            self.stop(why)
+
+    def _announce(self) -> None:
+        tell(
+            "cluster_started",
+            name=self.settings.cluster,
+            host=self.plan.host,
+            workers=self.settings.workers,
+            queues=", ".join(self.plan.served_queues) or "all",
+            pid=os.getpid(),
+        )

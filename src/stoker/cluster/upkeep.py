@@ -1,0 +1,282 @@
+"""Upkeep: what keeps the store in order, at a cluster's start and for ever after.
+
+One cluster at a time does it, by a lease. Each step stands by itself: it checks its own condition
+in the statement that changes something, works in bounded batches, and a failure of it is reported
+and stops neither the others nor the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from django.db import Error, InterfaceError, OperationalError, connections, models
+from django.utils import timezone
+
+from stoker.brokers.base import Broker, Return
+from stoker.conf import Settings
+from stoker.events import tell
+from stoker.exceptions import StokerError
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted, Crashed
+from stoker.models import Attempt, Claimed, Cluster, Deferred, Job, Lock, Ready
+from stoker.models.statements import moves_rows_in_one_statement
+
+from .board import Board, board_path
+from .plan import Plan
+
+BATCH = 500
+LOCK = "stoker:upkeep"
+VACUUM_SECONDS = 2.0
+LOCKS_SECONDS = 3600.0
+"""How often locks are forgotten that nobody has had for a day."""
+UNUSED_LOCK_SECONDS = 24 * 3600.0
+OLD_BOARD_SECONDS = 86_400.0
+HOT_TABLES = (Ready, Claimed, Deferred)
+
+
+class Grave(NamedTuple):
+    """A cluster that is gone, and which of its jobs were running then; None = nobody can say."""
+
+    cluster: Cluster
+    running: frozenset[UUID] | None
+
+
+class Upkeep:
+    """The upkeep of one store, done by one cluster.
+
+    Args:
+        beat: called again and again: a sign of life.
+    """
+
+    def __init__(
+        self, plan: Plan, settings: Settings, broker: Broker, beat: Callable[[], None]
+    ) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._broker = broker
+        self._beat = beat
+        self._rescuer = uuid4()
+        """Holds what is being rescued: not the cluster, whose pusher has no book on it."""
+        self._alias = settings.database
+        self._holds_lease = False
+        self._vacuum_at = 0.0
+        self._locks_at = 0.0
+        self._pages: dict[str, int] = {}
+
+    def clean_up_at_start(self) -> None:
+        """Free at once what earlier clusters of this host left behind; needs no upkeep lease."""
+        self._step("clusters of this host", self.bury_clusters_of_this_host)
+        self._step("rescue", self.rescue)
+        self._step("boards", self.remove_old_boards)
+
+    def run(self) -> None:
+        """Everything that is due, if this cluster holds the upkeep lease."""
+        self._holds_lease = self._step("lease", self._take_lease)
+        if self._holds_lease:
+            self._step("clusters", self.bury_clusters_of_this_host)
+            self._step("silent clusters", self.bury_silent_clusters)
+            self._step("rescue", self.rescue)
+            self._step("prune", self.prune)
+            self._step("locks", self.forget_locks)
+
+    def vacuum_if_due(self) -> None:
+        """Claims walk the left edge of the hot tables: dead rows there must go within seconds, not
+        when autovacuum comes by. PostgreSQL only; one cluster at a time is enough."""
+        now = time.monotonic()
+        if not self._holds_lease or now < self._vacuum_at:
+            return
+        self._vacuum_at = now + VACUUM_SECONDS
+        if moves_rows_in_one_statement(connections[self._alias]):
+            self._step("vacuum", self._vacuum)
+
+    # -- rescue -----------------------------------------------------------------------------------
+
+    def bury_clusters_of_this_host(self) -> int:
+        """Clusters of which no process is left on this host: their board says so for certain."""
+        freed = 0
+        others = Cluster.objects.using(self._alias).filter(host=self._plan.host)
+        for cluster in others.exclude(pk=self._plan.cluster_id):
+            board = Board.of_the_dead(Path(cluster.info.get("board", "")))
+            if board is None:
+                continue
+            running = frozenset(board.running_jobs())
+            freed += self._bury(Grave(cluster, running))
+            board.remove()
+        return freed
+
+    def remove_old_boards(self) -> None:
+        """Boards that no row speaks of any more. A cluster of another project of this user has had
+        a day to read its own."""
+        folder = board_path(self._plan.cluster_id).parent
+        for path in folder.glob("cluster-*.board"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > OLD_BOARD_SECONDS:
+                    board = Board.of_the_dead(path)
+                    if board is not None:
+                        board.remove()
+
+    def bury_silent_clusters(self) -> int:
+        """Clusters without a sign of life for a whole lease: whatever they held has run out."""
+        silent = Cluster.objects.using(self._alias).silent_for(self._settings.lease_seconds)
+        return sum(
+            self._bury(Grave(cluster, None)) for cluster in silent.exclude(pk=self._plan.cluster_id)
+        )
+
+    def _bury(self, grave: Grave) -> int:
+        """Free what a dead cluster held: what it had not started at once and uncounted, the rest
+        by the ordinary rescue. The cluster's row goes last."""
+        cluster = grave.cluster
+        count = 0
+        if grave.running is not None:
+            held = self._broker.held_by(cluster.pk)
+            unstarted = [one for one in held if one.job_id not in grave.running]
+            for start in range(0, len(unstarted), BATCH):
+                batch = unstarted[start : start + BATCH]
+                returns = [
+                    Return(one.lease, attempts=one.attempt - 1, crashes=one.crashes)
+                    for one in batch
+                ]
+                count += len(batch) - len(self._broker.release(returns))
+                self._beat()
+            count += self._broker.expire_holder(cluster.pk)
+        tell("cluster_buried", name=cluster.name, host=cluster.host, count=count)
+        Cluster.objects.using(self._alias).filter(
+            pk=cluster.pk, heartbeat_us=cluster.heartbeat_us
+        ).delete()
+        return count
+
+    def rescue(self) -> int:
+        """Jobs whose lease is over, until none is left: each is taken over under a fresh lease, and
+        its lost attempt is recorded as a crash: tried again, or dead-lettered when out of tries."""
+        rescued = 0
+        while deliveries := self._broker.claim_expired(
+            BATCH, holder=self._rescuer, lease_seconds=self._settings.lease_seconds
+        ):
+            now = time.time()
+            crashed = Crashed("its cluster is gone: the lease ended without a sign of life")
+            self._finish([Attempted(one, crashed, "", None, now) for one in deliveries])
+            rescued += len(deliveries)
+            self._beat()
+        if rescued:
+            tell("jobs_rescued", count=rescued)
+        return rescued
+
+    def _finish(self, attempted: Sequence[Attempted]) -> None:
+        """What the store refuses, found by halving, waits for its lease to end once more."""
+        try:
+            finish(self._settings, self._broker, attempted)
+        except (StokerError, OperationalError, InterfaceError):
+            raise
+        except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
+            if len(attempted) == 1:
+                tell("upkeep_failed", step="rescue", error=error)
+                return
+            middle = len(attempted) // 2
+            self._finish(attempted[:middle])
+            self._finish(attempted[middle:])
+
+    # -- prune ------------------------------------------------------------------------------------
+
+    def prune(self) -> int:
+        """Remove results that are past their keeping, in batches, by index."""
+        keep = self._settings.keep_results
+        limits = (
+            ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
+            ((Job.Status.FAILED, Job.Status.CANCELLED), keep.failed_seconds, keep.failed_count),
+        )
+        removed = 0
+        for statuses, seconds, count in limits:
+            for status in statuses:
+                removed += self._prune_older(status, seconds) + self._prune_beyond(status, count)
+        if removed:
+            tell("pruned", count=removed)
+        return removed
+
+    def _prune_older(self, status: str, seconds: float | None) -> int:
+        if seconds is None:
+            return 0
+        limit = timezone.now() - timedelta(seconds=seconds)
+        return self._delete(self._finished(status).filter(finished_at__lt=limit))
+
+    def _prune_beyond(self, status: str, count: int | None) -> int:
+        if count is None:
+            return 0
+        newest_first = self._finished(status).order_by("-finished_at", "-pk")
+        oldest_kept = newest_first[count : count + 1].values_list("finished_at", flat=True).first()
+        if oldest_kept is None:
+            return 0
+        return self._delete(self._finished(status).filter(finished_at__lte=oldest_kept))
+
+    def _finished(self, status: str) -> models.QuerySet[Job]:
+        return Job.objects.using(self._alias).filter(status=status)
+
+    def _delete(self, jobs: models.QuerySet[Job]) -> int:
+        removed = 0
+        while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
+            Attempt.objects.using(self._alias).filter(job_id__in=job_ids).delete()
+            removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
+            self._beat()
+        return removed
+
+    def forget_locks(self) -> int:
+        """Remove the rows of named locks that are used no more: there is one for each name."""
+        now = time.monotonic()
+        if now < self._locks_at:
+            return 0
+        self._locks_at = now + LOCKS_SECONDS
+        forgotten = 0
+        locks = Lock.objects.using(self._alias)
+        while count := locks.forget(UNUSED_LOCK_SECONDS, BATCH):
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    # -- the lease, the vacuum, the error boundary ------------------------------------------------
+
+    def _take_lease(self) -> bool:
+        # For economy, not for safety: two who do it at once do no harm.
+        lease_seconds = max(3 * self._settings.upkeep_seconds, 2.0)
+        locks = Lock.objects.using(self._alias)
+        return locks.take(LOCK, self._plan.cluster_id, lease_seconds)
+
+    def give_up_lease(self) -> None:
+        self._step(
+            "lease",
+            lambda: Lock.objects.using(self._alias).drop(LOCK, self._plan.cluster_id),
+        )
+
+    def _vacuum(self) -> None:
+        connection = connections[self._alias]
+        with connection.cursor() as cursor:
+            for model in HOT_TABLES:
+                table = connection.ops.quote_name(model._meta.db_table)
+                if self._has_changed(cursor, model._meta.db_table):
+                    cursor.execute(f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {table}")
+
+    def _has_changed(self, cursor: object, table: str) -> bool:
+        """Whether rows have died there since the last look."""
+        cursor.execute(  # type: ignore[attr-defined] # a Django cursor has no public type
+            "SELECT n_tup_del + n_tup_upd FROM pg_stat_user_tables WHERE relname = %s", [table]
+        )
+        row = cursor.fetchone()  # type: ignore[attr-defined] # as above
+        dead = int(row[0]) if row else 0
+        changed = dead != self._pages.get(table)
+        self._pages[table] = dead
+        return changed
+
+    def _step(self, name: str, function: Callable[[], object]) -> bool:
+        """Run one step inside its own error boundary. Whether it said yes."""
+        self._beat()
+        try:
+            return bool(function())
+        except Exception as error:  # noqa: BLE001 - a failure here must not stop the cluster
+            tell("upkeep_failed", step=name, error=error)
+            with suppress(Error):
+                connections[self._alias].close()
+            return False

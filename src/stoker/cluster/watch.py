@@ -1,0 +1,150 @@
+"""What the sentinel reads off the board: who is overdue, who hangs, and how somebody died."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stoker.conf import Settings
+from stoker.events import tell
+
+from . import board as place
+from .board import Board
+
+Running = tuple[int, bytes, float, int]
+"""Delivery number, job id, for how many seconds it ran, and the mark of its lease."""
+
+
+class Death(NamedTuple):
+    """How a worker died, as the pusher is told."""
+
+    worker: int
+    incarnation: int
+    exit_code: int
+    why: str
+    """crash, timeout, lost, fence, stop, or exit (on purpose)."""
+    blamed: int
+    """The delivery it was killed for; 0 = none."""
+    running: tuple[Running, ...]
+    detail: str
+    recalled_through: int = 0
+    last_started: int = 0
+    """What the worker was sent after the recalled and up to this number, it had begun."""
+
+
+class Watch:
+    """Keeps an eye on one cluster."""
+
+    def __init__(self, settings: Settings, board: Board) -> None:
+        self._settings = settings
+        self._board = board
+        self._blamed: dict[tuple[int, int], tuple[str, int]] = {}
+        self.interrupted: set[int] = set()
+        self.unsettled: dict[tuple[int, int], Death] = {}
+        """The deaths under a job, by worker and incarnation, until the pusher says that what they
+        mean for the job is recorded: a pusher that dies before it, takes the knowledge with it."""
+        self.hang_seconds = 2 * settings.database_seconds + 8.0
+        self.beats = {
+            "pusher": place.PUSHER_BEAT_NS,
+            "monitor": place.MONITOR_BEAT_NS,
+            "scheduler": place.SCHEDULER_BEAT_NS,
+        }
+
+    def overdue(self) -> Iterator[tuple[int, str, int]]:
+        """Workers to be killed now: number, why, delivery."""
+        now_ns = time.monotonic_ns()
+        must_stop = is_fenced(self._board, self._settings)
+        for number in range(self._settings.workers):
+            for job in self._board.occupied(number):
+                if job.deadline_ns and now_ns >= job.deadline_ns:
+                    yield number, "timeout", job.delivery
+                    break
+                if must_stop:
+                    yield number, "fence", job.delivery
+                    break
+
+    def hung(self) -> Iterator[str]:
+        """Roles that have not moved for too long."""
+        now_ns = time.monotonic_ns()
+        for role, beat in self.beats.items():
+            if now_ns - self._board[beat] > self.hang_seconds * 1e9:
+                self._board[beat] = now_ns
+                yield role
+
+    def blame(self, worker: int, incarnation: int, why: str, delivery: int) -> bool:
+        """Note why this worker is about to be killed. False when it was noted before."""
+        key = (worker, incarnation)
+        if key in self._blamed:
+            return False
+        self._blamed[key] = (why, delivery)
+        if why != "stop":
+            tell("worker_killed", worker=worker, why=REASONS[why])
+        return True
+
+    def explain(self, worker: int, incarnation: int, exit_code: int) -> Death:
+        """How a worker died, from its exit code, its slots, and what it was blamed for."""
+        running = list(self._board.occupied(worker))
+        why, blamed = self._blamed.pop((worker, incarnation), ("", 0))
+        if not why:
+            why = "exit" if exit_code == 0 and not running else "crash"
+        how = describe_exit(exit_code)
+        if why == "crash":
+            jobs = ", ".join(str(job.job_id) for job in running)
+            event = "worker_died" if running else "worker_idle_died"
+            tell(event, worker=worker, how=how, jobs=jobs)
+        now_ns = time.monotonic_ns()
+        jobs_running = tuple(
+            (job.delivery, job.job_id.bytes, (now_ns - job.started_ns) / 1e9, job.lease)
+            for job in running
+        )
+        detail = f"the worker process died: {how}" if why == "crash" else REASONS.get(why, how)
+        death = Death(
+            worker,
+            incarnation,
+            exit_code,
+            why,
+            blamed,
+            jobs_running,
+            detail,
+            self._board.worker(worker, place.RECALLED_THROUGH),
+            self._board.worker(worker, place.LAST_STARTED),
+        )
+        if running:
+            self.unsettled[worker, incarnation] = death
+        return death
+
+
+def is_fenced(board: Board, settings: Settings) -> bool:
+    """Whether the first lease held here is about to end, for want of an extension: nothing may run
+    on, and nothing may start. The margin is what it takes to stop it."""
+    fence_ns = board[place.FENCE_NS]
+    return bool(fence_ns) and time.monotonic_ns() >= fence_ns - fence_margin_ns(settings)
+
+
+def fence_margin_ns(settings: Settings) -> int:
+    return round(min(5.0, settings.lease_seconds / 10) * 1e9)
+
+
+REASONS = {
+    "timeout": "its job went on after the time-out",
+    "lost": "the lease of its job is lost, another cluster has it",
+    "fence": "the lease of its job could not be extended and is about to end",
+    "stop": "the time to finish after a stop was over",
+    "exit": "it left on purpose",
+}
+
+
+def describe_exit(exit_code: int) -> str:
+    """An exit code in words."""
+    if exit_code < 0:
+        try:
+            name = signal.Signals(-exit_code).name
+        except ValueError:
+            name = f"signal {-exit_code}"
+        hint = (
+            " (the kernel does this when memory runs out)" if exit_code == -signal.SIGKILL else ""
+        )
+        return f"killed by {name}{hint}"
+    return f"exit code {exit_code}"

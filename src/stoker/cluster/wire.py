@@ -1,0 +1,97 @@
+"""Deliveries and outcomes as plain tuples, for the sockets between the cluster's processes.
+
+::
+
+    pusher -> worker     ("jobs", [job, ...])             job = (number, job id, lease id, package,
+                         ("recorded", [number, ...])             queue, priority, attempt, crashes)
+    worker -> pusher     ("hello", [(job, report or None), ...])
+                         ("reports", [report, ...])       report = (number, started, finished,
+                         ("skipped", [number, ...])                 worker id, outcome)
+                         ("leaving",)
+    pusher -> monitor    ("reports", [(report, job without package), ...])
+    monitor -> pusher    ("recorded", [number, ...])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from stoker.brokers.base import Delivery
+from stoker.lifecycle.outcomes import (
+    KINDS,
+    Attempted,
+    Crashed,
+    Failed,
+    Fault,
+    Outcome,
+    Retry,
+    Snoozed,
+    Succeeded,
+    TimedOut,
+)
+
+Job = tuple[int, bytes, int | str, bytes, str, int, int, int]
+Report = tuple[int, float | None, float, str, tuple[Any, ...]]
+
+
+def pack_job(number: int, delivery: Delivery, *, with_package: bool = True) -> Job:
+    return (
+        number,
+        delivery.job_id.bytes,
+        delivery.lease_id,
+        delivery.package if with_package else b"",
+        delivery.queue,
+        delivery.priority,
+        delivery.attempt,
+        delivery.crashes,
+    )
+
+
+def open_job(job: Job) -> Delivery:
+    _, job_id, lease_id, package, queue, priority, attempt, crashes = job
+    return Delivery(UUID(bytes=job_id), lease_id, package, queue, priority, attempt, crashes)
+
+
+def pack_outcome(outcome: Outcome) -> tuple[Any, ...]:
+    match outcome:
+        case Succeeded(value):
+            return ("succeeded", value)
+        case Failed(fault, reason):
+            return ("failed", _pack_fault(fault), reason)
+        case Retry(fault, delay_seconds, reason):
+            return ("retry", _pack_fault(fault), delay_seconds, reason)
+        case Snoozed(delay_seconds, reason):
+            return ("snoozed", delay_seconds, reason)
+        case Crashed(detail, exit_code, signal):
+            return ("crashed", detail, exit_code, signal)
+        case TimedOut(detail, signal):
+            return ("timed_out", detail, signal)
+    return ("cancelled", outcome.reason)
+
+
+def open_outcome(packed: tuple[Any, ...]) -> Outcome:
+    kind, *values = packed
+    if kind in ("failed", "retry"):
+        values[0] = Fault(*values[0])
+    outcome: Outcome = KINDS[kind](*values)
+    return outcome
+
+
+def pack_report(number: int, attempted: Attempted) -> Report:
+    return (
+        number,
+        attempted.started_at,
+        attempted.finished_at,
+        attempted.worker_id,
+        pack_outcome(attempted.outcome),
+    )
+
+
+def open_report(report: Report, job: Job) -> Attempted:
+    _, started_at, finished_at, worker_id, outcome = report
+    return Attempted(open_job(job), open_outcome(outcome), worker_id, started_at, finished_at)
+
+
+def _pack_fault(fault: Fault) -> tuple[str, str, str, str]:
+    return (fault.exception_class, fault.message, fault.traceback, fault.location)

@@ -1,0 +1,185 @@
+"""The worker: the only process in which user code runs.
+
+The main thread runs jobs. A companion thread listens to the sentinel, takes a new line to the
+pusher when the old one breaks, and sends reports that a long job would hold up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from stoker.brokers.base import Delivery
+from stoker.lifecycle.execute import Executor, Opened
+from stoker.lifecycle.outcomes import Attempted
+
+from . import board as place
+from .board import Occupied, lease_mark
+from .channel import Closed, is_readable, take_stream
+from .process import ORPHANED, Child, leave
+from .watch import is_fenced
+from .wire import open_job, pack_report
+from .workload import Workload
+
+FLUSH_SECONDS = 0.002
+COMPANION_SECONDS = 0.05
+IDLE_SECONDS = 1.0
+LEAVE_SECONDS = 5.0
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Runner(Protocol):
+    """How a worker goes about its jobs."""
+
+    def run(self) -> None: ...
+
+
+def main(child: Child) -> None:
+    worker = Worker(child)
+    threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
+    try:
+        _runner(worker).run()
+        worker.workload.leave()
+        worker.workload.wait_until_recorded(LEAVE_SECONDS)
+    except BaseException:  # noqa: BLE001 - a KeyboardInterrupt raised by a task, or a mistake of ours
+        sys.excepthook(*sys.exc_info())
+        leave(1)
+    leave(0)
+
+
+def _runner(worker: Worker) -> Runner:
+    if worker.settings.concurrency == 1:
+        from .run_serially import SerialRunner
+
+        return SerialRunner(worker)
+    from .run_concurrently import ConcurrentRunner
+
+    return ConcurrentRunner(worker)
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.settings = child.plan.settings
+        self.board = child.board
+        self.number = child.number
+        worker_id = child.plan.worker_id(child.number, child.incarnation)
+        self.executor = Executor(self.settings, worker_id=worker_id)
+        self.workload = Workload()
+        self._jobs_done = 0
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._companion_dozes = False
+        os.register_at_fork(after_in_child=self._be_no_worker)
+
+    # -- the main thread --------------------------------------------------------------------------
+
+    def begin(self, slot: int) -> tuple[int, Delivery] | None:
+        """Start the next job in a slot; None when it must not be. The order of the two board
+        accesses is what makes a recall safe: show first, then look."""
+        job = self.workload.next()
+        if job is None:
+            return None
+        number = job[0]
+        delivery = open_job(job)
+        now_ns = time.monotonic_ns()
+        mark = lease_mark(delivery.lease_id)
+        occupied = Occupied(number, delivery.job_id, delivery.attempt, now_ns, 0, mark)
+        self.board.set_worker(self.number, place.LAST_STARTED, number)
+        self.board.occupy(self.number, slot, occupied)
+        is_recalled = self.board.worker(self.number, place.RECALLED_THROUGH) >= number
+        if is_recalled or is_fenced(self.board, self.settings):
+            self.board.vacate(self.number, slot)
+            self.workload.skip(number)
+            return None
+        if self._companion_dozes:
+            self._companion_dozes = False
+            os.write(self._wake_writer, b".")
+        return number, delivery
+
+    def limit(self, slot: int, opened: Opened) -> None:
+        """Show when the sentinel is to kill this worker for the job in the slot."""
+        if opened.timeout_seconds is not None:
+            seconds = opened.timeout_seconds + self.settings.timeout_grace_seconds
+            self.board.set_deadline(self.number, slot, time.monotonic_ns() + round(seconds * 1e9))
+
+    def end(self, slot: int, number: int, attempted: Attempted) -> None:
+        """A job is over: keep its report, send it soon."""
+        self.workload.finish(number, pack_report(number, attempted))
+        self.board.vacate(self.number, slot)
+        self._jobs_done += 1
+        self.board.set_worker(self.number, place.JOBS_DONE, self._jobs_done)
+
+    def should_be_replaced(self) -> bool:
+        """Whether this process has done its share, or grown too large."""
+        reason = self._reason_to_recycle()
+        if reason:
+            self.child.control.send("recycle", reason)
+        return bool(reason)
+
+    def _reason_to_recycle(self) -> str:
+        jobs, memory_mb = self.settings.recycle_jobs, self.settings.recycle_memory_mb
+        if jobs is not None and self._jobs_done >= jobs:
+            return f"it has run {self._jobs_done} jobs"
+        if memory_mb is not None:
+            resident_mb = resident_bytes() / (1 << 20)
+            if resident_mb > memory_mb:
+                return f"its memory has grown to {resident_mb:.0f} MiB"
+        return ""
+
+    # -- the companion thread ---------------------------------------------------------------------
+
+    def accompany(self) -> None:
+        """Listen to the sentinel until it is gone."""
+        try:
+            while True:
+                for message, descriptor in self.child.control.receive(block=False):
+                    self._obey(message, descriptor)
+                self._wait()
+                self.workload.flush(older_than_seconds=COMPANION_SECONDS)
+        except Closed:
+            leave(ORPHANED)
+        except Exception:  # noqa: BLE001 - without its companion a worker is deaf: start over
+            sys.excepthook(*sys.exc_info())
+            leave(1)
+
+    def _wait(self) -> None:
+        """Sleep lightly while there may be reports to send, else until somebody calls."""
+        self._companion_dozes = True
+        seconds = COMPANION_SECONDS
+        if self.workload.is_idle:
+            seconds = IDLE_SECONDS
+        else:
+            self._companion_dozes = False
+        is_readable(seconds, self.child.control, self._wake_reader)
+        if is_readable(0, self._wake_reader):
+            os.read(self._wake_reader, 1)
+
+    def _obey(self, message: tuple[Any, ...], descriptor: int | None) -> None:
+        match message:
+            case ("pusher",):
+                self.workload.meet(take_stream(descriptor))
+            case ("exit",):
+                self.workload.leave()
+                self.workload.stop_reading()
+
+    def _be_no_worker(self) -> None:
+        """In a child that a task has forked: let go of what is the worker's. Even if it comes back
+        from the task, it must not report; and nobody must take it for a part of the cluster."""
+        self.workload.forget()
+        self.child.control.close()
+        self.board.close()
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process now; 0 where it can't be read."""
+    try:
+        statm = Path("/proc/self/statm").read_text(encoding="ascii")
+        return int(statm.split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0

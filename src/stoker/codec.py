@@ -1,0 +1,297 @@
+"""Values as JSON and back, exactly: what JSON has no word for travels under a tag.
+
+::
+
+    (1, 2)                   {"$tuple": [1, 2]}
+    datetime                 {"$datetime": "2026-10-25T02:30:00+02:00"}
+      in a zone, or folded   {"$datetime": ["2026-10-25T02:30:00.000000", 1, "Europe/Zurich"]}
+    date, time, Decimal      {"$date": "2026-10-25"}, {"$time": "02:30:00"}, {"$decimal": "1.10"}
+    timedelta                {"$timedelta": [days, seconds, microseconds]}
+    UUID, bytes              {"$uuid": "<32 hex digits>"}, {"$bytes": "<base64>"}
+    int of 600 digits        {"$int": "0x..."}
+    {1: 2}, {"$tuple": 3}    {"$dict": [[1, 2]]}: keys that aren't str, or look like a tag
+
+What is plain JSON already is written as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from math import isfinite
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from django.utils.datastructures import MultiValueDict
+
+MOST_LEVELS = 100
+"""How deep values may be nested: a worker must be able to read what a web process could write."""
+
+PLAIN_BITS = 2000
+"""Integers longer than this are written in base 16: Python may refuse to read so many digits."""
+
+
+class Refusal(Exception):
+    """Something in a value can't be written as JSON. Collects the path on its way up.
+
+    Args:
+        value: the one refused.
+        problem: the predicate of a sentence about it; empty = it is of a type that JSON can't take.
+    """
+
+    def __init__(self, value: Any, problem: str = "") -> None:
+        super().__init__(problem)
+        self.value = value
+        self.problem = problem
+        self._steps: list[Any] = []
+
+    def within(self, key: Any) -> None:
+        """Add the key or index under which the refused value (or its container) stands."""
+        self._steps.append(key)
+
+    @property
+    def path(self) -> list[Any]:
+        """Keys and indexes from the outermost container to the refused value."""
+        return self._steps[::-1]
+
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+_STR = frozenset({str})
+
+
+def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
+    """Whether this is JSON as it stands, so that it need not be encoded.
+
+    Nearly every job's arguments are, and this runs for each of them: hence the tests in line. NaN,
+    infinity and integers of very many digits are not looked for: ``write`` finds them.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if levels <= 0:
+        return False
+    if kind is list:
+        if _ATOMS.issuperset(map(type, value)):
+            return True
+        for item in value:
+            if type(item) not in _ATOMS and not is_plain(item, levels - 1):
+                return False
+        return True
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                return False
+            if type(item) not in _ATOMS and not is_plain(item, levels - 1):
+                return False
+        return not _looks_tagged(value)
+    return False
+
+
+def encode(value: Any) -> Any:
+    """The value in JSON's own types.
+
+    Raises:
+        Refusal: saying what in it can't be, and where.
+    """
+    return _encode(value, MOST_LEVELS)
+
+
+def write(encoded: Any) -> bytes:
+    """JSON as bytes. Raises ValueError at NaN, infinity and integers of very many digits."""
+    # Lone surrogates are legal in a str of Python's, and come back as they were.
+    return _to_text(encoded).encode("utf-8", "surrogatepass")
+
+
+def read(data: bytes) -> Any:
+    """The value that was written, decoded. Raises whatever its parts raise when they are wrong."""
+    text = data.decode("utf-8", "surrogatepass")
+    # Compact JSON has these three characters in a row only where a tagged value begins.
+    decoder = _TAGGED if '{"$' in text else _UNTAGGED
+    try:
+        value, end = decoder.raw_decode(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        # An integer with more digits than this interpreter is set to take.
+        value, end = _PATIENT.raw_decode(text)
+    if end != len(text):
+        raise ValueError(f"{len(text) - end} characters too many")
+    return value
+
+
+def _looks_tagged(value: Mapping[str, Any]) -> bool:
+    return len(value) == 1 and next(iter(value))[:1] == "$"
+
+
+def _encode(value: Any, levels: int) -> Any:
+    encoder = _ENCODERS.get(type(value)) or _inherited(value)
+    if encoder is None:
+        raise Refusal(value)
+    return encoder(value, levels)
+
+
+def _inherited(value: Any) -> Encoder | None:
+    """A subclass (SafeString, TextChoices, IntEnum, OrderedDict) travels as its base."""
+    for base in type(value).__mro__[1:]:
+        if base in _ENCODERS:
+            return _ENCODERS[base]
+    if isinstance(value, Mapping):
+        return _encode_dict
+    return _encode_list if isinstance(value, Sequence) else None
+
+
+def _refuse(value: Any, _: int) -> Any:
+    raise Refusal(value)
+
+
+def _encode_int(value: int, _: int) -> Any:
+    return value if value.bit_length() <= PLAIN_BITS else {"$int": hex(value)}
+
+
+def _encode_float(value: float, _: int) -> float:
+    if not isfinite(value):
+        raise Refusal(
+            value, f"is {value}, a number that JSON does not have: pass None, or a str of it"
+        )
+    return value
+
+
+def _encode_list(value: Sequence[Any], levels: int) -> list[Any]:
+    _check_depth(value, levels)
+    encoded = []
+    for index, item in enumerate(value):
+        try:
+            encoded.append(_encode(item, levels - 1))
+        except Refusal as refusal:
+            refusal.within(index)
+            raise
+    return encoded
+
+
+def _encode_dict(value: Mapping[Any, Any], levels: int) -> Any:
+    _check_depth(value, levels)
+    pairs = []
+    for key, item in value.items():
+        try:
+            pairs.append((_encode(key, levels - 1), _encode(item, levels - 1)))
+        except Refusal as refusal:
+            refusal.within(key)
+            raise
+    if not _STR.issuperset(type(key) for key, _ in pairs):
+        return {"$dict": pairs}
+    encoded = dict(pairs)
+    if len(encoded) != len(pairs):
+        raise Refusal(value, "would have two keys of the same text, of which JSON keeps one")
+    return {"$dict": pairs} if _looks_tagged(encoded) else encoded
+
+
+def _check_depth(value: Any, levels: int) -> None:
+    if levels <= 0:
+        raise Refusal(
+            value,
+            f"is nested more than {MOST_LEVELS} levels deep, or contains itself: "
+            "pass something flatter",
+        )
+
+
+def _encode_datetime(value: datetime, _: int) -> Any:
+    return {"$datetime": _clock(value, datetime.isoformat, len("2026-10-25T02:30:00.000000"))}
+
+
+def _encode_time(value: time, _: int) -> Any:
+    return {"$time": _clock(value, time.isoformat, len("02:30:00.000000"))}
+
+
+def _clock(value: Any, isoformat: Callable[..., str], length: int) -> Any:
+    """A zone is kept by its name, where it has one, else by its offset."""
+    zone = value.tzinfo
+    key = zone.key if isinstance(zone, ZoneInfo) else None
+    if key is not None:
+        return [isoformat(value, timespec="microseconds")[:length], value.fold, key]
+    if zone is not None and value.utcoffset() is None:
+        raise Refusal(
+            value, f"has the time zone {zone!r}, which gives no offset: use zoneinfo.ZoneInfo"
+        )
+    return [isoformat(value), value.fold] if value.fold else isoformat(value)
+
+
+def _decode_clock(kind: type[Any]) -> Callable[[Any], Any]:
+    def decode(written: Any) -> Any:
+        if isinstance(written, str):
+            return kind.fromisoformat(written)
+        text, fold, *key = written
+        value = kind.fromisoformat(text).replace(fold=fold)
+        return value.replace(tzinfo=ZoneInfo(key[0])) if key else value
+
+    return decode
+
+
+def _decode_tagged(value: dict[str, Any]) -> Any:
+    """Called by json for every object, the innermost first."""
+    if len(value) == 1:
+        for tag, written in value.items():
+            if tag[:1] == "$":
+                return _DECODERS[tag](written)
+    return value
+
+
+def _patient_int(digits: str) -> int:
+    """An integer of any length, halved until its parts are short enough for every interpreter."""
+    if digits.startswith("-"):
+        return -_patient_int(digits[1:])
+    if len(digits) <= 600:
+        return int(digits)
+    half = len(digits) // 2
+    return int(_patient_int(digits[:-half]) * 10**half + _patient_int(digits[-half:]))
+
+
+Encoder = Callable[[Any, int], Any]
+
+_ENCODERS: dict[type, Encoder] = {
+    str: lambda value, _: str.__str__(value),
+    int: _encode_int,
+    float: _encode_float,
+    bool: lambda value, _: value,
+    type(None): lambda value, _: value,
+    list: _encode_list,
+    dict: _encode_dict,
+    # It shows the last value of each key only: keeping those would lose the others in silence.
+    MultiValueDict: _refuse,
+    tuple: lambda value, levels: {"$tuple": _encode_list(value, levels)},
+    datetime: _encode_datetime,
+    date: lambda value, _: {"$date": date.isoformat(value)},
+    time: _encode_time,
+    timedelta: lambda value, _: {"$timedelta": [value.days, value.seconds, value.microseconds]},
+    Decimal: lambda value, _: {"$decimal": Decimal.__str__(value)},
+    UUID: lambda value, _: {"$uuid": value.hex},
+    **dict.fromkeys(
+        (bytes, bytearray, memoryview),
+        lambda value, _: {"$bytes": b2a_base64(value, newline=False).decode("ascii")},
+    ),
+}
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": tuple,
+    "$dict": dict,
+    "$int": lambda written: int(written, 16),
+    "$datetime": _decode_clock(datetime),
+    "$date": date.fromisoformat,
+    "$time": _decode_clock(time),
+    "$timedelta": lambda written: timedelta(*written),
+    "$decimal": Decimal,
+    "$uuid": lambda written: UUID(int=int(written, 16)),
+    "$bytes": b64decode,
+}
+
+# Depth is limited above, so the encoder need not look for circles.
+_to_text = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
+).encode
+_UNTAGGED = json.JSONDecoder()
+_TAGGED = json.JSONDecoder(object_hook=_decode_tagged)
+_PATIENT = json.JSONDecoder(object_hook=_decode_tagged, parse_int=_patient_int)

@@ -1,0 +1,264 @@
+"""``TASKS`` turned into one frozen dataclass per backend.
+
+Each field below is one option; its ``doc`` is what docs/reference/settings.md prints.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from .exceptions import ConfigurationError
+from .setting_values import (
+    Check,
+    Retention,
+    backoff,
+    compression,
+    flag,
+    one_of,
+    optional,
+    retention,
+    seconds,
+    text,
+    whole,
+)
+
+
+def option(key: str, default: Any, check: Check, doc: str) -> Any:
+    """A dataclass field that knows its key under ``OPTIONS``, its check and its documentation."""
+    return field(default=default, metadata={"key": key, "check": check, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of one backend of ``TASKS``, checked."""
+
+    alias: str = "default"
+    queues: tuple[str, ...] = ("default",)
+    """``QUEUES`` of the backend; empty = any queue name is taken."""
+
+    broker: str = option(
+        "BROKER", "orm://default", text,
+        "Where packages wait, as a URL: `orm://ALIAS` (a database of `DATABASES`) or "
+        "`memory://`.",
+    )  # fmt: skip
+    cluster: str = option(
+        "CLUSTER", "stoker", text,
+        "The cluster's name; part of the signature, so packages of one name do not open "
+        "under another.",
+    )  # fmt: skip
+    workers: int = option(
+        "WORKERS", os.cpu_count() or 1, whole(1, 1024),
+        "Worker processes. Default: the number of processor cores.",
+    )  # fmt: skip
+    concurrency: int = option(
+        "CONCURRENCY", 1, whole(1, 10_000),
+        "Jobs that one worker runs at once: 1 = one after another; more = threads for sync "
+        "tasks, one event loop for async tasks.",
+    )  # fmt: skip
+    timeout_seconds: float | None = option(
+        "TIMEOUT", None, optional(seconds(0.001)),
+        "Seconds a task may run before `TaskTimeout` is raised in it; None = no limit.",
+    )  # fmt: skip
+    timeout_grace_seconds: float = option(
+        "TIMEOUT_GRACE_SECONDS", 5.0, seconds(0),
+        "Seconds after the time-out until the worker process is killed, if the task goes on "
+        "regardless.",
+    )  # fmt: skip
+    lease_seconds: float = option(
+        "LEASE_SECONDS", 60.0, seconds(1),
+        "How long a claimed job belongs to its cluster without a sign of life. Extended all "
+        "the while the job runs, so it limits no task; it only decides how soon another "
+        "cluster takes over.",
+    )  # fmt: skip
+    max_attempts: int = option(
+        "MAX_ATTEMPTS",
+        3,
+        whole(1, 10_000),
+        "How often a job is tried, unless its task says otherwise.",
+    )
+    max_crashes: int = option(
+        "MAX_CRASHES", 3, whole(1, 10_000),
+        "How often a job may take its worker process down before it is dead-lettered, "
+        "whatever attempts it has left.",
+    )  # fmt: skip
+    backoff: Any = option(
+        "BACKOFF", None, optional(backoff),
+        "Delay before the next attempt: seconds, a list of seconds, or `f(exception, "
+        "task_result)`. Default: exponential from 2 s to 10 min with jitter.",
+    )  # fmt: skip
+    serializer: str = option(
+        "SERIALIZER", "json", one_of("json", "pickle"),
+        "`json` keeps dates, times, Decimal, UUID, bytes and tuple exactly; `pickle` takes "
+        "any object.",
+    )  # fmt: skip
+    compress_above_bytes: int | None = option(
+        "COMPRESS", None, compression,
+        "Compress packages larger than this many bytes; True = 1024.",
+    )  # fmt: skip
+    max_package_bytes: int = option(
+        "MAX_PACKAGE_BYTES", 1 << 20, whole(256),
+        "The largest package that `enqueue` accepts.",
+    )  # fmt: skip
+    keep_results: Retention = option(
+        "KEEP_RESULTS", Retention(), retention,
+        "How long and how many: a dict of `successful_seconds` (default 7 days), "
+        "`successful_count`, `failed_seconds` (default 90 days), `failed_count`; True = for "
+        "ever; False = no successes.",
+    )  # fmt: skip
+    prefetch: int = option(
+        "PREFETCH", 250, whole(0, 10_000),
+        "Jobs that may wait inside one worker at most, for short tasks; long tasks are "
+        "never prefetched.",
+    )  # fmt: skip
+    poll_seconds: float = option(
+        "POLL_SECONDS", 1.0, seconds(0.01),
+        "How often an idle cluster looks for jobs when nothing wakes it.",
+    )  # fmt: skip
+    shutdown_seconds: float = option(
+        "SHUTDOWN_SECONDS", 25.0, seconds(0),
+        "How long running jobs may go on after SIGTERM before they are interrupted and "
+        "given back.",
+    )  # fmt: skip
+    recycle_jobs: int | None = option(
+        "RECYCLE_JOBS", None, optional(whole(1)),
+        "Replace a worker process after this many jobs.",
+    )  # fmt: skip
+    recycle_memory_mb: int | None = option(
+        "RECYCLE_MEMORY_MB", None, optional(whole(1)),
+        "Replace a worker process whose resident memory has grown past this many MiB.",
+    )  # fmt: skip
+    start_method: str | None = option(
+        "START_METHOD", None, optional(one_of("fork", "spawn", "forkserver")),
+        "How processes are started. Default: fork on Linux, spawn elsewhere.",
+    )  # fmt: skip
+    heartbeat_seconds: float = option(
+        "HEARTBEAT_SECONDS", 5.0, seconds(0.1),
+        "How often a cluster writes its sign of life.",
+    )  # fmt: skip
+    upkeep_seconds: float = option(
+        "UPKEEP_SECONDS", 10.0, seconds(0.1),
+        "How often upkeep rescues, prunes and cleans. Hot tables are vacuumed more often, "
+        "under load.",
+    )  # fmt: skip
+    unknown_task_grace_seconds: float = option(
+        "UNKNOWN_TASK_GRACE_SECONDS", 600.0, seconds(0),
+        "How long after its enqueue a job whose task cannot be found here is put back for a "
+        "cluster that knows it, as in a rolling deploy, before it is dead-lettered.",
+    )  # fmt: skip
+    database_seconds: float = option(
+        "DATABASE_SECONDS", 15.0, seconds(1),
+        "The deadline of every call that the cluster's own processes make to the database.",
+    )  # fmt: skip
+    sqlite_tuning: bool = option(
+        "SQLITE_TUNING", True, flag,
+        "On SQLite, open the queue's database in WAL mode with `BEGIN IMMEDIATE` and a busy "
+        "time-out, unless `DATABASES` says otherwise: without these, several processes meet "
+        "'database is locked'.",
+    )  # fmt: skip
+
+    @property
+    def database(self) -> str:
+        """The alias in ``DATABASES`` of the store: jobs, results, dead letters."""
+        scheme, _, rest = self.broker.partition("://")
+        return rest.strip("/") or "default" if scheme == "orm" else "default"
+
+
+def option_fields() -> dict[str, Field[Any]]:
+    """Key under ``OPTIONS`` -> field, in the order of documentation."""
+    return {spec.metadata["key"]: spec for spec in fields(Settings) if "key" in spec.metadata}
+
+
+@cache
+def settings_for(alias: str = "default") -> Settings:
+    """The checked settings of the backend of that name.
+
+    Raises:
+        ConfigurationError: when ``TASKS`` has no such backend, or an option is wrong.
+    """
+    configured = getattr(django_settings, "TASKS", None) or {}
+    if alias not in configured:
+        raise ConfigurationError(
+            f"TASKS has no backend {alias!r}. Add to your settings: "
+            f'TASKS = {{"{alias}": {{"BACKEND": "stoker.backend.StokerBackend"}}}}.'
+        )
+    return read_settings(alias, configured[alias])
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "TASKS":
+        settings_for.cache_clear()
+
+
+setting_changed.connect(_forget)
+
+
+def read_settings(alias: str, params: Mapping[str, Any]) -> Settings:
+    """The checked settings of one entry of ``TASKS``.
+
+    Raises:
+        ConfigurationError: with one sentence for the first option that is unknown or wrong.
+    """
+    for problem in problems(alias, params):
+        raise ConfigurationError(problem)
+    return _assemble(alias, params)
+
+
+ENTRY_KEYS = ("BACKEND", "QUEUES", "OPTIONS")
+"""What one entry of ``TASKS`` may have."""
+
+
+def problems(alias: str, params: Mapping[str, Any]) -> list[str]:
+    """One sentence for each option of this entry of ``TASKS`` that cannot be used."""
+    found = []
+    options = params.get("OPTIONS", {})
+    known = option_fields()
+    where = f'TASKS["{alias}"]["OPTIONS"]'
+    for key in params:
+        if key not in ENTRY_KEYS:
+            entry = f'TASKS["{alias}"]'
+            found.append(f"{entry} has no key {key!r}.{_suggestion(str(key), ENTRY_KEYS)}")
+    if not _are_queues(params.get("QUEUES", [])):
+        found.append(
+            f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters; '
+            "an empty one takes any name."
+        )
+    if not isinstance(options, Mapping):
+        return [*found, f"{where} must be a dict of options."]
+    for key, value in options.items():
+        if key not in known:
+            found.append(f"{where} has no option {key!r}.{_suggestion(str(key), known)}")
+            continue
+        try:
+            known[key].metadata["check"](value)
+        except ValueError as error:
+            found.append(f'{where}["{key}"] is {value!r}, but {error}.')
+    return found
+
+
+def _are_queues(value: Any) -> bool:
+    return isinstance(value, list | tuple | set | frozenset) and all(
+        isinstance(name, str) and 0 < len(name) <= 100 for name in value
+    )
+
+
+def _suggestion(key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key.upper(), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else " Known: " + ", ".join(known) + "."
+
+
+def _assemble(alias: str, params: Mapping[str, Any]) -> Settings:
+    known = option_fields()
+    checked = {
+        known[key].name: known[key].metadata["check"](value)
+        for key, value in params.get("OPTIONS", {}).items()
+    }
+    queues = tuple(sorted(params.get("QUEUES", ["default"])))
+    return Settings(alias=alias, queues=queues, **checked)

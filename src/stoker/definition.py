@@ -1,0 +1,287 @@
+"""``Task``: a function, and how its jobs are to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+)
+
+from asgiref.sync import sync_to_async
+from django.utils import timezone
+
+from .compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    DEFAULT_TASK_PRIORITY,
+    DEFAULT_TASK_QUEUE_NAME,
+    DjangoTask,
+)
+from .exceptions import InvalidTaskOption, UnknownTask
+from .finding import find_task
+from .options import (
+    CHANGES,
+    BackoffOption,
+    Changes,
+    ErrorClasses,
+    backoff,
+    error_classes,
+    expiry,
+    option,
+    positive_seconds,
+    refuse_unknown,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from .results import Result
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Call = tuple[Iterable[Any], Mapping[str, Any]]
+"""The arguments of one job: ``(args, kwargs)``."""
+
+
+# Django's own Task is not generic, the backport's is: naming Generic here makes ours so on both.
+# `slots=True` makes the class a second time, and `super()` without arguments would mean the first,
+# so the base is called by its name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in the stubs and the backport only
+    """A task of ``django.tasks`` that also knows how often, how long and when its jobs are tried.
+
+    None and () mean: as the settings of its backend say.
+    """
+
+    func: Callable[..., R]
+    """The function. With ``takes_context`` its first parameter is ``context``, a TaskContext."""
+
+    priority: int = DEFAULT_TASK_PRIORITY
+    """From -100 to 100; higher runs first."""
+
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    """The name under ``TASKS``."""
+
+    queue_name: str = DEFAULT_TASK_QUEUE_NAME
+    """The line in which the jobs wait: one of the backend's ``QUEUES``; any, where that is []."""
+
+    run_after: datetime | None = None
+    """Jobs are not started before; given to ``using()``."""
+
+    takes_context: bool = False
+    """Whether the function is given a TaskContext as its first argument."""
+
+    run_after_seconds: float | None = None
+    """Jobs are not started until so long after their enqueue: ``using(run_after=seconds)``."""
+
+    max_attempts: int | None = option(None, whole(1, 10_000))
+    """How often a job is tried before it is a dead letter. Setting: ``MAX_ATTEMPTS``."""
+
+    max_crashes: int | None = option(None, whole(1, 10_000))
+    """How often a job may take its worker process down. Setting: ``MAX_CRASHES``."""
+
+    backoff: BackoffOption | None = option(None, backoff)
+    """The delay before the next attempt: seconds or a timedelta; a list of them, of which the last
+    repeats; or ``f(exception, task_result)``, which gives one, or None for no further attempt. See
+    ``exponential``, ``linear`` and ``constant``. Setting: ``BACKOFF``."""
+
+    timeout: float | timedelta | None = option(None, positive_seconds)
+    """Seconds or a timedelta that one attempt may take; ``math.inf`` = no limit. Setting:
+    ``TIMEOUT``."""
+
+    retry_on: ErrorClasses = option((), error_classes)
+    """An exception class or a tuple of them: on others the job is not tried again. () = on all."""
+
+    give_up_on: ErrorClasses = option((), error_classes)
+    """An exception class or a tuple of them: on these the job is not tried again, whatever
+    ``retry_on`` says."""
+
+    expires: float | timedelta | datetime | None = option(None, expiry)
+    """A job that was not started by then becomes a dead letter: seconds or a timedelta after its
+    enqueue, or (given to ``using()``) an aware datetime."""
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            InvalidTaskOption: for one of Stoker's.
+            InvalidTask: for one of Django's.
+        """
+        for spec in option_fields():
+            value = getattr(self, spec.name)
+            if value is not None and value != ():
+                checked = spec.metadata["check"](spec.name, value)
+                object.__setattr__(self, spec.name, checked)
+        DjangoTask.__post_init__(self)
+
+    def using(self, **changes: Unpack[Changes]) -> Self:
+        """This task with other options.
+
+        Args:
+            priority, queue_name, backend: as for ``@task``; None = as it is.
+            run_after: a datetime, or seconds or a timedelta from the enqueue on; None = as it is.
+            max_attempts, max_crashes, timeout, expires: as for ``@task``; None = as the backend's
+                settings say.
+
+        Raises:
+            InvalidTaskOption: an option is unknown, or has a wrong value.
+            InvalidTask: one of Django's has a wrong value.
+        """
+        given: dict[str, Any] = dict(changes)
+        refuse_unknown(given, CHANGES, "using()")
+        for name in ("priority", "queue_name", "backend", "run_after"):
+            if given.get(name, name) is None:
+                del given[name]
+        if "run_after" in given:
+            given |= _not_before(given.pop("run_after"))
+        return replace(self, **given)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
+        """Make a job of this call. Inside a transaction, it is there when that commits.
+
+        Raises:
+            TypeError: the function does not take these arguments.
+            NotSerializable, PackageTooLarge: they cannot travel.
+            InvalidTask: the backend does not take the task (any more).
+            NotMigrated, BrokerUnavailable: the job could not be stored.
+        """
+        due = self._counted_from_now()
+        backend: Any = due.get_backend()
+        result: Result[R] = backend.enqueue(due, args, kwargs)
+        return result
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
+        """The same without blocking the event loop, in the transaction of this async context."""
+        due = self._counted_from_now()
+        backend: Any = due.get_backend()
+        result: Result[R] = await backend.aenqueue(due, args, kwargs)
+        return result
+
+    def enqueue_many(self, calls: Iterable[Call]) -> Sequence[Result[R]]:
+        """Make a job of each call, all or none: one round trip per thousand or so.
+
+        Args:
+            calls: ``(args, kwargs)`` pairs, as in ``[((7,), {"tenant_id": 1}), ...]``.
+
+        Raises: as ``enqueue``; nothing was enqueued then.
+        """
+        due = self._counted_from_now()
+        backend: Any = due.get_backend()
+        results: Sequence[Result[R]]
+        if hasattr(backend, "enqueue_many"):
+            results = backend.enqueue_many(due, calls)
+        else:
+            results = [backend.enqueue(due, args, kwargs) for args, kwargs in calls]
+        return results
+
+    async def aenqueue_many(self, calls: Iterable[Call]) -> Sequence[Result[R]]:
+        """The same without blocking the event loop."""
+        return await sync_to_async(self.enqueue_many, thread_sensitive=True)(calls)
+
+    def get_result(self, result_id: str) -> Result[R]:
+        """The result of one of this task's jobs.
+
+        Raises:
+            TaskResultDoesNotExist: there is none with that id (any more).
+            TaskResultMismatch: it is another task's.
+        """
+        return cast("Result[R]", DjangoTask.get_result(self, result_id))
+
+    async def aget_result(self, result_id: str) -> Result[R]:
+        """See ``get_result``."""
+        return cast("Result[R]", await DjangoTask.aget_result(self, result_id))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now, without a job; an ``async def`` one too."""
+        return cast(R, DjangoTask.call(self, *args, **kwargs))
+
+    async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now, without a job; a sync one in a thread."""
+        return cast(R, await DjangoTask.acall(self, *args, **kwargs))
+
+    def _counted_from_now(self) -> Self:
+        """For backends that do not know of it, a delay has to be a moment."""
+        if self.run_after_seconds is None:
+            return self
+        run_after = timezone.now() + timedelta(seconds=self.run_after_seconds)
+        return replace(self, run_after=run_after, run_after_seconds=None)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        """A task is pickled by its name: functions of modules are."""
+        values = {
+            spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "func"
+        }
+        return _restored, (type(self), self.module_path, values)
+
+
+def option_fields() -> list[Field[Any]]:
+    """The fields of Task that are Stoker's options, in the order of documentation."""
+    return [spec for spec in fields(Task) if "check" in spec.metadata]
+
+
+def _not_before(run_after: Any) -> dict[str, Any]:
+    """The fields that say when a job may start."""
+    if isinstance(run_after, datetime):
+        return {"run_after": run_after, "run_after_seconds": None}
+    seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not abs(seconds) < LONGEST_DELAY_SECONDS:
+        raise InvalidTaskOption(
+            f"run_after={run_after!r}: write a datetime, or seconds or a timedelta from the "
+            "enqueue on."
+        )
+    return {"run_after": None, "run_after_seconds": float(seconds)}
+
+
+def _restored(kind: type[Task[..., Any]], path: str, values: dict[str, Any]) -> Task[..., Any]:
+    if issubclass(kind, AbsentTask):
+        return absent_task(path, values["backend"])
+    return kind(func=find_task(path).func, **values)
+
+
+class AbsentTask(Task[..., Any]):
+    """Stands in a result for a task that is not there any more: a name, and nothing to run."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """There is nothing to check."""
+
+    @property
+    def name(self) -> str:
+        return self.module_path.rpartition(".")[2]
+
+    @property
+    def module_path(self) -> str:
+        return self.func.path  # type: ignore[attr-defined,no-any-return] # an _Absent
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """The function that is not there."""
+
+    path: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnknownTask(
+            f"There is no task {self.path!r} here (any more), so it cannot be called."
+        )
+
+
+def absent_task(path: str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> AbsentTask:
+    """A stand-in for the task of that name. Never raises; calling it raises UnknownTask."""
+    return AbsentTask(func=_Absent(path), backend=backend)
+
+
+LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0

@@ -1,0 +1,179 @@
+"""Everything that Stoker raises.
+
+::
+
+    StokerError
+    ├── ConfigurationError            (also ImproperlyConfigured)
+    ├── InvalidTaskOption             (also TypeError)
+    ├── PackageError
+    │   ├── NotSerializable           (also TypeError)   at enqueue: names the argument
+    │   ├── PackageTooLarge           (also ValueError)  at enqueue
+    │   └── UnreadablePackage                            at execution: becomes a dead letter
+    │       ├── BadSignature
+    │       └── NewerVersion
+    ├── UnknownTask                                      the task is not (or no longer) there
+    ├── BrokerError
+    │   └── BrokerUnavailable                            retried with back-off by the cluster
+    ├── NotMigrated                                      the tables are not there yet
+    ├── LockError
+    │   ├── LockBusy                  (also TimeoutError) another has the lock
+    │   ├── LockLost                                      it is held no longer
+    │   └── LockMisused               (also RuntimeError) the program is wrong, not the moment
+    ├── ResultTimeout                 (also TimeoutError) wait() ran out of time
+    ├── JobFailed                                        wait(): the job failed
+    │   └── JobCancelled                                 wait(): the job was cancelled
+    └── TaskSignal                                       raised by a task on purpose
+        ├── Retry                                        try this job again later
+        ├── Snooze                                       later, without using an attempt
+        └── Cancel                                       end this job, no result
+    TaskTimeout                       (a TimeoutError)   raised inside a task that ran too long
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class StokerError(Exception):
+    """The root of every error of Stoker's own."""
+
+
+class ConfigurationError(StokerError, ImproperlyConfigured):
+    """A setting under ``TASKS`` cannot be used; the message says which one and what to write."""
+
+
+class InvalidTaskOption(StokerError, TypeError):
+    """An option given to ``@task`` or ``using()`` is unknown or has a wrong value."""
+
+
+class PackageError(StokerError):
+    """A job could not be turned into bytes, or bytes into a job."""
+
+
+class NotSerializable(PackageError, TypeError):
+    """An argument or a return value has a type the serializer does not take."""
+
+
+class PackageTooLarge(PackageError, ValueError):
+    """The sealed package is larger than ``MAX_PACKAGE_BYTES``."""
+
+
+class UnreadablePackage(PackageError):
+    """The bytes are not a package that this cluster may run."""
+
+
+class BadSignature(UnreadablePackage):
+    """The package was changed, or signed with another key or for another cluster."""
+
+
+class NewerVersion(UnreadablePackage):
+    """The package was written by a newer Stoker than this one."""
+
+
+class UnknownTask(StokerError):
+    """The package names a task that cannot be imported here."""
+
+
+class BrokerError(StokerError):
+    """The broker refused, or could not be reached."""
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker cannot be reached now. Nothing was lost; try again."""
+
+
+class NotMigrated(StokerError):
+    """Stoker's tables are missing: run ``manage.py migrate``."""
+
+
+class LockError(StokerError):
+    """Something about a named lock."""
+
+
+class LockBusy(LockError, TimeoutError):
+    """Another has the lock, and had it to the end of the time that was given for waiting."""
+
+
+class LockLost(LockError):
+    """The lock is held no longer: its lease ended, or it was taken away. Another may have it."""
+
+
+class LockMisused(LockError, RuntimeError):
+    """A lock object was used in a way that cannot work; the message says what to do instead."""
+
+
+class ResultTimeout(StokerError, TimeoutError):
+    """The job had not finished when the time given to ``wait()`` was over."""
+
+
+class JobFailed(StokerError):
+    """What ``wait()`` raises for a job that failed.
+
+    Args:
+        errors: one TaskError for each attempt that failed, in order.
+    """
+
+    def __init__(self, sentence: str, errors: Sequence[Any] = ()) -> None:
+        super().__init__(sentence)
+        self.errors = list(errors)
+
+
+class JobCancelled(JobFailed):
+    """What ``wait()`` raises for a job that was cancelled."""
+
+
+class TaskSignal(StokerError):
+    """What a task raises on purpose to say what should become of its job."""
+
+
+class Retry(TaskSignal):
+    """Raised inside a task: this attempt failed, try again.
+
+    Args:
+        delay: seconds or a timedelta until the next attempt; None = as ``backoff`` says.
+        reason: kept as the error message of the attempt.
+
+    The last attempt cannot be retried: the job then fails as if this were any other error.
+    """
+
+    def __init__(
+        self, delay: float | timedelta | None = None, reason: str = "retry requested"
+    ) -> None:
+        super().__init__(reason)
+        self.delay_seconds = None if delay is None else as_seconds(delay)
+        self.reason = reason
+
+
+class Snooze(TaskSignal):
+    """Raised inside a task: run this job again later; this attempt does not count.
+
+    Args:
+        delay: seconds or a timedelta.
+    """
+
+    def __init__(self, delay: float | timedelta, reason: str = "snoozed") -> None:
+        super().__init__(reason)
+        self.delay_seconds = as_seconds(delay)
+        self.reason = reason
+
+
+class Cancel(TaskSignal):
+    """Raised inside a task: end this job as cancelled. It is neither retried nor dead-lettered."""
+
+    def __init__(self, reason: str = "cancelled by the task") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class TaskTimeout(TimeoutError):
+    """Raised inside a task that is still running when its ``timeout`` is over."""
+
+
+def as_seconds(delay: float | timedelta) -> float:
+    """A delay in seconds, never negative."""
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+    return max(0.0, seconds)

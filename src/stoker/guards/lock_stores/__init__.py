@@ -1,0 +1,1 @@
+"""Where locks are kept: the database, or a cache that can keep one honestly."""

@@ -1,0 +1,259 @@
+"""Execute: open the package, find the task, run it, say what it came to. User code runs here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import Token
+from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction
+from typing import Any
+
+from asgiref.sync import async_to_sync
+
+from stoker.brokers.base import Delivery
+from stoker.compat import TaskContext, task_backends, task_signals
+from stoker.conf import Settings
+from stoker.exceptions import (
+    BadSignature,
+    NewerVersion,
+    PackageError,
+    TaskTimeout,
+    UnknownTask,
+)
+from stoker.finding import find_task
+from stoker.models.job import moment
+from stoker.options import options_of
+from stoker.package import Package, sealer_for
+from stoker.results import Result
+from stoker.signals import post_execute, pre_execute
+
+from . import outcomes
+from .faults import fault_of, plain_fault
+from .outcomes import Attempted, Outcome
+from .retries import crash_delay_seconds, decide
+from .running import Running, conclude, current, is_heard, running_result
+from .time_limit import message, time_limit
+
+UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
+"""How long a job whose task is not known here is put back for, the longer the older it is."""
+
+SIGNALS = (task_signals.task_started, task_signals.task_finished, pre_execute, post_execute)
+
+
+@dataclass(slots=True)
+class Opened:
+    """A job ready to run."""
+
+    delivery: Delivery
+    package: Package
+    task: Any
+    is_async: bool
+    started_at: float
+    result: Result[Any] | None
+    """None while nobody asks for it."""
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        return self.package.options.timeout_seconds
+
+
+class Executor:
+    """Runs deliveries, one after another or many at once; keeps nothing between them but tasks.
+
+    Args:
+        settings: the backend's.
+        worker_id: who runs them, as results name it.
+        limit: the soft time-out around a sync task.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        worker_id: str,
+        limit: Callable[[float | None], AbstractContextManager[None]] = time_limit,
+    ) -> None:
+        self.settings = settings
+        self.worker_id = worker_id
+        self._limit = limit
+        self._sealer = sealer_for(settings)
+        self._sender = _backend_class(settings.alias)
+        self._found: dict[str, tuple[Any, bool]] = {}
+        """Name -> task, and whether it is async. They stay what they are as long as a process."""
+
+    def run(self, delivery: Delivery) -> Attempted:
+        """One attempt, from bytes to outcome, in this thread. Raises only KeyboardInterrupt."""
+        opened = self.open(delivery)
+        return self.run_opened(opened) if isinstance(opened, Opened) else opened
+
+    def run_opened(self, opened: Opened) -> Attempted:
+        token = self._announce(opened)
+        try:
+            with self._limit(None if opened.is_async else opened.timeout_seconds):
+                value = self._call(opened)
+            outcome: Outcome = outcomes.Succeeded(self._value(value))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
+            return self._raised(opened, error)
+        else:
+            return self._concluded(opened, outcome, value)
+        finally:
+            current.reset(token)
+
+    async def run_opened_async(self, opened: Opened) -> Attempted:
+        """The same for an ``async def`` task, on the running event loop."""
+        token = self._announce(opened)
+        try:
+            value = await self._await(opened)
+            outcome: Outcome = outcomes.Succeeded(self._value(value))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
+            return self._raised(opened, error)
+        else:
+            return self._concluded(opened, outcome, value)
+        finally:
+            current.reset(token)
+
+    def open(self, delivery: Delivery) -> Opened | Attempted:
+        """The job ready to run; or the attempt already over when it can't be."""
+        started_at = time.time()
+        package = None
+        try:
+            package = self._sealer.open(delivery.package)
+            if package.job_id != delivery.job_id:
+                raise BadSignature(
+                    f"The package is signed for job {package.job_id}, not for {delivery.job_id}."
+                )
+            expires_at = package.options.expires_at
+            if expires_at is not None and started_at >= expires_at:
+                return self._not_run(delivery, started_at, _expired(started_at - expires_at))
+            task, is_async = self._found.get(package.task) or self._find(package.task)
+        except (PackageError, UnknownTask) as error:
+            enqueued_at = package.enqueued_at if package else None
+            return self._not_run(delivery, started_at, self._unopened(error, enqueued_at, delivery))
+        try:
+            opened = Opened(delivery, package, task, is_async, started_at, None)
+            if delivery.attempt > 1 or task.takes_context or any(map(is_heard, SIGNALS)):
+                opened.result = self._show(opened, package)
+            return opened
+        except Exception as error:  # noqa: BLE001 - an attempt like any other, that failed early
+            return self._not_run(delivery, started_at, _unprepared(error, package, delivery))
+
+    def _find(self, name: str) -> tuple[Any, bool]:
+        task = find_task(name)
+        self._found[name] = found = task, iscoroutinefunction(task.func)
+        return found
+
+    def _result(self, opened: Opened) -> Result[Any]:
+        """The attempt as it is seen from outside."""
+        if opened.result is None:
+            # From the bytes: the task may have changed what it was given.
+            opened.result = self._show(opened, self._sealer.open(opened.delivery.package))
+        return opened.result
+
+    def _show(self, opened: Opened, package: Package) -> Result[Any]:
+        return running_result(
+            self.settings,
+            opened.task,
+            package,
+            opened.delivery,
+            opened.started_at,
+            self.worker_id,
+        )
+
+    def _unopened(self, error: Exception, enqueued_at: float | None, delivery: Delivery) -> Outcome:
+        """What becomes of a job that this worker can't open or doesn't know. During a rolling
+        deploy another cluster may: within the grace period it is put back."""
+        reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
+        if isinstance(error, UnknownTask | NewerVersion):
+            since = enqueued_at or _moment_of(delivery)
+            age_seconds = max(0.0, time.time() - since)
+            if age_seconds < self.settings.unknown_task_grace_seconds:
+                step = min(int(age_seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
+                return outcomes.Snoozed(UNKNOWN_TASK_DELAYS_SECONDS[step], str(error))
+        return outcomes.Failed(fault_of(error), reason)
+
+    def _call(self, opened: Opened) -> Any:
+        positional = self._arguments(opened)
+        function = opened.task.func
+        if opened.is_async:
+            return async_to_sync(self._await)(opened)
+        return function(*positional, **opened.package.kwargs)
+
+    async def _await(self, opened: Opened) -> Any:
+        positional = self._arguments(opened)
+        seconds = opened.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await opened.task.func(*positional, **opened.package.kwargs)
+        except TimeoutError as error:
+            if limit.expired() and not isinstance(error, TaskTimeout) and seconds is not None:
+                raise TaskTimeout(message(seconds)) from error
+            raise
+
+    def _arguments(self, opened: Opened) -> tuple[Any, ...]:
+        if opened.task.takes_context:
+            return (TaskContext(task_result=self._result(opened)), *opened.package.args)
+        return opened.package.args
+
+    def _value(self, value: Any) -> bytes:
+        return self._sealer.seal_value(value)
+
+    def _announce(self, opened: Opened) -> Token[Running | None]:
+        """Let everybody know what runs here, until the token is given back."""
+        delivery, package = opened.delivery, opened.package
+        token = current.set(Running(delivery.job_id, package.task, delivery.attempt, package.queue))
+        if opened.result is not None:
+            task_signals.task_started.send_robust(self._sender, task_result=opened.result)
+            pre_execute.send_robust(self._sender, task_result=opened.result)
+        return token
+
+    def _raised(self, opened: Opened, error: BaseException) -> Attempted:
+        """Called inside the except block: receivers of task_finished may ask sys.exc_info()."""
+        if isinstance(error, PackageError):
+            outcome: Outcome = outcomes.Failed(fault_of(error))
+        else:
+            # How often is said with each job, as by using(max_attempts=...), and travels with it.
+            max_attempts = opened.package.options.max_attempts
+            options = replace(options_of(opened.task, self.settings), max_attempts=max_attempts)
+            outcome = decide(error, options, opened.delivery.attempt, self._result(opened))
+        return self._concluded(opened, outcome)
+
+    def _concluded(self, opened: Opened, outcome: Outcome, value: Any = None) -> Attempted:
+        finished_at = time.time()
+        if opened.result is not None or not isinstance(outcome, outcomes.Succeeded):
+            result = self._result(opened)
+            if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
+                conclude(result, outcome, value, moment(finished_at))
+                task_signals.task_finished.send_robust(self._sender, task_result=result)
+            post_execute.send_robust(self._sender, task_result=result, outcome=outcome)
+        return Attempted(opened.delivery, outcome, self.worker_id, opened.started_at, finished_at)
+
+    def _not_run(self, delivery: Delivery, started_at: float, outcome: Outcome) -> Attempted:
+        return Attempted(delivery, outcome, self.worker_id, started_at, time.time())
+
+
+def _unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
+    fault = fault_of(error)
+    if delivery.attempt >= package.options.max_attempts:
+        return outcomes.Failed(fault)
+    return outcomes.Retry(fault, crash_delay_seconds(delivery.attempt))
+
+
+def _expired(late_seconds: float) -> Outcome:
+    fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
+    return outcomes.Failed(fault, "expired")
+
+
+def _moment_of(delivery: Delivery) -> float:
+    """When the job was made, in seconds since 1970: the first 48 bits of its id (RFC 9562)."""
+    return (delivery.job_id.int >> 80) / 1000
+
+
+def _backend_class(alias: str) -> type:
+    return type(task_backends[alias])

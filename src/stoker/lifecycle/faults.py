@@ -1,0 +1,63 @@
+"""Errors turned into text, once, where they happen."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from types import TracebackType
+
+from .outcomes import Fault
+
+MESSAGE_LIMIT = 10_000
+TRACEBACK_LIMIT = 64_000
+
+
+def fault_of(error: BaseException) -> Fault:
+    """The error as it is kept. Never raises, whatever the error's ``__str__`` does."""
+    kind = type(error)
+    try:
+        message = str(error)
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise anything
+        message = f"<the error's text could not be had: {type(broken).__name__}>"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - formatting calls the user's __str__, too
+        trace = "".join(traceback.format_tb(error.__traceback__)) + f"{kind.__qualname__}\n"
+    return Fault(
+        exception_class=f"{kind.__module__}.{kind.__qualname__}"[:255],
+        message=storable(message, MESSAGE_LIMIT),
+        traceback=storable(trace, TRACEBACK_LIMIT),
+        location=_location(error.__traceback__),
+    )
+
+
+def plain_fault(error_class: type[BaseException], message: str) -> Fault:
+    """A fault that nothing raised: found out by the cluster itself."""
+    name = f"{error_class.__module__}.{error_class.__qualname__}"
+    told = storable(message, MESSAGE_LIMIT)
+    return Fault(exception_class=name, message=told, traceback=f"{name}: {told}\n")
+
+
+def fingerprint(fault: Fault) -> str:
+    """The same for the same fault: error class and where it was raised."""
+    told = f"{fault.exception_class}\n{fault.location}"
+    return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def storable(text: str, limit: int) -> str:
+    """Text that every database takes: no NUL, no lone surrogate; the middle left out if long."""
+    clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(clean) <= limit:
+        return clean
+    half = limit // 2
+    return f"{clean[:half]}\n... ({len(clean) - limit} characters left out) ...\n{clean[-half:]}"
+
+
+def _location(trace: TracebackType | None) -> str:
+    """``module:function`` of the innermost frame."""
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = trace.tb_frame
+    return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"[:255]

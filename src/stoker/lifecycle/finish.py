@@ -1,0 +1,276 @@
+"""Finish: carry out what attempts came to. Record first, ack last; with a transactional broker both
+are one transaction. A stale lease changes nothing.
+
+::
+
+    Succeeded                      ack      job: SUCCESSFUL
+    Cancelled                      ack      job: CANCELLED             attempt
+    Failed                         ack      job: FAILED, dead letter   attempt
+    Retry                          release  after its delay            attempt
+    Snoozed                        release  after its delay, attempt given back
+    Crashed, TimedOut              tries left: as Retry; else as Failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db import transaction
+
+from stoker.brokers.base import Broker, Lease, Return
+from stoker.compat import task_backends
+from stoker.conf import Settings
+from stoker.events import tell
+from stoker.exceptions import PackageError
+from stoker.models import Attempt, DeadLetter, Job
+from stoker.models.job import Ending, moment
+from stoker.package import JobOptions, Package, sealer_for
+from stoker.signals import dead_lettered
+
+from . import outcomes
+from .dead_letters import bury
+from .faults import plain_fault
+from .outcomes import Attempted, Failed, Fault, Outcome
+from .retries import crash_delay_seconds
+
+
+class WorkerCrashed(Exception):
+    """Named in the record of an attempt whose worker process died; never raised."""
+
+
+class TaskKilled(Exception):
+    """Named in the record of an attempt whose worker was killed at its time-out; never raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One attempt and what is to be done about it."""
+
+    attempted: Attempted
+    outcome: Outcome
+    """As attempted, but Crashed and TimedOut resolved into Retry or Failed."""
+    crashes: int
+
+    @property
+    def lease(self) -> Lease:
+        return self.attempted.delivery.lease
+
+    @property
+    def is_over(self) -> bool:
+        return isinstance(self.outcome, outcomes.Succeeded | outcomes.Cancelled | Failed)
+
+
+def finish(settings: Settings, broker: Broker, attempted: Sequence[Attempted]) -> set[Lease]:
+    """Record these attempts and free their leases.
+
+    Returns:
+        The leases that were stale: somebody else has the job now, nothing was recorded for it.
+    """
+    verdicts = [_resolve(settings, one) for one in attempted]
+    with transaction.atomic(using=settings.database):
+        if broker.capabilities.transactional:
+            stale = _free(broker, verdicts)
+            verdicts = [verdict for verdict in verdicts if verdict.lease not in stale]
+        else:
+            stale = set()
+            _ensure_rows(settings, verdicts)
+        entries = _record(settings, verdicts)
+    if not broker.capabilities.transactional:
+        stale = _free(broker, verdicts)
+    _announce(settings, verdicts, entries)
+    return stale
+
+
+def _resolve(settings: Settings, attempted: Attempted) -> Verdict:
+    """Decide about attempts that could not decide for themselves."""
+    delivery, outcome = attempted.delivery, attempted.outcome
+    crashes = delivery.crashes
+    if isinstance(outcome, outcomes.Crashed):
+        crashes += 1
+        fault = plain_fault(WorkerCrashed, outcome.detail)
+        options = _options(settings, attempted)
+        is_last = delivery.attempt >= options.max_attempts or crashes >= options.max_crashes
+        outcome = _retry_unless(is_last, fault, "crash", crashes)
+    elif isinstance(outcome, outcomes.TimedOut):
+        fault = plain_fault(TaskKilled, outcome.detail)
+        options = _options(settings, attempted)
+        is_last = delivery.attempt >= options.max_attempts
+        outcome = _retry_unless(is_last, fault, "timeout", delivery.attempt)
+    return Verdict(attempted, outcome, crashes)
+
+
+def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:
+    if is_last:
+        return Failed(fault, reason)
+    return outcomes.Retry(fault, crash_delay_seconds(times), reason)
+
+
+def _options(settings: Settings, attempted: Attempted) -> JobOptions:
+    package = _open(settings, attempted)
+    if package is None:
+        return JobOptions(max_attempts=settings.max_attempts, max_crashes=settings.max_crashes)
+    return package.options
+
+
+def _open(settings: Settings, attempted: Attempted) -> Package | None:
+    delivery = attempted.delivery
+    data = delivery.package
+    if not data:
+        packages = Job.objects.using(settings.database).packages([delivery.job_id])
+        data = packages.get(delivery.job_id, b"")
+    try:
+        return sealer_for(settings).open_without_arguments(data)
+    except PackageError:
+        return None
+
+
+def _free(broker: Broker, verdicts: Sequence[Verdict]) -> set[Lease]:
+    """Ack what is over, release what is to be tried again. Returns the stale leases."""
+    over = [verdict.lease for verdict in verdicts if verdict.is_over]
+    again = [_return(verdict) for verdict in verdicts if not verdict.is_over]
+    stale = broker.ack(over) if over else set()
+    return stale | (broker.release(again) if again else set())
+
+
+def _return(verdict: Verdict) -> Return:
+    attempts = verdict.attempted.delivery.attempt
+    outcome = verdict.outcome
+    if isinstance(outcome, outcomes.Snoozed):
+        attempts -= 1
+    assert isinstance(outcome, outcomes.Snoozed | outcomes.Retry)
+    return Return(verdict.lease, outcome.delay_seconds, attempts, verdict.crashes)
+
+
+def _record(settings: Settings, verdicts: Sequence[Verdict]) -> list[DeadLetter]:
+    alias = settings.database
+    attempts = [_attempt(verdict) for verdict in verdicts if _is_recorded_as_attempt(verdict)]
+    if attempts:
+        Attempt.objects.using(alias).bulk_create(attempts, ignore_conflicts=True)
+    buried = [
+        (verdict.attempted, verdict.outcome)
+        for verdict in verdicts
+        if isinstance(verdict.outcome, Failed)
+    ]
+    entries = bury(alias, buried)
+    over = [verdict for verdict in verdicts if verdict.is_over]
+    if not settings.keep_results.keeps_successes:
+        _forget(alias, [verdict for verdict in over if _succeeded(verdict)])
+        over = [verdict for verdict in over if not _succeeded(verdict)]
+    Job.objects.using(alias).finish([_ending(verdict) for verdict in over])
+    return entries
+
+
+def _succeeded(verdict: Verdict) -> bool:
+    return isinstance(verdict.outcome, outcomes.Succeeded)
+
+
+def _is_recorded_as_attempt(verdict: Verdict) -> bool:
+    return not isinstance(verdict.outcome, outcomes.Succeeded | outcomes.Snoozed)
+
+
+def _forget(alias: str, verdicts: Sequence[Verdict]) -> None:
+    job_ids = [verdict.lease.job_id for verdict in verdicts]
+    if job_ids:
+        Attempt.objects.using(alias).filter(job_id__in=job_ids).delete()
+        Job.objects.using(alias).filter(pk__in=job_ids).delete()
+
+
+def _ending(verdict: Verdict) -> Ending:
+    outcome, attempted = verdict.outcome, verdict.attempted
+    value, reason, status = None, "", Job.Status.FAILED
+    if isinstance(outcome, outcomes.Succeeded):
+        value, status = outcome.value, Job.Status.SUCCESSFUL
+    elif isinstance(outcome, outcomes.Cancelled):
+        reason, status = outcome.reason, Job.Status.CANCELLED
+    elif isinstance(outcome, Failed):
+        reason = f"{outcome.reason}: {_in_one_line(outcome.fault)}"
+    return Ending(
+        job_id=verdict.lease.job_id,
+        status=status.value,
+        attempts=attempted.delivery.attempt,
+        worker_id=attempted.worker_id,
+        started_at=attempted.started_at,
+        finished_at=attempted.finished_at,
+        value=value,
+        reason=reason,
+    )
+
+
+def _in_one_line(fault: Fault) -> str:
+    return f"{fault.exception_class}: {fault.message.partition(chr(10))[0]}"
+
+
+def _attempt(verdict: Verdict) -> Attempt:
+    attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
+    fault = outcome.fault if isinstance(outcome, Failed | outcomes.Retry) else Fault("", "", "")
+    seen = attempted.outcome
+    if isinstance(outcome, outcomes.Cancelled):
+        kind, fault = Attempt.Kind.CANCELLED, Fault("", outcome.reason, "")
+    elif isinstance(seen, outcomes.Crashed):
+        kind = Attempt.Kind.CRASHED
+    elif isinstance(outcome, Failed | outcomes.Retry) and outcome.reason == "timeout":
+        kind = Attempt.Kind.TIMED_OUT
+    return Attempt(
+        job_id=verdict.lease.job_id,
+        number=attempted.delivery.attempt,
+        kind=kind,
+        worker_id=attempted.worker_id,
+        started_at=None if attempted.started_at is None else moment(attempted.started_at),
+        finished_at=moment(attempted.finished_at),
+        exception_class=fault.exception_class,
+        message=fault.message,
+        traceback=fault.traceback,
+        exit_code=seen.exit_code if isinstance(seen, outcomes.Crashed) else None,
+        signal=seen.signal if isinstance(seen, outcomes.Crashed | outcomes.TimedOut) else None,
+    )
+
+
+def _ensure_rows(settings: Settings, verdicts: Sequence[Verdict]) -> None:
+    """A broker outside the store delivers jobs that have no row yet."""
+    rows = []
+    for verdict in verdicts:
+        delivery = verdict.attempted.delivery
+        package = _open(settings, verdict.attempted)
+        rows.append(
+            Job(
+                id=delivery.job_id,
+                task=package.task if package else "",
+                queue=delivery.queue,
+                priority=delivery.priority,
+                package=delivery.package,
+                enqueued_at=moment(package.enqueued_at if package else 0.0),
+            )
+        )
+    Job.objects.using(settings.database).bulk_create(rows, ignore_conflicts=True)
+
+
+def _announce(
+    settings: Settings, verdicts: Sequence[Verdict], entries: Sequence[DeadLetter]
+) -> None:
+    for verdict in verdicts:
+        if isinstance(verdict.outcome, outcomes.Snoozed):
+            tell(
+                "put_back",
+                job_id=verdict.lease.job_id,
+                seconds=verdict.outcome.delay_seconds,
+                reason=verdict.outcome.reason,
+            )
+        elif isinstance(verdict.outcome, outcomes.Retry):
+            tell(
+                "attempt_failed",
+                job_id=verdict.lease.job_id,
+                attempt=verdict.attempted.delivery.attempt,
+                error=_in_one_line(verdict.outcome.fault),
+                seconds=verdict.outcome.delay_seconds,
+            )
+    sender = type(task_backends[settings.alias])
+    for entry in entries:
+        tell(
+            "dead_lettered",
+            job_id=entry.job_id,
+            task=entry.task or "an unknown task",
+            attempts=entry.attempts,
+            reason=entry.reason,
+        )
+        dead_lettered.send_robust(sender, dead_letter=entry)

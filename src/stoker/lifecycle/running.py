@@ -1,0 +1,113 @@
+"""What runs here now: known to log records, reporters and whoever asks from inside a task."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError
+from django.dispatch import Signal
+
+from stoker.brokers.base import Delivery
+from stoker.compat import TASKS_APP, TaskError, TaskResultStatus, task_signals
+from stoker.conf import Settings
+from stoker.models import Attempt
+from stoker.models.job import moment
+from stoker.package import Package
+from stoker.results import Result
+
+from . import outcomes
+from .outcomes import Outcome
+
+logger = logging.getLogger("stoker")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The attempt that the current thread or coroutine belongs to."""
+
+    job_id: UUID
+    task: str
+    attempt: int
+    queue: str
+
+
+tasks_logger = logging.getLogger(TASKS_APP)
+DJANGOS_OWN = {id(task_signals.log_task_started), id(task_signals.log_task_finished)}
+
+current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
+
+
+def is_heard(signal: Signal) -> bool:
+    """Whether sending it has any effect while all goes well: Django's own receivers write a log
+    record at level INFO, and nothing else."""
+    if not signal.receivers or tasks_logger.isEnabledFor(logging.INFO):
+        return bool(signal.receivers)
+    return any(receiver[0][0] not in DJANGOS_OWN for receiver in signal.receivers)
+
+
+def running_result(
+    settings: Settings,
+    task: Any,
+    package: Package,
+    delivery: Delivery,
+    started_at: float,
+    worker_id: str,
+) -> Result[Any]:
+    """The TaskResult of the attempt that begins: what signals, contexts and ``backoff`` see."""
+    now = moment(started_at)
+    worker_ids, errors = _earlier(settings, delivery) if delivery.attempt > 1 else ([], [])
+    return Result(
+        task=task,
+        id=str(package.job_id),
+        status=TaskResultStatus.RUNNING,
+        enqueued_at=moment(package.enqueued_at),
+        started_at=now,
+        finished_at=None,
+        last_attempted_at=now,
+        args=list(package.args),
+        kwargs=package.kwargs,
+        backend=settings.alias,
+        errors=errors,
+        worker_ids=[*worker_ids, worker_id],
+    )
+
+
+def conclude(result: Result[Any], outcome: Outcome, value: Any, finished_at: datetime) -> None:
+    """Let the result say how the job ended."""
+    succeeded = isinstance(outcome, outcomes.Succeeded)
+    status = TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED
+    object.__setattr__(result, "status", status)
+    object.__setattr__(result, "finished_at", finished_at)
+    object.__setattr__(result, "_return_value", value)
+    if isinstance(outcome, outcomes.Failed):
+        error = TaskError(
+            exception_class_path=outcome.fault.exception_class, traceback=outcome.fault.traceback
+        )
+        result.errors.append(error)
+
+
+def _earlier(settings: Settings, delivery: Delivery) -> tuple[list[str], list[TaskError]]:
+    """Who tried before, and what came of it. Attempts without a record count all the same."""
+    try:
+        rows = list(
+            Attempt.objects.using(settings.database)
+            .filter(job_id=delivery.job_id, number__lt=delivery.attempt)
+            .order_by("number")
+        )
+    except (DatabaseError, InterfaceError):
+        logger.exception("The earlier attempts of job %s could not be read.", delivery.job_id)
+        rows = []
+    worker_ids = [""] * (delivery.attempt - 1)
+    for row in rows:
+        worker_ids[row.number - 1] = row.worker_id
+    errors = [
+        TaskError(exception_class_path=row.exception_class, traceback=row.traceback)
+        for row in rows
+        if row.exception_class
+    ]
+    return worker_ids, errors

@@ -1,0 +1,139 @@
+"""``manage.py stoker info``: the queues, the clusters, and what became of jobs, at one glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from stoker.stats import ClusterState, Overview, QueueDepth, WorkerState, overview
+
+from .subcommand import (
+    ExitCode,
+    Subcommand,
+    add_backend,
+    as_json,
+    backend_settings,
+    within_deadlines,
+)
+
+
+class Info(Subcommand):
+    name = "info"
+    summary = "Show queues, clusters and what their workers run."
+    description = """\
+Show how many jobs wait and run in each queue and for how long the next has waited, the clusters
+with what each worker runs, and how many finished jobs and dead letters are kept. Numbers
+beyond 100,000 may be estimates; they are marked with a ~.
+
+--json writes one object:
+  backend, cluster, broker, server   what was looked at
+  taken_at                           when
+  queues[]         name, ready, deferred, blocked, running, is_exact, oldest_ready_seconds or null
+  clusters[]       id, name, host, pid, state ("running" or "stopping"), started_at,
+                   silent_seconds, queues[] (empty: all), leases, workers[]
+    workers[]      number, pid, jobs_done, running[]
+      running[]    job_id, task, queue, attempt or null, seconds
+  finished         successful, failed, cancelled, is_exact
+  dead_letters     total, by_reason {reason: number}, is_exact
+Keys may be added; those above stay."""
+    examples = """\
+  manage.py stoker info
+  manage.py stoker info --json | jq '.queues[] | {name, ready}'"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_backend(parser)
+        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        seen = overview(within_deadlines(backend_settings(options["backend"])))
+        if options["json"]:
+            self.say(as_json(seen))
+        else:
+            for line in self._lines(seen):
+                self.say(line)
+        return ExitCode.DONE
+
+    def _lines(self, seen: Overview) -> Iterator[str]:
+        heading = self.command.style.MIGRATE_HEADING
+        yield f"{seen.broker} ({seen.server}), cluster name {seen.cluster}"
+        yield ""
+        yield heading("Clusters")
+        for cluster in seen.clusters:
+            yield from _cluster_lines(cluster)
+        if not seen.clusters:
+            yield "  none"
+        yield ""
+        yield heading("Queues")
+        rows = [_queue_row(queue) for queue in seen.queues]
+        yield from _table(QUEUE_COLUMNS, rows) if rows else ["  none has a job"]
+        yield ""
+        yield heading("Finished jobs that are kept")
+        kept, about = seen.finished, _about(seen.finished.is_exact)
+        yield (
+            f"  successful {about}{kept.successful:,}, failed {about}{kept.failed:,}, "
+            f"cancelled {about}{kept.cancelled:,}"
+        )
+        yield ""
+        yield heading("Dead letters")
+        letters, about = seen.dead_letters, _about(seen.dead_letters.is_exact)
+        by_reason = ", ".join(f"{reason} {about}{n:,}" for reason, n in letters.by_reason.items())
+        yield f"  {by_reason or 'none'}"
+
+
+QUEUE_COLUMNS = ("queue", "ready", "deferred", "blocked", "running", "next has waited")
+
+
+def _cluster_lines(cluster: ClusterState) -> Iterator[str]:
+    yield (
+        f"  {cluster.name} on {cluster.host}, process {cluster.pid}: {cluster.state}, last sign of "
+        f"life {duration(cluster.silent_seconds)} ago, queues: {', '.join(cluster.queues) or 'all'}"
+    )
+    for worker in cluster.workers:
+        yield from _worker_lines(worker)
+
+
+def _worker_lines(worker: WorkerState) -> Iterator[str]:
+    done = f"    worker {worker.number}, process {worker.pid}, {worker.jobs_done:,} jobs done: "
+    if not worker.running:
+        yield done + "idle"
+    for job in worker.running:
+        attempt = f", attempt {job.attempt}" if job.attempt else ""
+        yield f"{done}{job.task or 'a job'} {job.job_id}{attempt}, for {duration(job.seconds)}"
+
+
+def _queue_row(queue: QueueDepth) -> Sequence[str]:
+    about = _about(queue.is_exact)
+    numbers = (queue.ready, queue.deferred, queue.blocked, queue.running)
+    waited = queue.oldest_ready_seconds
+    return (
+        queue.name,
+        *(f"{about if number else ''}{number:,}" for number in numbers),
+        "" if waited is None else duration(waited),
+    )
+
+
+def _about(is_exact: bool) -> str:
+    return "" if is_exact else "~"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines with columns as wide as they need; the first is aligned left, the others right."""
+    lines = [columns, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    for first, *others in lines:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A time in the units that matter: ``1.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 1 h``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,168 @@
+"""``manage.py stoker run``: a cluster, until it is stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+from django.core.management.base import CommandParser
+from django.utils.module_loading import autodiscover_modules
+
+from stoker.cluster.plan import Plan
+from stoker.cluster.reload import is_trial, start_again
+from stoker.conf import Settings
+from stoker.exceptions import ConfigurationError
+
+from .preflight import look_at_store, release_connections
+from .subcommand import ExitCode, Subcommand, add_backend, backend_settings, refuse, setting
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+LEVEL_OF_VERBOSITY = {0: "WARNING", 1: "INFO"}
+OVERRIDES = ("workers", "concurrency", "shutdown_seconds")
+"""Settings that the command line may change."""
+
+
+class Run(Subcommand):
+    name = "run"
+    summary = "Run a cluster until it is stopped."
+    description = """\
+Run a cluster: worker processes that run the jobs, and the processes that feed, record and watch
+them. Any number of clusters may run, on any number of hosts.
+
+To stop it, send SIGTERM or press Ctrl-C: no further job is started, running jobs have
+--shutdown-seconds to finish, and what is interrupted then is given back without losing an
+attempt. A second signal interrupts at once. SIGHUP starts the cluster again with fresh code,
+as the same process, if that code starts; otherwise the old code goes on.
+
+It does not start when settings are wrong or Stoker's tables are missing. A store that is only
+out of reach is waited for."""
+    examples = """\
+  manage.py stoker run                              everything as the settings say
+  manage.py stoker run --workers 4 --queues mail    4 processes, for one queue only
+  manage.py stoker run --drain                      do what there is to do, then end
+  manage.py stoker run --reload                     for development"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_backend(parser)
+        parser.add_argument(
+            "--workers",
+            type=setting("WORKERS", int),
+            metavar="N",
+            help="Worker processes. Default: the setting WORKERS.",
+        )
+        parser.add_argument(
+            "--concurrency",
+            type=setting("CONCURRENCY", int),
+            metavar="N",
+            help="Jobs that each worker runs at once. Default: the setting CONCURRENCY.",
+        )
+        parser.add_argument(
+            "--queues",
+            metavar="A,B",
+            help="Only jobs of these queues. Default: those under QUEUES, or all where it is [].",
+        )
+        parser.add_argument(
+            "--shutdown-seconds",
+            type=setting("SHUTDOWN_SECONDS", float),
+            metavar="SECONDS",
+            help="How long running jobs may go on after SIGTERM. Default: the setting "
+            "SHUTDOWN_SECONDS.",
+        )
+        add_ways_to_run(parser)
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        plan = plan_of(options)
+        release_connections()
+        finding = look_at_store(plan)
+        if not finding.is_fit:
+            raise refuse(finding.sentence)
+        if is_trial():
+            # Workers import these when they meet them: mistakes in them should show now.
+            autodiscover_modules("tasks")
+            return ExitCode.DONE
+        if finding.sentence:
+            sentence = finding.sentence.rstrip(".")
+            self.remark(f"{sentence}. The cluster starts, and keeps trying.")
+        self._run_cluster(plan)
+        return ExitCode.DONE
+
+    def _run_cluster(self, plan: Plan) -> None:
+        from stoker.cluster.sentinel import Sentinel
+
+        try:
+            sentinel = Sentinel(plan)
+        except OSError as error:  # of the folder for what its processes share
+            raise refuse(str(error)) from error
+        release_connections()
+        multiprocessing.current_process().name = "sentinel"  # as its log lines are signed
+        if sentinel.run():
+            sentinel.reloader.settle()
+            start_again()
+
+
+def add_ways_to_run(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--drain",
+        action="store_true",
+        help="Stop as soon as no job is ready or runs. Those that wait for their moment stay.",
+    )
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="For development: start again when a Python file or template of the project changes, "
+        "unless a mistake in it would keep the cluster from starting.",
+    )
+    parser.add_argument(
+        "--log-level",
+        type=str.upper,
+        choices=LEVELS,
+        metavar="LEVEL",
+        help="DEBUG, INFO, WARNING or ERROR: what Stoker itself tells, on standard error or where "
+        "the project's LOGGING sends it, unless that has a level for 'stoker'. Default: INFO; with "
+        "-v 0 WARNING, with -v 2 DEBUG.",
+    )
+
+
+def plan_of(options: dict[str, Any]) -> Plan:
+    """What the command line asks for.
+
+    Raises:
+        ConfigurationError: the settings are wrong, or do not go with it.
+    """
+    if options["drain"] and options["reload"]:
+        raise ConfigurationError(
+            "--drain ends the cluster when there is nothing to do, --reload waits for changes: "
+            "choose one of them."
+        )
+    settings = backend_settings(options["backend"])
+    return Plan(
+        alias=settings.alias,
+        queues=queues_of(options["queues"], settings),
+        drain=options["drain"],
+        reload=options["reload"],
+        console=True,
+        log_level=options["log_level"] or LEVEL_OF_VERBOSITY.get(options["verbosity"], "DEBUG"),
+        overrides=tuple((name, options[name]) for name in OVERRIDES if options[name] is not None),
+    )
+
+
+def queues_of(text: str | None, settings: Settings) -> tuple[str, ...]:
+    """The names in ``a,b``.
+
+    Raises:
+        ConfigurationError: one is empty, or the backend has no such queue.
+    """
+    if text is None:
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if "" in names:
+        raise ConfigurationError(
+            f"--queues {text!r} has an empty name: write --queues mail,default"
+        )
+    unknown = [name for name in names if settings.queues and name not in settings.queues]
+    if unknown:
+        raise ConfigurationError(
+            f'TASKS["{settings.alias}"] has no queue {unknown[0]!r}. Its QUEUES are: '
+            f"{', '.join(settings.queues)}."
+        )
+    return names

@@ -1,0 +1,37 @@
+"""Attempts that did not succeed: each with its error, so that a job's whole story can be read."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Attempt(models.Model):
+    """One try that failed, was cancelled, timed out or crashed. Job itself keeps a success."""
+
+    class Kind(models.TextChoices):
+        FAILED = "failed"
+        TIMED_OUT = "timed_out"
+        CRASHED = "crashed"
+        CANCELLED = "cancelled"
+
+    id = models.BigAutoField(primary_key=True)
+    job_id = models.UUIDField()
+    number = models.SmallIntegerField()
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    worker_id = models.CharField(max_length=128, default="")
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField()
+    exception_class = models.CharField(max_length=255, default="")
+    message = models.TextField(default="")
+    traceback = models.TextField(default="")
+    exit_code = models.SmallIntegerField(null=True)
+    signal = models.SmallIntegerField(null=True)
+
+    class Meta:
+        verbose_name = "attempt"
+        constraints = (
+            models.UniqueConstraint(fields=["job_id", "number"], name="stoker_attempt_once"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.job_id} attempt {self.number}: {self.kind}"

@@ -1,0 +1,44 @@
+"""The database's clock, in microseconds since 1970. No other decides leases and due times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Func
+from django.db.models.sql.compiler import SQLCompiler
+
+MICROSECONDS = 1_000_000
+
+
+class DatabaseNow(Func):
+    """An expression: the server's time when the statement runs, in microseconds since 1970."""
+
+    template = "%(now)s"
+    output_field = models.BigIntegerField()
+
+    def as_sql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any
+    ) -> tuple[str, tuple[str | int, ...]]:
+        return NOW_SQL[connection.vendor], ()
+
+
+NOW_SQL = {
+    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
+    # Not UNIX_TIMESTAMP(NOW(6)): it jumps by an hour when summer time ends in the server's zone.
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
+}
+
+
+def database_now_us(alias: str) -> int:
+    """The server's time now, in microseconds since 1970."""
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT " + NOW_SQL[connection.vendor])
+        return int(cursor.fetchone()[0])
+
+
+def microseconds(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)

@@ -1,0 +1,65 @@
+"""Jobs that wait for their moment: enqueued with ``run_after``, or waiting for a retry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from django.db import connections, models, transaction
+
+from .clock import MICROSECONDS, DatabaseNow, database_now_us
+from .ready import Place, Ready
+from .statements import (
+    delete_by_key,
+    delete_returning_keys,
+    fetch,
+    moves_rows_in_one_statement,
+)
+
+
+class DeferredQuerySet(models.QuerySet["Deferred"]):
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Remove these jobs, if no claim was quicker. Returns those removed."""
+        return delete_returning_keys(self, job_ids)
+
+    def promote(self, limit: int) -> int:
+        """Move up to ``limit`` jobs whose moment has come to ready. Returns how many."""
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            return len(fetch(connection, "deferred_promote", {"limit": limit}))
+        if not self.filter(due_us__lte=DatabaseNow()).exists():
+            return 0  # without a transaction, which on SQLite would be everybody's only one
+        with transaction.atomic(using=self.db):
+            due = self.filter(due_us__lte=DatabaseNow()).order_by("due_us")
+            if connection.features.has_select_for_update_skip_locked:
+                due = due.select_for_update(skip_locked=True)
+            places = [Place(*row) for row in due.values_list(*Place._fields)[:limit]]
+            delete_by_key(self, [place.job_id for place in places])
+            Ready.objects.using(self.db).add(places)
+            return len(places)
+
+    def next_due_seconds(self) -> float | None:
+        """Seconds until the first job here is due, 0 when it is overdue; None without any."""
+        first = self.order_by("due_us").values_list("due_us", flat=True).first()
+        if first is None:
+            return None
+        return max(0, first - database_now_us(self.db)) / MICROSECONDS
+
+
+class Deferred(models.Model):
+    job_id = models.UUIDField(primary_key=True)
+    due_us = models.BigIntegerField()
+    """Microseconds since 1970 on the database's clock."""
+    queue = models.CharField(max_length=100)
+    rank = models.SmallIntegerField(default=0)
+    attempts = models.SmallIntegerField(default=0)
+    crashes = models.SmallIntegerField(default=0)
+
+    objects = DeferredQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "deferred job"
+        indexes = (models.Index(fields=["due_us"], name="stoker_deferred_due"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.job_id}"

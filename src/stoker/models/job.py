@@ -1,0 +1,242 @@
+"""The job: one enqueued call of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import IntegrityError, connections, models, transaction
+from django.utils import timezone
+
+from .clock import microseconds
+from .deferred import Deferred
+from .ready import Place, Ready
+from .rows import Written, insert_rows
+from .statements import columns, fetch, moves_rows_in_one_statement, with_keys
+
+COLUMNS = (
+    "id", "task", "queue", "priority", "package", "enqueued_at", "run_after", "attempts",
+    "worker_id", "reason",
+)  # fmt: skip
+"""Of a job that is added: the rest is NULL until it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be added, as the store needs it."""
+
+    job_id: UUID
+    task: str
+    queue: str
+    priority: int
+    package: bytes
+    enqueued_at: float
+    run_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended, as the store keeps it."""
+
+    job_id: UUID
+    status: str
+    attempts: int
+    worker_id: str
+    started_at: float | None
+    finished_at: float
+    value: bytes | None = None
+    reason: str = ""
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    def add(self, jobs: Sequence[NewJob]) -> None:
+        """Insert jobs with the row that says where they wait. An id that is there is left alone."""
+        connection = connections[self.db]
+        jobs = _each_id_once(jobs)
+        if not jobs:
+            return
+        if moves_rows_in_one_statement(connection):
+            if len(jobs) == 1:
+                fetch(connection, "job_add_one", _as_parameters(jobs[0]))
+            else:
+                fetch(connection, "job_add", _as_arrays(jobs))
+            return
+        try:
+            self._add_unknown(jobs)
+        except IntegrityError:
+            if connection.in_atomic_block:
+                raise
+            self._add_unknown(jobs)  # somebody added one of them just now: this time it is seen
+
+    def _add_unknown(self, jobs: Sequence[NewJob]) -> None:
+        with transaction.atomic(using=self.db, savepoint=False):
+            job_ids = [job.job_id for job in jobs]
+            known = set(with_keys(self, job_ids).values_list("pk", flat=True))
+            fresh = [job for job in jobs if job.job_id not in known]
+            insert_rows(self, COLUMNS, _rows(fresh, Written(connections[self.db])))
+            Deferred.objects.using(self.db).bulk_create(
+                [_deferred(job, job.run_after) for job in fresh if job.run_after is not None]
+            )
+            Ready.objects.using(self.db).add(
+                Place(job.job_id, job.queue, -job.priority)
+                for job in fresh
+                if job.run_after is None
+            )
+
+    def finish(self, endings: Sequence[Ending]) -> None:
+        """Write how these jobs ended."""
+        connection = connections[self.db]
+        if not endings:
+            return
+        if moves_rows_in_one_statement(connection):
+            fetch(connection, "job_finish", _endings_as_arrays(endings))
+            return
+        table = connection.ops.quote_name(self.model._meta.db_table)
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                f"UPDATE {table} SET status = %s, attempts = %s, worker_id = %s, started_at = %s,"  # noqa: S608 - the table's own name
+                " finished_at = %s, value = %s, reason = %s WHERE id = %s",
+                _ending_rows(endings, Written(connection)),
+            )
+
+    def packages(self, job_ids: Sequence[UUID]) -> Mapping[UUID, bytes]:
+        """Job id -> package."""
+        rows = with_keys(self, job_ids).values_list("pk", "package")
+        return {job_id: bytes(package) for job_id, package in rows}
+
+
+class Job(models.Model):
+    """Written once when enqueued and once when finished."""
+
+    class Status(models.TextChoices):
+        SUCCESSFUL = "SUCCESSFUL"
+        FAILED = "FAILED"
+        CANCELLED = "CANCELLED"
+
+    id = models.UUIDField(primary_key=True)
+    task = models.CharField(max_length=255)
+    queue = models.CharField(max_length=100)
+    priority = models.SmallIntegerField(default=0)
+    package = models.BinaryField()
+    enqueued_at = models.DateTimeField()
+    run_after = models.DateTimeField(null=True)
+
+    status = models.CharField(max_length=10, choices=Status.choices, null=True)  # noqa: DJ001 - see below
+    """NULL until the job has ended: the narrow tables say where it is."""
+    attempts = models.SmallIntegerField(default=0)
+    worker_id = models.CharField(max_length=128, default="")
+    """The worker of the last attempt; those of the others are in Attempt."""
+    started_at = models.DateTimeField(null=True)
+    """When the last attempt started."""
+    finished_at = models.DateTimeField(null=True)
+    value = models.BinaryField(null=True)
+    """The serialised return value."""
+    reason = models.CharField(max_length=255, default="")
+    """Why it was cancelled or failed, in one line."""
+
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "job"
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.pk}"
+
+
+def moment(seconds: float) -> datetime:
+    """Seconds since 1970 as what a DateTimeField takes under the project's USE_TZ."""
+    aware = datetime.fromtimestamp(seconds, UTC)
+    return aware if settings.USE_TZ else timezone.make_naive(aware)
+
+
+def _each_id_once(jobs: Sequence[NewJob]) -> list[NewJob]:
+    """Two rows that say where one job waits would be two jobs."""
+    first: dict[UUID, NewJob] = {}
+    for job in jobs:
+        first.setdefault(job.job_id, job)
+    return list(first.values())
+
+
+def _rows(jobs: Sequence[NewJob], written: Written) -> list[tuple[Any, ...]]:
+    return [
+        (
+            written.id(job.job_id),
+            job.task,
+            job.queue,
+            job.priority,
+            written.data(job.package),
+            written.moment(job.enqueued_at),
+            written.moment(job.run_after),
+            0,
+            "",
+            "",
+        )
+        for job in jobs
+    ]
+
+
+def _deferred(job: NewJob, run_after: float) -> Deferred:
+    return Deferred(
+        job_id=job.job_id,
+        queue=job.queue,
+        rank=-job.priority,
+        due_us=microseconds(run_after),
+    )
+
+
+def _as_parameters(job: NewJob) -> dict[str, Any]:
+    return {
+        "id": job.job_id,
+        "task": job.task,
+        "queue": job.queue,
+        "priority": job.priority,
+        "package": job.package,
+        "enqueued_at": job.enqueued_at,
+        "run_after": job.run_after,
+        "due_us": None if job.run_after is None else microseconds(job.run_after),
+    }
+
+
+def _as_arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    rows = [_as_parameters(job) for job in jobs]
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _endings_as_arrays(endings: Sequence[Ending]) -> dict[str, Any]:
+    names = (
+        "id", "status", "attempts", "worker_id", "started_at", "finished_at", "value", "reason",
+    )  # fmt: skip
+    rows = [
+        (
+            ending.job_id,
+            ending.status,
+            ending.attempts,
+            ending.worker_id,
+            ending.started_at,
+            ending.finished_at,
+            ending.value,
+            ending.reason[:255],
+        )
+        for ending in endings
+    ]
+    return dict(zip(names, columns(rows, len(names)), strict=True))
+
+
+def _ending_rows(endings: Sequence[Ending], written: Written) -> list[tuple[Any, ...]]:
+    return [
+        (
+            ending.status,
+            ending.attempts,
+            ending.worker_id,
+            written.moment(ending.started_at),
+            written.moment(ending.finished_at),
+            written.data(ending.value),
+            ending.reason[:255],
+            written.id(ending.job_id),
+        )
+        for ending in endings
+    ]

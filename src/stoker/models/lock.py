@@ -1,0 +1,105 @@
+"""Named leases in the database: who may do what only one may do."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.db import IntegrityError, models, transaction
+from django.db.models import F, Q
+
+from .clock import DatabaseNow, microseconds
+
+NOBODY = UUID(int=0)
+
+
+class LockQuerySet(models.QuerySet["Lock"]):
+    def acquire(
+        self,
+        name: str,
+        owner: UUID,
+        lease_seconds: float,
+        steal_after_seconds: float | None = None,
+    ) -> int | None:
+        """Take the lock if it is free, or if its holder has had it for so long.
+
+        Returns:
+            The new holder's fence; None when another has the lock.
+        """
+        open_to_us = Q(leased_until_us__lte=DatabaseNow())
+        if steal_after_seconds is not None:
+            open_to_us |= Q(taken_at_us__lte=DatabaseNow() - microseconds(steal_after_seconds))
+        # Looked at first: who waits must not hold up writers, as an UPDATE does on SQLite.
+        looked_at = self.filter(name=name).annotate(is_open=open_to_us)
+        is_open = looked_at.values_list("is_open", flat=True).first()
+        if is_open is None:
+            is_taken = self._insert(name, owner, lease_seconds)
+        else:
+            is_taken = bool(is_open) and self._take_over(name, owner, lease_seconds, open_to_us)
+        if not is_taken:
+            return None
+        return self.filter(name=name, owner=owner).values_list("fence", flat=True).first()
+
+    def renew(self, name: str, owner: UUID, lease_seconds: float) -> bool:
+        """Let the lease begin anew. False when it has ended, or is not this owner's."""
+        held = self.filter(name=name, owner=owner, leased_until_us__gt=DatabaseNow())
+        return bool(held.update(leased_until_us=DatabaseNow() + microseconds(lease_seconds)))
+
+    def take(self, name: str, owner: UUID, lease_seconds: float) -> bool:
+        """Take or keep the lock for ``lease_seconds``. True when ``owner`` holds it now."""
+        return (
+            self.renew(name, owner, lease_seconds)
+            or self.acquire(name, owner, lease_seconds) is not None
+        )
+
+    def drop(self, name: str, owner: UUID) -> bool:
+        """Give the lock back. False when it was not (or no longer) held by ``owner``."""
+        # Without an owner, a renewal that was under way comes to nothing.
+        held = self.filter(name=name, owner=owner)
+        return bool(held.update(owner=NOBODY, leased_until_us=DatabaseNow()))
+
+    def forget(self, free_for_seconds: float, limit: int) -> int:
+        """Delete up to ``limit`` locks that nobody has had for so long. A later one of that name
+        goes on with a higher fence all the same: it begins at the present time."""
+        unused = self.filter(leased_until_us__lt=DatabaseNow() - microseconds(free_for_seconds))
+        names = list(unused.values_list("name", flat=True)[:limit])
+        return unused.filter(name__in=names).delete()[0]
+
+    def _take_over(self, name: str, owner: UUID, lease_seconds: float, open_to_us: Q) -> bool:
+        now = DatabaseNow()
+        changed = self.filter(open_to_us, name=name).update(
+            owner=owner,
+            fence=F("fence") + 1,
+            taken_at_us=now,
+            leased_until_us=now + microseconds(lease_seconds),
+        )
+        return bool(changed)
+
+    def _insert(self, name: str, owner: UUID, lease_seconds: float) -> bool:
+        now = DatabaseNow()
+        until = now + microseconds(lease_seconds)
+        try:
+            with transaction.atomic(using=self.db):
+                self.create(
+                    name=name, owner=owner, fence=now, taken_at_us=now, leased_until_us=until
+                )
+        except IntegrityError:
+            return False
+        return True
+
+
+class Lock(models.Model):
+    name = models.CharField(max_length=255, primary_key=True)
+    owner = models.UUIDField()
+    """Of one taking of the lock; the nil UUID when it was given back."""
+    fence = models.BigIntegerField(default=1)
+    """Grows with every new holder: a write that carries an older number comes from a former one."""
+    taken_at_us = models.BigIntegerField(default=0)
+    leased_until_us = models.BigIntegerField()
+
+    objects = LockQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "lock"
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,63 @@
+"""Jobs that may run now. A claim reads this table and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from django.db import connections, models
+
+from .rows import Written, insert_rows
+from .statements import delete_returning_keys
+
+
+class Place(NamedTuple):
+    """One row of a narrow table, as far as they are all the same."""
+
+    job_id: UUID
+    queue: str
+    rank: int
+    attempts: int = 0
+    crashes: int = 0
+
+
+class ReadyQuerySet(models.QuerySet["Ready"]):
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Remove these jobs, if no claim was quicker. Returns those removed."""
+        return delete_returning_keys(self, job_ids)
+
+    def add(self, places: Iterable[Place]) -> None:
+        """Let jobs wait here."""
+        written = Written(connections[self.db])
+        rows = [(written.id(place.job_id), *place[1:]) for place in places]
+        insert_rows(self, Place._fields, rows)
+
+    def queues(self) -> list[str]:
+        """The names of the queues that have a job here; a handful of index look-ups."""
+        found: list[str] = []
+        while True:
+            later = self.filter(queue__gt=found[-1]) if found else self.all()
+            name = later.order_by("queue").values_list("queue", flat=True).first()
+            if name is None:
+                return found
+            found.append(name)
+
+
+class Ready(models.Model):
+    job_id = models.UUIDField(primary_key=True)
+    queue = models.CharField(max_length=100)
+    rank = models.SmallIntegerField(default=0)
+    """The priority negated, so that one ascending index serves the claim."""
+    attempts = models.SmallIntegerField(default=0)
+    """Attempts used so far; a claim adds one."""
+    crashes = models.SmallIntegerField(default=0)
+
+    objects = ReadyQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "ready job"
+        indexes = (models.Index(fields=["queue", "rank", "job_id"], name="stoker_ready_line"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.job_id}"

@@ -1,0 +1,24 @@
+-- Rescue: take over leases that are over, under a fresh lease id. The condition is checked again
+-- in the UPDATE itself. Plan: scan of stoker_claimed, which is as small as what runs now.
+WITH over AS MATERIALIZED (
+    SELECT job_id
+    FROM stoker_claimed
+    WHERE leased_until_us < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+    ORDER BY leased_until_us
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+),
+rescued AS (
+    UPDATE stoker_claimed AS claimed
+    SET lease_id = %(lease_id)s,
+        holder = %(holder)s,
+        leased_until_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(lease_us)s
+    FROM over
+    WHERE claimed.job_id = over.job_id
+      AND claimed.leased_until_us < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+    RETURNING claimed.job_id, claimed.queue, claimed.rank, claimed.attempts, claimed.crashes
+)
+SELECT rescued.job_id, coalesce(job.package, ''::bytea), rescued.queue, rescued.rank,
+       rescued.attempts, rescued.crashes
+FROM rescued
+LEFT JOIN stoker_job AS job ON job.id = rescued.job_id

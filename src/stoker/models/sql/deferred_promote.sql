@@ -1,0 +1,20 @@
+-- Promote: move deferred jobs whose moment has come to ready.
+-- The clock goes on within a transaction, and stands in a subquery so that it is read once: compared
+-- with each row, it could not be an index condition.
+-- Plan: index scan of stoker_deferred_due; TID scan for the delete.
+WITH due AS MATERIALIZED (
+    SELECT ctid AS place
+    FROM stoker_deferred
+    WHERE due_us <= (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    ORDER BY due_us
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+),
+moved AS (
+    DELETE FROM stoker_deferred
+    WHERE ctid = ANY (ARRAY(SELECT place FROM due))
+    RETURNING job_id, queue, rank, attempts, crashes
+)
+INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes)
+SELECT job_id, queue, rank, attempts, crashes FROM moved
+RETURNING job_id

@@ -1,0 +1,18 @@
+-- Record how jobs ended. The arrays stand in subqueries for the reason that claimed_ack.sql gives.
+-- Plan: nested loop from the arrays over the primary key of stoker_job.
+UPDATE stoker_job AS job
+SET status = ended.status,
+    attempts = ended.attempts,
+    worker_id = ended.worker_id,
+    started_at = to_timestamp(ended.started_at),
+    finished_at = to_timestamp(ended.finished_at),
+    value = ended.value,
+    reason = ended.reason
+FROM unnest(
+    (SELECT %(id)s::uuid[]), (SELECT %(status)s::varchar[]),
+    (SELECT %(attempts)s::smallint[]), (SELECT %(worker_id)s::varchar[]),
+    (SELECT %(started_at)s::float8[]), (SELECT %(finished_at)s::float8[]),
+    (SELECT %(value)s::bytea[]), (SELECT %(reason)s::varchar[])
+) AS ended (id, status, attempts, worker_id, started_at, finished_at, value, reason)
+WHERE job.id = ended.id
+RETURNING job.id

@@ -1,0 +1,125 @@
+"""SQL that the ORM can't say: one statement per file in ``sql/``, chosen by capability."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, models, transaction
+from django.db.models.expressions import RawSQL
+
+from .arrays import array_literal
+
+
+def moves_rows_in_one_statement(connection: Any) -> bool:
+    """Whether rows can be deleted from one table and inserted into another by a single statement
+    over arrays. This is the only place that asks who the database is."""
+    return bool(connection.vendor == "postgresql")
+
+
+def joins_a_list_in_json(connection: Any) -> bool:
+    """MariaDB reads a small table from end to end rather than look up a list of keys, and a DELETE
+    or UPDATE that does so waits for rows that others have locked. Joined to a list, it looks up."""
+    return bool(connection.vendor == "mysql" and connection.features.has_native_uuid_field)
+
+
+def reads_a_list_in_json(connection: Any) -> bool:
+    """SQLite can be given the keys as one parameter, of which it may take no more than a thousand.
+    Elsewhere the ORM's own list is as good."""
+    return bool(connection.vendor == "sqlite" and connection.features.supports_json_field)
+
+
+def fetch(connection: Any, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Run ``sql/<name>.sql`` and return its rows. Lists become arrays."""
+    written = {
+        key: array_literal(value) if isinstance(value, list) else value
+        for key, value in parameters.items()
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_statement(name), written)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+
+def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    """Rows turned into that many columns, as ``unnest`` takes them."""
+    return (
+        [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+    )
+
+
+def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
+    """Those of these rows that have one of these primary keys."""
+    if not reads_a_list_in_json(connections[rows.db]):
+        return rows.filter(pk__in=keys)
+    listed = json.dumps([key.hex for key in keys])
+    return rows.filter(pk__in=RawSQL("SELECT value FROM json_each(%s)", [listed]))
+
+
+def lock_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], *names: str) -> list[Any]:
+    """The rows of these primary keys, locked in the order of the keys: two who want the same rows
+    wait for each other in one direction only.
+
+    Returns:
+        For each row something that has its fields of these names.
+    """
+    connection = connections[rows.db]
+    if joins_a_list_in_json(connection):
+        return list(rows.raw(_by_key("lock_by_key", rows), [_as_json(keys)]))
+    rows = with_keys(rows, keys).order_by("pk")
+    if connection.features.has_select_for_update:
+        rows = rows.select_for_update()
+    return list(rows.values_list(*names, named=True))
+
+
+def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
+    """Delete the rows of these primary keys, which the caller has locked."""
+    connection = connections[rows.db]
+    if joins_a_list_in_json(connection):
+        with connection.cursor() as cursor:
+            cursor.execute(_by_key("delete_by_key", rows), [_as_json(keys)])
+    else:
+        with_keys(rows, keys).delete()
+
+
+def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any) -> None:
+    """Write these values to the rows of these primary keys, which the caller has locked."""
+    connection = connections[rows.db]
+    if joins_a_list_in_json(connection):
+        fields = [rows.model._meta.get_field(name) for name in values]
+        assignments = ", ".join(f"narrow.{field.column} = %s" for field in fields)
+        prepared = [
+            field.get_db_prep_save(value, connection)
+            for field, value in zip(fields, values.values(), strict=True)
+        ]
+        with connection.cursor() as cursor:
+            statement = _by_key("update_by_key", rows, assignments=assignments)
+            cursor.execute(statement, [_as_json(keys), *prepared])
+    else:
+        with_keys(rows, keys).update(**values)
+
+
+def delete_returning_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> set[UUID]:
+    """Delete rows and say which: what another transaction deletes at the same time is not ours."""
+    with transaction.atomic(using=rows.db):
+        gone = {row.job_id for row in lock_by_key(rows, keys, "job_id")}
+        delete_by_key(rows, gone)
+        return gone
+
+
+def _by_key(name: str, rows: models.QuerySet[Any], **words: str) -> str:
+    table = connections[rows.db].ops.quote_name(rows.model._meta.db_table)
+    return _statement(name).format(table=table, **words)
+
+
+def _as_json(keys: Iterable[UUID]) -> str:
+    return json.dumps([str(key) for key in sorted(keys)])
+
+
+@cache
+def _statement(name: str) -> str:
+    return (files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")

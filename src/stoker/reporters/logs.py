@@ -1,0 +1,120 @@
+"""Every log sentence of Stoker's, and the job's name on every record made inside a task."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from stoker.events import event
+from stoker.lifecycle.running import current
+
+logger = logging.getLogger("stoker")
+
+SENTENCES: dict[str, tuple[int, str]] = {
+    "cluster_started": (
+        logging.INFO,
+        "Cluster {name} started on {host}: {workers} workers, queues {queues}, process {pid}.",
+    ),
+    "cluster_stopping": (logging.INFO, "Stopping: running jobs have {seconds:g} s to finish."),
+    "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
+    "cluster_reloading": (logging.INFO, "Reloading the code: {why}."),
+    "reload_refused": (
+        logging.ERROR,
+        "The new code does not start, so the old code goes on until the next change: {error}",
+    ),
+    "shutdown_deadline": (
+        logging.WARNING,
+        "The time to finish is over: {count} running jobs are interrupted and given back.",
+    ),
+    "process_died": (logging.ERROR, "The {role} died ({how}); starting another."),
+    "process_not_started": (
+        logging.ERROR,
+        "Another {role} could not be started ({error}); it is tried again later.",
+    ),
+    "transaction_left_open": (
+        logging.ERROR,
+        "A task left a transaction open on the database {database!r}; it is rolled back.",
+    ),
+    "process_hung": (logging.ERROR, "The {role} has not moved for {seconds:.0f} s; killing it."),
+    "worker_died": (logging.ERROR, "Worker {worker} died ({how}) while running {jobs}."),
+    "worker_idle_died": (logging.ERROR, "Worker {worker} died ({how}) while it ran nothing."),
+    "worker_killed": (logging.WARNING, "Worker {worker} was killed: {why}."),
+    "worker_recycled": (logging.INFO, "Worker {worker} is replaced: {why}."),
+    "lease_lost": (
+        logging.WARNING,
+        "The lease of job {job_id} is lost: another cluster has it now. It is stopped here.",
+    ),
+    "broker_unreachable": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
+    "broker_back": (logging.INFO, "The broker answers again after {seconds:.1f} s."),
+    "record_failed": (
+        logging.ERROR,
+        "The outcome of job {job_id} cannot be recorded as it is ({error}): it counts as failed.",
+    ),
+    "record_put_off": (
+        logging.ERROR,
+        "The outcome of job {job_id} could not be recorded ({error}); it is kept and tried again.",
+    ),
+    "put_back": (logging.INFO, "Job {job_id} is put back for {seconds:.1f} s: {reason}"),
+    "attempt_failed": (
+        logging.WARNING,
+        "Attempt {attempt} of job {job_id} failed ({error}); the next follows in {seconds:.1f} s.",
+    ),
+    "dead_lettered": (
+        logging.ERROR,
+        "Job {job_id} of {task} is a dead letter after {attempts} attempts: {reason}.",
+    ),
+    "stale_outcome": (
+        logging.WARNING,
+        "The outcome of job {job_id} came after its lease was lost; it was not recorded.",
+    ),
+    "jobs_rescued": (logging.WARNING, "{count} jobs whose cluster is gone were taken over."),
+    "cluster_buried": (
+        logging.WARNING,
+        "Cluster {name} on {host} is gone; {count} of its leases are freed.",
+    ),
+    "pruned": (logging.INFO, "{count} old results were removed."),
+    "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and is tried again later: {error}"),
+    "lock_lost": (
+        logging.WARNING,
+        "The lock {name!r} is lost: {because}. Another may have it while its holder here goes on.",
+    ),
+    "lock_not_renewed": (
+        logging.WARNING,
+        (
+            "The lease of lock {name!r} could not be renewed ({error}); it is tried again until "
+            "the lease ends in {seconds:.1f} s."
+        ),
+    ),
+    "lock_not_released": (
+        logging.WARNING,
+        "The lock {name!r} was not released ({because}): it is free when its lease ends.",
+    ),
+    "adopted": (logging.INFO, "The new pusher took over {count} leases, and released {released}."),
+}
+
+
+def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
+    """Log one event."""
+    level, sentence = SENTENCES[name]
+    if logger.isEnabledFor(level):
+        logger.log(level, sentence.format_map(facts), extra={"stoker_event": name})
+
+
+def install() -> None:
+    """Listen to events, and let every log record say which job it was made in:
+    ``stoker_job_id``, ``stoker_task`` and ``stoker_attempt`` (empty outside of tasks)."""
+    event.connect(put_into_words, dispatch_uid="stoker.reporters.logs")
+    make = logging.getLogRecordFactory()
+    if getattr(make, "names_the_job", False):
+        return
+
+    def make_with_job(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        running = current.get()
+        record.stoker_job_id = str(running.job_id) if running else ""
+        record.stoker_task = running.task if running else ""
+        record.stoker_attempt = running.attempt if running else ""
+        return record
+
+    make_with_job.names_the_job = True  # type: ignore[attr-defined] # a mark on our own function
+    logging.setLogRecordFactory(make_with_job)

@@ -1,0 +1,277 @@
+"""Results: fetched, waited for, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+
+from .cancelling import cancel_waiting
+from .compat import DjangoTaskResult, TaskResultStatus
+from .conf import Settings, settings_for
+from .exceptions import (
+    JobCancelled,
+    JobFailed,
+    ResultTimeout,
+    as_seconds,
+)
+from .ids import parse_job_id
+from .models import Job
+from .models.job import moment
+from .package import sealer_for
+from .progress import (
+    JobState,
+    Progress,
+    explained,
+    not_there,
+    package_of,
+    progress_of,
+    progress_of_one,
+    task_of,
+)
+from .waiting import Commitment, pauses, refuse_endless_wait
+
+R = TypeVar("R")
+
+AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as in definition.py; frozen at run time
+    """A TaskResult of ``django.tasks`` that can also be waited for and cancelled.
+
+    It shows the job as it was when it was enqueued, fetched or refreshed last.
+    """
+
+    _progress: Progress | None = field(default=None, repr=False, compare=False)
+    _commitment: Commitment | None = field(default=None, repr=False, compare=False)
+    """None where the job was seen in the store, so that it is committed, or ours to see."""
+
+    def __post_init__(self) -> None:
+        """Django turns arguments into what JSON has; here they are what the task is given: a
+        snapshot, in which dates are dates and tuples are tuples."""
+        object.__setattr__(self, "args", _copied(list(self.args)))
+        object.__setattr__(self, "kwargs", _copied(dict(self.kwargs)))
+
+    @property
+    def state(self) -> JobState:
+        """Stoker's own states: ``status`` has only four."""
+        if self._progress is not None and self._progress.state.for_django == self.status:
+            return self._progress.state
+        return JobState(self.status.value)
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts were begun."""
+        known = self._progress.attempts if self._progress is not None else 0
+        return max(known, len(self.worker_ids))
+
+    @property
+    def return_value(self) -> R:
+        """What the task returned.
+
+        Raises:
+            ValueError: the job has not finished yet, or failed.
+            UnreadablePackage: the value was stored in a way that is not read here.
+        """
+        value = DjangoTaskResult.return_value.fget(self)  # type: ignore[attr-defined] # a property
+        job = self._progress.job if self._progress is not None else None
+        if value is None and job is not None and job.value is not None:
+            value = sealer_for(settings_for(self.backend)).open_value(bytes(job.value))
+            object.__setattr__(self, "_return_value", value)
+        return cast(R, value)
+
+    @property
+    def job(self) -> Job:
+        """The row of the job.
+
+        Raises:
+            TaskResultDoesNotExist: there is none (any more, or yet).
+        """
+        if self._progress is None or self._progress.job is None:
+            self.refresh()
+        if self._progress is None or self._progress.job is None:
+            raise not_there(self.id)
+        return self._progress.job
+
+    def refresh(self) -> None:
+        """Look again.
+
+        Raises:
+            TaskResultDoesNotExist: the job is not there (any more).
+        """
+        self._take(progress_of_one(settings_for(self.backend), UUID(self.id)))
+
+    async def arefresh(self) -> None:
+        """Look again, without blocking the event loop. See ``refresh``."""
+        await sync_to_async(self.refresh, thread_sensitive=True)()
+
+    def wait(self, timeout: float | timedelta | None = None, *, poll_seconds: float = 0.5) -> R:
+        """Wait for the job to end, and give what the task returned.
+
+        Args:
+            timeout: seconds or a timedelta; None = as long as it takes.
+            poll_seconds: the longest pause between two looks; the first pauses are a few ms.
+
+        Raises:
+            ResultTimeout: it had not ended by then. The job goes on.
+            JobFailed, JobCancelled: how it ended instead.
+            TaskResultDoesNotExist: it is not there (any more).
+            TransactionManagementError: the open transaction could never see it end.
+        """
+        for pause in pauses(timeout, poll_seconds):
+            if self._has_ended():
+                return self._ending()
+            refuse_endless_wait(settings_for(self.backend).database, self.id, self._commitment)
+            time.sleep(pause)
+        raise self._too_late(timeout)
+
+    async def wait_async(
+        self,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - as wait() has it
+        *,
+        poll_seconds: float = 0.5,
+    ) -> R:
+        """The same without blocking the event loop; ``await result`` waits as long as it takes."""
+        for pause in pauses(timeout, poll_seconds):
+            if await sync_to_async(self._has_ended, thread_sensitive=True)():
+                return self._ending()
+            await sync_to_async(refuse_endless_wait, thread_sensitive=True)(
+                settings_for(self.backend).database, self.id, self._commitment
+            )
+            await asyncio.sleep(pause)
+        raise self._too_late(timeout)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.wait_async().__await__()
+
+    def cancel(self, reason: str = "") -> bool:
+        """Withdraw the job if it still waits (also for its next attempt).
+
+        Args:
+            reason: kept with the job, at most 255 characters.
+
+        Returns:
+            True: it is CANCELLED, and will not run. False: it runs, or has ended.
+        """
+        unstored = Job(
+            pk=UUID(self.id),
+            task=self.task.module_path,
+            queue=self.task.queue_name,
+            priority=self.task.priority,
+            package=b"",
+            enqueued_at=self.enqueued_at or moment(time.time()),
+        )
+        is_cancelled = cancel_waiting(settings_for(self.backend), unstored, reason)
+        if is_cancelled:
+            self.refresh()
+        return is_cancelled
+
+    async def acancel(self, reason: str = "") -> bool:
+        """The same without blocking the event loop."""
+        return await sync_to_async(self.cancel, thread_sensitive=True)(reason)
+
+    def _take(self, progress: Progress) -> None:
+        job = progress.job
+        seen: dict[str, Any] = {
+            "_progress": progress,
+            "status": progress.state.for_django,
+            "started_at": progress.started_at,
+            "last_attempted_at": progress.last_attempted_at,
+            "finished_at": job.finished_at if job is not None else None,
+            "errors": progress.errors,
+            "worker_ids": progress.worker_ids,
+            "_return_value": None,
+        }
+        if job is not None:
+            seen["enqueued_at"] = job.enqueued_at
+        for name, value in seen.items():
+            object.__setattr__(self, name, value)
+
+    def _has_ended(self) -> bool:
+        """One cheap look; a whole one when there is something to see."""
+        if self.is_finished:
+            return True
+        settings = settings_for(self.backend)
+        with explained(settings.database):
+            rows = Job.objects.using(settings.database).filter(pk=self.id)
+            status = list(rows.values_list("status", flat=True))
+        if status != [None]:
+            self.refresh()
+        return self.is_finished
+
+    def _ending(self) -> R:
+        if self.status == TaskResultStatus.SUCCESSFUL:
+            return self.return_value
+        kind = JobCancelled if self.state == JobState.CANCELLED else JobFailed
+        reason = self._progress.job.reason if self._progress and self._progress.job else ""
+        how = "was cancelled" if kind is JobCancelled else f"failed (attempt {self.attempts})"
+        sentence = f"Job {self.id} of {self.task.module_path} {how}"
+        raise kind(f"{sentence}: {reason}" if reason else f"{sentence}.", errors=self.errors)
+
+    def _too_late(self, timeout: float | timedelta | None) -> ResultTimeout:
+        return ResultTimeout(
+            f"Job {self.id} of {self.task.module_path} had not ended after "
+            f"{as_seconds(timeout or 0):g} s: it is {self.state.value}."
+        )
+
+
+def fetch(settings: Settings, job_id: Any) -> Result[Any]:
+    """The result of one job.
+
+    Raises:
+        TaskResultDoesNotExist: no job has this id (any more), or it is no id at all.
+    """
+    found = fetch_many(settings, [job_id])
+    if not found:
+        raise not_there(job_id)
+    return found[0]
+
+
+def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:
+    """The results of those jobs that are there, in the order asked for."""
+    wanted = [job_id for text in job_ids if (job_id := parse_job_id(str(text))) is not None]
+    results = []
+    for start in range(0, len(wanted), AT_ONCE):
+        part = wanted[start : start + AT_ONCE]
+        found = progress_of(settings, part)
+        results += [_result(settings, job_id, found[job_id]) for job_id in part if job_id in found]
+    return results
+
+
+def _result(settings: Settings, job_id: UUID, progress: Progress) -> Result[Any]:
+    package = package_of(settings, progress.job)
+    result: Result[Any] = Result(
+        task=task_of(settings, progress.job),
+        id=str(job_id),
+        status=progress.state.for_django,
+        enqueued_at=None,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=list(package.args) if package is not None else [],
+        kwargs=package.kwargs if package is not None else {},
+        backend=settings.alias,
+        errors=[],
+        worker_ids=[],
+    )
+    result._take(progress)
+    return result
+
+
+def _copied(value: Any) -> Any:
+    """A copy of plain containers: what the caller does with his own later changes no result."""
+    kind = type(value)
+    if kind is list:
+        return [_copied(item) for item in value]
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is tuple:
+        return tuple(_copied(item) for item in value)
+    return value

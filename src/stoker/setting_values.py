@@ -1,0 +1,111 @@
+"""What the values of settings may be: each check gives the value as it is used, or says in one
+sentence what it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+Check = Callable[[Any], Any]
+
+
+def one_of(*choices: str) -> Check:
+    def check(value: Any) -> Any:
+        if value not in choices:
+            raise ValueError("must be one of " + ", ".join(repr(choice) for choice in choices))
+        return value
+
+    return check
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a non-empty string")
+    return value
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be True or False")
+    return value
+
+
+def whole(minimum: int, maximum: int = 2**31 - 1) -> Check:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("must be a whole number")
+        if not minimum <= value <= maximum:
+            raise ValueError(f"must be between {minimum} and {maximum}")
+        return value
+
+    return check
+
+
+def seconds(minimum: float) -> Check:
+    def check(value: Any) -> float:
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("must be a number of seconds or a timedelta")
+        if not minimum <= value < float("inf"):
+            raise ValueError(f"must be a number of seconds, at least {minimum:g}")
+        return float(value)
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    def checked(value: Any) -> Any:
+        return None if value is None else check(value)
+
+    return checked
+
+
+def backoff(value: Any) -> Any:
+    """A callable, a number of seconds, or a list of them; tasks.py turns it into a callable."""
+    if callable(value):
+        return value
+    if isinstance(value, list | tuple) and value:
+        return tuple(seconds(0)(delay) for delay in value)
+    return seconds(0)(value)
+
+
+def compression(value: Any) -> int | None:
+    if value is True:
+        return 1024
+    if value is False or value is None:
+        return None
+    return int(whole(1)(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long results are kept, and how many. None = without limit; 0 = not at all."""
+
+    successful_seconds: float | None = 7 * 86400.0
+    successful_count: int | None = None
+    failed_seconds: float | None = 90 * 86400.0
+    failed_count: int | None = None
+
+    @property
+    def keeps_successes(self) -> bool:
+        return self.successful_seconds != 0 and self.successful_count != 0
+
+
+def retention(value: Any) -> Retention:
+    if isinstance(value, Retention):
+        return value
+    if value is True:
+        return Retention(None, None, None, None)
+    if value is False:
+        return Retention(successful_seconds=0)
+    keys = {spec.name: spec for spec in fields(Retention)}
+    if not isinstance(value, Mapping) or not set(value) <= set(keys):
+        raise ValueError("must be True, False, or a dict with some of " + ", ".join(keys))
+    checked = {
+        key: optional(seconds(0) if key.endswith("seconds") else whole(0))(setting)
+        for key, setting in value.items()
+    }
+    return Retention(**checked)

@@ -1,0 +1,298 @@
+"""Read-only numbers for every screen.
+
+A look at the store must never be what slows it down: rows are found by an index, and very many of
+them are estimated, not counted (models/counting.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Max
+from django.utils import timezone
+
+from .brokers import broker_for
+from .conf import Settings
+from .models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
+from .models.clock import MICROSECONDS, database_now_us
+from .models.counting import Shares, count_of, shares_of
+from .progress import explained
+
+STATES = ("ready", "deferred", "blocked", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """How many jobs of one queue are where."""
+
+    name: str
+    ready: int
+    deferred: int
+    blocked: int
+    running: int
+    """Leased to a cluster: running in a worker, or about to."""
+    is_exact: bool
+    """Whether the numbers are counted, not estimated."""
+    oldest_ready_seconds: float | None
+    """How long the next job has waited since it might have started: of each priority the next one
+    is looked at, and the longest wait is told. None without a ready job, and where only the broker
+    could tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """One job that runs in a worker."""
+
+    job_id: str
+    task: str
+    queue: str
+    attempt: int | None
+    seconds: float
+    """How long this attempt has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One worker process, as its cluster's last sign of life showed it."""
+
+    number: int
+    pid: int
+    jobs_done: int
+    running: tuple[RunningJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """One cluster that has signed on and neither signed off nor been buried."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    """Of its sentinel."""
+    state: str
+    """``running`` or ``stopping``."""
+    started_at: datetime
+    silent_seconds: float
+    """Since its last sign of life, on the database's clock."""
+    queues: tuple[str, ...]
+    """Those it serves; empty = all."""
+    leases: int
+    workers: tuple[WorkerState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCounts:
+    """How many finished jobs are kept."""
+
+    successful: int
+    failed: int
+    cancelled: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCounts:
+    """How many dead letters there are."""
+
+    total: int
+    by_reason: Mapping[str, int]
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything at a glance."""
+
+    backend: str
+    cluster: str
+    """The name under ``CLUSTER``."""
+    broker: str
+    """Its URL, as ``orm://default``."""
+    server: str
+    """What answers there, as ``PostgreSQL 15.4``."""
+    taken_at: datetime
+    queues: tuple[QueueDepth, ...]
+    clusters: tuple[ClusterState, ...]
+    finished: FinishedCounts
+    dead_letters: DeadLetterCounts
+
+
+def overview(settings: Settings) -> Overview:
+    """All numbers of one backend.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    broker = broker_for(settings).info()
+    return Overview(
+        backend=settings.alias,
+        cluster=settings.cluster,
+        broker=str(broker["broker"]),
+        server=str(broker["server"]),
+        taken_at=timezone.now(),
+        queues=queues(settings),
+        clusters=clusters(settings),
+        finished=finished(settings),
+        dead_letters=dead_letters(settings),
+    )
+
+
+def queues(settings: Settings) -> tuple[QueueDepth, ...]:
+    """The queues that have a job, or that ``QUEUES`` names, by name. Raises: as ``overview``."""
+    broker = broker_for(settings)
+    if not broker.capabilities.transactional:
+        sizes = broker.sizes()
+        empty = {name: dict.fromkeys(STATES, 0) for name in settings.queues}
+        return tuple(
+            QueueDepth(name, **size, is_exact=True, oldest_ready_seconds=None)
+            for name, size in sorted({**empty, **sizes}.items())
+        )
+    with explained(settings.database):
+        ready = _ready_by_queue(settings.database)
+        deferred = shares_of(Deferred.objects.using(settings.database), "queue")
+        running = shares_of(Claimed.objects.using(settings.database), "queue")
+        names = {*settings.queues, *ready.numbers, *deferred.numbers, *running.numbers}
+        return tuple(
+            QueueDepth(
+                name=name,
+                ready=ready.numbers.get(name, 0),
+                deferred=deferred.numbers.get(name, 0),
+                blocked=0,
+                running=running.numbers.get(name, 0),
+                is_exact=ready.is_exact and deferred.is_exact and running.is_exact,
+                oldest_ready_seconds=_oldest_ready_seconds(settings.database, name),
+            )
+            for name in sorted(names)
+        )
+
+
+def clusters(settings: Settings) -> tuple[ClusterState, ...]:
+    """The clusters of this backend, the longest running first; one that died stands here, silent,
+    until upkeep has buried it. Raises: as ``overview``."""
+    with explained(settings.database):
+        known = Cluster.objects.using(settings.database).filter(name=settings.cluster)
+        rows = [
+            row
+            for row in known.order_by("started_at", "pk")
+            if row.info.get("alias", settings.alias) == settings.alias
+        ]
+        now_us = database_now_us(settings.database) if rows else 0
+        shown = [job for row in rows for worker in _workers(row) for job in worker["running"]]
+        facts = _facts_of(settings, {UUID(job["job"]) for job in shown})
+        return tuple(_cluster_state(row, now_us, facts) for row in rows)
+
+
+def finished(settings: Settings) -> FinishedCounts:
+    """The finished jobs that are kept. Raises: as ``overview``."""
+    with explained(settings.database):
+        jobs = Job.objects.using(settings.database)
+        counts = {status: count_of(jobs.filter(status=status)) for status in Job.Status}
+    numbers = {status.lower(): count.number for status, count in counts.items()}
+    return FinishedCounts(**numbers, is_exact=all(count.is_exact for count in counts.values()))
+
+
+def dead_letters(settings: Settings) -> DeadLetterCounts:
+    """The dead letters by reason. Raises: as ``overview``."""
+    with explained(settings.database):
+        shares = shares_of(DeadLetter.objects.using(settings.database), "reason")
+    by_reason = dict(sorted(shares.numbers.items()))
+    return DeadLetterCounts(sum(by_reason.values()), by_reason, shares.is_exact)
+
+
+# -- waiting and running --------------------------------------------------------------------------
+
+
+def _ready_by_queue(alias: str) -> Shares:
+    ready = Ready.objects.using(alias)
+    counts = {name: count_of(ready.filter(queue=name)) for name in ready.queues()}
+    numbers = {name: count.number for name, count in counts.items()}
+    return Shares(numbers, all(count.is_exact for count in counts.values()))
+
+
+def _oldest_ready_seconds(alias: str, queue: str) -> float | None:
+    """Along the index of the claim: the next job of each priority, of which there are few."""
+    line = Ready.objects.using(alias).filter(queue=queue).order_by("rank", "job_id")
+    fronts: list[UUID] = []
+    front = line.values_list("rank", "job_id").first()
+    while front is not None:
+        fronts.append(front[1])
+        front = line.filter(rank__gt=front[0]).values_list("rank", "job_id").first()
+    since = _ready_since(alias, fronts)
+    return max(0.0, (timezone.now() - min(since)).total_seconds()) if since else None
+
+
+def _ready_since(alias: str, job_ids: Sequence[UUID]) -> list[datetime]:
+    """Since when each might have started: not before its moment, nor while it was being tried."""
+    if not job_ids:
+        return []
+    tried = dict(
+        Attempt.objects.using(alias)
+        .filter(job_id__in=job_ids)
+        .values_list("job_id")
+        .annotate(last=Max("finished_at"))
+    )
+    jobs = Job.objects.using(alias).filter(pk__in=job_ids)
+    return [
+        max(filter(None, (enqueued_at, run_after, tried.get(job_id))))
+        for job_id, enqueued_at, run_after in jobs.values_list("pk", "enqueued_at", "run_after")
+    ]
+
+
+Facts = Mapping[UUID, tuple[str, str, int | None]]
+"""Job id -> task, queue and attempt, of those that (still) run."""
+
+
+def _facts_of(settings: Settings, job_ids: set[UUID]) -> Facts:
+    jobs = Job.objects.using(settings.database).filter(pk__in=job_ids)
+    tasks = dict(jobs.values_list("pk", "task"))
+    if not broker_for(settings).capabilities.transactional:
+        return {job_id: (tasks.get(job_id, ""), "", None) for job_id in job_ids}
+    claimed = Claimed.objects.using(settings.database).filter(pk__in=job_ids)
+    rows = claimed.values_list("pk", "queue", "attempts")
+    return {job_id: (tasks.get(job_id, ""), queue, attempt) for job_id, queue, attempt in rows}
+
+
+def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
+    silent_seconds = max(0.0, (now_us - row.heartbeat_us) / MICROSECONDS)
+    workers = [
+        WorkerState(
+            number=worker["number"],
+            pid=worker["pid"],
+            jobs_done=worker["jobs_done"],
+            running=tuple(_running(worker["running"], silent_seconds, facts)),
+        )
+        for worker in _workers(row)
+    ]
+    return ClusterState(
+        id=str(row.pk),
+        name=row.name,
+        host=row.host,
+        pid=row.pid,
+        state=row.state,
+        started_at=row.started_at,
+        silent_seconds=round(silent_seconds, 3),
+        queues=tuple(row.info.get("queues", ())),
+        leases=int(row.info.get("leases", 0)),
+        workers=tuple(workers),
+    )
+
+
+def _running(
+    shown: Iterable[Mapping[str, Any]], silent_seconds: float, facts: Facts
+) -> Iterable[RunningJob]:
+    """What ran at the last sign of life; what is not leased any more has ended since."""
+    for job in shown:
+        job_id = UUID(job["job"])
+        if job_id in facts:
+            task, queue, attempt = facts[job_id]
+            seconds = round(job["seconds"] + silent_seconds, 1)
+            yield RunningJob(str(job_id), task, queue, attempt, seconds)
+
+
+def _workers(row: Cluster) -> list[dict[str, Any]]:
+    return list(row.info.get("workers", ()))

@@ -1,0 +1,247 @@
+"""Drain: what a cluster does with the jobs that wait, in this process and on this connection."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.db import connections
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery
+from stoker.conf import settings_for
+from stoker.exceptions import PackageError
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import (
+    Attempted,
+    Cancelled,
+    Failed,
+    Outcome,
+    Retry,
+    Snoozed,
+    Succeeded,
+)
+from stoker.package import sealer_for
+from stoker.results import Result, fetch
+
+from .calls import call
+from .store import bring_forward, promote_due
+
+logger = logging.getLogger("stoker")
+
+WORKER_ID = "test"
+MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One attempt that was made."""
+
+    id: str
+    """The job's."""
+    task: str
+    """Dotted path."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    queue: str
+    attempt: int
+    """Which attempt this was, from 1."""
+    outcome: Outcome
+    """What it came to: of stoker.lifecycle.outcomes. A Retry has the delay that would have been."""
+    backend: str = field(repr=False)
+
+    @property
+    def result(self) -> Result[Any]:
+        """The job's result as it is now. Raises TaskResultDoesNotExist when it is not kept."""
+        return fetch(settings_for(self.backend), self.id)
+
+    def __str__(self) -> str:
+        shown = call(self.task, self.args, self.kwargs)
+        return f"{shown}, attempt {self.attempt}: {self.outcome.kind}"
+
+
+class Drained(list[Ran]):
+    """The attempts that were made, in order."""
+
+    @property
+    def succeeded(self) -> list[Ran]:
+        return [ran for ran in self if isinstance(ran.outcome, Succeeded)]
+
+    @property
+    def failed(self) -> list[Ran]:
+        """Attempts after which a job was over, and a dead letter written."""
+        return [ran for ran in self if isinstance(ran.outcome, Failed)]
+
+    @property
+    def retried(self) -> list[Ran]:
+        """Attempts that failed and were followed by another one."""
+        return [ran for ran in self if isinstance(ran.outcome, Retry)]
+
+    @property
+    def snoozed(self) -> list[Ran]:
+        return [ran for ran in self if isinstance(ran.outcome, Snoozed)]
+
+    @property
+    def cancelled(self) -> list[Ran]:
+        return [ran for ran in self if isinstance(ran.outcome, Cancelled)]
+
+    def check(self) -> None:
+        """Raises AssertionError with the tracebacks when a job failed for good."""
+        if failed := self.failed:
+            told = [f"{ran}\n{_story(ran.outcome)}" for ran in failed]
+            raise AssertionError(
+                f"{len(failed)} of {len(self)} attempts failed:\n\n" + "\n".join(told)
+            )
+
+
+def drain(
+    backend: str = "default",
+    *,
+    queues: Sequence[str] | None = None,
+    until_empty: bool = True,
+    include_deferred: bool = False,
+    most: int = MOST,
+) -> Drained:
+    """Run the jobs that are due, highest priority first, in this process and on its connections.
+
+    A job that is to be tried again is tried again at once, up to its ``max_attempts``. A job that
+    snoozes waits on.
+
+    Args:
+        backend: the name under ``TASKS``.
+        queues: only these; None = those that a cluster of this backend serves.
+        until_empty: go on with what the jobs enqueue, and with their next attempts, until nothing
+            is due. False: one attempt of each job that is due now, and no more.
+        include_deferred: what is deferred now is due at once. What the jobs themselves defer, or
+            what snoozes, still waits.
+        most: attempts after which this gives up.
+
+    Raises:
+        AssertionError: ``most`` attempts were made and something is still due.
+    """
+    runner = Runner(backend, queues)
+    if include_deferred:
+        bring_forward(runner.broker, runner.queues)
+    return runner.run(most) if until_empty else runner.run_once(most)
+
+
+class Runner:
+    """A worker's loop without the worker."""
+
+    def __init__(self, backend: str, queues: Sequence[str] | None = None) -> None:
+        self.settings = settings_for(backend)
+        self.broker = broker_for(self.settings)
+        self.queues = tuple(queues or self.settings.queues)
+        self._holder = uuid.uuid4()
+        self._executor = Executor(self.settings, worker_id=WORKER_ID)
+
+    def run(self, most: int = MOST) -> Drained:
+        """One after another until nothing is due: a job that enqueues a more urgent one has it run
+        next, as a worker would."""
+        promote_due(self.broker)
+        ran = Drained()
+        while deliveries := self._claim(1):
+            if len(ran) == most:
+                raise AssertionError(
+                    f"{most} attempts were made, and jobs are still due. "
+                    f"Does a task enqueue itself for ever? The last ones:\n{_lines(ran[-5:])}"
+                )
+            ran.append(self._try(deliveries[0]))
+        return ran
+
+    def run_once(self, most: int = MOST) -> Drained:
+        """One attempt of each job that is due now."""
+        promote_due(self.broker)
+        return Drained(self._try(delivery) for delivery in self._claim(most))
+
+    def _claim(self, limit: int) -> list[Delivery]:
+        return self.broker.claim(
+            self.queues,
+            limit,
+            holder=self._holder,
+            lease_seconds=self.settings.lease_seconds,
+        )
+
+    def _try(self, delivery: Delivery) -> Ran:
+        with _between_savepoints():
+            attempted = self._executor.run(delivery)
+        finish(self.settings, self.broker, [_without_waiting(attempted)])
+        return self._told(attempted)
+
+    def _told(self, attempted: Attempted) -> Ran:
+        delivery = attempted.delivery
+        task, args, kwargs = "(a package that cannot be opened)", (), dict[str, Any]()
+        try:
+            package = sealer_for(self.settings).open(delivery.package)
+            task, args, kwargs = package.task, package.args, package.kwargs
+        except PackageError:
+            pass  # the outcome says so
+        return Ran(
+            id=str(delivery.job_id),
+            task=task,
+            args=args,
+            kwargs=kwargs,
+            queue=delivery.queue,
+            attempt=delivery.attempt,
+            outcome=attempted.outcome,
+            backend=self.settings.alias,
+        )
+
+
+@contextmanager
+def _between_savepoints() -> Iterator[None]:
+    """A worker has no transaction open: there, a statement that fails breaks nothing else, and what
+    waits for the commit is done at once. Inside a test's transaction this makes it so."""
+    opened = [
+        (connection, connection.savepoint(), len(connection.run_on_commit))
+        for connection in _connections()
+        if connection.in_atomic_block
+    ]
+    yield
+    for connection, savepoint, known in opened:
+        if connection.needs_rollback or not connection.is_usable():
+            connection.needs_rollback = False
+            connection.savepoint_rollback(savepoint)
+            del connection.run_on_commit[known:]
+        else:
+            connection.savepoint_commit(savepoint)
+            _run_hooks(connection, known)
+
+
+def _connections() -> list[Any]:
+    return list(connections.all(initialized_only=True))
+
+
+def _run_hooks(connection: Any, known: int) -> None:
+    """What the job left to be done on commit, as a commit would do it."""
+    while hooks := connection.run_on_commit[known:]:
+        del connection.run_on_commit[known:]
+        for _, hook, is_robust in hooks:
+            try:
+                hook()
+            except Exception:
+                if not is_robust:
+                    raise
+                logger.exception("A hook of on_commit failed.")
+
+
+def _without_waiting(attempted: Attempted) -> Attempted:
+    outcome = attempted.outcome
+    if isinstance(outcome, Retry):
+        return replace(attempted, outcome=replace(outcome, delay_seconds=0.0))
+    return attempted
+
+
+def _story(outcome: Outcome) -> str:
+    if not isinstance(outcome, Failed):
+        return ""
+    return outcome.fault.traceback or f"{outcome.fault.exception_class}: {outcome.fault.message}\n"
+
+
+def _lines(some: Sequence[Ran]) -> str:
+    return "\n".join(f"  {ran}" for ran in some)

@@ -1,0 +1,80 @@
+"""What tests ask of a broker beyond its contract. Those that keep their jobs where a test can see
+and turn them can answer: the database and the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from django.db.models import Q
+
+from stoker.brokers.base import Broker, Message
+from stoker.brokers.memory import MemoryBroker
+from stoker.brokers.orm import OrmBroker
+from stoker.exceptions import ConfigurationError
+from stoker.models import Deferred, Job, Ready
+from stoker.options import as_timestamp
+
+AT_ONCE = 500
+
+
+def bring_forward(broker: Broker, queues: Sequence[str]) -> None:
+    """Let everything deferred in these queues be due; no queue named = in every queue."""
+    if isinstance(broker, OrmBroker):
+        deferred = Deferred.objects.using(broker.alias)
+        served = deferred.filter(queue__in=queues) if queues else deferred.all()
+        served.update(due_us=0)
+    elif isinstance(broker, MemoryBroker):
+        broker.bring_forward(queues)
+    else:
+        raise _cannot(broker)
+
+
+def promote_due(broker: Broker) -> None:
+    """Let priority decide among all jobs that are due: the ORM broker looks only now and then for
+    those that have fallen due."""
+    if isinstance(broker, OrmBroker):
+        while Deferred.objects.using(broker.alias).promote(AT_ONCE):
+            pass
+
+
+def waiting(broker: Broker) -> list[Message]:
+    """Every job that waits, in the order of their enqueue."""
+    if isinstance(broker, OrmBroker):
+        ready = Ready.objects.using(broker.alias).values("pk")
+        deferred = Deferred.objects.using(broker.alias).values("pk")
+        return _messages(broker.alias, Q(pk__in=ready) | Q(pk__in=deferred))
+    if isinstance(broker, MemoryBroker):
+        return broker.waiting()
+    raise _cannot(broker)
+
+
+def still_known(broker: Broker, job_ids: Sequence[UUID]) -> list[Message]:
+    """Those jobs that wait, run or have ended, in the order of their enqueue; what was rolled back
+    is not among them."""
+    found = {message.job_id: message for message in waiting(broker)}
+    for message in _messages(broker.settings.database, Q(pk__in=job_ids)):
+        found.setdefault(message.job_id, message)
+    return [found[job_id] for job_id in sorted(job_ids) if job_id in found]
+
+
+def _messages(alias: str, which: Q) -> list[Message]:
+    return [
+        Message(
+            job_id=job.pk,
+            task=job.task,
+            queue=job.queue,
+            priority=job.priority,
+            package=bytes(job.package),
+            run_after=None if job.run_after is None else as_timestamp(job.run_after),
+            enqueued_at=as_timestamp(job.enqueued_at),
+        )
+        for job in Job.objects.using(alias).filter(which).order_by("pk")
+    ]
+
+
+def _cannot(broker: Broker) -> ConfigurationError:
+    return ConfigurationError(
+        f"Tests cannot look into {broker.settings.broker!r}: in the settings of your tests, let "
+        'BROKER be "orm://default".'
+    )

@@ -1,0 +1,61 @@
+"""How to wait for a job: when to look again, and when waiting would never end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections
+from django.db.transaction import TransactionManagementError
+
+from .exceptions import as_seconds
+
+FIRST_PAUSE_SECONDS = 0.005
+GROWTH = 1.5
+
+
+class Commitment:
+    """Whether the transaction that a job was enqueued in has been committed."""
+
+    __slots__ = ("is_made",)
+
+    def __init__(self, is_made: bool = False) -> None:
+        self.is_made = is_made
+
+
+def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterator[float]:
+    """Pauses that grow, until the time is over; then one look more."""
+    deadline = float("inf") if timeout is None else time.monotonic() + as_seconds(timeout)
+    pause = min(FIRST_PAUSE_SECONDS, longest_seconds)
+    while (left := deadline - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * GROWTH, longest_seconds)
+    yield 0.0
+
+
+def refuse_endless_wait(alias: str, job_id: str, commitment: Commitment | None) -> None:
+    """Raises TransactionManagementError where the open transaction can never see the job end."""
+    connection = connections[alias]
+    if not connection.in_atomic_block:
+        return
+    if commitment is not None and not commitment.is_made:
+        raise TransactionManagementError(
+            f"Job {job_id} was enqueued in a transaction that is still open, so it cannot start "
+            "before that is committed: wait for it outside of transaction.atomic(); "
+            "in a test, let stoker.testing.drain() run it."
+        )
+    if not _sees_later_commits(connection):
+        raise TransactionManagementError(
+            "The open transaction never sees what is committed after it began, so it would wait "
+            f"for job {job_id} for ever: wait for it outside of transaction.atomic(); "
+            "in a test, let stoker.testing.drain() run it."
+        )
+
+
+def _sees_later_commits(connection: Any) -> bool:
+    """By its isolation level. SQLite has none to choose: its transactions never do."""
+    isolation = getattr(connection, "isolation_level", None)
+    name = str(getattr(isolation, "name", isolation)).upper().replace(" ", "_")
+    return name in {"READ_COMMITTED", "READ_UNCOMMITTED"}

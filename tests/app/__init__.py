@@ -1,0 +1,1 @@
+"""A small Django app whose tasks the tests run."""

@@ -1,0 +1,239 @@
+"""Tasks that do to their worker what no task should, and some that watch what is done to them."""
+
+import asyncio
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from asgiref.sync import sync_to_async
+from django.db import connection, connections, transaction
+
+from stoker import task
+
+from tests.app.models import Account
+
+BEAT_SECONDS = 0.02
+
+
+@task(takes_context=True)
+def beat(context, path: str, seconds: float) -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
+    """Write to a file, without any database, from when to when each attempt really ran."""
+    until = time.monotonic() + seconds
+    with Path(path).open("ab", buffering=0) as file:
+        line = f"{context.task_result.id} {context.attempt} {os.getpid()}"
+        began_ns = time.monotonic_ns()
+        while time.monotonic() < until:
+            file.write(f"{line} {began_ns} {time.monotonic_ns()}\n".encode())
+            time.sleep(min(BEAT_SECONDS, max(0.0, until - time.monotonic())))
+        file.write(f"{line} {began_ns} {time.monotonic_ns()}\n".encode())
+    return context.attempt  # type: ignore[no-any-return] # as above
+
+
+@task
+def process_id() -> int:
+    return os.getpid()
+
+
+@task
+def session_id(seconds: float = 0.0) -> int:
+    """The server's name for the connection that this worker uses."""
+    with connection.cursor() as cursor:
+        question = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}
+        cursor.execute(f"SELECT {question[connection.vendor]}")
+        number = cursor.fetchone()[0]
+    time.sleep(seconds)
+    return int(number)
+
+
+@task
+async def session_id_async() -> int:
+    return await sync_to_async(session_id.func)()
+
+
+@task
+async def read_slowly(count: int, seconds: float) -> int:
+    """Rows one by one, with pauses in between, from one cursor."""
+    read = 0
+    async for _ in Account.objects.filter(total=count).aiterator(chunk_size=1):
+        read += 1
+        await asyncio.sleep(seconds / count)
+    return read
+
+
+@task(max_attempts=2, backoff=0.05, takes_context=True)
+async def succeed_at_second(context) -> int:  # type: ignore[no-untyped-def] # as above
+    if context.attempt == 1:
+        raise ConnectionError("once")
+    return context.attempt  # type: ignore[no-any-return] # as above
+
+
+@task
+async def meet(path: str, count: int) -> int:
+    """End when so many have come: they have to run at the same time."""
+    _arrive(path)
+    while not _are_there(path, count):  # noqa: ASYNC110 - they may be in several processes
+        await asyncio.sleep(0.01)
+    return count
+
+
+@task
+def meet_in_threads(path: str, count: int) -> int:
+    _arrive(path)
+    while not _are_there(path, count):
+        time.sleep(0.01)
+    return count
+
+
+def _arrive(path: str) -> None:
+    with Path(path).open("a") as file:
+        file.write("here\n")
+
+
+def _are_there(path: str, count: int) -> bool:
+    return len(Path(path).read_text().split()) >= count
+
+
+@task(max_attempts=10, max_crashes=2)
+def crash_always() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(max_attempts=2)
+def exit_cleanly() -> None:
+    os._exit(0)
+
+
+@task(max_attempts=1)
+def raise_keyboard_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@task(timeout=0.3, max_attempts=1)
+def loop_too_long(seconds: float) -> None:
+    """What a soft time-out can interrupt also in a thread: it comes back to Python now and then."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@task(timeout=0.3, max_attempts=1)
+def sit_in_c_code(seconds: float) -> None:
+    """Nothing else runs in this process meanwhile, neither other threads nor signal handlers."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).usleep(round(seconds * 1e6))
+
+
+@task
+def hold_everything(seconds: float) -> int:
+    """The same, and allowed to."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).usleep(round(seconds * 1e6))
+    return os.getpid()
+
+
+@task(max_attempts=1)
+def raise_poison() -> None:
+    raise ValueError("a NUL \x00 and half a character \ud800")
+
+
+@task
+def return_much(size: int) -> str:
+    return "x" * size
+
+
+@task
+def start_children() -> list[int]:
+    """A process by os.fork, a pool, and a program that is told to end."""
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        squares = pool.map(_square, [3, 4])
+    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    program.terminate()
+    return [os.waitstatus_to_exitcode(status), *squares, program.wait(10)]
+
+
+def _square(number: int) -> int:
+    return number * number
+
+
+@task(takes_context=True)
+def fork_and_come_back_twice(context, path: str) -> int:  # type: ignore[no-untyped-def] # as above
+    """The child forgets to end, and returns from the task like its parent."""
+    if os.fork() == 0:
+        time.sleep(0.2)
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return os.getpid()
+
+
+@task
+def leave_daemon(seconds: float) -> int:
+    """A child that outlives the task, and perhaps the worker."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        time.sleep(seconds)
+        os._exit(0)
+    return child
+
+
+@task
+def say(line: str) -> None:
+    print(line)
+
+
+@task
+def look_at_log_record() -> list[str]:
+    """What a log record made inside a task carries."""
+    records: list[logging.LogRecord] = []
+    logger = logging.Logger("tests.app.chaos")  # noqa: LOG001 - seen by nobody else
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign] # for this one
+    logger.addHandler(handler)
+    logger.warning("seen")
+    (record,) = records
+    return [
+        str(getattr(record, name)) for name in ("stoker_job_id", "stoker_task", "stoker_attempt")
+    ]
+
+
+@task
+def leave_atomic_open() -> None:
+    """What follows in this worker must not be written into this transaction."""
+    transaction.atomic().__enter__()
+    Account.objects.create(total=-1)
+
+
+@task
+def close_connections() -> None:
+    connections.close_all()
+
+
+@task
+def keep_account(total: int) -> int:
+    return int(Account.objects.create(total=total).pk)
+
+
+@task
+def take_memory(megabytes: int) -> int:
+    _taken.append(bytearray(megabytes << 20))
+    return os.getpid()
+
+
+_taken: list[bytearray] = []
+
+
+@task(max_attempts=3)
+def die_after_returning(seconds: float) -> None:
+    """Dies of what it has left behind, when it has returned but nobody has heard of it."""
+    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()

@@ -1,0 +1,63 @@
+"""What a test wants to go wrong in the processes that it starts: STOKER_TEST_MISCHIEF names it."""
+
+import os
+from typing import Any
+
+
+def begin(names: str) -> None:
+    """Called when Django starts in such a process."""
+    for name in filter(None, names.split(",")):
+        MISCHIEF[name.partition(":")[0]](name.partition(":")[2])
+
+
+def hear_nothing(_: str) -> None:
+    """A pooler that does not pass notifications on."""
+    from stoker.brokers import orm
+    from stoker.brokers.base import NoWake
+
+    orm.open_wake = lambda _alias: NoWake()
+
+
+def open_connection(_: str) -> None:
+    """A project that asks its database something while it starts."""
+    from django.db import connection
+
+    connection.ensure_connection()
+
+
+def die_at_start(role: str) -> None:
+    """A process that ends as soon as it lives."""
+    from stoker.signals import post_spawn
+
+    def die(role: str, **_: Any) -> None:
+        if role == wanted:
+            os._exit(3)
+
+    wanted = role
+    post_spawn.connect(die, weak=False)
+
+
+def claim_and_forget(_: str) -> None:
+    """A connection that breaks after the claim was carried out and before its answer came."""
+    from stoker.brokers.orm import OrmBroker
+    from stoker.exceptions import BrokerUnavailable
+
+    claim = OrmBroker.claim
+    left = [1]
+
+    def broken(self: Any, *arguments: Any, **options: Any) -> Any:
+        deliveries = claim(self, *arguments, **options)
+        if deliveries and left:
+            left.pop()
+            raise BrokerUnavailable("the answer was lost")
+        return deliveries
+
+    OrmBroker.claim = broken  # type: ignore[method-assign] # for this process
+
+
+MISCHIEF = {
+    "deaf": hear_nothing,
+    "open": open_connection,
+    "die": die_at_start,
+    "forget": claim_and_forget,
+}

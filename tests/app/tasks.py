@@ -1,0 +1,189 @@
+"""Tasks of the tests: each does one thing that a test wants to see done."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from datetime import datetime
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+from stoker import Cancel, Retry, Snooze, task
+
+from tests.app.models import Account, Ledger
+
+logger = logging.getLogger("tests.app")
+
+
+@task
+def nothing() -> None:
+    """Do nothing."""
+
+
+@task
+def add(first: int, second: int) -> int:
+    return first + second
+
+
+@task
+async def add_later(first: int, second: int) -> int:
+    await asyncio.sleep(0.001)
+    return first + second
+
+
+@task
+def echo(value: object) -> object:
+    return value
+
+
+@task(takes_context=True)
+def write_ledger(context, seconds: float = 0.0, note: str = "") -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
+    """Write when this attempt began and ended."""
+    line = _begin(context, note)
+    time.sleep(seconds)
+    return _end(line)
+
+
+@task(takes_context=True)
+async def write_ledger_async(context, seconds: float = 0.0, note: str = "") -> int:  # type: ignore[no-untyped-def] # as above
+    line = await sync_to_async(_begin)(context, note)
+    await asyncio.sleep(seconds)
+    return await sync_to_async(_end)(line)
+
+
+def _begin(context, note: str) -> Ledger:  # type: ignore[no-untyped-def] # as above
+    result = context.task_result
+    return Ledger.objects.create(
+        job_id=result.id,
+        attempt=context.attempt,
+        worker=result.worker_ids[-1],
+        started_ns=time.monotonic_ns(),
+        note=note,
+    )
+
+
+def _end(line: Ledger) -> int:
+    Ledger.objects.filter(pk=line.pk).update(finished_ns=time.monotonic_ns())
+    return line.pk
+
+
+@task
+def fail(message: str = "no") -> None:
+    raise ValueError(message)
+
+
+@task(max_attempts=3, backoff=0.05, takes_context=True)
+def succeed_at(context, attempt: int) -> int:  # type: ignore[no-untyped-def] # as above
+    if context.attempt < attempt:
+        raise ConnectionError(f"attempt {context.attempt}")
+    return context.attempt  # type: ignore[no-any-return] # as above
+
+
+@task(max_attempts=1)
+def fail_once() -> None:
+    raise RuntimeError("for good")
+
+
+@task(max_attempts=3, backoff=0.05, retry_on=ConnectionError)
+def fail_unretried() -> None:
+    raise KeyError("not a connection error")
+
+
+@task(max_attempts=2)
+def ask_for_retry(seconds: float) -> None:
+    raise Retry(delay=seconds, reason="asked for")
+
+
+@task(takes_context=True)
+def snooze_until(context, moment: float) -> int:  # type: ignore[no-untyped-def] # as above
+    if time.time() < moment:
+        raise Snooze(0.1)
+    return context.attempt  # type: ignore[no-any-return] # as above
+
+
+@task
+def cancel_itself() -> None:
+    raise Cancel("not needed any more")
+
+
+@task(max_attempts=2)
+def exit_process(code: int) -> None:
+    os._exit(code)
+
+
+@task(max_attempts=2, backoff=0.05)
+def raise_system_exit() -> None:
+    raise SystemExit(3)
+
+
+@task(max_attempts=2)
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@task(timeout=0.3, max_attempts=1)
+def sleep_too_long(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@task(timeout=0.3, max_attempts=1)
+async def sleep_too_long_async(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+@task(timeout=0.3, max_attempts=2)
+def swallow_timeout(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            time.sleep(until - time.monotonic())
+        except BaseException:  # noqa: BLE001, S112 - what bad tasks do
+            continue
+
+
+@task
+def return_what_cannot_be_kept() -> object:
+    return {1, 2, 3}
+
+
+@task
+def log_a_line(line: str) -> None:
+    logger.warning(line)
+
+
+@task
+def say_when() -> datetime:
+    return datetime.now().astimezone()
+
+
+@task
+def add_to_account(account_id: int, amount: int) -> None:
+    with transaction.atomic():
+        account = Account.objects.select_for_update().get(pk=account_id)
+        account.total += amount
+        account.save()
+
+
+@task
+def leave_a_transaction_open() -> None:
+    transaction.set_autocommit(False)
+    Account.objects.create(total=1)
+
+
+@task
+def enqueue_another(first: int, second: int) -> str:
+    return add.enqueue(first, second).id
+
+
+@task(max_attempts=1)
+def empty_and_fail(numbers: list[int]) -> None:
+    numbers.clear()
+    raise RuntimeError("emptied")

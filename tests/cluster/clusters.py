@@ -1,0 +1,189 @@
+"""Real clusters for tests: `manage.py stoker run` in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import stoker
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = Path(stoker.__file__).resolve().parents[1]
+WAIT_SECONDS = 60.0
+
+QUICK = {
+    "WORKERS": 2,
+    "LEASE_SECONDS": 6,
+    "HEARTBEAT_SECONDS": 0.5,
+    "UPKEEP_SECONDS": 0.5,
+    "POLL_SECONDS": 0.2,
+    "SHUTDOWN_SECONDS": 10,
+}
+"""Options that let a test see within seconds what takes minutes by default."""
+
+DJANGO = (sys.executable, "-m", "django")
+"""Does what manage.py does."""
+
+KERNEL_NAMES = {
+    f"stoker-{role}"[:15]: role for role in ("pusher", "monitor", "scheduler", "worker")
+}
+"""The kernel keeps 15 characters of a process's name."""
+
+
+def environment_of_commands(
+    more: Mapping[str, str] | None = None, **options: Any
+) -> dict[str, str]:
+    """For a command in a process of its own: the tests' database, and these OPTIONS."""
+    return {
+        **os.environ,
+        "STOKER_TEST_OPTIONS": json.dumps({**QUICK, **options}),
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]),
+        "PYTHONWARNINGS": "default",
+        **(more or {}),
+    }
+
+
+class ProcessCluster:
+    """One cluster that a test may stop, kill, and look into."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        command: Sequence[str] = DJANGO,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.log = folder / f"cluster-{time.monotonic_ns()}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "stoker", "run", *arguments],
+                cwd=ROOT,
+                env=environment_of_commands(environment, **options),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.sentinel = psutil.Process(self.process.pid)
+
+    def crew(self) -> dict[str, list[psutil.Process]]:
+        """Role -> its processes, as the kernel names them."""
+        crew: dict[str, list[psutil.Process]] = {}
+        try:
+            children = self.sentinel.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return {}
+        for child in children:
+            try:
+                role = KERNEL_NAMES[child.name()]
+            except (psutil.NoSuchProcess, KeyError):
+                continue
+            crew.setdefault(role, []).append(child)
+        return crew
+
+    def wait_for_crew(self, workers: int = 2) -> dict[str, list[psutil.Process]]:
+        """Every process is there."""
+
+        def is_complete() -> bool:
+            crew = self.crew()
+            return len(crew.get("worker", [])) == workers and all(
+                crew.get(role) for role in ("pusher", "monitor", "scheduler")
+            )
+
+        wait_for(is_complete, lambda: f"the cluster is not complete: {self.crew()}\n{self.tail()}")
+        return self.crew()
+
+    def kill(self, role: str, which: int = 0) -> int | None:
+        """SIGKILL one process. Returns its process id."""
+        if role == "sentinel":
+            self.process.kill()
+            return self.process.pid
+        members = self.crew().get(role, [])
+        if not members:
+            return None
+        victim = members[which % len(members)]
+        victim.kill()
+        return int(victim.pid)
+
+    def pause(self, role: str, which: int = 0) -> psutil.Process:
+        """SIGSTOP one process; the caller lets it go on."""
+        members = self.crew()[role]
+        members[which % len(members)].suspend()
+        return members[which % len(members)]
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = WAIT_SECONDS) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the cluster did not stop:\n{self.tail()}") from None
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.text().splitlines()[-lines:])
+
+    def complaints(self) -> list[str]:
+        """Lines that no kill explains: an exception of ours, a lock that was not waited for."""
+        signs = ("Traceback", "is locked", "Warning:", "deadlock")
+        return [line for line in self.text().splitlines() if any(sign in line for sign in signs)]
+
+
+@contextmanager
+def running_cluster(folder: Path, *arguments: str, **options: Any) -> Iterator[ProcessCluster]:
+    """A cluster that is gone afterwards, with all its processes, whatever the test did."""
+    cluster = ProcessCluster(folder, *arguments, **options)
+    try:
+        yield cluster
+        if cluster.process.poll() is None:
+            cluster.stop()
+    finally:
+        end_family(cluster)
+
+
+def end_family(cluster: ProcessCluster) -> None:
+    """Kill what is left of a cluster."""
+    members = [one for crew in cluster.crew().values() for one in crew]
+    if cluster.process.poll() is None:
+        cluster.process.kill()
+        cluster.process.wait()
+    for member in members:
+        if member.is_running():
+            member.kill()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it still runs: one that nobody has asked for its exit code does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(
+    condition: Callable[[], object],
+    explain: Callable[[], str] = lambda: "the condition did not come true",
+    seconds: float = WAIT_SECONDS,
+) -> None:
+    """Wait until the condition is true; the limit only guards against waiting for ever."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError(explain())
+        time.sleep(0.02)

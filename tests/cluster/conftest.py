@@ -1,0 +1,43 @@
+"""Clusters that the tests of a module share, on a database that stays as they leave it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from tests.cluster.clusters import ProcessCluster, running_cluster
+
+
+@pytest.fixture(scope="module")
+def shared_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The database for a whole module: its tests look at their own jobs only."""
+    with django_db_blocker.unblock():
+        call_command("flush", interactive=False, verbosity=0)
+        yield
+        call_command("flush", interactive=False, verbosity=0)
+        connections.close_all()
+
+
+@pytest.fixture
+def db(shared_database: None) -> None:
+    """In the place of pytest-django's fixture of this name: it has the database made, but here each
+    test leaves it as it is, for a cluster is at work on it."""
+
+
+@pytest.fixture(scope="module")
+def share_cluster(
+    shared_database: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., ProcessCluster]]:
+    """Start a cluster that runs until the module's tests are over."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> ProcessCluster:
+            folder = tmp_path_factory.mktemp("cluster")
+            cluster = stack.enter_context(running_cluster(folder, **options))
+            cluster.wait_for_crew(options.get("WORKERS", 2))
+            return cluster
+
+        yield start

@@ -1,0 +1,41 @@
+"""How jobs ended, as the store has it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.models import Attempt, DeadLetter, Job
+
+from tests.cluster.clusters import ProcessCluster, wait_for
+
+
+@dataclass(frozen=True)
+class End:
+    """One job's end."""
+
+    job: Job
+    attempts: list[Attempt]
+    """Those that did not succeed."""
+    dead_letter: DeadLetter | None
+
+
+def end_of(result: Any, cluster: ProcessCluster, seconds: float = 60.0) -> End:
+    """Wait for the job to end."""
+    jobs = Job.objects.filter(pk=result.id)
+    wait_for(
+        lambda: jobs.exclude(status=None).exists(),
+        lambda: f"job {result.id} has not ended\n{cluster.tail()}",
+        seconds,
+    )
+    return End(
+        jobs.get(),
+        list(Attempt.objects.filter(job_id=result.id).order_by("number")),
+        DeadLetter.objects.filter(job_id=result.id).first(),
+    )
+
+
+def value_of(result: Any, cluster: ProcessCluster) -> Any:
+    """Wait for the job to succeed. What it returned."""
+    job = end_of(result, cluster).job
+    assert job.status == Job.Status.SUCCESSFUL, f"{job.reason}\n{cluster.tail()}"
+    result.refresh()
+    return result.return_value

@@ -1,0 +1,102 @@
+"""A small project whose code a test changes while a cluster runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cluster.clusters import ROOT, environment_of_commands
+
+MANAGE = """\
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ["DJANGO_SETTINGS_MODULE"] = "project_settings"
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+"""
+SETTINGS = """\
+from {settings} import *
+
+INSTALLED_APPS = [*INSTALLED_APPS, "changing"]
+"""
+APP = """\
+from django.apps import AppConfig
+
+
+class ChangingConfig(AppConfig):
+    name = "changing"
+
+    def ready(self):
+        {at_start}
+"""
+TASKS = """\
+from stoker import task
+
+
+@task
+def version():
+    return {version!r}
+"""
+
+
+class Project:
+    """An app `changing` on top of the tests' settings, with a task that returns a version.
+
+    Args:
+        at_start: a statement that the app runs when Django starts.
+    """
+
+    def __init__(self, folder: Path, at_start: str = "pass") -> None:
+        self.folder = folder / "project"
+        (self.folder / "changing").mkdir(parents=True)
+        (self.folder / "changing/__init__.py").touch()
+        (self.folder / "changing/apps.py").write_text(APP.format(at_start=at_start))
+        self.tasks = self.folder / "changing/tasks.py"
+        self.manage = self.folder / "manage.py"
+        self.manage.write_text(MANAGE)
+        base = os.environ.get("DJANGO_SETTINGS_MODULE", "tests.settings.sqlite")
+        (self.folder / "project_settings.py").write_text(SETTINGS.format(settings=base))
+        self.write(1)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "DJANGO_SETTINGS_MODULE": "project_settings",
+            "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}",
+            # A file that changes twice within a second would be taken for the same.
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    @property
+    def commands(self) -> dict[str, list[str]]:
+        """The ways to start a command of this project."""
+        return {
+            "manage.py": [sys.executable, str(self.manage)],
+            "-m django": [sys.executable, "-m", "django"],
+            "django-admin": [str(Path(sys.executable).with_name("django-admin"))],
+        }
+
+    def write(self, version: int) -> None:
+        """Change the code."""
+        self.tasks.write_text(TASKS.format(version=version))
+
+    def spoil(self) -> None:
+        """Change the code to what is none."""
+        self.tasks.write_text("def version(:\n")
+
+    def version(self) -> int:
+        """What a worker returns."""
+        command = [*self.commands["manage.py"], "stoker", "enqueue"]
+        command += ["changing.tasks.version", "--wait", "30", "-v", "0"]
+        done = subprocess.run(
+            command,
+            env=environment_of_commands(self.environment),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)

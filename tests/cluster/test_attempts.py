@@ -1,0 +1,384 @@
+"""What a task may do to its worker, and what is recorded of it."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Message
+from stoker.conf import settings_for
+from stoker.ids import new_job_id
+from stoker.models import Claimed, DeadLetter, Deferred, Job
+from stoker.package import JobOptions, Package, Sealer, sealer_for
+
+from tests.app import chaos, tasks
+from tests.app.models import Account
+from tests.cluster.clusters import ProcessCluster, wait_for
+from tests.cluster.ends import End, end_of, value_of
+
+HOUR_SECONDS = 3600.0
+
+pytestmark = pytest.mark.usefixtures("db")
+
+
+@pytest.fixture(scope="module")
+def cluster(share_cluster: Callable[..., ProcessCluster]) -> ProcessCluster:
+    return share_cluster(TIMEOUT_GRACE_SECONDS=0.3, UNKNOWN_TASK_GRACE_SECONDS=HOUR_SECONDS / 2)
+
+
+@pytest.fixture(scope="module")
+def ends(cluster: ProcessCluster) -> Callable[[str], End]:
+    """The jobs that crash, all at once, because each waits before it is tried again."""
+    enqueued = {
+        "exit code": tasks.exit_process.enqueue(3),
+        "clean exit": chaos.exit_cleanly.enqueue(),
+        "signal": tasks.kill_itself.enqueue(),
+        "crashes": chaos.crash_always.enqueue(),
+        "interrupt": chaos.raise_keyboard_interrupt.enqueue(),
+        "swallowed": tasks.swallow_timeout.enqueue(30.0),
+        "in C code": chaos.sit_in_c_code.enqueue(30.0),
+        "after its return": chaos.die_after_returning.enqueue(0.02),
+    }
+    return lambda name: end_of(enqueued[name], cluster)
+
+
+def story_of(end: End) -> list[tuple[Any, ...]]:
+    return [(one.number, one.kind, one.exit_code, one.signal) for one in end.attempts]
+
+
+# -- crashes --------------------------------------------------------------------------------------
+
+
+def test_an_exit_of_the_process_is_an_attempt_with_its_exit_code(
+    ends: Callable[[str], End],
+) -> None:
+    end = ends("exit code")
+    assert story_of(end) == [(1, "crashed", 3, None), (2, "crashed", 3, None)]
+    assert end.dead_letter is not None
+    assert (end.dead_letter.reason, end.dead_letter.attempts) == ("crash", 2)
+
+
+def test_an_exit_with_code_0_is_a_crash_too(ends: Callable[[str], End]) -> None:
+    end = ends("clean exit")
+    assert story_of(end) == [(1, "crashed", 0, None), (2, "crashed", 0, None)]
+    assert end.job.status == Job.Status.FAILED
+
+
+def test_a_killed_worker_is_an_attempt_with_its_signal(ends: Callable[[str], End]) -> None:
+    end = ends("signal")
+    assert story_of(end) == [(1, "crashed", None, 9), (2, "crashed", None, 9)]
+    assert "SIGKILL" in end.attempts[0].message
+    assert end.attempts[0].worker_id
+    assert end.attempts[0].started_at is not None
+    assert end.dead_letter is not None
+
+
+def test_a_job_that_always_crashes_does_not_use_up_its_attempts_first(
+    ends: Callable[[str], End],
+) -> None:
+    """max_crashes=2 of max_attempts=10: what is killed for its memory shall not go on for hours."""
+    end = ends("crashes")
+    assert len(end.attempts) == 2
+    assert end.dead_letter is not None
+    assert end.dead_letter.reason == "crash"
+
+
+def test_a_keyboard_interrupt_raised_by_a_task_ends_its_worker_and_counts(
+    ends: Callable[[str], End],
+) -> None:
+    assert story_of(ends("interrupt")) == [(1, "crashed", 1, None)]
+
+
+def test_system_exit_is_an_attempt_and_spares_the_worker(cluster: ProcessCluster) -> None:
+    before = {one.pid for one in cluster.crew()["worker"]}
+    end = end_of(tasks.raise_system_exit.enqueue(), cluster)
+    assert [(one.number, one.kind) for one in end.attempts] == [(1, "failed"), (2, "failed")]
+    assert end.attempts[0].exception_class == "builtins.SystemExit"
+    assert end.job.status == Job.Status.FAILED
+    assert before & {one.pid for one in cluster.crew()["worker"]}
+
+
+def test_who_dies_of_what_a_task_left_behind_is_replaced(
+    ends: Callable[[str], End], cluster: ProcessCluster
+) -> None:
+    """The job had returned and may be recorded so, or count as crashed: it ends either way."""
+    assert ends("after its return").job.status is not None
+    assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+
+
+# -- time-outs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [tasks.sleep_too_long, tasks.sleep_too_long_async])
+def test_a_soft_time_out_is_raised_in_the_task(task: Any, cluster: ProcessCluster) -> None:
+    began = time.monotonic()
+    end = end_of(task.enqueue(30.0), cluster)
+    assert time.monotonic() - began < 20
+    assert story_of(end) == [(1, "timed_out", None, None)]
+    assert end.attempts[0].exception_class == "stoker.exceptions.TaskTimeout"
+    assert end.attempts[0].message == "the task ran longer than its time-out of 0.3 s"
+    assert end.dead_letter is not None
+    assert end.dead_letter.reason == "timeout"
+
+
+@pytest.mark.parametrize(("name", "attempts"), [("swallowed", 2), ("in C code", 1)])
+def test_a_task_that_goes_on_after_its_time_out_is_killed_and_recorded(
+    name: str, attempts: int, ends: Callable[[str], End]
+) -> None:
+    end = ends(name)
+    assert story_of(end) == [(number, "timed_out", None, 9) for number in range(1, attempts + 1)]
+    assert end.dead_letter is not None
+    assert end.dead_letter.reason == "timeout"
+
+
+# -- values and errors ----------------------------------------------------------------------------
+
+
+def test_a_return_value_that_cannot_be_kept_fails_the_job_and_says_why(
+    cluster: ProcessCluster,
+) -> None:
+    end = end_of(tasks.return_what_cannot_be_kept.enqueue(), cluster)
+    assert len(end.attempts) == 1, "it would return the same again"
+    assert end.attempts[0].exception_class == "stoker.exceptions.NotSerializable"
+    assert "set" in end.attempts[0].message
+    assert end.job.status == Job.Status.FAILED
+
+
+def test_an_error_that_no_database_takes_is_recorded_all_the_same(cluster: ProcessCluster) -> None:
+    end = end_of(chaos.raise_poison.enqueue(), cluster)
+    assert end.attempts[0].exception_class == "builtins.ValueError"
+    assert "NUL" in end.attempts[0].message
+    assert end.dead_letter is not None
+
+
+def test_a_result_of_megabytes_is_kept(cluster: ProcessCluster) -> None:
+    assert len(value_of(chaos.return_much.enqueue(3_000_000), cluster)) == 3_000_000
+
+
+def test_the_result_of_a_failed_job_raises(cluster: ProcessCluster) -> None:
+    result = tasks.fail_once.enqueue()
+    end_of(result, cluster)
+    result.refresh()
+    with pytest.raises(ValueError, match="failed"):
+        _ = result.return_value
+
+
+def test_a_job_is_tried_again_and_says_which_attempt_it_is(cluster: ProcessCluster) -> None:
+    result = tasks.succeed_at.enqueue(3)
+    assert value_of(result, cluster) == 3
+    assert [one.number for one in end_of(result, cluster).attempts] == [1, 2]
+
+
+def test_snoozing_uses_no_attempt(cluster: ProcessCluster) -> None:
+    result = tasks.snooze_until.enqueue(time.time() + 0.3)
+    assert value_of(result, cluster) == 1
+    assert end_of(result, cluster).attempts == []
+
+
+def test_a_task_may_cancel_itself(cluster: ProcessCluster) -> None:
+    end = end_of(tasks.cancel_itself.enqueue(), cluster)
+    assert (end.job.status, end.job.reason) == (Job.Status.CANCELLED, "not needed any more")
+    assert end.dead_letter is None
+
+
+def test_an_expired_job_is_not_started(cluster: ProcessCluster) -> None:
+    expires = time.time() - 5
+    end = end_of(_put(_package("tests.app.tasks.add", expires_at=expires)), cluster)
+    assert end.dead_letter is not None
+    assert end.dead_letter.reason == "expired"
+
+
+# -- packages that do not open --------------------------------------------------------------------
+
+
+def test_packages_that_do_not_open_become_dead_letters_and_the_rest_of_the_batch_goes_on(
+    cluster: ProcessCluster,
+) -> None:
+    crew = {role: [one.pid for one in members] for role, members in cluster.crew().items()}
+    sealed = sealer_for(settings_for()).seal(_package("tests.app.tasks.add"))
+    old = _job_id_of(time.time() - HOUR_SECONDS)
+    bad = {
+        "tampered": _put(_package("tests.app.tasks.add"), lambda data: data[:-1] + b"\x00"),
+        "other key": _put(
+            _package("tests.app.tasks.add"), sealer=Sealer(["another key"], "stoker")
+        ),
+        "other cluster": _put(
+            _package("tests.app.tasks.add"), sealer=Sealer(["for tests only"], "elsewhere")
+        ),
+        "another job's": _put(_package("tests.app.tasks.add"), lambda _: sealed),
+        "no package": _put(_package("tests.app.tasks.add"), lambda _: b"what is this?"),
+        "empty": _put(_package("tests.app.tasks.add"), lambda _: b""),
+        "newer": _put(_package("tests.app.tasks.add", job_id=old), _of_version(99)),
+        "unknown task": _put(_package("tests.app.gone.task", age_seconds=HOUR_SECONDS)),
+        "unknown name": _put(_package("tests.app.tasks.gone", age_seconds=HOUR_SECONDS)),
+    }
+    good = tasks.add.enqueue_many([((number, 1), {}) for number in range(20)])
+    assert [value_of(result, cluster) for result in good] == [n + 1 for n in range(20)]
+    reasons = {}
+    for name, result in bad.items():
+        end = end_of(result, cluster)
+        assert end.job.status == Job.Status.FAILED
+        assert end.dead_letter is not None
+        assert end.dead_letter.message
+        assert bytes(end.dead_letter.package) == bytes(end.job.package)
+        reasons[name] = end.dead_letter.reason
+    unknown = {"unknown task", "unknown name"}
+    assert reasons == {name: "unknown_task" if name in unknown else "unreadable" for name in bad}
+    now = {role: [one.pid for one in members] for role, members in cluster.crew().items()}
+    assert now["pusher"] == crew["pusher"]
+    assert now["monitor"] == crew["monitor"]
+
+
+@pytest.mark.parametrize("what", ["unknown task", "newer version"])
+def test_what_another_cluster_may_know_is_put_back_within_the_grace_period(
+    what: str, cluster: ProcessCluster
+) -> None:
+    if what == "unknown task":
+        result = _put(_package("tests.app.gone.task"))
+    else:
+        result = _put(_package("tests.app.tasks.add"), _of_version(99))
+    wait_for(lambda: Deferred.objects.filter(pk=result.id).exists(), cluster.tail)
+    assert Deferred.objects.get(pk=result.id).attempts == 0, "the attempt is given back"
+    assert not DeadLetter.objects.filter(job_id=result.id).exists()
+    result.withdraw()
+
+
+# -- what a task leaves behind --------------------------------------------------------------------
+
+
+def test_a_transaction_left_open_takes_nothing_of_other_jobs_with_it(
+    cluster: ProcessCluster,
+) -> None:
+    for task in (tasks.leave_a_transaction_open, chaos.leave_atomic_open, chaos.close_connections):
+        open_ended = [task.enqueue() for _ in range(2)]
+        kept = [chaos.keep_account.enqueue(number) for number in range(4)]
+        for result in open_ended:
+            end_of(result, cluster)
+        for result in kept:
+            assert Account.objects.filter(pk=value_of(result, cluster)).exists()
+    assert not Account.objects.filter(total=-1).exists()
+
+
+def test_a_task_may_have_children_of_its_own(cluster: ProcessCluster) -> None:
+    """Also children that are told to end, which a child that ignores SIGTERM never would."""
+    assert value_of(chaos.start_children.enqueue(), cluster) == [7, 9, 16, -15]
+
+
+def test_a_child_that_returns_from_the_task_is_nobody(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "returned"
+    parent = value_of(chaos.fork_and_come_back_twice.enqueue(str(path)), cluster)
+    wait_for(lambda: len(path.read_text().split()) == 2)
+    (child,) = {int(pid) for pid in path.read_text().split()} - {parent}
+    wait_for(lambda: not Path(f"/proc/{child}").exists() or _is_zombie(child), cluster.tail)
+    assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+
+
+def test_what_a_task_prints_is_seen_at_once(cluster: ProcessCluster) -> None:
+    line = f"said by {os.getpid()} at {time.time()}"
+    end_of(chaos.say.enqueue(line), cluster)
+    wait_for(lambda: line in cluster.text(), cluster.tail, 2)
+
+
+def test_log_records_made_inside_a_task_name_the_job(cluster: ProcessCluster) -> None:
+    result = chaos.look_at_log_record.enqueue()
+    expected = [result.id, "tests.app.chaos.look_at_log_record", "1"]
+    assert value_of(result, cluster) == expected
+
+
+# -- recording ------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgres
+def test_what_the_store_refuses_to_record_is_not_acked_and_holds_up_nobody(
+    cluster: ProcessCluster,
+) -> None:
+    """A trigger refuses one job, whatever came of it."""
+    refused = tasks.add.using(run_after=0.3).enqueue(20, 22)
+    with _refusing(refused.id):
+        others = tasks.add.enqueue_many([((number, 1), {}) for number in range(50)])
+        wait_for(lambda: "could not be recorded" in cluster.text(), cluster.tail)
+        assert [value_of(result, cluster) for result in others] == [n + 1 for n in range(50)]
+        assert Claimed.objects.filter(pk=refused.id).exists()
+        assert Job.objects.get(pk=refused.id).status is None
+    assert value_of(refused, cluster) == 42
+
+
+@contextmanager
+def _refusing(job_id: str) -> Iterator[None]:
+    """The database refuses to change one job."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'refused'; END $$"
+        )
+        cursor.execute(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON stoker_job FOR EACH ROW "
+            f"WHEN (OLD.id = '{job_id}') EXECUTE FUNCTION refuse()"
+        )
+        try:
+            yield
+        finally:
+            cursor.execute("DROP TRIGGER refuse ON stoker_job")
+            cursor.execute("DROP FUNCTION refuse()")
+
+
+class _Put:
+    """A job that was put into the store as it is, like a result to be waited for."""
+
+    def __init__(self, job_id: UUID) -> None:
+        self.id = str(job_id)
+
+    def withdraw(self) -> None:
+        broker_for(settings_for()).withdraw([UUID(self.id)])
+
+
+def _package(
+    task: str,
+    *,
+    job_id: UUID | None = None,
+    age_seconds: float = 0.0,
+    expires_at: float | None = None,
+) -> Package:
+    return Package(
+        job_id or new_job_id(),
+        task,
+        (1, 2),
+        {},
+        "default",
+        0,
+        time.time() - age_seconds,
+        JobOptions(expires_at=expires_at),
+    )
+
+
+def _put(
+    package: Package,
+    change: Callable[[bytes], bytes] = lambda data: data,
+    sealer: Sealer | None = None,
+) -> _Put:
+    data = change((sealer or sealer_for(settings_for())).seal(package))
+    message = Message(package.job_id, package.task, "default", 0, data, enqueued_at=time.time())
+    broker_for(settings_for()).enqueue([message])
+    return _Put(package.job_id)
+
+
+def _of_version(version: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:2] + bytes([version]) + data[3:]
+
+
+def _job_id_of(moment: float) -> UUID:
+    """An id made then: its first 48 bits say when."""
+    return UUID(int=int(moment * 1000) << 80 | new_job_id().int & (1 << 80) - 1)
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

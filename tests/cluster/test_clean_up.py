@@ -1,0 +1,134 @@
+"""What a dead cluster left behind is freed by the next one: at once on its own host, else when its
+leases are over; and only what it was running counts as an attempt."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from django.utils import timezone
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery
+from stoker.cluster.board import Board, Occupied, board_path
+from stoker.cluster.plan import Plan
+from stoker.conf import settings_for
+from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
+from stoker.models.clock import DatabaseNow
+
+from tests.app import tasks
+from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.ends import end_of
+from tests.story.ledgers import unfinished
+
+JOBS = 520
+"""More than one batch."""
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def claim_all(holder: UUID, lease_seconds: float = 3600.0) -> list[Delivery]:
+    return broker_for(settings_for()).claim([], 1000, holder=holder, lease_seconds=lease_seconds)
+
+
+@contextmanager
+def dead_cluster(running: list[Delivery], cluster_id: UUID) -> Iterator[Path]:
+    """The row and the board of a cluster that was killed while it ran these jobs."""
+    board = Board.create(board_path(cluster_id), 1, max(1, len(running)))
+    for slot, one in enumerate(running):
+        board.occupy(0, slot, Occupied(slot + 1, one.job_id, one.attempt, 1, 0))
+    board.close()
+    Cluster.objects.create(
+        id=cluster_id,
+        name="stoker",
+        host=Plan().host,
+        pid=1,
+        heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(),
+        info={"board": str(board.path)},
+    )
+    yield board.path
+    board.path.unlink(missing_ok=True)
+
+
+def test_a_dead_clusters_leases_are_freed_at_once_and_what_it_had_not_started_is_uncounted(
+    tmp_path: Path,
+) -> None:
+    tasks.add.using(max_attempts=1).enqueue_many([((1, 2), {})] * JOBS)
+    holder = uuid4()
+    claimed = claim_all(holder)
+    running = claimed[:2]
+    with dead_cluster(running, holder) as path:
+        began = time.monotonic()
+        with running_cluster(tmp_path, LEASE_SECONDS=3600) as cluster:
+            wait_for(lambda: not unfinished(), lambda: f"{unfinished()}\n{cluster.tail()}")
+        assert time.monotonic() - began < 30
+        assert not path.exists()
+    assert Job.objects.filter(status="SUCCESSFUL", attempts=1).count() == JOBS - 2
+    crashed = Attempt.objects.filter(kind="crashed", number=1)
+    assert {one.job_id for one in crashed} == {one.job_id for one in running}
+    assert {one.job_id for one in DeadLetter.objects.all()} == {one.job_id for one in running}
+    assert not Cluster.objects.exists()
+
+
+def test_leases_that_are_over_are_rescued_whoever_held_them(tmp_path: Path) -> None:
+    """Of a cluster on another host: nobody can say what it had started, so all of it counts."""
+    results = tasks.add.using(max_attempts=2).enqueue_many([((1, 2), {})] * 5)
+    last = tasks.add.using(max_attempts=1).enqueue(1, 2)
+    claim_all(uuid4(), lease_seconds=0.2)
+    with running_cluster(tmp_path) as cluster:
+        for result in results:
+            end = end_of(result, cluster)
+            assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)
+            assert [one.kind for one in end.attempts] == ["crashed"]
+        end = end_of(last, cluster)
+    assert end.dead_letter is not None
+    assert end.dead_letter.reason == "crash"
+
+
+def test_leases_of_the_living_are_left_alone(tmp_path: Path) -> None:
+    tasks.add.enqueue(1, 2)
+    claim_all(uuid4())
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        time.sleep(1.5)
+    assert Claimed.objects.count() == 1
+    assert not Attempt.objects.exists()
+
+
+def test_two_clusters_that_start_at_once_free_the_same_dead_one_once(tmp_path: Path) -> None:
+    tasks.add.enqueue_many([((1, 2), {})] * JOBS)
+    holder = uuid4()
+    running = claim_all(holder)[:2]
+    with (
+        dead_cluster(running, holder),
+        running_cluster(tmp_path) as first,
+        running_cluster(tmp_path) as second,
+    ):
+        wait_for(lambda: not unfinished(), lambda: f"{first.tail()}\n{second.tail()}")
+        assert first.stop() == 0
+        assert second.stop() == 0
+        assert first.complaints() == second.complaints() == []
+    assert Job.objects.filter(status="SUCCESSFUL", attempts=1).count() == JOBS - 2
+    assert Job.objects.filter(status="SUCCESSFUL", attempts=2).count() == 2
+    assert Attempt.objects.count() == 2
+
+
+def test_deferred_jobs_wait_in_the_store_and_start_on_time(tmp_path: Path) -> None:
+    """None of them is held by a cluster meanwhile, where it would be lost with it."""
+    began = time.time()
+    results = tasks.write_ledger.using(run_after=2.0).enqueue_many([((), {})] * 20)
+    with running_cluster(tmp_path, POLL_SECONDS=30) as cluster:
+        cluster.wait_for_crew()
+        time.sleep(max(0.0, began + 1.5 - time.time()))
+        assert (Deferred.objects.count(), Claimed.objects.count(), Ready.objects.count()) == (
+            20,
+            0,
+            0,
+        )
+        ends = [end_of(result, cluster) for result in results]
+    started = [end.job.started_at.timestamp() for end in ends if end.job.started_at]
+    assert min(started) >= began + 2.0
+    assert max(started) < began + 4.0

@@ -1,0 +1,525 @@
+"""`manage.py stoker` as it is used: in processes of its own, on the tests' database."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from stoker.models import Attempt, Cluster, Job, Ready
+from stoker.models.clock import DatabaseNow
+
+from tests.app.models import Ledger
+from tests.app.tasks import add, fail_once, write_ledger
+from tests.cluster.clusters import (
+    DJANGO,
+    ROOT,
+    environment_of_commands,
+    running_cluster,
+    wait_for,
+)
+from tests.cluster.projects import Project
+from tests.story.ledgers import assert_all_recorded_once, unfinished
+
+# What has nothing to do with the database is tried on one only: @pytest.mark.sqlite.
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def stoker(
+    *arguments: str, environment: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    return subprocess.run(
+        [*DJANGO, "stoker", *arguments],
+        cwd=ROOT,
+        env=environment_of_commands(environment, **options),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def without_database() -> dict[str, str]:
+    """An environment in which the database is out of reach."""
+    return {"STOKER_TEST_DATABASES": json.dumps({"default": "/nowhere/at/all"})}
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str]) -> None:
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+# -- run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_drain_ends_when_there_is_nothing_to_do(start_method: str) -> None:
+    job_ids = [result.id for result in write_ledger.enqueue_many([((), {})] * 50)]
+    later = write_ledger.using(run_after=3600).enqueue()
+    done = stoker("run", "--drain", START_METHOD=start_method)
+    assert done.returncode == 0, done.stderr
+    assert unfinished() == {"deferred": 1}
+    later.cancel()
+    assert_all_recorded_once(job_ids)
+    assert not Cluster.objects.exists()
+
+
+def test_only_the_queues_asked_for_are_served() -> None:
+    served, other = add.using(queue_name="mail").enqueue(1, 2), add.enqueue(1, 2)
+    assert stoker("run", "--drain", "--queues", "mail,post", "--workers", "1").returncode == 0
+    served.refresh()
+    other.refresh()
+    assert (served.status, other.status) == ("SUCCESSFUL", "READY")
+
+
+def start_of_a_job(seconds: float) -> str:
+    """Enqueue a job that runs for so long. Returns its id."""
+    return str(write_ledger.enqueue(seconds=seconds).id)
+
+
+def test_sigterm_lets_a_running_job_complete(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        job_id = start_of_a_job(1.5)
+        wait_for(Ledger.objects.exists, cluster.tail)
+        waiting = [write_ledger.enqueue(seconds=2).id for _ in range(5)]
+        cluster.signal(signal.SIGTERM)
+        assert cluster.wait() == 0
+    assert Job.objects.get(pk=job_id).status == "SUCCESSFUL"
+    assert Ready.objects.filter(pk__in=waiting, attempts=0).count() >= len(waiting) - 1
+    assert not Cluster.objects.exists()
+
+
+def test_a_second_sigterm_interrupts_at_once_and_costs_no_attempt(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, SHUTDOWN_SECONDS=120) as cluster:
+        job_id = start_of_a_job(120)
+        wait_for(Ledger.objects.exists, cluster.tail)
+        cluster.signal(signal.SIGTERM)
+        wait_for(lambda: "Stopping" in cluster.text(), cluster.tail)
+        asked_at = time.monotonic()
+        cluster.signal(signal.SIGTERM)
+        assert cluster.wait() == 0
+        assert time.monotonic() - asked_at < 20
+    ready = Ready.objects.get(pk=job_id)
+    assert (ready.attempts, ready.crashes) == (0, 0)
+    assert not Attempt.objects.exists()
+
+
+def test_the_time_to_finish_can_be_given(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, "--shutdown-seconds", "0.2", SHUTDOWN_SECONDS=120) as cluster:
+        job_id = start_of_a_job(120)
+        wait_for(Ledger.objects.exists, cluster.tail)
+        asked_at = time.monotonic()
+        cluster.signal(signal.SIGINT)
+        assert cluster.wait() == 0
+        assert time.monotonic() - asked_at < 20
+    assert Ready.objects.get(pk=job_id).attempts == 0
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("way", ["manage.py", "-m django", "django-admin"])
+def test_sighup_takes_up_new_code_in_the_same_process(tmp_path: Path, way: str) -> None:
+    project = Project(tmp_path)
+    settings = {"command": project.commands[way], "environment": project.environment}
+    with running_cluster(tmp_path, "--workers", "1", **settings) as cluster:
+        assert project.version() == 1
+        pid = cluster.sentinel.pid
+        project.write(2)
+        cluster.signal(signal.SIGHUP)
+        wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
+        assert project.version() == 2
+        assert cluster.process.poll() is None
+        assert f"process {pid}." in cluster.text().splitlines()[-1]
+        assert cluster.sentinel.cmdline()[-4:] == ["stoker", "run", "--workers", "1"]
+        assert cluster.stop() == 0
+
+
+@pytest.mark.sqlite
+def test_sighup_keeps_the_old_code_when_the_new_does_not_start(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    with running_cluster(tmp_path, environment=project.environment) as cluster:
+        assert project.version() == 1
+        project.spoil()
+        cluster.signal(signal.SIGHUP)
+        wait_for(lambda: "The new code does not start" in cluster.text(), cluster.tail)
+        wait_for(lambda: "SyntaxError" in cluster.text(), cluster.tail)
+        assert "Stopping" not in cluster.text()
+        project.write(1)
+        assert project.version() == 1
+        assert cluster.stop() == 0
+
+
+@pytest.mark.sqlite
+def test_who_is_told_to_stop_while_reloading_stops(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        job_id = start_of_a_job(4)
+        wait_for(Ledger.objects.exists, cluster.tail)
+        cluster.signal(signal.SIGHUP)
+        wait_for(lambda: "Reloading the code" in cluster.text(), cluster.tail)
+        cluster.signal(signal.SIGTERM)
+        assert cluster.wait() == 0
+    assert Job.objects.get(pk=job_id).status == "SUCCESSFUL", "a first SIGTERM hurries nobody"
+    assert cluster.text().count("started on") == 1
+
+
+@pytest.mark.sqlite
+def test_reload_follows_the_files(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    with running_cluster(tmp_path, "--reload", environment=project.environment) as cluster:
+        assert project.version() == 1
+        project.write(2)
+        wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
+        assert project.version() == 2
+        assert "changing/tasks.py has changed" in cluster.text()
+        project.spoil()
+        wait_for(lambda: "SyntaxError" in cluster.text(), cluster.tail)
+        assert cluster.process.poll() is None
+        project.write(3)
+        wait_for(lambda: cluster.text().count("started on") == 3, cluster.tail)
+        assert project.version() == 3
+        assert cluster.stop() == 0
+
+
+@pytest.mark.sqlite
+def test_a_mistake_made_while_the_cluster_stops_is_waited_out(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    with running_cluster(tmp_path, "--reload", environment=project.environment) as cluster:
+        start_of_a_job(4)
+        wait_for(Ledger.objects.exists, cluster.tail)
+        project.write(2)
+        wait_for(lambda: "Reloading the code" in cluster.text(), cluster.tail)
+        project.spoil()
+        wait_for(lambda: "SyntaxError" in cluster.text(), cluster.tail)
+        assert cluster.text().count("started on") == 1
+        project.write(3)
+        assert project.version() == 3
+        assert cluster.stop() == 0
+
+
+def test_the_sentinel_has_no_connection_whatever_the_project_opened(tmp_path: Path) -> None:
+    project = Project(
+        tmp_path, at_start="from django.db import connection; connection.ensure_connection()"
+    )
+    with running_cluster(tmp_path, environment=project.environment) as cluster:
+        cluster.wait_for_crew()
+        assert project.version() == 1
+        if connection.vendor == "sqlite":
+            name = str(connection.settings_dict["NAME"])
+            assert not [one for one in cluster.sentinel.open_files() if name in one.path]
+        else:
+            assert not cluster.sentinel.net_connections("tcp")
+
+
+# -- run: what keeps it from starting -------------------------------------------------------------
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("subcommand", ["run", "info", "health", "enqueue tests.app.tasks.nothing"])
+def test_missing_tables_are_told(subcommand: str, tmp_path: Path) -> None:
+    names = json.dumps({"default": str(tmp_path / "empty.sqlite3")})
+    done = stoker(*subcommand.split(), environment={"STOKER_TEST_DATABASES": names})
+    assert done.returncode == 2
+    assert_one_sentence(done)
+    assert "Run: python manage.py migrate --database default" in done.stderr
+
+
+def test_a_missing_column_is_told() -> None:
+    field = Job._meta.get_field("reason")
+    with connection.schema_editor() as editor:
+        editor.remove_field(Job, field)
+    try:
+        done = stoker("run")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.add_field(Job, field)
+    assert done.returncode == 2
+    assert_one_sentence(done)
+    assert "migrate" in done.stderr
+
+
+@pytest.mark.sqlite
+def test_wrong_settings_are_told() -> None:
+    done = stoker("run", WORKERS="many")
+    assert done.returncode == 2
+    assert_one_sentence(done)
+    assert "[\"WORKERS\"] is 'many', but must be a whole number" in done.stderr
+
+
+@pytest.mark.sqlite
+def test_a_broker_that_no_cluster_can_see_is_told() -> None:
+    done = stoker("run", BROKER="memory://")
+    assert done.returncode == 2
+    assert_one_sentence(done)
+    assert "keeps the jobs of each process to itself" in done.stderr
+
+
+def test_a_database_out_of_reach_is_waited_for(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, environment=without_database()) as cluster:
+        wait_for(lambda: "Trying again in" in cluster.text(), cluster.tail)
+        assert "The cluster starts, and keeps trying." in cluster.text()
+        assert "Traceback" not in cluster.text()
+        assert cluster.stop() == 0
+
+
+# -- health ---------------------------------------------------------------------------------------
+
+
+def test_health_follows_the_cluster(tmp_path: Path) -> None:
+    done = stoker("health")
+    assert done.returncode == 1
+    assert_one_sentence(done)
+    assert f"No cluster of the backend 'default' runs on {socket.gethostname()}" in done.stderr
+    with running_cluster(tmp_path) as cluster:
+        wait_for(Cluster.objects.exists, cluster.tail)
+        done = stoker("health")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"(process {cluster.process.pid}) is alive" in done.stdout
+        (pusher,) = cluster.wait_for_crew()["pusher"]
+        pusher.suspend()
+        time.sleep(1.2)
+        done = stoker("health", "--max-silence", "1")
+        assert done.returncode == 1, "the sentinel and the workers live, but nobody fetches jobs"
+        assert "no sign of life" in done.stderr
+        pusher.resume()
+        wait_for(lambda: stoker("health", "--max-silence", "3").returncode == 0, cluster.tail)
+
+
+def sign_on(host: str, state: str = "running") -> None:
+    Cluster.objects.create(
+        id=uuid.uuid4(),
+        name="stoker",
+        host=host,
+        pid=7,
+        state=state,
+        heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(),
+    )
+
+
+def test_health_of_another_host() -> None:
+    sign_on("elsewhere")
+    assert stoker("health").returncode == 1
+    assert stoker("health", "--any-host").returncode == 0
+
+
+def test_a_cluster_that_stops_is_not_healthy() -> None:
+    sign_on(socket.gethostname(), "stopping")
+    done = stoker("health")
+    assert done.returncode == 1
+    assert "is stopping" in done.stderr
+
+
+def test_health_cannot_be_told_without_the_store() -> None:
+    done = stoker("health", environment=without_database())
+    assert done.returncode == 2
+    assert_one_sentence(done)
+    done = stoker("health", "--json", environment=without_database())
+    shape = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, shape["healthy"]) == (2, "", None)
+    assert "'default'" in shape["reason"]
+
+
+def test_health_as_json() -> None:
+    done = stoker("health", "--json")
+    shape = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, shape["healthy"]) == (1, "", False)
+    sign_on("elsewhere")
+    shape = json.loads(stoker("health", "--json", "--any-host").stdout)
+    assert shape["healthy"] is True
+    assert set(shape) == {
+        "healthy", "reason", "backend", "host", "max_silence_seconds", "clusters",
+    }  # fmt: skip
+    assert (shape["host"], shape["backend"]) == (None, "default")
+    assert [one["host"] for one in shape["clusters"]] == ["elsewhere"]
+
+
+# -- info -----------------------------------------------------------------------------------------
+
+SHAPE = {
+    "": "backend cluster broker server taken_at queues clusters finished dead_letters",
+    "queues": "name ready deferred blocked running is_exact oldest_ready_seconds",
+    "clusters": "id name host pid state started_at silent_seconds queues leases workers",
+    "workers": "number pid jobs_done running",
+    "running": "job_id task queue attempt seconds",
+    "finished": "successful failed cancelled is_exact",
+    "dead_letters": "total by_reason is_exact",
+}
+
+
+def assert_shape(value: Any, name: str = "") -> None:
+    """Every object has the keys that the help promises."""
+    if isinstance(value, list):
+        for item in value:
+            assert_shape(item, name)
+    elif isinstance(value, dict) and name in SHAPE:
+        assert list(value) == SHAPE[name].split(), name
+        for key, inner in value.items():
+            assert_shape(inner, key)
+
+
+def test_info_shows_what_runs(tmp_path: Path) -> None:
+    fail_once.enqueue()
+    with running_cluster(tmp_path, "--shutdown-seconds", "0") as cluster:
+        cluster.wait_for_crew()
+        wait_for(lambda: Job.objects.filter(status="FAILED").exists(), cluster.tail)
+        job_id = start_of_a_job(30)
+        add.using(queue_name="mail", run_after=600).enqueue(1, 2)
+
+        def shown() -> dict[str, Any]:
+            done = stoker("info", "--json")
+            assert done.returncode == 0, done.stderr
+            value: dict[str, Any] = json.loads(done.stdout)
+            return value
+
+        wait_for(lambda: job_id in json.dumps(shown()), cluster.tail)
+        seen = shown()
+        assert_shape(seen)
+        (one,) = seen["clusters"]
+        assert (one["pid"], one["state"], len(one["workers"])) == (
+            cluster.process.pid,
+            "running",
+            2,
+        )
+        ((job,),) = [worker["running"] for worker in one["workers"] if worker["running"]]
+        assert (job["job_id"], job["attempt"]) == (job_id, 1)
+        assert job["task"] == "tests.app.tasks.write_ledger"
+        queues = {queue["name"]: queue for queue in seen["queues"]}
+        assert (queues["default"]["running"], queues["mail"]["deferred"]) == (1, 1)
+        assert seen["finished"]["failed"] == 1
+        assert seen["dead_letters"]["by_reason"] == {"error": 1}
+        text = stoker("info").stdout
+        assert f"tests.app.tasks.write_ledger {job_id}, attempt 1, for " in text
+        assert "worker" in text
+        assert "idle" in text
+        assert "error 1" in text
+
+
+@pytest.mark.sqlite
+def test_no_colours_where_nobody_sees_them() -> None:
+    assert "\x1b[" not in stoker("info").stdout
+    assert "\x1b[" in stoker("info", "--force-color").stdout
+    assert "\x1b[" not in stoker("health", "--no-color").stderr
+
+
+@pytest.mark.sqlite
+def test_a_reader_who_leaves_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        done = subprocess.run(
+            [*DJANGO, "stoker", "info"],
+            cwd=ROOT,
+            env=environment_of_commands(),
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+# -- enqueue --------------------------------------------------------------------------------------
+
+
+def test_enqueue_prints_the_id() -> None:
+    done = stoker(
+        "enqueue", "tests.app.tasks.add", "1", "2", "--queue", "mail", "--priority", "-7",
+        "--run-after", "60",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    job = Job.objects.get(pk=done.stdout.strip())
+    assert (job.task, job.queue, job.priority) == ("tests.app.tasks.add", "mail", -7)
+    assert job.run_after is not None
+    assert 50 < (job.run_after - job.enqueued_at).total_seconds() < 61
+
+
+def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        done = stoker("enqueue", "tests.app.tasks.echo", '{"a": [1, "ü"]}', "--wait", "30")
+        assert (done.returncode, done.stdout) == (0, '{"a": [1, "ü"]}\n'), cluster.tail()
+        job_id = done.stderr.removeprefix("Job ").strip()
+        assert Job.objects.get(pk=job_id).status == "SUCCESSFUL"
+        done = stoker("enqueue", "tests.app.tasks.add", "--args", "[1, 2]", "--wait", "-v", "0")
+        assert (done.stdout, done.stderr) == ("3\n", "")
+        done = stoker("enqueue", "tests.app.tasks.echo", "--kwargs", '{"value": "x"}', "--wait")
+        assert done.stdout == '"x"\n'
+        done = stoker("enqueue", "tests.app.tasks.fail_once", "--wait", "30", "-v", "0")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert_one_sentence(done)
+        assert "failed" in done.stderr
+
+
+def test_enqueue_gives_up_waiting_when_the_time_is_over() -> None:
+    done = stoker("enqueue", "tests.app.tasks.add", "1", "2", "--wait=0.1", "-v0")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert_one_sentence(done)
+    assert Ready.objects.count() == 1
+
+
+@pytest.mark.sqlite
+def test_ctrl_c_ends_the_wait() -> None:
+    with subprocess.Popen(
+        [*DJANGO, "stoker", "enqueue", "tests.app.tasks.add", "1", "2", "--wait"],
+        cwd=ROOT,
+        env=environment_of_commands(),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Job ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == ""
+    assert Ready.objects.count() == 1
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["tests.app.tasks.add", "1"], "missing a required argument: 'second'"),
+        (["tests.app.tasks.add", "1", "2", "3"], "too many positional arguments"),
+        (["tests.app.tasks.no_such"], "There is no task 'tests.app.tasks.no_such'"),
+        (["tests.app.tasks"], "There is no task 'tests.app.tasks'"),
+        (["nonsense"], "is not the name of a task"),
+        (["tests.app.tasks.add", "1", "2", "--priority", "200"], "between -100 and 100"),
+    ],
+)
+def test_what_cannot_be_enqueued_is_told(arguments: list[str], told: str) -> None:
+    done = stoker("enqueue", *arguments)
+    assert done.returncode == 2
+    assert_one_sentence(done)
+    assert told in done.stderr
+    assert not Job.objects.exists()
+
+
+def test_no_store_no_job() -> None:
+    done = stoker("enqueue", "tests.app.tasks.nothing", environment=without_database())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert_one_sentence(done)
+
+
+# -- all of them ----------------------------------------------------------------------------------
+
+
+@pytest.mark.sqlite
+def test_the_sentence_can_be_had_with_its_traceback() -> None:
+    done = stoker("enqueue", "tests.app.tasks.no_such", "--traceback")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert "UnknownTask" in done.stderr
+
+
+@pytest.mark.sqlite
+def test_alone_it_prints_its_help() -> None:
+    done = stoker()
+    assert done.returncode == 0
+    assert "Run a cluster until it is stopped." in done.stdout

@@ -1,0 +1,96 @@
+"""CONCURRENCY above 1: threads for sync tasks, one event loop for async ones."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from stoker.models import Job
+
+from tests.app import chaos, tasks
+from tests.app.models import Account
+from tests.cluster.clusters import ProcessCluster, wait_for
+from tests.cluster.ends import end_of, value_of
+
+CONCURRENCY = 8
+
+pytestmark = pytest.mark.usefixtures("db")
+
+
+@pytest.fixture(scope="module")
+def cluster(share_cluster: Callable[..., ProcessCluster]) -> ProcessCluster:
+    return share_cluster(WORKERS=1, CONCURRENCY=CONCURRENCY, TIMEOUT_GRACE_SECONDS=0.3)
+
+
+@pytest.mark.parametrize("task", [chaos.meet, chaos.meet_in_threads], ids=["async", "threads"])
+def test_as_many_run_at_once_as_are_allowed(
+    task: Any, cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    arguments = ((str(tmp_path / "meeting"), CONCURRENCY), {})
+    results = task.enqueue_many([arguments] * CONCURRENCY)
+    assert {value_of(result, cluster) for result in results} == {CONCURRENCY}
+
+
+@pytest.mark.parametrize("task", [tasks.succeed_at, chaos.succeed_at_second])
+def test_a_job_is_tried_again(task: Any, cluster: ProcessCluster) -> None:
+    result = task.enqueue(2) if task is tasks.succeed_at else task.enqueue()
+    assert value_of(result, cluster) == 2
+    assert [one.kind for one in end_of(result, cluster).attempts] == ["failed"]
+
+
+@pytest.mark.parametrize("task", [chaos.loop_too_long, tasks.sleep_too_long_async])
+def test_a_soft_time_out_is_raised_in_a_thread_and_on_the_loop(
+    task: Any, cluster: ProcessCluster
+) -> None:
+    before = {one.pid for one in cluster.crew()["worker"]}
+    end = end_of(task.enqueue(30.0), cluster)
+    assert [(one.kind, one.signal) for one in end.attempts] == [("timed_out", None)]
+    assert "time-out of 0.3 s" in end.attempts[0].message
+    assert {one.pid for one in cluster.crew()["worker"]} == before
+
+
+def test_neighbours_of_a_job_that_is_killed_lose_no_attempt(cluster: ProcessCluster) -> None:
+    """A sleeping thread cannot be interrupted softly: its worker is killed, with all it runs."""
+    neighbour = tasks.write_ledger.enqueue(3.0)
+    wait_for(lambda: _is_running(neighbour, cluster), cluster.tail)
+    end = end_of(tasks.sleep_too_long.enqueue(30.0), cluster)
+    assert [(one.kind, one.signal) for one in end.attempts] == [("timed_out", 9)]
+    end = end_of(neighbour, cluster)
+    assert (end.job.status, end.job.attempts, end.attempts) == (Job.Status.SUCCESSFUL, 1, [])
+
+
+def test_an_async_task_may_read_from_one_cursor_for_long(cluster: ProcessCluster) -> None:
+    """Caring for connections beside it must not take the cursor away."""
+    Account.objects.bulk_create([Account(total=30)] * 30)
+    assert value_of(chaos.read_slowly.enqueue(30, 3.0), cluster) == 30
+
+
+def test_async_and_sync_tasks_do_not_hold_each_other_up(cluster: ProcessCluster) -> None:
+    slow = tasks.sleep.enqueue(2.0)
+    began = time.monotonic()
+    results = tasks.add_later.enqueue_many([((number, 1), {}) for number in range(100)])
+    assert [value_of(result, cluster) for result in results] == [n + 1 for n in range(100)]
+    assert time.monotonic() - began < 10
+    assert value_of(slow, cluster) == 2.0
+
+
+def test_results_can_be_awaited(cluster: ProcessCluster) -> None:
+    result = tasks.add_later.enqueue(1, 2)
+    wait_for(lambda: Job.objects.exclude(status=None).filter(pk=result.id).exists(), cluster.tail)
+    assert asyncio.run(_awaited(result)) == 3
+
+
+def _is_running(result: Any, cluster: ProcessCluster) -> bool:
+    result.refresh()
+    return bool(result.state.value == "RUNNING")
+
+
+async def _awaited(result: Any) -> Any:
+    value = await result
+    await sync_to_async(connections.close_all)()
+    return value

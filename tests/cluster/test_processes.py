@@ -1,0 +1,314 @@
+"""Processes that die, hang, are replaced, or do nothing: the cluster goes on."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.db import connection
+
+from stoker.models import Attempt, Cluster, Job
+
+from tests.app import chaos, tasks
+from tests.app.models import Ledger
+from tests.cluster.clusters import ProcessCluster, end_family, is_alive, running_cluster, wait_for
+from tests.cluster.ends import end_of, value_of
+from tests.story.ledgers import assert_all_recorded_once, unfinished
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# What has nothing to do with the database is tried on one only.
+anywhere = pytest.mark.sqlite
+
+
+def assert_works(cluster: ProcessCluster) -> None:
+    results = tasks.add.enqueue_many([((number, 1), {}) for number in range(10)])
+    assert [value_of(result, cluster) for result in results] == [n + 1 for n in range(10)]
+
+
+def is_running(result: Any) -> bool:
+    return Ledger.objects.filter(job_id=result.id).exists()
+
+
+# -- dying ----------------------------------------------------------------------------------------
+
+
+@anywhere
+@pytest.mark.chaos
+def test_a_worker_killed_in_any_position_freezes_nothing_and_a_stop_still_works(
+    tmp_path: Path,
+) -> None:
+    """Idle; in a job; both at once; while it starts; while the cluster stops."""
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        cluster.kill("worker", 0)
+        assert_works(cluster)
+        job = tasks.write_ledger.using(max_attempts=10, max_crashes=10).enqueue(1.0)
+        for _ in range(3):
+            wait_for(lambda: is_running(job), cluster.tail)
+            cluster.kill("worker", 0)
+            cluster.kill("worker", 1)
+            time.sleep(0.02)
+            cluster.kill("worker", 0)
+            assert_works(cluster)
+        last = tasks.write_ledger.enqueue(1.0)
+        wait_for(lambda: is_running(last), cluster.tail)
+        cluster.signal(signal.SIGTERM)
+        cluster.kill("worker", 0)
+        began = time.monotonic()
+        assert cluster.wait() == 0
+        assert time.monotonic() - began < 8
+    assert not Cluster.objects.exists()
+
+
+@anywhere
+def test_what_dies_as_soon_as_it_lives_is_started_later_and_later(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "die:worker"}) as cluster:
+        wait_for(lambda: cluster.text().count("died") >= 8, cluster.tail)
+        before, began = cluster.text().count("died"), time.monotonic()
+        used_before = _processor_seconds(cluster)
+        time.sleep(2.5)
+        seconds = time.monotonic() - began
+        assert cluster.text().count("died") - before <= 8
+        assert _processor_seconds(cluster) - used_before < 0.2 * seconds
+        assert cluster.stop() == 0
+
+
+@pytest.mark.chaos
+def test_a_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
+    """Nobody is there to be told, and whoever comes next must hear of it."""
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        result = tasks.write_ledger.enqueue(3.0)
+        wait_for(lambda: is_running(result), cluster.tail)
+        workers = cluster.crew()["worker"]
+        busy = Ledger.objects.get(job_id=result.id).worker.rpartition(":")[2].partition(".")[0]
+        cluster.kill("pusher")
+        for worker in workers:
+            worker.kill()
+        end = end_of(result, cluster)
+        assert busy in "01"
+        assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)
+        assert [(one.number, one.kind, one.signal) for one in end.attempts] == [(1, "crashed", 9)]
+
+
+@anywhere
+@pytest.mark.chaos
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_clusters_work_and_die_alike_however_their_processes_are_started(
+    start_method: str, tmp_path: Path
+) -> None:
+    job_ids = [one.id for one in tasks.write_ledger.enqueue_many([((0.01,), {})] * 50)]
+    cluster = ProcessCluster(tmp_path, START_METHOD=start_method)
+    try:
+        cluster.wait_for_crew()
+        wait_for(lambda: not unfinished(), cluster.tail)
+        for role in ("worker", "pusher", "monitor", "scheduler"):
+            cluster.kill(role)
+        job_ids += [one.id for one in tasks.write_ledger.enqueue_many([((0.01,), {})] * 50)]
+        wait_for(lambda: not unfinished(), cluster.tail)
+        crash = tasks.exit_process.using(max_attempts=1).enqueue(4)
+        assert end_of(crash, cluster).attempts[0].exit_code == 4
+        family = cluster.sentinel.children(recursive=True)
+        cluster.process.kill()
+        cluster.process.wait()
+        wait_for(lambda: not any(map(is_alive, family)), lambda: f"{family} go on", 10)
+    finally:
+        end_family(cluster)
+    assert_all_recorded_once(job_ids)
+
+
+# -- hanging --------------------------------------------------------------------------------------
+
+
+@anywhere
+@pytest.mark.chaos
+def test_processes_that_hang_are_noticed_and_replaced(tmp_path: Path) -> None:
+    """All three stopped at once. The sign of life comes from the loop that does the work."""
+    with running_cluster(tmp_path, DATABASE_SECONDS=1, LEASE_SECONDS=30) as cluster:
+        crew = cluster.wait_for_crew()
+        assert_works(cluster)
+        for role in ("pusher", "monitor", "scheduler"):
+            cluster.pause(role)
+        beat_us = Cluster.objects.get().heartbeat_us
+        time.sleep(1.5)
+        assert Cluster.objects.get().heartbeat_us == beat_us
+        assert_works(cluster)
+        now = cluster.wait_for_crew()
+        for role in ("pusher", "monitor", "scheduler"):
+            assert [one.pid for one in now[role]] != [one.pid for one in crew[role]]
+            assert f"The {role} has not moved" in cluster.text()
+        wait_for(lambda: Cluster.objects.get().heartbeat_us > beat_us, cluster.tail)
+
+
+@anywhere
+@pytest.mark.chaos
+def test_user_code_that_lets_nobody_speak_holds_up_nothing_but_its_own_worker(
+    tmp_path: Path,
+) -> None:
+    """A new pusher waits for its hello for a while only."""
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        deaf = chaos.hold_everything.enqueue(9.0)
+        wait_for(lambda: "running" in _states([deaf]), cluster.tail)
+        tasks.write_ledger.enqueue_many([((0.02,), {})] * 100)
+        began = time.monotonic()
+        cluster.kill("pusher")
+        wait_for(lambda: sum(unfinished().values()) == 1, cluster.tail)
+        assert time.monotonic() - began < 8.5
+        assert value_of(deaf, cluster)
+        assert end_of(deaf, cluster).job.attempts == 1
+
+
+# -- being replaced -------------------------------------------------------------------------------
+
+
+@anywhere
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_worker_is_replaced_after_its_share_of_jobs(concurrency: int, tmp_path: Path) -> None:
+    """With jobs of its neighbours still running, which it ends."""
+    options = {"WORKERS": 2, "CONCURRENCY": concurrency, "RECYCLE_JOBS": 5}
+    with running_cluster(tmp_path, **options) as cluster:
+        slow = tasks.write_ledger.enqueue(1.0)
+        results = chaos.process_id.enqueue_many([((), {})] * 60)
+        pids = [value_of(result, cluster) for result in results]
+        assert max(map(pids.count, pids)) <= 5 + concurrency - 1
+        assert {end_of(result, cluster).job.attempts for result in [slow, *results]} == {1}
+        assert "died" not in cluster.text()
+
+
+@anywhere
+def test_a_worker_that_has_grown_is_replaced(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, WORKERS=1, RECYCLE_MEMORY_MB=250) as cluster:
+        first = value_of(chaos.process_id.enqueue(), cluster)
+        assert value_of(chaos.take_memory.enqueue(300), cluster) == first
+        assert value_of(chaos.process_id.enqueue(), cluster) != first
+        assert "its memory has grown" in cluster.text()
+        assert "died" not in cluster.text()
+
+
+# -- the database ---------------------------------------------------------------------------------
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_no_connection_is_shared_across_a_fork(tmp_path: Path) -> None:
+    """The project opens one while it starts, in the process that then forks."""
+    with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "open"}) as cluster:
+        cluster.wait_for_crew()
+        results = chaos.session_id.enqueue_many([((0.02,), {})] * 30)
+        results += chaos.session_id_async.enqueue_many([((), {})] * 4)
+        assert len({value_of(result, cluster) for result in results}) >= 2
+        assert cluster.complaints() == []
+
+
+@pytest.mark.postgres
+def test_broken_connections_are_opened_again_and_wake_ups_are_heard_again(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, POLL_SECONDS=30) as cluster:
+        cluster.wait_for_crew()
+        assert_works(cluster)
+        for _ in range(2):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+                assert cursor.fetchone()[0] >= 3
+            time.sleep(0.5)
+            wait_for(_listens, cluster.tail, 20)
+            assert_works(cluster)
+        assert len(cluster.crew()["pusher"]) == 1
+        assert "died" not in cluster.text()
+
+
+@pytest.mark.postgres
+def test_polling_is_enough_where_notifications_do_not_arrive(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "deaf"}) as cluster:
+        cluster.wait_for_crew()
+        for _ in range(3):
+            assert_works(cluster)
+            time.sleep(0.5)
+        assert not _listens()
+
+
+@pytest.mark.postgres
+@pytest.mark.sqlite
+def test_a_claim_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> None:
+    """What it leased is given back at once, not after a whole lease."""
+    with running_cluster(
+        tmp_path, LEASE_SECONDS=60, environment={"STOKER_TEST_MISCHIEF": "forget"}
+    ) as cluster:
+        result = tasks.write_ledger.enqueue()
+        end = end_of(result, cluster, 20)
+        assert "the answer was lost" in cluster.text()
+        assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
+        assert not Attempt.objects.exists()
+
+
+# -- doing nothing --------------------------------------------------------------------------------
+
+
+def test_an_idle_cluster_rests(tmp_path: Path) -> None:
+    """All its processes together use less than one hundredth of a processor."""
+    with running_cluster(
+        tmp_path, POLL_SECONDS=1, UPKEEP_SECONDS=10, HEARTBEAT_SECONDS=5, LEASE_SECONDS=60
+    ) as cluster:
+        cluster.wait_for_crew()
+        assert_works(cluster)
+        time.sleep(1.5)
+        began, before = time.monotonic(), _processor_seconds(cluster)
+        time.sleep(4)
+        share = (_processor_seconds(cluster) - before) / (time.monotonic() - began)
+    print(f"idle: {100 * share:.2f} % of a processor")
+    assert share < 0.01
+
+
+def test_the_sign_of_life_says_what_the_cluster_does(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        result = tasks.write_ledger.enqueue(2.0)
+        wait_for(lambda: _running_jobs() == [result.id], cluster.tail)
+        row = Cluster.objects.get()
+        assert (row.state, row.pid, row.name) == ("running", cluster.process.pid, "stoker")
+        cluster.signal(signal.SIGTERM)
+        wait_for(lambda: Cluster.objects.get().state == "stopping", cluster.tail)
+        cluster.wait()
+    assert not Cluster.objects.exists()
+
+
+def _running_jobs() -> list[str]:
+    return [
+        running["job"]
+        for cluster in Cluster.objects.all()
+        for worker in cluster.info["workers"]
+        for running in worker["running"]
+    ]
+
+
+def _states(results: list[Any]) -> list[str]:
+    for result in results:
+        result.refresh()
+    return [result.state.value.lower() for result in results]
+
+
+def _listens() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+def _processor_seconds(cluster: ProcessCluster) -> float:
+    """What the living processes of the cluster have used so far."""
+    used = 0.0
+    for process in [cluster.sentinel, *cluster.sentinel.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        used += times.user + times.system
+    return used

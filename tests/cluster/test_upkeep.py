@@ -1,0 +1,215 @@
+"""Upkeep, in this process: rescue, prune, and what goes wrong in one step."""
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import DatabaseError, connection, connections
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Broker
+from stoker.cluster import upkeep as upkeep_module
+from stoker.cluster.plan import Plan
+from stoker.cluster.upkeep import Upkeep
+from stoker.conf import Retention, settings_for
+from stoker.events import event
+from stoker.models import Attempt, Claimed, Job, Lock
+
+from tests.app import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return broker_for(settings_for())
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    events: list[tuple[str, dict[str, Any]]] = []
+
+    def hear(name: str, facts: dict[str, Any], **_: Any) -> None:
+        events.append((name, facts))
+
+    event.connect(hear)
+    yield events
+    event.disconnect(hear)
+
+
+def upkeep_with(**overrides: Any) -> Upkeep:
+    plan = Plan(overrides=tuple(overrides.items()))
+    return Upkeep(plan, plan.settings, broker_for(plan.settings), lambda: None)
+
+
+def finished(count: int, status: str = "SUCCESSFUL", days_ago: float = 0.0) -> list[UUID]:
+    """Jobs that ended so long ago, each a second after the other, with an attempt each."""
+    ended_at = timezone.now() - timedelta(days=days_ago)
+    job_ids = [UUID(one.id) for one in tasks.add.enqueue_many([((1, 2), {})] * count)]
+    broker_for(settings_for()).withdraw(job_ids)
+    for number, job_id in enumerate(job_ids):
+        moment = ended_at + timedelta(seconds=number)
+        Job.objects.filter(pk=job_id).update(status=status, finished_at=moment)
+        Attempt.objects.create(job_id=job_id, number=1, kind="failed", finished_at=moment)
+    return job_ids
+
+
+def test_results_are_pruned_by_age_and_failures_are_kept_longer() -> None:
+    old = finished(3, days_ago=10)
+    failed = finished(2, "FAILED", days_ago=10)
+    fresh = finished(2)
+    assert upkeep_with().prune() == 3
+    assert set(Job.objects.values_list("pk", flat=True)) == {*failed, *fresh}
+    assert not Attempt.objects.filter(job_id__in=old).exists()
+    assert Attempt.objects.count() == 4
+
+
+def test_results_are_pruned_by_count_the_oldest_first() -> None:
+    kept = finished(7)[2:]
+    keep = Retention(successful_seconds=None, successful_count=5)
+    assert upkeep_with(keep_results=keep).prune() == 2
+    assert set(Job.objects.values_list("pk", flat=True)) == set(kept)
+
+
+def test_pruning_goes_in_bounded_batches_and_never_loads_a_whole_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "BATCH", 10)
+    finished(35, days_ago=10)
+    with CaptureQueriesContext(
+        connection,
+    ) as captured:
+        assert upkeep_with().prune() == 35
+    statements = [query["sql"] for query in captured.captured_queries]
+    deletes = [sql for sql in statements if sql.startswith("DELETE") and "stoker_job" in sql]
+    assert len(deletes) == 4
+    assert not [sql for sql in statements if "package" in sql]
+
+
+def test_jobs_that_have_not_ended_are_never_pruned() -> None:
+    result = tasks.add.enqueue(1, 2)
+    keep = Retention(0.0, 0, 0.0, 0)
+    assert upkeep_with(keep_results=keep).prune() == 0
+    assert Job.objects.filter(pk=result.id).exists()
+
+
+def test_rescue_takes_over_what_is_over_in_batches_until_none_is_left(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep_module, "BATCH", 10)
+    tasks.add.enqueue_many([((1, 2), {})] * 35)
+    broker.claim([], 35, holder=uuid4(), lease_seconds=60)
+    Claimed.objects.update(leased_until_us=0)
+    assert upkeep_with().rescue() == 35
+    assert not Claimed.objects.exists()
+    assert Attempt.objects.filter(kind="crashed", number=1).count() == 35
+
+
+def test_one_job_that_cannot_be_rescued_holds_up_no_other(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, told: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """It waits for its lease to end once more."""
+    results = tasks.add.enqueue_many([((1, 2), {})] * 9)
+    bad = UUID(results[4].id)
+    broker.claim([], 9, holder=uuid4(), lease_seconds=60)
+    Claimed.objects.update(leased_until_us=0)
+    real = upkeep_module.finish
+
+    def refuse(settings: Any, broker: Any, attempted: Any) -> Any:
+        if bad in [one.delivery.job_id for one in attempted]:
+            raise DatabaseError("not this one")
+        return real(settings, broker, attempted)
+
+    monkeypatch.setattr(upkeep_module, "finish", refuse)
+    assert upkeep_with().rescue() == 9
+    assert Claimed.objects.get().job_id == bad
+    assert Attempt.objects.count() == 8
+    assert [facts["step"] for name, facts in told if name == "upkeep_failed"] == ["rescue"]
+
+
+def test_what_is_being_rescued_is_not_among_the_leases_of_the_clusters_pusher(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new pusher gives back what its cluster holds and no worker has: not that."""
+    tasks.add.enqueue(1, 2)
+    broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+    Claimed.objects.update(leased_until_us=0)
+    upkeep = upkeep_with()
+    held: list[int] = []
+    monkeypatch.setattr(
+        upkeep_module,
+        "finish",
+        lambda *_: held.append(len(broker.held_by(upkeep._plan.cluster_id))),
+    )
+    upkeep.rescue()
+    assert held == [0]
+
+
+@pytest.mark.parametrize("error", [DatabaseError("no"), IndexError("a mistake"), OSError("full")])
+def test_a_step_that_fails_stops_neither_the_others_nor_the_cluster(
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    told: list[tuple[str, dict[str, Any]]],
+) -> None:
+    finished(1, days_ago=10)
+    upkeep = upkeep_with()
+
+    def fail() -> None:
+        raise error
+
+    for name in ("bury_clusters_of_this_host", "bury_silent_clusters", "rescue"):
+        monkeypatch.setattr(upkeep, name, fail)
+    monkeypatch.setattr(connections["default"], "close", lambda: None)  # this test is inside it
+    upkeep.run()
+    assert not Job.objects.exists()
+    assert len([name for name, _ in told if name == "upkeep_failed"]) == 3
+
+
+def test_one_cluster_at_a_time_does_the_upkeep() -> None:
+    finished(1, days_ago=10)
+    first, second = upkeep_with(upkeep_seconds=60.0), upkeep_with(upkeep_seconds=60.0)
+    first.run()
+    finished(1, days_ago=10)
+    second.run()
+    assert Job.objects.count() == 1, "the first one has the lease"
+    first.give_up_lease()
+    second.run()
+    assert not Job.objects.exists()
+    first.run()
+    assert Lock.objects.get().owner == second._plan.cluster_id
+
+
+def test_a_sign_of_life_is_given_with_every_batch(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a long clean-up would be taken for a process that hangs."""
+    monkeypatch.setattr(upkeep_module, "BATCH", 10)
+    finished(30, days_ago=10)
+    beats: list[float] = []
+    plan = Plan()
+    upkeep = Upkeep(plan, plan.settings, broker, lambda: beats.append(time.monotonic()))
+    upkeep.prune()
+    assert len(beats) >= 3
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_hot_tables_are_vacuumed_when_rows_have_died_there() -> None:
+    tasks.add.enqueue_many([((1, 2), {})] * 200)
+    broker_for(settings_for()).purge("default")
+    upkeep = upkeep_with()
+    upkeep.run()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+    with CaptureQueriesContext(connection) as captured:
+        upkeep.vacuum_if_due()
+        upkeep.vacuum_if_due()
+    vacuumed = [one["sql"] for one in captured.captured_queries if "VACUUM" in one["sql"]]
+    assert any("stoker_ready" in sql for sql in vacuumed)
+    assert len(vacuumed) == len(set(vacuumed)), "once is enough for now"

@@ -1,0 +1,33 @@
+"""The broker under test: each test takes one of these, and so runs for every broker that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.stands import Stand, stands
+
+
+@pytest.fixture(params=stands())
+def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    """Give a fresh, empty broker and what a test does with it."""
+    yield from _stand(request)
+
+
+@pytest.fixture(params=stands(lambda kind: bool(kind.url)))
+def shared_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    """Give the same, of brokers that another process can reach."""
+    yield from _stand(request)
+
+
+@pytest.fixture(params=stands(lambda kind: kind.capabilities.transactional))
+def transactional_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    """Give the same, of brokers that join the store's transactions."""
+    yield from _stand(request)
+
+
+def _stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    made: Stand = request.param()
+    yield made
+    made.broker.close()

@@ -1,0 +1,142 @@
+"""A ledger of who believed to hold which job, from when to when, kept by those who believed it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from stoker.brokers.base import Broker, Delivery, LeaseId, Message, Return
+
+from tests.conformance.stands import message
+from tests.conformance.threads import patiently
+
+CLOCKS_DIFFER_SECONDS = 0.005
+"""SQLite's clock counts in milliseconds."""
+LEASE_SECONDS = (0.03, 0.1, 0.4)
+
+
+@dataclass
+class Belief:
+    """Somebody's right to a job, as far as he could know."""
+
+    attempt: int
+    is_rescue: bool
+    since: float
+    until: float
+
+
+class Ledger:
+    """Does the verbs, and writes down what they mean for their caller."""
+
+    VERBS = ("enqueue", "claim", "extend", "ack", "release", "rescue", "dawdle")
+    WEIGHTS = (2, 5, 3, 2, 2, 3, 1)
+
+    def __init__(self) -> None:
+        self.enqueued: list[uuid.UUID] = []
+        self.acked: list[uuid.UUID] = []
+        self._beliefs: dict[uuid.UUID, dict[LeaseId, Belief]] = defaultdict(dict)
+        self._lock = threading.Lock()
+
+    def do(
+        self,
+        verb: str,
+        broker: Broker,
+        holder: uuid.UUID,
+        held: list[Delivery],
+        choose: random.Random,
+    ) -> list[Delivery]:
+        """Do one verb, and give what is held afterwards."""
+        some = choose.sample(held, choose.randint(0, len(held)))
+        rest = [delivery for delivery in held if delivery not in some]
+        lease_seconds = choose.choice(LEASE_SECONDS)
+        if verb == "enqueue":
+            self._enqueue(broker, [message(priority=choose.randint(-2, 2)) for _ in range(5)])
+        elif verb in {"claim", "rescue"}:
+            return held + self._take(verb, broker, holder, lease_seconds, choose.randint(1, 6))
+        elif verb == "extend":
+            return rest + self._extend(broker, some, lease_seconds)
+        elif verb == "ack":
+            self._ack(broker, some)
+            return rest
+        elif verb == "release":
+            self._release(broker, some, choose.choice((0.0, 0.0, 0.02)))
+            return rest
+        else:
+            time.sleep(choose.uniform(0, 0.05))
+        return held
+
+    def _enqueue(self, broker: Broker, messages: list[Message]) -> None:
+        patiently(lambda: broker.enqueue(messages))
+        with self._lock:
+            self.enqueued += [one.job_id for one in messages]
+
+    def _take(
+        self, verb: str, broker: Broker, holder: uuid.UUID, lease_seconds: float, limit: int
+    ) -> list[Delivery]:
+        def take() -> tuple[float, list[Delivery]]:
+            before = time.monotonic()
+            if verb == "rescue":
+                return before, broker.claim_expired(
+                    limit, holder=holder, lease_seconds=lease_seconds
+                )
+            return before, broker.claim((), limit, holder=holder, lease_seconds=lease_seconds)
+
+        before, deliveries = patiently(take)
+        after = time.monotonic()
+        with self._lock:
+            for one in deliveries:
+                assert one.lease_id not in self._beliefs[one.job_id], "an old lease id came again"
+                self._beliefs[one.job_id][one.lease_id] = Belief(
+                    one.attempt, verb == "rescue", after, before + lease_seconds
+                )
+        return deliveries
+
+    def _extend(self, broker: Broker, some: list[Delivery], lease_seconds: float) -> list[Delivery]:
+        def extend() -> tuple[float, set[object]]:
+            before = time.monotonic()
+            leases = [delivery.lease for delivery in some]
+            return before, set(broker.extend(leases, lease_seconds=lease_seconds))
+
+        before, stale = patiently(extend)
+        still = [delivery for delivery in some if delivery.lease not in stale]
+        with self._lock:
+            for one in still:
+                self._beliefs[one.job_id][one.lease_id].until = before + lease_seconds
+        return still
+
+    def _ack(self, broker: Broker, some: list[Delivery]) -> None:
+        self._give_up(some)
+        stale = patiently(lambda: broker.ack([delivery.lease for delivery in some]))
+        with self._lock:
+            self.acked += [one.job_id for one in some if one.lease not in stale]
+
+    def _release(self, broker: Broker, some: list[Delivery], delay_seconds: float) -> None:
+        self._give_up(some)
+        returns = [Return(one.lease, delay_seconds, attempts=one.attempt) for one in some]
+        patiently(lambda: broker.release(returns))
+
+    def _give_up(self, some: list[Delivery]) -> None:
+        """From the moment on that the broker is told, another one may hold it."""
+        now = time.monotonic()
+        with self._lock:
+            for one in some:
+                belief = self._beliefs[one.job_id][one.lease_id]
+                belief.until = min(belief.until, now)
+
+    def check(self) -> None:
+        """Read it: no two valid leases at once, every claim counted, every job acked once."""
+        counted = Counter(self.acked)
+        assert {job_id: n for job_id, n in counted.items() if n > 1} == {}, "acked twice"
+        assert set(counted) == set(self.enqueued), "lost, or made up"
+        assert any(belief.is_rescue for one in self._beliefs.values() for belief in one.values())
+        for job_id, by_lease in self._beliefs.items():
+            beliefs = sorted(by_lease.values(), key=lambda belief: belief.since)
+            for earlier, later in pairwise(beliefs):
+                both = f"{job_id}: {earlier}, {later}"
+                assert earlier.until <= later.since + CLOCKS_DIFFER_SECONDS, both
+                assert later.attempt == earlier.attempt + (not later.is_rescue), both

@@ -1,0 +1,163 @@
+"""The brokers under test: how to get a fresh one, how its time goes on, how others reach it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+from django.db import connections, transaction
+from django.db.models import F
+
+from stoker.brokers.base import Broker, Capabilities, Delivery, Message
+from stoker.brokers.memory import MemoryBroker
+from stoker.brokers.orm import OrmBroker
+from stoker.conf import Settings
+from stoker.ids import new_job_id
+from stoker.models import Claimed, Deferred
+from stoker.models.clock import MICROSECONDS, database_now_us, microseconds
+
+QUEUE = "default"
+LEASE_SECONDS = 60.0
+
+
+@dataclass
+class Stand(ABC):
+    """One broker under test, empty at first, and what a test does with it in few words."""
+
+    broker: Broker
+    holder: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    url: ClassVar[str] = ""
+    """By which another process reaches the same jobs; empty = none can."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since 1970 on the clock that decides."""
+
+    @abstractmethod
+    def advance(self, seconds: float) -> None:
+        """Let that much time go by for everything that the broker has stored."""
+
+    def another(self) -> Broker:
+        """Give a broker as another thread or process of the same project would have it."""
+        return self.broker
+
+    def hang_up(self) -> None:
+        """Give back what this thread opened."""
+
+    def atomic(self) -> AbstractContextManager[None]:
+        """Open a transaction of the store, where the broker joins it."""
+        raise NotImplementedError
+
+    def needs(self, capability: str) -> None:
+        """Skip the test when the broker does not claim to be able to."""
+        if not getattr(self.capabilities, capability):
+            pytest.skip(f"{type(self.broker).__name__} does not claim {capability}")
+
+    def put(self, count: int = 1, **options: Any) -> list[uuid.UUID]:
+        """Enqueue that many jobs, and give their ids in order."""
+        messages = [message(**options) for _ in range(count)]
+        self.broker.enqueue(messages)
+        return [message.job_id for message in messages]
+
+    def claim(self, limit: int = 100, *queues: str, **options: Any) -> list[Delivery]:
+        """Claim for this stand's holder."""
+        return self.broker.claim(queues or (QUEUE,), limit, **self._leased(options))
+
+    def claim_one(self) -> Delivery:
+        """Claim the one job that must be there."""
+        (delivery,) = self.claim(1)
+        return delivery
+
+    def rescue(self, limit: int = 100, **options: Any) -> list[Delivery]:
+        """Take over what is over."""
+        return self.broker.claim_expired(limit, **self._leased(options))
+
+    def where(self, job_id: uuid.UUID) -> str | None:
+        """Say where the job is."""
+        return self.broker.whereabouts([job_id]).get(job_id)
+
+    def _leased(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"holder": self.holder, "lease_seconds": LEASE_SECONDS, **options}
+
+
+def message(**options: Any) -> Message:
+    """Make a message with what a test does not care about filled in."""
+    usual: dict[str, Any] = {
+        "job_id": new_job_id(),
+        "task": "tests.app.tasks.nothing",
+        "queue": QUEUE,
+        "priority": 0,
+        "package": b"package",
+        "enqueued_at": time.time(),
+    }
+    return Message(**{**usual, **options})
+
+
+class MemoryStand(Stand):
+    """Time is turned by hand, from the present moment on."""
+
+    capabilities = MemoryBroker.capabilities
+
+    def __init__(self) -> None:
+        self._lead = 0.0
+        super().__init__(MemoryBroker(Settings(broker="memory://"), clock=self.now))
+
+    def now(self) -> float:
+        return time.time() + self._lead
+
+    def advance(self, seconds: float) -> None:
+        self._lead += seconds
+
+
+class OrmStand(Stand):
+    """The database's clock cannot be turned; the moments that it is compared with can."""
+
+    capabilities = OrmBroker.capabilities
+    url = "orm://default"
+
+    def __init__(self) -> None:
+        self.settings = Settings(broker=self.url)
+        super().__init__(OrmBroker(self.settings))
+
+    def now(self) -> float:
+        return database_now_us(self.settings.database) / MICROSECONDS
+
+    def advance(self, seconds: float) -> None:
+        Claimed.objects.update(leased_until_us=F("leased_until_us") - microseconds(seconds))
+        Deferred.objects.update(due_us=F("due_us") - microseconds(seconds))
+
+    def another(self) -> Broker:
+        return OrmBroker(self.settings)
+
+    def hang_up(self) -> None:
+        connections.close_all()
+
+    def atomic(self) -> AbstractContextManager[None]:
+        return transaction.atomic(using=self.settings.database)
+
+
+COMMITTING = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
+"""Emptying only the tables of Stoker's takes less time than most tests, that of all tables more."""
+
+STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
+    "memory": (MemoryStand, []),
+    "orm": (OrmStand, [COMMITTING]),
+}
+"""Name -> the stand, and the marks of tests that use it (of a service that may be missing, say)."""
+
+
+def stands(fits: Callable[[Any], bool] = lambda _: True) -> list[Any]:
+    """Give the parameters of a fixture that makes these stands."""
+    return [
+        pytest.param(kind, id=name, marks=marks)
+        for name, (kind, marks) in STANDS.items()
+        if fits(kind)
+    ]

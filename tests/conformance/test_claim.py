@@ -1,0 +1,195 @@
+"""Claim: which jobs, in which order, when, and what is counted."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+from stoker.brokers.base import Return
+
+from tests.conformance.stands import Stand, message
+
+
+def test_first_in_first_out(stand: Stand) -> None:
+    put = [stand.put()[0] for _ in range(20)]
+    assert [delivery.job_id for delivery in stand.claim(8)] == put[:8]
+    assert [delivery.job_id for delivery in stand.claim()] == put[8:]
+
+
+def test_highest_priority_first_then_first_in(stand: Stand) -> None:
+    stand.needs("priority")
+    priorities = [0, -100, 100, 1, -1, 100, 50, 0]
+    ids = {stand.put(priority=priority)[0]: priority for priority in priorities}
+    wanted = sorted(ids, key=lambda job_id: (-ids[job_id], job_id))
+    claimed = [stand.claim_one() for _ in range(4)] + stand.claim()
+    assert [delivery.job_id for delivery in claimed] == wanted
+    assert [delivery.priority for delivery in claimed] == sorted(priorities, reverse=True)
+
+
+def test_several_queues_are_one_line(stand: Stand) -> None:
+    """Among the queues that one claim names, priority decides, and then age."""
+    stand.needs("priority")
+    (low,) = stand.put(queue="mail", priority=-1)
+    (first,) = stand.put(queue="mail")
+    (second,) = stand.put(queue="reports")
+    (high,) = stand.put(queue="reports", priority=1)
+    claimed = stand.claim(3, "reports", "mail") + stand.claim(3, "reports", "mail")
+    assert [delivery.job_id for delivery in claimed] == [high, first, second, low]
+
+
+def test_queues_are_separate(stand: Stand) -> None:
+    (mail,) = stand.put(queue="mail")
+    (report,) = stand.put(queue="reports")
+    assert stand.claim(10, "nobody's") == []
+    assert [delivery.job_id for delivery in stand.claim(10, "reports")] == [report]
+    assert stand.claim(10, "reports") == []
+    assert [delivery.job_id for delivery in stand.claim(10, "reports", "mail")] == [mail]
+
+
+def test_no_queue_named_is_every_queue(stand: Stand) -> None:
+    put = [stand.put(queue=queue)[0] for queue in ("b", "a", "a", "c")]
+    claimed = stand.broker.claim((), 10, holder=stand.holder, lease_seconds=60)
+    assert [delivery.job_id for delivery in claimed] == put
+    assert [delivery.queue for delivery in claimed] == ["b", "a", "a", "c"]
+
+
+def test_a_queue_named_twice_counts_once(stand: Stand) -> None:
+    put = stand.put(3)
+    claimed = stand.claim(2, "default", "default")
+    assert [delivery.job_id for delivery in claimed] == put[:2]
+
+
+def test_never_more_than_the_limit(stand: Stand) -> None:
+    for queue in ("a", "b", "c"):
+        stand.put(5, queue=queue)
+    assert len(stand.claim(4, "a", "b", "c")) == 4
+    assert len(stand.claim(100, "a", "b", "c")) == 11
+
+
+def test_the_limit_holds_for_deferred_jobs_too(stand: Stand) -> None:
+    stand.put(3)
+    stand.put(5, run_after=stand.now() - 1)
+    assert len(stand.claim(4)) == 4
+    assert len(stand.claim(100)) == 4
+
+
+def test_a_claimed_job_is_not_claimed_again(stand: Stand) -> None:
+    stand.put(3)
+    assert len(stand.claim()) == 3
+    assert stand.claim() == []
+    assert stand.claim(holder=uuid.uuid4()) == []
+
+
+def test_every_claim_makes_a_fresh_lease_id(stand: Stand) -> None:
+    stand.put()
+    seen = set()
+    for _ in range(5):
+        delivery = stand.claim_one()
+        seen.add(delivery.lease_id)
+        stand.broker.release([Return(delivery.lease)])
+    assert len(seen) == 5
+
+
+def test_not_before_its_moment(stand: Stand) -> None:
+    stand.needs("delay")
+    (job_id,) = stand.put(run_after=stand.now() + 100)
+    assert stand.claim() == []
+    assert stand.where(job_id) == "deferred"
+    stand.advance(99)
+    assert stand.claim() == []
+    stand.advance(1.5)
+    assert [delivery.job_id for delivery in stand.claim()] == [job_id]
+    assert stand.claim() == []
+
+
+def test_not_a_moment_too_early_on_the_real_clock(stand: Stand) -> None:
+    stand.needs("delay")
+    due_at = stand.now() + 0.25
+    stand.put(run_after=due_at)
+    deadline = time.monotonic() + 10
+    while not (claimed := stand.claim()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert stand.now() >= due_at
+    assert len(claimed) == 1
+    assert stand.now() < due_at + 5
+
+
+def test_a_moment_that_is_over_is_now(stand: Stand) -> None:
+    (job_id,) = stand.put(run_after=stand.now() - 1_000)
+    assert [delivery.job_id for delivery in stand.claim()] == [job_id]
+
+
+def test_next_due_seconds(stand: Stand) -> None:
+    stand.needs("delay")
+    stand.put()
+    assert stand.broker.next_due_seconds() is None
+    stand.put(run_after=stand.now() + 100)
+    stand.put(run_after=stand.now() + 50)
+    assert stand.broker.next_due_seconds() == pytest.approx(50, abs=5)
+    stand.advance(60)
+    assert stand.broker.next_due_seconds() == 0
+    stand.claim()
+    assert stand.broker.next_due_seconds() == pytest.approx(40, abs=5)
+
+
+def test_a_backlog_does_not_hold_back_what_falls_due(stand: Stand) -> None:
+    """A claim that comes back full must still look now and then whether something more urgent
+    has fallen due."""
+    stand.needs("delay")
+    stand.needs("priority")
+    stand.put(300)
+    stand.claim(1)
+    (urgent,) = stand.put(priority=100, run_after=stand.now() + 10)
+    stand.advance(11)
+    deadline = time.monotonic() + 5
+    claimed = 0
+    while urgent not in {delivery.job_id for delivery in stand.claim(1)}:
+        claimed += 1
+        assert time.monotonic() < deadline
+        assert claimed < 250, "the urgent job waited behind the backlog"
+        time.sleep(0.005)
+
+
+def test_due_jobs_keep_priority_and_age(stand: Stand) -> None:
+    stand.needs("delay")
+    stand.needs("priority")
+    low, high, later = message(run_after=1.0), message(run_after=2.0, priority=1), message()
+    stand.broker.enqueue([later])
+    stand.broker.enqueue([high, low])
+    assert [delivery.job_id for delivery in stand.claim()] == [
+        high.job_id,
+        low.job_id,
+        later.job_id,
+    ]
+
+
+def test_attempts_are_counted_when_claimed(stand: Stand) -> None:
+    stand.put()
+    for attempt in (1, 2, 3):
+        delivery = stand.claim_one()
+        assert (delivery.attempt, delivery.crashes) == (attempt, 0)
+        stand.broker.release([Return(delivery.lease, attempts=attempt)])
+
+
+def test_an_attempt_can_be_given_back(stand: Stand) -> None:
+    stand.put()
+    for _ in range(3):
+        delivery = stand.claim_one()
+        assert delivery.attempt == 1
+        stand.broker.release([Return(delivery.lease, attempts=delivery.attempt - 1)])
+
+
+def test_crashes_are_carried(stand: Stand) -> None:
+    stand.needs("delay")
+    stand.put()
+    delivery = stand.claim_one()
+    stand.broker.release([Return(delivery.lease, 0.0, attempts=1, crashes=1)])
+    delivery = stand.claim_one()
+    assert (delivery.attempt, delivery.crashes) == (2, 1)
+    stand.broker.release([Return(delivery.lease, 10.0, attempts=2, crashes=2)])
+    stand.advance(11)
+    delivery = stand.claim_one()
+    assert (delivery.attempt, delivery.crashes) == (3, 2)

@@ -1,0 +1,69 @@
+"""The database's clock goes on evenly, whatever the zone of the server or of the session."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from django.db import connection
+
+from stoker.models.clock import MICROSECONDS, NOW_SQL, database_now_us
+
+from tests.servers.mariadb import PrivateMariadb
+
+BERLIN = Path("/usr/share/zoneinfo/Europe/Berlin")
+SUMMER_TIME_ENDED = 1_729_990_800
+"""On 27 October 2024 at 1:00 UTC the clocks of Berlin went from 3:00 back to 2:00."""
+
+
+@pytest.mark.django_db
+def test_it_is_now() -> None:
+    before = time.time()
+    now = database_now_us("default") / MICROSECONDS
+    assert before - 0.002 <= now <= time.time() + 0.002
+
+
+@pytest.mark.django_db
+def test_it_never_goes_back() -> None:
+    seen = [database_now_us("default") for _ in range(50)]
+    assert seen == sorted(seen)
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db
+def test_the_zone_of_a_session_does_not_matter() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET TIME ZONE 'Asia/Kathmandu'")
+        assert abs(database_now_us("default") / MICROSECONDS - time.time()) < 60
+        cursor.execute("SET TIME ZONE 'UTC'")
+
+
+@pytest.fixture
+def mariadb_in_berlin(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> PrivateMariadb:
+    """Give a server whose host keeps the time of Berlin."""
+    if not BERLIN.exists():
+        pytest.skip("this machine has no time zones (the Debian package tzdata)")
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    server: PrivateMariadb = request.getfixturevalue("private_mariadb")
+    return server
+
+
+@pytest.mark.mariadb
+@pytest.mark.slow
+def test_the_end_of_summer_time_does_not_matter(mariadb_in_berlin: PrivateMariadb) -> None:
+    """An hour that the clocks on the wall show twice: leases must not end an hour early or late."""
+    from MySQLdb import connect
+
+    port = urlsplit(mariadb_in_berlin.url).port
+    assert port is not None
+    with connect(host="127.0.0.1", port=port, user="root") as server, server.cursor() as cursor:
+        cursor.execute("SELECT @@system_time_zone")
+        assert cursor.fetchone()[0] in {"CET", "CEST"}
+        for moment in range(SUMMER_TIME_ENDED - 4000, SUMMER_TIME_ENDED + 4001, 500):
+            cursor.execute(f"SET timestamp = {moment}")
+            cursor.execute("SELECT " + NOW_SQL["mysql"])
+            assert cursor.fetchone()[0] == moment * MICROSECONDS

@@ -1,0 +1,203 @@
+"""Many at once: whatever they do, a job has one valid lease at most, and is always somewhere."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from stoker.brokers.base import Broker, Delivery, Lease, Message, Return
+
+from tests.conformance.ledger import Ledger
+from tests.conformance.stands import Stand, message
+from tests.conformance.threads import PATIENCE_SECONDS, patiently, together
+
+
+def test_threads_claim_every_job_once(stand: Stand) -> None:
+    put = stand.put(600) + stand.put(200, run_after=stand.now() - 1)
+    claimed: list[Delivery] = []
+
+    def claim_all(broker: Broker) -> None:
+        holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
+        while len(claimed) < len(put) and time.monotonic() < deadline:
+            claimed.extend(
+                patiently(lambda: broker.claim(["default"], 7, holder=holder, lease_seconds=60))
+            )
+
+    together(stand, *[claim_all] * 8)
+    assert_each_once([delivery.job_id for delivery in claimed], put)
+    assert stand.broker.sizes()["default"]["running"] == len(put)
+
+
+def test_processes_claim_every_job_once(shared_stand: Stand) -> None:
+    stand = shared_stand
+    put = stand.put(600) + stand.put(200, run_after=stand.now() - 1)
+    command = [sys.executable, "-m", "tests.conformance.claimer", stand.url]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(4)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        claimed = [json.loads(process.communicate("go\n")[0]) for process in processes]
+    assert_each_once([uuid.UUID(job_id) for batch in claimed for job_id in batch], put)
+
+
+def test_rescuers_never_take_the_same_job(stand: Stand) -> None:
+    put = stand.put(300)
+    stand.claim(300)
+    stand.advance(61)
+    rescued: list[Delivery] = []
+
+    def rescue_all(broker: Broker) -> None:
+        holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
+        while len(rescued) < len(put) and time.monotonic() < deadline:
+            rescued.extend(
+                patiently(lambda: broker.claim_expired(7, holder=holder, lease_seconds=60))
+            )
+
+    together(stand, *[rescue_all] * 6)
+    assert_each_once([delivery.job_id for delivery in rescued], put)
+
+
+def test_an_id_enqueued_by_many_at_once_is_added_once(stand: Stand) -> None:
+    def enqueue(job: Message, broker: Broker) -> None:
+        patiently(lambda: broker.enqueue([job]))
+
+    for _ in range(10):
+        job = message()
+        together(stand, *[partial(enqueue, job)] * 6)
+        assert [delivery.job_id for delivery in stand.claim()] == [job.job_id]
+
+
+def test_withdrawn_or_claimed_never_both(stand: Stand) -> None:
+    stand.needs("look_up")
+    put = stand.put(200)
+
+    def withdraw(broker: Broker) -> set[uuid.UUID]:
+        gone: set[uuid.UUID] = set()
+        for job_id in reversed(put):
+            gone |= patiently(partial(broker.withdraw, [job_id]))
+        return gone
+
+    def claim(broker: Broker) -> set[uuid.UUID]:
+        got: set[uuid.UUID] = set()
+        for _ in range(len(put)):
+            claimed = patiently(
+                lambda: broker.claim(["default"], 1, holder=stand.holder, lease_seconds=60)
+            )
+            got |= {delivery.job_id for delivery in claimed}
+        return got
+
+    withdrawn, claimed = together(stand, withdraw, claim)
+    assert not withdrawn & claimed
+    assert withdrawn | claimed == set(put)
+
+
+def test_a_job_that_moves_is_always_somewhere(stand: Stand) -> None:
+    stand.needs("look_up")
+    (job_id,) = stand.put()
+    is_over = False
+
+    def move(broker: Broker) -> None:
+        nonlocal is_over
+        try:
+            for delay_seconds in [0.0, 0.001] * 30:
+                claimed: list[Delivery] = []
+                while not claimed:
+                    claimed = patiently(
+                        lambda: broker.claim(["default"], 1, holder=stand.holder, lease_seconds=60)
+                    )
+                back = Return(claimed[0].lease, delay_seconds)
+                patiently(partial(broker.release, [back]))
+        finally:
+            is_over = True
+
+    def look(broker: Broker) -> set[str | None]:
+        seen = set()
+        while not is_over:
+            seen.add(patiently(lambda: broker.whereabouts([job_id])).get(job_id))
+        return seen
+
+    _, seen = together(stand, move, look)
+    assert seen
+    assert None not in seen
+
+
+def test_crossing_batches_do_not_deadlock(stand: Stand, seed: int) -> None:
+    """A pusher extends what the monitor acks at the same moment, in another order."""
+    stand.put(1_600)
+    leases = [delivery.lease for delivery in stand.claim(1_600)]
+    is_over = threading.Event()
+
+    def extend(broker: Broker, choose: random.Random) -> set[Lease]:
+        stale: set[Lease] = set()
+        while not is_over.is_set():
+            batch = choose.sample(leases, len(leases))
+            stale |= broker.extend(batch, lease_seconds=60)
+        return stale
+
+    def finish(broker: Broker, choose: random.Random) -> set[Lease]:
+        stale: set[Lease] = set()
+        batch = choose.sample(leases, len(leases))
+        try:
+            for at in range(0, len(batch), 80):
+                stale |= broker.ack(batch[at : at + 40])
+                stale |= broker.release([Return(lease) for lease in batch[at + 40 : at + 80]])
+        finally:
+            is_over.set()
+        return stale
+
+    jobs = [_seeded(extend, seed), _seeded(extend, seed + 1), _seeded(finish, seed + 2)]
+    *_, stale = together(stand, *jobs)
+    assert stale == set()
+
+
+def test_nothing_that_many_do_at_once_makes_two_leases_valid(stand: Stand, seed: int) -> None:
+    """Random enqueues, claims, extends, acks, releases and rescues with leases so short that they
+    end in the middle of it; afterwards the ledger is read."""
+    ledger = Ledger()
+
+    def live(broker: Broker, choose: random.Random) -> None:
+        holder = uuid.uuid4()
+        held: list[Delivery] = []
+        for _ in range(120):
+            verb = choose.choices(ledger.VERBS, ledger.WEIGHTS)[0]
+            held = ledger.do(verb, broker, holder, held, choose)
+
+    together(stand, *[_seeded(live, f"{seed} {number}") for number in range(5)])
+    stand.advance(60)
+    finish_all(stand, ledger)
+    ledger.check()
+
+
+def finish_all(stand: Stand, ledger: Ledger) -> None:
+    """Rescue and claim until nothing is left, and ack it."""
+    while batch := stand.rescue(1_000) + stand.claim(1_000):
+        assert stand.broker.ack([delivery.lease for delivery in batch]) == set()
+        ledger.acked.extend(delivery.job_id for delivery in batch)
+
+
+def assert_each_once(claimed: list[uuid.UUID], put: list[uuid.UUID]) -> None:
+    """Every job was claimed, and none twice."""
+    doubled = {job_id: times for job_id, times in Counter(claimed).items() if times > 1}
+    assert not doubled
+    assert sorted(claimed) == sorted(put)
+
+
+def _seeded(
+    job: Callable[[Broker, random.Random], object], seed: int | str
+) -> Callable[[Broker], object]:
+    return lambda broker: job(broker, random.Random(seed))

@@ -1,0 +1,257 @@
+"""Leases: who may touch a job, for how long, and who takes over. Every write names the lease id."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from stoker.brokers.base import Delivery, Lease, Return
+from stoker.ids import new_job_id, new_lease_id
+
+from tests.conformance.stands import LEASE_SECONDS, Stand
+
+Use = Callable[[Stand, list[Lease]], set[Lease]]
+
+USES: dict[str, Use] = {
+    "extend": lambda stand, leases: stand.broker.extend(leases, lease_seconds=LEASE_SECONDS),
+    "ack": lambda stand, leases: stand.broker.ack(leases),
+    "release": lambda stand, leases: stand.broker.release(
+        [Return(lease, attempts=1) for lease in leases]
+    ),
+    "release later": lambda stand, leases: stand.broker.release(
+        [Return(lease, delay_seconds=10, attempts=1) for lease in leases]
+    ),
+}
+
+
+@pytest.fixture(params=USES)
+def use(request: pytest.FixtureRequest) -> Use:
+    """Give one of the verbs that name a lease."""
+    return USES[request.param]
+
+
+def test_a_valid_lease_is_not_stale(stand: Stand, use: Use) -> None:
+    stand.put(3)
+    assert use(stand, [delivery.lease for delivery in stand.claim()]) == set()
+
+
+def test_acked_is_gone(stand: Stand) -> None:
+    stand.put(2)
+    done, other = stand.claim()
+    assert stand.broker.ack([done.lease]) == set()
+    assert stand.where(done.job_id) is None
+    assert stand.where(other.job_id) == "running"
+    stand.advance(LEASE_SECONDS + 1)
+    assert [delivery.job_id for delivery in stand.rescue()] == [other.job_id]
+
+
+def test_released_waits_again(stand: Stand) -> None:
+    stand.put(2)
+    now, later = stand.claim()
+    stand.broker.release([Return(now.lease, attempts=1), Return(later.lease, 10.0, attempts=1)])
+    assert stand.broker.whereabouts([now.job_id, later.job_id]) == {
+        now.job_id: "ready",
+        later.job_id: "deferred",
+    }
+    assert [delivery.job_id for delivery in stand.claim()] == [now.job_id]
+    stand.advance(11)
+    (delivery,) = stand.claim()
+    assert delivery.job_id == later.job_id
+    assert (delivery.package, delivery.queue, delivery.attempt) == (b"package", "default", 2)
+
+
+def test_released_keeps_its_place_in_the_line(stand: Stand) -> None:
+    stand.needs("priority")
+    put = stand.put(3) + stand.put(1, priority=-1)
+    first = stand.claim_one()
+    stand.broker.release([Return(first.lease)])
+    assert [delivery.job_id for delivery in stand.claim()] == put
+
+
+def test_a_made_up_lease_is_stale(stand: Stand, use: Use) -> None:
+    stand.put()
+    delivery = stand.claim_one()
+    wrong_id = Lease(delivery.job_id, new_lease_id())
+    wrong_job = Lease(new_job_id(), delivery.lease_id)
+    assert use(stand, [wrong_id, wrong_job]) == {wrong_id, wrong_job}
+    assert_untouched(stand, delivery)
+
+
+def test_a_waiting_job_has_no_lease(stand: Stand, use: Use) -> None:
+    stand.put()
+    delivery = stand.claim_one()
+    stand.broker.release([Return(delivery.lease, attempts=1)])
+    assert use(stand, [delivery.lease]) == {delivery.lease}
+    assert stand.where(delivery.job_id) == "ready"
+    assert stand.claim_one().attempt == 2
+
+
+def test_an_acked_lease_is_stale(stand: Stand, use: Use) -> None:
+    stand.put()
+    delivery = stand.claim_one()
+    stand.broker.ack([delivery.lease])
+    assert use(stand, [delivery.lease]) == {delivery.lease}
+    assert stand.where(delivery.job_id) is None
+
+
+def test_a_lease_from_before_a_release_is_stale(stand: Stand, use: Use) -> None:
+    stand.put()
+    before = stand.claim_one()
+    stand.broker.release([Return(before.lease, attempts=1)])
+    now = stand.claim_one()
+    assert use(stand, [before.lease]) == {before.lease}
+    assert_untouched(stand, now)
+
+
+def test_a_late_owner_changes_nothing(stand: Stand, use: Use) -> None:
+    """The lease ended, another one took over: whatever the late owner does comes to nothing."""
+    stand.put()
+    late = stand.claim_one()
+    stand.advance(LEASE_SECONDS + 1)
+    (rescued,) = stand.rescue(holder=uuid.uuid4())
+    assert rescued.lease_id != late.lease_id
+    assert use(stand, [late.lease]) == {late.lease}
+    assert_untouched(stand, rescued)
+
+
+def test_an_ended_lease_is_good_until_somebody_takes_over(stand: Stand, use: Use) -> None:
+    """Ended is not stale: as long as nobody else has the job, its holder may still finish it."""
+    stand.put()
+    delivery = stand.claim_one()
+    stand.advance(LEASE_SECONDS + 1)
+    assert use(stand, [delivery.lease]) == set()
+
+
+def test_a_mixed_batch(stand: Stand, use: Use) -> None:
+    stand.put(4)
+    released, acked, valid, also_valid = stand.claim()
+    stand.broker.release([Return(released.lease, attempts=1)])
+    stand.broker.ack([acked.lease])
+    unknown = Lease(new_job_id(), 1)
+    batch = [released.lease, valid.lease, unknown, acked.lease, also_valid.lease]
+    assert use(stand, batch) == {released.lease, acked.lease, unknown}
+    assert stand.where(released.job_id) == "ready"
+    assert stand.where(acked.job_id) is None
+    assert stand.where(valid.job_id) == stand.where(also_valid.job_id)
+
+
+def test_the_same_lease_twice_in_a_batch(stand: Stand, use: Use) -> None:
+    stand.put(2)
+    first, second = stand.claim()
+    assert use(stand, [first.lease, second.lease, first.lease]) == set()
+
+
+def test_the_old_and_the_new_lease_in_a_batch(stand: Stand, use: Use) -> None:
+    stand.put()
+    before = stand.claim_one()
+    stand.broker.release([Return(before.lease, attempts=1)])
+    now = stand.claim_one()
+    assert use(stand, [before.lease, now.lease]) == {before.lease}
+
+
+def test_extended_lasts_from_now(stand: Stand) -> None:
+    stand.needs("lease_extension")
+    stand.put()
+    delivery = stand.claim_one()
+    for _ in range(3):
+        stand.advance(LEASE_SECONDS - 10)
+        assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
+    assert stand.rescue() == []
+    stand.advance(LEASE_SECONDS + 1)
+    assert [found.job_id for found in stand.rescue()] == [delivery.job_id]
+
+
+def test_extending_one_does_not_extend_the_other(stand: Stand) -> None:
+    stand.needs("lease_extension")
+    stand.put(2)
+    first, second = stand.claim()
+    stand.advance(LEASE_SECONDS - 10)
+    stand.broker.extend([first.lease], lease_seconds=LEASE_SECONDS)
+    stand.advance(11)
+    assert [delivery.job_id for delivery in stand.rescue()] == [second.job_id]
+
+
+def test_a_valid_lease_is_not_taken_over(stand: Stand) -> None:
+    stand.put(2)
+    stand.claim()
+    stand.advance(LEASE_SECONDS - 5)
+    assert stand.rescue() == []
+
+
+def test_taken_over_with_everything_but_not_counted_again(stand: Stand) -> None:
+    stand.needs("priority")
+    stand.put(queue="mail", priority=9)
+    (first,) = stand.claim(1, "mail")
+    stand.broker.release([Return(first.lease, attempts=1, crashes=1)])
+    (lost,) = stand.claim(1, "mail")
+    stand.advance(LEASE_SECONDS + 1)
+    rescuer = uuid.uuid4()
+    (rescued,) = stand.rescue(holder=rescuer)
+    assert rescued.lease_id not in {first.lease_id, lost.lease_id}
+    assert (rescued.job_id, rescued.package) == (lost.job_id, b"package")
+    assert (rescued.queue, rescued.priority) == ("mail", 9)
+    assert (rescued.attempt, rescued.crashes) == (2, 1)
+    assert stand.rescue() == []
+    assert stand.broker.held_by(stand.holder) == []
+    assert [held.job_id for held in stand.broker.held_by(rescuer)] == [lost.job_id]
+
+
+def test_the_rescuers_lease_ends_too(stand: Stand) -> None:
+    stand.put()
+    stand.claim()
+    seen = set()
+    for _ in range(3):
+        stand.advance(LEASE_SECONDS + 1)
+        (rescued,) = stand.rescue()
+        seen.add(rescued.lease_id)
+        assert rescued.attempt == 1
+    assert len(seen) == 3
+
+
+def test_rescue_keeps_to_its_limit(stand: Stand) -> None:
+    put = stand.put(5)
+    stand.claim()
+    stand.advance(LEASE_SECONDS + 1)
+    rescued = [stand.rescue(2) for _ in range(4)]
+    assert [len(batch) for batch in rescued] == [2, 2, 1, 0]
+    assert sorted(delivery.job_id for batch in rescued for delivery in batch) == put
+
+
+def test_a_dead_holders_leases_end_at_once(stand: Stand) -> None:
+    stand.needs("lists_holders")
+    stand.put(5)
+    dead = uuid.uuid4()
+    theirs = stand.claim(3, holder=dead)
+    stand.claim(2)
+    assert stand.broker.expire_holder(dead) == 3
+    rescued = stand.rescue()
+    assert sorted(delivery.job_id for delivery in rescued) == [one.job_id for one in theirs]
+    assert stand.broker.expire_holder(dead) == 0
+
+
+def test_held_by(stand: Stand) -> None:
+    stand.needs("lists_holders")
+    stand.put(3, priority=4)
+    claimed = stand.claim(2)
+    stand.claim(1, holder=uuid.uuid4())
+    held = stand.broker.held_by(stand.holder)
+    assert {one.lease for one in held} == {one.lease for one in claimed}
+    assert {(one.package, one.queue, one.priority, one.attempt) for one in held} == {
+        (b"", "default", 4, 1)
+    }
+    stand.broker.ack([claimed[0].lease])
+    stand.broker.release([Return(claimed[1].lease)])
+    assert stand.broker.held_by(stand.holder) == []
+
+
+def assert_untouched(stand: Stand, delivery: Delivery) -> None:
+    """The lease is as good as new: not gone, not waiting, not shortened, and works."""
+    assert stand.where(delivery.job_id) == "running"
+    assert stand.claim() == []
+    stand.advance(LEASE_SECONDS - 5)
+    assert stand.rescue() == []
+    assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
+    assert stand.broker.ack([delivery.lease]) == set()
+    assert stand.where(delivery.job_id) is None

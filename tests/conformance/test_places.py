@@ -1,0 +1,90 @@
+"""Looking at what waits, and taking it away: withdraw, whereabouts, sizes, purge, ping, info."""
+
+from __future__ import annotations
+
+from stoker.brokers.base import Return
+from stoker.ids import new_job_id
+
+from tests.conformance.stands import LEASE_SECONDS, Stand
+
+
+def test_whereabouts_in_every_state(stand: Stand) -> None:
+    stand.needs("look_up")
+    (running,) = stand.put()
+    delivery = stand.claim_one()
+    (ready,) = stand.put()
+    (deferred,) = stand.put(run_after=stand.now() + 100)
+    unknown = new_job_id()
+    assert stand.broker.whereabouts([unknown, ready, deferred, running]) == {
+        ready: "ready",
+        deferred: "deferred",
+        running: "running",
+    }
+    stand.broker.ack([delivery.lease])
+    assert stand.broker.whereabouts([running]) == {}
+
+
+def test_waiting_jobs_can_be_withdrawn(stand: Stand) -> None:
+    stand.needs("look_up")
+    (ready,) = stand.put()
+    (deferred,) = stand.put(run_after=stand.now() + 100)
+    (stays,) = stand.put()
+    assert stand.broker.withdraw([ready, deferred, new_job_id()]) == {ready, deferred}
+    assert stand.broker.withdraw([ready, deferred]) == set()
+    stand.advance(101)
+    assert [delivery.job_id for delivery in stand.claim()] == [stays]
+
+
+def test_a_leased_job_is_not_withdrawn(stand: Stand) -> None:
+    stand.needs("look_up")
+    stand.put()
+    delivery = stand.claim_one()
+    assert stand.broker.withdraw([delivery.job_id]) == set()
+    assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
+    stand.broker.release([Return(delivery.lease)])
+    assert stand.broker.withdraw([delivery.job_id]) == {delivery.job_id}
+
+
+def test_sizes(stand: Stand) -> None:
+    stand.put(3)
+    stand.claim(1)
+    stand.put(2, run_after=stand.now() + 100)
+    stand.put(4, queue="mail")
+    assert stand.broker.sizes() == {
+        "default": {"ready": 2, "deferred": 2, "blocked": 0, "running": 1},
+        "mail": {"ready": 4, "deferred": 0, "blocked": 0, "running": 0},
+    }
+
+
+def test_purge_removes_what_waits_in_one_queue(stand: Stand) -> None:
+    ready = stand.put(3)
+    running = stand.claim_one()
+    deferred = stand.put(2, run_after=stand.now() + 100)
+    others = stand.put(2, queue="mail")
+    assert stand.broker.purge("default") == 4
+    assert stand.broker.purge("default") == 0
+    stand.advance(101)
+    assert stand.claim() == []
+    gone = set(ready + deferred) - {running.job_id}
+    assert not gone & set(stand.broker.whereabouts(list(gone)))
+    assert stand.broker.ack([running.lease]) == set()
+    assert [delivery.job_id for delivery in stand.claim(10, "mail")] == others
+
+
+def test_purge_of_many(stand: Stand) -> None:
+    stand.put(1_200)
+    assert stand.broker.purge("default") == 1_200
+
+
+def test_ping_and_info(stand: Stand) -> None:
+    stand.broker.ping()
+    info = stand.broker.info()
+    assert info["broker"].startswith(stand.url or "memory://")
+    assert info["server"]
+
+
+def test_usable_again_after_close(stand: Stand) -> None:
+    (job_id,) = stand.put()
+    stand.broker.close()
+    stand.broker.close()
+    assert stand.where(job_id) == "ready"

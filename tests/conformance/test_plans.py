@@ -1,0 +1,167 @@
+"""What PostgreSQL plans for the statements that run all the time: with many jobs waiting, none may
+read a table from end to end, whether the tables were analyzed or not."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from stoker.brokers.base import Delivery, Return
+from stoker.cluster.patience import set_deadlines
+from stoker.models import Job
+from stoker.models.job import Ending
+
+from tests.conformance.stands import OrmStand, message
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+ROWS = 100_000
+LARGE = {"stoker_job", "stoker_ready", "stoker_deferred", "stoker_claimed"}
+
+FILL = """
+INSERT INTO stoker_job (
+    id, task, queue, priority, package, enqueued_at, attempts, worker_id, reason
+)
+SELECT lpad(to_hex(n), 32, '0')::uuid, 'tests.app.tasks.nothing', 'default', 0,
+       repeat('p', 200)::bytea, now(), 0, '', ''
+FROM generate_series(1, %(rows)s) AS n;
+
+INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes)
+SELECT lpad(to_hex(n), 32, '0')::uuid, CASE n %% 3 WHEN 0 THEN 'mail' ELSE 'default' END,
+       n %% 5, 0, 0
+FROM generate_series(1, %(rows)s) AS n;
+
+INSERT INTO stoker_deferred (job_id, due_us, queue, rank, attempts, crashes)
+SELECT gen_random_uuid(), CASE WHEN n < 1000 THEN n ELSE 9e15 + n END, 'default', 0, 0, 0
+FROM generate_series(1, %(rows)s) AS n;
+
+INSERT INTO stoker_claimed (
+    job_id, lease_id, holder, leased_until_us, queue, rank, attempts, crashes
+)
+SELECT gen_random_uuid(), n, gen_random_uuid(), 9e15, 'default', 0, 1, 0
+FROM generate_series(1, 10000) AS n;
+"""
+
+
+@pytest.fixture
+def stand() -> OrmStand:
+    """Give the ORM broker with many jobs in every place."""
+    with connection.cursor() as cursor:
+        cursor.execute(FILL, {"rows": ROWS})
+    return OrmStand()
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["as loaded", "analyzed"])
+def test_nothing_reads_a_whole_table(stand: OrmStand, is_analyzed: bool) -> None:
+    if is_analyzed:
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE")
+    wrong = []
+    for count in (1, 50, 400, 1_000):
+        for name, verb in verbs(stand, count):
+            with plans() as made:
+                verb()
+            assert made, f"{name} ran no statement"
+            for sql, plan in made:
+                if read := sorted(whole_tables(plan) & LARGE):
+                    wrong.append(f"{name} of {count} reads all of {read}:\n{sql}\n{plan}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_a_cluster_walks_the_queue_and_does_not_sort_it(
+    stand: OrmStand, cluster_connection: None
+) -> None:
+    with plans() as made:
+        stand.claim(500, "default", "mail")
+
+    (plan,) = [plan for sql, plan in made if "-- Claim" in sql]
+    walked = nodes(plan, "Relation Name", "stoker_ready")
+    assert {node["Node Type"] for node in walked} <= {"Index Scan", "Tid Scan", "ModifyTable"}
+
+
+@pytest.fixture
+def cluster_connection(stand: OrmStand) -> Iterator[None]:
+    """Connect as a cluster's own processes do."""
+    before = connection.settings_dict
+    connection.settings_dict = deepcopy(before)
+    set_deadlines(stand.settings)
+    yield
+    connection.close()
+    connection.settings_dict = before
+
+
+def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Give each verb with something for it to do, in the order of a job's life."""
+    claimed: list[Delivery] = []
+
+    def claim() -> None:
+        claimed.extend(stand.claim(count, "default", "mail"))
+
+    yield "claim", claim
+    yield (
+        "claim from every queue",
+        lambda: stand.broker.claim((), count, holder=stand.holder, lease_seconds=60),
+    )
+    leases = [delivery.lease for delivery in claimed]
+    assert len(leases) == count
+    yield "extend", lambda: stand.broker.extend(leases, lease_seconds=60)
+    yield (
+        "finish",
+        lambda: Job.objects.finish(
+            [Ending(lease.job_id, "SUCCESSFUL", 1, "worker", None, 0.0) for lease in leases]
+        ),
+    )
+    half = count // 2
+    yield "ack", lambda: stand.broker.ack(leases[half:])
+    yield (
+        "release",
+        lambda: stand.broker.release(
+            [Return(lease, delay_seconds=number % 2) for number, lease in enumerate(leases[:half])]
+        ),
+    )
+    yield "enqueue", lambda: stand.broker.enqueue([message() for _ in range(count)])
+    yield "whereabouts", lambda: stand.broker.whereabouts([lease.job_id for lease in leases[:20]])
+    yield "withdraw", lambda: stand.broker.withdraw([uuid.uuid4() for _ in range(min(count, 50))])
+    yield "next due", stand.broker.next_due_seconds
+
+
+@contextmanager
+def plans() -> Iterator[list[tuple[str, Any]]]:
+    """Collect the plan of every statement that is run."""
+    made: list[tuple[str, Any]] = []
+
+    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        first = next(line for line in sql.splitlines() if not line.startswith("--"))
+        if first.lstrip("(").split()[0] in {"WITH", "SELECT", "UPDATE", "DELETE", "INSERT"}:
+            execute(f"EXPLAIN (FORMAT JSON) {sql}", params, many, context)
+            made.append((sql, context["cursor"].fetchone()[0]))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(explain):
+        yield made
+
+
+def whole_tables(plan: Any) -> set[str]:
+    """Give the tables that a plan reads from end to end."""
+    if isinstance(plan, list):
+        return set().union(*map(whole_tables, plan))
+    if not isinstance(plan, dict):
+        return set()
+    read = whole_tables(list(plan.values()))
+    kind = plan.get("Node Type", "")
+    # An index without a condition on it is walked from its left end; with a filter, to its right.
+    is_walked = kind.startswith("Index") and "Filter" in plan and "Index Cond" not in plan
+    return read | {plan["Relation Name"]} if kind == "Seq Scan" or is_walked else read
+
+
+def nodes(plan: Any, key: str, value: str) -> list[Any]:
+    """Give the parts of a plan of which this is true."""
+    parts = plan if isinstance(plan, list) else plan.values() if isinstance(plan, dict) else []
+    found = [node for part in parts for node in nodes(part, key, value)]
+    return [plan, *found] if isinstance(plan, dict) and plan.get(key) == value else found

@@ -1,0 +1,138 @@
+"""A broker inside the database: what it does is done if and only if the transaction commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from stoker.brokers.base import Broker, Lease, Return
+
+from tests.conformance.stands import LEASE_SECONDS, Stand, message
+from tests.conformance.threads import together
+
+
+class Rollback(Exception):
+    """What makes a transaction roll back."""
+
+
+@pytest.fixture
+def stand(transactional_stand: Stand) -> Stand:
+    """Give a stand whose broker joins transactions."""
+    return transactional_stand
+
+
+@contextmanager
+def rolled_back(stand: Stand) -> Iterator[None]:
+    """A transaction that goes well and is given up at its end."""
+    with suppress(Rollback), stand.atomic():
+        yield
+        raise Rollback
+
+
+@pytest.mark.parametrize("delay", [None, 100.0], ids=["ready", "deferred"])
+def test_an_enqueue_rolls_back(stand: Stand, delay: float | None) -> None:
+    run_after = None if delay is None else stand.now() + delay
+    given_up, kept = message(run_after=run_after), message(run_after=run_after)
+    with rolled_back(stand):
+        stand.broker.enqueue([given_up])
+        assert stand.where(given_up.job_id) is not None
+    with stand.atomic():
+        stand.broker.enqueue([kept])
+    assert stand.where(given_up.job_id) is None
+    stand.advance(101)
+    assert [delivery.job_id for delivery in stand.claim()] == [kept.job_id]
+
+
+def test_nobody_sees_a_job_before_its_commit(stand: Stand) -> None:
+    with stand.atomic():
+        (job_id,) = stand.put()
+        (seen,) = together(stand, lambda broker: broker.whereabouts([job_id]))
+        assert seen == {}
+    assert stand.claim_one().job_id == job_id
+
+
+def test_an_ack_rolls_back(stand: Stand) -> None:
+    stand.put()
+    delivery = stand.claim_one()
+    with rolled_back(stand):
+        assert stand.broker.ack([delivery.lease]) == set()
+        assert stand.broker.ack([delivery.lease]) == {delivery.lease}
+    assert stand.where(delivery.job_id) == "running"
+    assert stand.broker.ack([delivery.lease]) == set()
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 10.0], ids=["now", "later"])
+def test_a_release_rolls_back(stand: Stand, delay_seconds: float) -> None:
+    stand.put()
+    delivery = stand.claim_one()
+    with rolled_back(stand):
+        assert stand.broker.release([Return(delivery.lease, delay_seconds)]) == set()
+    assert stand.where(delivery.job_id) == "running"
+    assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
+
+
+def test_a_withdrawal_rolls_back(stand: Stand) -> None:
+    (job_id,) = stand.put()
+    with rolled_back(stand):
+        assert stand.broker.withdraw([job_id]) == {job_id}
+    assert stand.where(job_id) == "ready"
+
+
+def test_a_whole_life_inside_one_transaction(stand: Stand) -> None:
+    """As a test of a user's has it, in a TestCase."""
+    with rolled_back(stand):
+        stand.put(2)
+        stand.put(run_after=stand.now() - 1)
+        first, second, third = stand.claim()
+        assert stand.broker.extend([first.lease], lease_seconds=LEASE_SECONDS) == set()
+        stand.broker.release([Return(first.lease, 0.02, attempts=1), Return(second.lease)])
+        assert stand.broker.ack([third.lease]) == set()
+        found: list[Any] = []
+        while len(found) < 2:  # the clock that decides goes on inside a transaction
+            found += stand.claim()
+        assert {delivery.attempt for delivery in found} == {1, 2}
+    assert stand.broker.sizes() == {}
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_claims_and_rescues_never_wait_for_one_another(stand: Stand) -> None:
+    """What another transaction has taken is skipped; SQLite has one writer at a time."""
+    put = set(stand.put(6))
+    over = {delivery.job_id for delivery in stand.claim(3, lease_seconds=-1)}
+    with rolled_back(stand):
+        taken = {delivery.job_id for delivery in stand.claim(2) + stand.rescue(2)}
+        assert len(taken) == 4
+        (others,) = together(
+            stand,
+            lambda broker: (
+                broker.claim(["default"], 6, holder=stand.holder, lease_seconds=60)
+                + broker.claim_expired(6, holder=stand.holder, lease_seconds=60)
+            ),
+        )
+        found = {delivery.job_id for delivery in others}
+        assert found - over == put - over - taken
+        assert found & over <= over - taken  # MariaDB locks all that it sorts: later, then
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_extend_ack_and_release_wait_for_nobody_elses_rows(stand: Stand) -> None:
+    """A statement that reads a small table from end to end would wait for all that is locked."""
+    stand.put(8)
+    ours, theirs = stand.claim(4), stand.claim(4)
+    with rolled_back(stand):
+        stand.broker.ack([delivery.lease for delivery in ours])
+
+        def use_theirs(broker: Broker) -> set[Lease]:
+            return (
+                broker.extend([one.lease for one in theirs], lease_seconds=LEASE_SECONDS)
+                | broker.ack([one.lease for one in theirs[:2]])
+                | broker.release([Return(one.lease) for one in theirs[2:]])
+            )
+
+        (stale,) = together(stand, use_theirs)
+        assert stale == set()

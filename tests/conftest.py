@@ -1,0 +1,116 @@
+"""What all tests share: the seed, databases that other processes see, servers of a test's own."""
+
+import json
+import os
+import random
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+import pytest
+
+from tests.servers.mariadb import PrivateMariadb
+from tests.servers.postgres import PrivatePostgres
+from tests.servers.private import NotInstalledError, PrivateServer
+
+DATABASES = {"sqlite", "postgres", "mariadb", "two_databases"}
+SERVICES = ("redis", "memcached")
+SEED = "STOKER_TEST_SEED"
+AnyServer = TypeVar("AnyServer", bound=PrivateServer)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --seed: with the seed of a failed run, a random test takes the same way again."""
+    text = f"seed of the random tests (or {SEED}; otherwise another one in each run)"
+    parser.addoption("--seed", type=int, default=None, help=text)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed, before xdist starts its workers: they take it from the environment."""
+    if config.option.seed is None:
+        config.option.seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(10**6))
+    os.environ[SEED] = str(config.option.seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Show the seed of this run."""
+    return f"seed: {config.option.seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of other databases, which have runs of their own; skip what is missing."""
+    settings = os.environ.get("DJANGO_SETTINGS_MODULE", "tests.settings.sqlite")
+    ours = settings.rpartition(".")[2]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        wanted = {marker.name for marker in item.iter_markers()} & DATABASES
+        (kept if not wanted or ours in wanted else left_out).append(item)
+        for service in SERVICES:
+            is_there = os.environ.get(f"STOKER_TEST_{service.upper()}_URL")
+            if item.get_closest_marker(service) and not is_there:
+                item.add_marker(pytest.mark.skip(reason=why_missing(service)))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def why_missing(service: str) -> str:
+    """Say why a service is not there, in the words of scripts/services."""
+    for missing in os.environ.get("STOKER_TEST_MISSING", "").split("; "):
+        if missing.startswith(f"{service}: "):
+            return missing
+    return f"{service}: run `make test`, or `eval $(scripts/services env)` first"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell with the failure of a random test which seed brings it back."""
+    report = yield
+    if report.failed and "seed" in getattr(item, "fixturenames", ()):
+        report.sections.append(("seed", f"again with: pytest --seed={item.config.option.seed}"))
+    return report
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Give the seed for a `random.Random` of the test's own."""
+    return int(request.config.option.seed)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """Tell the processes that tests start which databases are the tests' own (settings/base.py)."""
+    from django.db import connections
+
+    names = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
+    os.environ["STOKER_TEST_DATABASES"] = json.dumps(names)
+    yield
+    del os.environ["STOKER_TEST_DATABASES"]
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[PrivatePostgres]:
+    """Give a PostgreSQL that the test may stop, kill and start."""
+    with _started_or_skipped(PrivatePostgres()) as server:
+        yield server
+
+
+@pytest.fixture
+def private_mariadb() -> Iterator[PrivateMariadb]:
+    """Give a MariaDB that the test may stop, kill and start."""
+    with _started_or_skipped(PrivateMariadb()) as server:
+        yield server
+
+
+@contextmanager
+def _started_or_skipped(server: AnyServer) -> Iterator[AnyServer]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(server)
+        except NotInstalledError as missing:
+            pytest.skip(f"private {server.name}: {missing}")
+        yield server

@@ -1,0 +1,75 @@
+"""One job on the stand: the code that moves it in real life, without the processes around it."""
+
+import time
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Lease
+from stoker.cluster.plan import Plan
+from stoker.conf import settings_for
+from stoker.ids import parse_job_id
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted, Outcome
+from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.progress import progress_of
+
+
+class Stand:
+    """One job on the stand: what it takes to make it move."""
+
+    def __init__(self) -> None:
+        self.settings = settings_for()
+        self.plan = Plan()
+        self.broker = broker_for(self.settings)
+        self.executor = Executor(self.settings, worker_id="the stand's")
+        self.result: Any = None
+        self.delivery: Any = None
+
+    def enqueue(self, task: Any, *args: Any) -> None:
+        self.result = task.enqueue(*args)
+
+    def claim(self) -> None:
+        holder = self.plan.cluster_id
+        [self.delivery] = self.broker.claim([], 10, holder=holder, lease_seconds=60)
+
+    def promote(self) -> None:
+        Deferred.objects.promote(500)
+
+    def run(self) -> Attempted:
+        """The attempt, run as a worker does; not yet finished."""
+        return self.executor.run(self.delivery)
+
+    def finish(self, attempted: Attempted, **changes: Any) -> set[Lease]:
+        return finish(replace(self.settings, **changes), self.broker, [attempted])
+
+    def finish_as(self, outcome: Outcome) -> None:
+        """The sentinel saw how the attempt ended."""
+        now = time.time()
+        self.finish(Attempted(self.delivery, outcome, "the stand's", now, now))
+
+    def state(self) -> str:
+        job_id = self.job_id
+        found = progress_of(self.settings, [job_id]) if job_id else {}
+        return found[job_id].state.value if job_id in found else "none"
+
+    @property
+    def job_id(self) -> UUID | None:
+        return parse_job_id(self.result.id) if self.result is not None else None
+
+    def rows(self) -> dict[str, list[Any]]:
+        """Everything that the store has about the job."""
+        by_job = {
+            "ready": Ready,
+            "deferred": Deferred,
+            "claimed": Claimed,
+            "attempt": Attempt,
+            "dead letter": DeadLetter,
+        }
+        found: dict[str, list[Any]] = {
+            name: list(model._default_manager.filter(job_id=self.job_id).values())
+            for name, model in by_job.items()
+        }
+        return {**found, "job": list(Job.objects.filter(id=self.job_id or UUID(int=0)).values())}

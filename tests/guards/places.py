@@ -1,0 +1,79 @@
+"""Where a lock may be kept, each with what a process must be told to keep it there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from stoker.guards.locks import lock
+from stoker.guards.named_lock import NamedLock
+
+TABLE = "stoker_tests_cache"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store of locks. ``cache`` is its alias in ``caches``; None = the database."""
+
+    name: str
+    caches: dict[str, Any]
+    cache: str | None = "locks"
+
+    def lock(self, name: str, **options: Any) -> NamedLock:
+        """A lock in this place."""
+        return lock(name, cache=self.cache, **options)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Settings under which the place can be used."""
+        from django.test.utils import override_settings
+
+        with override_settings(CACHES=self.caches):
+            yield
+
+
+def place_named(name: str) -> Place:
+    """Raises KeyError when the server is not known: such tests are left out."""
+    if name == "database":
+        return Place(name, _caches(), None)
+    if name == "database cache":
+        return Place(name, _caches("django.core.cache.backends.db.DatabaseCache", TABLE))
+    if name == "redis":
+        url = os.environ["STOKER_TEST_REDIS_URL"]
+        return Place(name, _caches("django.core.cache.backends.redis.RedisCache", url))
+    if name == "another cache":
+        url = os.environ["STOKER_TEST_REDIS_URL"]
+        return Place(name, _caches("tests.guards.plain_cache.PlainCache", url))
+    server = urlsplit(os.environ["STOKER_TEST_MEMCACHED_URL"]).netloc
+    client = {"pymemcache": "PyMemcacheCache", "pylibmc": "PyLibMCCache"}[name]
+    pytest.importorskip(name, reason=f"{name} is not installed: there is no wheel for this Python")
+    return Place(name, _caches(f"django.core.cache.backends.memcached.{client}", server))
+
+
+def _caches(backend: str = "", location: str = "") -> dict[str, Any]:
+    nowhere = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    if not backend:
+        return {"default": nowhere}
+    prefix = f"stoker-tests-{os.environ['STOKER_TEST_RUN']}"
+    place = {"BACKEND": backend, "LOCATION": location, "KEY_PREFIX": prefix}
+    return {"default": nowhere, "locks": place}
+
+
+# What is not in the database is the same whatever the database is: once is enough. The database
+# cache has its own test of what its statements do elsewhere.
+PLACES = [
+    pytest.param("database"),
+    pytest.param("database cache", marks=pytest.mark.sqlite),
+    pytest.param("redis", marks=[pytest.mark.sqlite, pytest.mark.redis]),
+    pytest.param("another cache", marks=[pytest.mark.sqlite, pytest.mark.redis]),
+    pytest.param("pymemcache", marks=[pytest.mark.sqlite, pytest.mark.memcached]),
+    pytest.param("pylibmc", marks=[pytest.mark.sqlite, pytest.mark.memcached]),
+]
+WITHOUT_STEALING = "another cache"
+STEALING_PLACES = [place for place in PLACES if place.values != (WITHOUT_STEALING,)]

@@ -1,0 +1,68 @@
+"""Processes of their own, which tests tell what to do, and may kill and pause.
+
+They are forked from one that has loaded Django already, so starting one costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.guards.places import Place
+
+ANSWER_SECONDS = 60.0
+
+Program = Callable[[Place, Connection], None]
+
+
+class Other:
+    """A process that is sent a verb with its arguments, and answers."""
+
+    def __init__(self, process: Any, line: Connection) -> None:
+        self._process = process
+        self._line = line
+        assert self.hear() == "ready"
+
+    def do(self, verb: str, **arguments: Any) -> Any:
+        """Tell it to do something, and give what it answers."""
+        self.say(verb, **arguments)
+        return self.hear()
+
+    def say(self, verb: str, **arguments: Any) -> None:
+        self._line.send((verb, arguments))
+
+    def hear(self) -> Any:
+        assert self._line.poll(ANSWER_SECONDS), "the other process says nothing"
+        return self._line.recv()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def pause(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+
+@contextmanager
+def started(program: Program, place: Place) -> Iterator[Other]:
+    """Run a program in a process of its own, on the database of this test."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.guards.preloaded"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=program, args=(place, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield Other(process, ours)
+    finally:
+        process.kill()
+        process.join()
+        ours.close()

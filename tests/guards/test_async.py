@@ -1,0 +1,123 @@
+"""Locks in coroutines: they wait without holding up the loop, and leave nothing when cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from stoker.exceptions import LockBusy
+
+from tests.guards.places import Place
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.parametrize(
+    "place",
+    ["database", pytest.param("redis", marks=[pytest.mark.sqlite, pytest.mark.redis])],
+    indirect=True,
+)
+
+
+def run(story: Coroutine[Any, Any, T]) -> T:
+    """Run it in a loop of its own, and leave no connection in the thread that loops use."""
+
+    async def whole() -> T:
+        try:
+            return await story
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(whole())
+
+
+def test_one_has_it_and_another_waits(place: Place, name: str) -> None:
+    seen: list[str] = []
+
+    async def hold(who: str, seconds: float) -> None:
+        async with place.lock(name, wait=10) as held:
+            held.check()
+            seen.append(f"{who} in")
+            await asyncio.sleep(seconds)
+            seen.append(f"{who} out")
+
+    async def both() -> None:
+        await asyncio.gather(hold("one", 0.1), hold("two", 0.1))
+
+    run(both())
+    assert [line.partition(" ")[2] for line in seen] == ["in", "out", "in", "out"]
+
+
+def test_a_busy_lock_raises(place: Place, name: str) -> None:
+    async def both() -> None:
+        async with place.lock(name):
+            with pytest.raises(LockBusy):
+                async with place.lock(name, wait=0.05):
+                    pass
+            assert not await place.lock(name).aacquire()
+        assert await place.lock(name).aacquire()
+
+    run(both())
+
+
+def test_the_loop_goes_on_while_one_waits(place: Place, name: str) -> None:
+    async def tick() -> int:
+        ticks, until = 0, time.monotonic() + 0.3
+        while time.monotonic() < until:
+            await asyncio.sleep(0.005)
+            ticks += 1
+        return ticks
+
+    async def both() -> int:
+        async with place.lock(name):
+            ticks, got = await asyncio.gather(tick(), place.lock(name).aacquire(wait=0.3))
+        assert not got
+        return ticks
+
+    assert run(both()) > 10
+
+
+@pytest.mark.parametrize("after_seconds", [0, 0.0005, 0.002, 0.005, 0.02, 0.05])
+def test_who_is_cancelled_while_waiting_leaves_nothing(
+    place: Place, name: str, after_seconds: float
+) -> None:
+    """Also in the very moment in which the store says yes."""
+
+    async def story() -> None:
+        for _ in range(5):
+            waiting = asyncio.ensure_future(place.lock(name, wait=None).aacquire())
+            await asyncio.sleep(after_seconds)
+            was_in_time = waiting.cancel()
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                newcomer = place.lock(name)
+                assert await newcomer.aacquire()
+                assert await newcomer.arelease()
+            else:
+                assert not was_in_time
+                return
+
+    run(story())
+
+
+def test_who_is_cancelled_inside_gives_it_back(place: Place, name: str) -> None:
+    async def hold() -> None:
+        async with place.lock(name):
+            await asyncio.sleep(60)
+
+    async def story() -> None:
+        holding = asyncio.ensure_future(hold())
+        await asyncio.sleep(0.1)
+        assert not await place.lock(name).aacquire()
+        holding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await holding
+        assert await place.lock(name).aacquire()
+
+    run(story())

@@ -1,0 +1,214 @@
+"""Locks in the database: transactions, tests of users, the table itself."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from django.db import connection, transaction
+from django.db.transaction import TransactionManagementError
+from django.test import TestCase
+
+from stoker.brokers import broker_for
+from stoker.cluster.plan import Plan
+from stoker.cluster.upkeep import Upkeep
+from stoker.conf import settings_for
+from stoker.exceptions import LockBusy, NotMigrated
+from stoker.guards.lock_keys import key_of
+from stoker.guards.lock_store import LockClaim
+from stoker.guards.lock_stores import database_cache
+from stoker.guards.lock_stores.database_cache import DatabaseCacheLocks
+from stoker.guards.locks import lock
+from stoker.models import Lock
+from stoker.models.lock import NOBODY
+
+from tests.guards.places import Place
+
+on_the_database = pytest.mark.parametrize("place", ["database", "database cache"], indirect=True)
+
+
+@on_the_database
+def test_inside_a_transaction_it_is_refused(place: Place, name: str) -> None:
+    held = place.lock(name)
+    with (
+        transaction.atomic(),
+        pytest.raises(TransactionManagementError, match="Take the lock first"),
+        held,
+    ):
+        pass
+    assert not held.is_held
+    with held, transaction.atomic():
+        assert held.is_held
+
+
+@on_the_database
+def test_inside_a_transaction_by_hand_it_is_refused(place: Place, name: str) -> None:
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(TransactionManagementError, match="others would not see it"):
+            place.lock(name).acquire()
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+
+@pytest.mark.sqlite
+@pytest.mark.redis
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_a_lock_outside_of_the_database_may_be_taken_inside_a_transaction(
+    place: Place, name: str
+) -> None:
+    with transaction.atomic(), place.lock(name) as held:
+        assert held.is_held
+
+
+class InATestCase(TestCase):
+    """Users' tests run in a transaction which is never committed."""
+
+    def test_a_lock_works_and_does_not_end(self) -> None:
+        with lock("in a test", lease=1) as held:
+            held.check()
+            assert held._holding is not None
+            assert held._holding.seconds_left == float("inf")
+            with pytest.raises(LockBusy), lock("in a test"):
+                pass
+        with lock("in a test"):
+            pass
+
+    def test_a_transaction_of_the_code_under_test_is_refused_all_the_same(self) -> None:
+        with transaction.atomic(), pytest.raises(TransactionManagementError):
+            lock("in a test").acquire()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_the_table_it_says_what_to_do(name: str) -> None:
+    table, away = Lock._meta.db_table, "stoker_lock_away"
+    with connection.schema_editor() as editor:
+        editor.alter_db_table(Lock, table, away)
+    try:
+        with pytest.raises(NotMigrated, match=r"manage\.py migrate"):
+            lock(name).acquire()
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_db_table(Lock, away, table)
+
+
+@pytest.mark.parametrize("place", ["database cache"], indirect=True)
+def test_the_statements_for_the_database_cache(
+    place: Place, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without waiting: entries are written as though they had ended already."""
+    store, key = DatabaseCacheLocks("locks"), key_of(name)
+    one, two, three = (uuid.uuid4() for _ in range(3))
+    first = store.take(LockClaim(key, one, 30))
+    assert first is not None
+    assert store.take(LockClaim(key, two, 30)) is None
+    assert store.take(LockClaim(key, two, 30, steal_after_seconds=60)) is None
+    assert store.renew(key, one, 30)
+    assert not store.renew(key, two, 30)
+    second = store.take(LockClaim(key, two, 30, steal_after_seconds=0))
+    assert second is not None
+    assert second > first
+    assert not store.renew(key, one, 30)
+    assert not store.drop(key, one)
+    assert store.drop(key, two)
+    with monkeypatch.context() as patch:
+        patch.setattr(database_cache, "whole", lambda _: -5)
+        third = store.take(LockClaim(key, one, 30))
+        assert third is not None
+        assert third > second
+    assert not store.renew(key, one, 30)
+    fourth = store.take(LockClaim(key, three, 30))
+    assert fourth is not None
+    assert fourth > third
+
+
+@pytest.mark.parametrize("place", ["database cache"], indirect=True)
+def test_an_ended_entry_of_the_database_cache_is_had_by_one(
+    place: Place, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two look at the same moment and see that it has ended. Django's own `add` lets both in."""
+    store, key = DatabaseCacheLocks("locks"), key_of(name)
+    monkeypatch.setattr(database_cache, "whole", lambda _: -5)
+    assert store.take(LockClaim(key, uuid.uuid4(), 1))
+    monkeypatch.undo()
+    ended = store._look(key)
+    assert ended[1]
+    assert store.take(LockClaim(key, uuid.uuid4(), 30))
+    monkeypatch.setattr(store, "_look", lambda _: ended)
+    assert store.take(LockClaim(key, uuid.uuid4(), 30)) is None
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ids() -> tuple[uuid.UUID, uuid.UUID]:
+    return uuid.uuid4(), uuid.uuid4()
+
+
+@pytest.mark.django_db
+def test_take_keeps_what_its_owner_has(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+    """As upkeep does, whose owner is a cluster."""
+    ours, theirs = ids
+    assert Lock.objects.take("x", ours, 60)
+    fence = Lock.objects.get().fence
+    assert Lock.objects.take("x", ours, 60)
+    assert Lock.objects.get().fence == fence
+    assert not Lock.objects.take("x", theirs, 60)
+    Lock.objects.update(leased_until_us=1)
+    assert Lock.objects.take("x", theirs, 60)
+    assert Lock.objects.get().fence == fence + 1
+    assert not Lock.objects.drop("x", ours)
+    assert Lock.objects.drop("x", theirs)
+    assert Lock.objects.take("x", ours, 60)
+
+
+@pytest.mark.django_db
+def test_a_lease_that_ended_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+    ours, theirs = ids
+    assert Lock.objects.acquire("x", ours, 60)
+    assert not Lock.objects.renew("x", theirs, 60)
+    assert Lock.objects.renew("x", ours, 60)
+    Lock.objects.update(leased_until_us=1)
+    assert not Lock.objects.renew("x", ours, 60)
+
+
+@pytest.mark.django_db
+def test_what_was_dropped_is_nobodys(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+    """A renewal that comes late, having waited for the row, must not bring it back."""
+    ours, _ = ids
+    assert Lock.objects.acquire("x", ours, 60)
+    assert Lock.objects.drop("x", ours)
+    assert Lock.objects.get().owner == NOBODY
+    Lock.objects.update(leased_until_us=2**62)
+    assert not Lock.objects.renew("x", ours, 60)
+    assert not Lock.objects.drop("x", ours)
+
+
+@pytest.mark.django_db
+def test_unused_locks_are_forgotten_and_fences_grow_on(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+    ours, theirs = ids
+    fences = [Lock.objects.acquire(name, ours, 60) for name in ("x", "y")]
+    Lock.objects.filter(name="x").update(leased_until_us=1)
+    assert Lock.objects.forget(3600, limit=10) == 1
+    assert Lock.objects.get().name == "y"
+    later = Lock.objects.acquire("x", theirs, 60)
+    assert later is not None
+    assert fences[0] is not None
+    assert later > fences[0]
+
+
+@pytest.mark.django_db
+def test_upkeep_forgets_what_nobody_has_had_for_a_day(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+    ours, _ = ids
+    for name in ("held", "just released", "old"):
+        assert Lock.objects.acquire(name, ours, 60)
+    assert Lock.objects.drop("just released", ours)
+    Lock.objects.filter(name="old").update(leased_until_us=1)
+    settings = settings_for()
+    upkeep = Upkeep(Plan(), settings, broker_for(settings), beat=lambda: None)
+    assert upkeep.forget_locks() == 1
+    assert set(Lock.objects.values_list("name", flat=True)) == {"held", "just released"}
+    Lock.objects.update(leased_until_us=1)
+    assert upkeep.forget_locks() == 0, "once an hour is enough"

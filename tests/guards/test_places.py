@@ -1,0 +1,211 @@
+"""What holds for every place that a lock may be kept in."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from django.core.cache import caches
+
+from stoker.exceptions import ConfigurationError, LockBusy, LockLost
+from stoker.guards.lock_keys import key_of
+from stoker.guards.lock_stores.any_cache import FENCE_PREFIX, PREFIX
+from stoker.models import Lock
+
+from tests.app.models import Ledger
+from tests.guards.hammer import strike
+from tests.guards.holder import write_fenced
+from tests.guards.places import STEALING_PLACES, WITHOUT_STEALING, Place
+from tests.guards.processes import Other, started
+
+LEASE_SECONDS = 1.0
+"""The shortest that there is, for those who are to lose it."""
+KEPT_SECONDS = 2.0
+"""For those who are to keep it, on a machine that may have much else to do."""
+PATIENCE_SECONDS = 20.0
+PROCESSES = 8
+
+
+def test_one_has_it_and_another_does_not(place: Place, name: str) -> None:
+    one, another = place.lock(name), place.lock(name)
+    with one as held:
+        assert held is one
+        assert held.is_held
+        assert not another.acquire()
+        with pytest.raises(LockBusy, match="Another has the lock 'test"), another:
+            pass
+        assert not another.is_held
+    assert not one.is_held
+    with another:
+        assert another.fence > one.fence
+
+
+def test_locks_of_other_names_are_free(place: Place, name: str) -> None:
+    names = [name, name.upper(), f"{name} ", "ä" * 300 + name, "🔒" + name, f"{name}\n"]
+    held = [place.lock(one) for one in names]
+    assert [one.acquire() for one in held] == [True] * len(names)
+    assert [one.release() for one in held] == [True] * len(names)
+
+
+def test_it_is_given_back_once(place: Place, name: str) -> None:
+    held = place.lock(name)
+    assert held.acquire()
+    assert held.release()
+    assert not held.release()
+    assert held.acquire()
+    assert held.release()
+
+
+def test_who_waits_gets_it_when_it_is_free(place: Place, name: str, other: Other) -> None:
+    with place.lock(name):
+        other.say("acquire", name=name, wait=PATIENCE_SECONDS)
+        time.sleep(0.2)
+    assert other.hear() is not None
+
+
+def test_who_waits_waits_no_longer_than_it_said(place: Place, name: str) -> None:
+    with place.lock(name):
+        began = time.monotonic()
+        with pytest.raises(LockBusy, match=r"was not free within 0\.3 s"):
+            place.lock(name, wait=0.3).__enter__()
+        assert 0.3 <= time.monotonic() - began < 2
+
+
+def test_many_processes_never_have_it_at_once(
+    place: Place, name: str, other: Other, tmp_path: Path
+) -> None:
+    """They begin while a dead one still has it, so first they all want the same ended entry."""
+    (tmp_path / "counter").write_text("0 0")
+    other.do("acquire", name=name, lease=LEASE_SECONDS)
+    with ExitStack() as stack:
+        hammers = [stack.enter_context(started(strike, place)) for _ in range(PROCESSES)]
+        other.kill()
+        until = time.monotonic() + LEASE_SECONDS + 2.5
+        for hammer in hammers:
+            hammer.say("strike", name=name, folder=str(tmp_path), until=until)
+        reports = [hammer.hear() for hammer in hammers]
+    assert [fault for report in reports for fault in report["faults"]] == []
+    count, last_fence = map(int, (tmp_path / "counter").read_text().split())
+    assert count == sum(report["turns"] for report in reports)
+    assert count >= 2 * PROCESSES
+    with place.lock(name) as held:
+        assert held.fence > last_fence
+
+
+def test_a_killed_holder_lets_go_when_its_lease_ends(place: Place, name: str, other: Other) -> None:
+    fence = other.do("acquire", name=name, lease=LEASE_SECONDS)
+    newcomer = place.lock(name, wait=PATIENCE_SECONDS)
+    other.kill()
+    began = time.monotonic()
+    with newcomer:
+        assert newcomer.fence > fence
+    # Caches count in full seconds: there it takes up to two more.
+    assert time.monotonic() - began < LEASE_SECONDS + 2.5
+
+
+def test_a_paused_holder_loses_it_and_spoils_nothing(place: Place, name: str, other: Other) -> None:
+    """The story that the fence is for: who was stopped for longer than its lease, as a virtual
+    machine may be, wakes up and does not know it."""
+    Ledger.objects.create(job_id="fenced", attempt=1, worker="", started_ns=0)
+    old_fence = other.do("acquire", name=name, lease=LEASE_SECONDS)
+    assert other.do("write", note="the first")
+    other.pause()
+    newcomer = place.lock(name, wait=PATIENCE_SECONDS)
+    assert newcomer.acquire()
+    assert newcomer.fence > old_fence
+    assert write_fenced(newcomer.fence, "the newcomer")
+    other.resume()
+    assert not other.do("is_held")
+    assert "is not held any more: its lease ended" in other.do("check")
+    assert not other.do("write", note="the one that was paused")
+    assert not other.do("release")
+    assert other.do("acquire", name=name, wait=0) is None
+    assert newcomer.is_held
+    assert Ledger.objects.get(job_id="fenced").note == "the newcomer"
+    assert newcomer.release()
+
+
+def test_a_lease_is_renewed_while_its_holder_lives(place: Place, name: str, other: Other) -> None:
+    other.do("acquire", name=name, lease=KEPT_SECONDS)
+    # Longer than any store keeps an entry of a lease that is not renewed.
+    until = time.monotonic() + 3.4
+    newcomer = place.lock(name)
+    while time.monotonic() < until:
+        assert not newcomer.acquire()
+        time.sleep(0.1)
+    assert other.do("check") == ""
+    assert other.do("release")
+    assert newcomer.acquire()
+    assert newcomer.release()
+
+
+@pytest.mark.parametrize("place", STEALING_PLACES, indirect=True)
+def test_it_can_be_taken_from_who_has_it_too_long(place: Place, name: str, other: Other) -> None:
+    fence = other.do("acquire", name=name, lease=KEPT_SECONDS)
+    thief = place.lock(name, steal_after=1.5)
+    assert not thief.acquire()
+    assert thief.acquire(wait=PATIENCE_SECONDS)
+    assert thief.fence > fence
+    until = time.monotonic() + PATIENCE_SECONDS
+    while other.do("is_held") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert "under another holder" in other.do("check")
+    assert not other.do("release")
+    assert thief.is_held
+    assert thief.release()
+
+
+@pytest.mark.parametrize("place", [WITHOUT_STEALING], indirect=True)
+@pytest.mark.sqlite
+@pytest.mark.redis
+def test_where_it_cannot_be_taken_from_its_holder_it_says_so(place: Place, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="`steal_after` does not work in the cache"):
+        place.lock(name, steal_after=1).acquire()
+
+
+@pytest.mark.parametrize("place", STEALING_PLACES, indirect=True)
+def test_one_of_two_thieves_gets_it(place: Place, name: str) -> None:
+    with place.lock(name):
+        time.sleep(0.1)
+        assert place.lock(name, steal_after=0.05).acquire()
+        assert not place.lock(name, steal_after=10).acquire()
+
+
+def test_what_the_store_forgot_is_lost(place: Place, name: str) -> None:
+    """A cache that is full or flushed, a row that somebody deleted."""
+    held = place.lock(name, lease=KEPT_SECONDS)
+    assert held.acquire()
+    forget_all(place, name)
+    until = time.monotonic() + PATIENCE_SECONDS
+    while held.is_held and time.monotonic() < until:
+        time.sleep(0.02)
+    with pytest.raises(LockLost, match="the store has it no longer"):
+        held.check()
+    assert not held.release()
+    newcomer = place.lock(name)
+    assert newcomer.acquire()
+    assert newcomer.fence > held.fence
+    assert newcomer.release()
+
+
+def test_what_the_store_forgot_and_gave_to_another_stays_the_others(
+    place: Place, name: str
+) -> None:
+    held, newcomer = place.lock(name), place.lock(name)
+    assert held.acquire()
+    forget_all(place, name)
+    assert newcomer.acquire()
+    assert not held.release()
+    assert not place.lock(name).acquire()
+    assert newcomer.release()
+
+
+def forget_all(place: Place, name: str) -> None:
+    """Delete the lock and its counter, as a flush does."""
+    if place.cache is None:
+        Lock.objects.filter(name=key_of(name)).delete()
+        return
+    for prefix in (PREFIX, FENCE_PREFIX):
+        assert caches[place.cache].delete(prefix + key_of(name))

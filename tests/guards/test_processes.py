@@ -1,0 +1,106 @@
+"""Locks and the life of processes and objects."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import traceback
+
+import pytest
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+
+from stoker.exceptions import LockLost
+from stoker.guards.locks import lock
+
+from tests.servers.process import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def in_a_child(story: object) -> None:
+    """Fork, tell the story there, and fail here when it fails."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            parents = []  # kept, for one that is thrown away says goodbye to the server
+            for connection in connections.all(initialized_only=True):
+                parents.append(connection.connection)
+                connection.connection = None
+            story()  # type: ignore[operator] # a function
+            code = 0
+        except BaseException:  # noqa: BLE001 - it must not come out at the top of pytest
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_leaves_its_parents_lock_alone(name: str) -> None:
+    held = lock(name)
+
+    def child() -> None:
+        assert not held.is_held
+        with pytest.raises(LockLost, match="another process took it"):
+            held.check()
+        assert not held.release()
+        assert not held.acquire()
+
+    with held:
+        in_a_child(child)
+        assert held.is_held
+        assert not lock(name).acquire()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_renews_its_own(name: str) -> None:
+    def child() -> None:
+        with lock(name, lease=2) as held:
+            time.sleep(2.4)
+            held.check()
+
+    with lock(f"{name} of the parent"):
+        in_a_child(child)
+
+
+def test_one_thread_renews_them_all(name: str) -> None:
+    before = threading.active_count()
+    held = [lock(f"{name} {number}", lease=2) for number in range(10)]
+    assert all(one.acquire() for one in held)
+    assert threading.active_count() <= before + 1
+    time.sleep(2.4)
+    assert [one for one in held if not one.is_held] == []
+    assert all(one.release() for one in held)
+
+
+def test_a_lock_that_nobody_knows_any_more_is_not_renewed(name: str) -> None:
+    """A request that failed between acquire() and release() must not hold it for ever."""
+    lost = lock(name, lease=1)
+    assert lost.acquire()
+    del lost
+    gc.collect()
+    assert not lock(name).acquire()
+    assert lock(name, wait=5).acquire()
+
+
+def test_the_renewing_thread_keeps_no_connection(name: str) -> None:
+    """It would be in the way of who drops a test's database, and count against a server's limit."""
+    opened: list[BaseDatabaseWrapper] = []
+
+    def note(connection: BaseDatabaseWrapper, **_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            opened.append(connection)
+
+    connection_created.connect(note)
+    try:
+        with lock(name, lease=2) as held:
+            assert wait_until(lambda: bool(opened), 5)
+            held.check()
+        assert wait_until(lambda: all(one.connection is None for one in opened), 5)
+    finally:
+        connection_created.disconnect(note)

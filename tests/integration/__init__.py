@@ -1,0 +1,1 @@
+"""Parts together, on a real database, without a cluster."""

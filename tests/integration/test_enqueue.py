@@ -1,0 +1,559 @@
+"""Enqueue: in the caller's transaction, checked before the database is touched."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, connections, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from stoker.brokers import broker_for
+from stoker.compat import (
+    TASKS_APP,
+    DjangoTask,
+    DjangoTaskResult,
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_backends,
+    task_signals,
+)
+from stoker.conf import settings_for
+from stoker.exceptions import (
+    BrokerUnavailable,
+    InvalidTaskOption,
+    NotMigrated,
+    NotSerializable,
+)
+from stoker.models import Deferred, Job, Ready
+from stoker.package import Package, sealer_for
+from stoker.progress import JobState
+from stoker.results import Result
+from stoker.signals import pre_enqueue
+from stoker.tasks import task
+
+from tests.app.tasks import add, add_later, echo, write_ledger
+from tests.integration.work import another_database, work_off
+
+PER_THOUSAND = {"postgresql": 1, "mysql": 2, "sqlite": 16}
+"""Statements about stoker_job: one where a statement fills two tables, else a look and an insert;
+Django gives SQLite no more than 999 parameters at once."""
+
+BACKEND = "stoker.backend.StokerBackend"
+
+
+class Undo(Exception):
+    """Raised to roll a transaction back."""
+
+
+def plain_function(number: int) -> int:
+    return number * 2
+
+
+plain_function_task = DjangoTask(
+    func=plain_function,
+    priority=3,
+    backend="default",
+    queue_name="default",
+    run_after=None,
+    takes_context=False,
+)
+
+
+@pytest.fixture
+def received() -> Iterator[list[Any]]:
+    """What Django's signal said."""
+    calls: list[Any] = []
+
+    def receive(sender: Any, task_result: Any, **_: Any) -> None:
+        calls.append((sender, task_result))
+
+    task_signals.task_enqueued.connect(receive)
+    yield calls
+    task_signals.task_enqueued.disconnect(receive)
+
+
+def package_of(result: Any) -> Package:
+    return sealer_for(settings_for()).open(bytes(result.job.package))
+
+
+@pytest.mark.django_db
+class TestOne:
+    def test_a_job_is_there_and_may_run(self) -> None:
+        before = timezone.now()
+        result = add.enqueue(1, second=2)
+        job = Job.objects.get()
+        assert (job.task, job.queue, job.priority) == ("tests.app.tasks.add", "default", 0)
+        assert before <= job.enqueued_at <= timezone.now()
+        assert Ready.objects.get().job_id == job.pk
+        assert str(job.pk) == result.id
+        assert len(result.id) <= 64
+
+    def test_the_result_is_one_of_django_s(self) -> None:
+        result = add.enqueue(1, second=2)
+        assert isinstance(result, Result)
+        assert isinstance(result, DjangoTaskResult)
+        assert result.task is add
+        assert result.status is TaskResultStatus.READY
+        assert result.state is JobState.READY
+        assert (result.args, result.kwargs, result.backend) == ([1], {"second": 2}, "default")
+        assert (result.errors, result.worker_ids, result.attempts) == ([], [], 0)
+        assert result.enqueued_at == Job.objects.get().enqueued_at
+        assert not result.is_finished
+        assert result.started_at is result.finished_at is result.last_attempted_at is None
+
+    def test_ids_made_later_sort_later(self) -> None:
+        ids = [add.enqueue(1, 2).id for _ in range(20)]
+        assert ids == sorted(ids)
+
+    def test_queue_and_priority_are_stored(self) -> None:
+        result = add.using(queue_name="mail", priority=-7).enqueue(1, 2)
+        assert (result.job.queue, result.job.priority) == ("mail", -7)
+        assert Ready.objects.get().rank == 7
+
+    def test_arguments_travel_exactly(self) -> None:
+        value = {
+            "when": datetime(2030, 1, 1, tzinfo=UTC),
+            "sum": Decimal("1.10"),
+            "pair": (1, b"x"),
+        }
+        result = echo.enqueue(value)
+        assert package_of(result).args == (value,)
+        assert result.args == [value]
+
+    def test_the_result_keeps_what_was_enqueued(self) -> None:
+        numbers = [1, 2]
+        result = echo.enqueue({"numbers": numbers})
+        numbers.append(3)
+        assert result.args == [{"numbers": [1, 2]}]
+
+    def test_the_options_in_force_travel(self) -> None:
+        result = add.using(max_attempts=9, max_crashes=8, timeout=7, expires=60).enqueue(1, 2)
+        package = package_of(result)
+        options = package.options
+        assert (options.max_attempts, options.max_crashes, options.timeout_seconds) == (9, 8, 7)
+        assert options.expires_at == pytest.approx(package.enqueued_at + 60)
+
+    def test_a_moment_defers(self) -> None:
+        moment = timezone.now() + timedelta(hours=1)
+        result = add.using(run_after=moment).enqueue(1, 2)
+        assert result.state is JobState.DEFERRED
+        assert result.status is TaskResultStatus.READY
+        assert Deferred.objects.get().due_us == pytest.approx(moment.timestamp() * 1e6, abs=1)
+        assert result.job.run_after == moment
+        assert not Ready.objects.exists()
+
+    def test_a_delay_counts_from_the_enqueue_on(self) -> None:
+        later = add.using(run_after=timedelta(minutes=1))
+        time.sleep(0.05)
+        before = time.time()
+        later.enqueue(1, 2)
+        assert before + 60 <= Deferred.objects.get().due_us / 1e6 <= time.time() + 60
+
+    def test_a_delay_counts_at_the_backend_too(self) -> None:
+        later = add.using(run_after=timedelta(minutes=1))
+        task_backends["default"].enqueue(later, [1, 2], {})
+        assert Deferred.objects.get().due_us > time.time() * 1e6 + 59e6
+
+    def test_a_plain_task_of_django_s_runs_too(self) -> None:
+        result = plain_function_task.enqueue(21)
+        assert isinstance(result, Result)
+        assert result.job.priority == 3
+        work_off()
+        result.refresh()
+        assert result.return_value == 42
+        assert task_backends["default"].get_result(result.id).task == plain_function_task
+
+    def test_enqueued_at_follows_use_tz(self) -> None:
+        with override_settings(USE_TZ=False):
+            assert timezone.is_naive(add.enqueue(1, 2).enqueued_at)
+
+
+@pytest.mark.django_db
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "what"),
+        [
+            ((1,), {}, "missing a required argument: 'second'"),
+            ((1, 2, 3), {}, "too many positional arguments"),
+            ((1, 2), {"third": 3}, "unexpected keyword argument 'third'"),
+            ((1,), {"first": 1}, "multiple values for argument 'first'"),
+        ],
+    )
+    def test_wrong_arguments(self, args: Any, kwargs: Any, what: str) -> None:
+        with pytest.raises(TypeError, match=what) as caught:
+            add.enqueue(*args, **kwargs)
+        assert str(caught.value).startswith("tests.app.tasks.add(first: ")
+        assert not Job.objects.exists()
+
+    def test_the_context_is_not_an_argument(self) -> None:
+        write_ledger.enqueue(0.0)
+        with pytest.raises(TypeError, match="too many"):
+            write_ledger.enqueue("context", 0.0, "note", "more")
+
+    def test_what_cannot_travel_leaves_the_transaction_usable(self) -> None:
+        with transaction.atomic():
+            with pytest.raises(NotSerializable, match=r"Argument 1 of tests\.app\.tasks\.echo"):
+                echo.enqueue({object()})
+            kept = add.enqueue(1, 2)
+        assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+
+    def test_a_task_that_the_settings_no_longer_allow(self) -> None:
+        mail = add.using(queue_name="mail")
+        only = {"default": {"BACKEND": BACKEND, "QUEUES": ["default"]}}
+        with override_settings(TASKS=only), pytest.raises(InvalidTask, match="mail"):
+            mail.enqueue(1, 2)
+
+    def test_a_job_that_expires_before_it_may_start(self) -> None:
+        with pytest.raises(InvalidTaskOption, match="would expire before it may start"):
+            add.using(run_after=60, expires=30).enqueue(1, 2)
+
+    def test_a_task_of_a_script(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(plain_function, "__module__", "__main__")
+        with pytest.raises(InvalidTask, match="Move the function into a module"):
+            task(plain_function).enqueue(1)
+
+
+@pytest.mark.django_db(transaction=True)
+class TestTransactions:
+    def test_a_transaction_that_commits(self) -> None:
+        with transaction.atomic():
+            result = add.enqueue(1, 2)
+        assert Job.objects.get(pk=result.id)
+        assert Ready.objects.count() == 1
+
+    def test_a_transaction_that_rolls_back_leaves_nothing(self) -> None:
+        with suppress(Undo), transaction.atomic():
+            add.enqueue(1, 2)
+            add.using(run_after=60).enqueue(1, 2)
+            add.enqueue_many([((1, 2), {})] * 3)
+            raise Undo
+        assert not Job.objects.exists()
+        assert not Ready.objects.exists()
+        assert not Deferred.objects.exists()
+
+    def test_a_savepoint_that_rolls_back_takes_its_jobs_along(self) -> None:
+        with transaction.atomic():
+            kept = add.enqueue(1, 2)
+            with suppress(Undo), transaction.atomic():
+                add.enqueue(3, 4)
+                raise Undo
+        assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+
+    def test_nobody_is_woken_before_the_commit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        woken: list[set[str]] = []
+        monkeypatch.setattr(broker_for(settings_for()), "wake_up", woken.append)
+        with transaction.atomic():
+            add.enqueue(1, 2)
+            assert woken == []
+        assert woken == [{"default"}]
+        with suppress(Undo), transaction.atomic():
+            add.enqueue(1, 2)
+            raise Undo
+        assert len(woken) == 1
+        add.enqueue(1, 2)
+        assert len(woken) == 2
+
+    def test_a_wake_up_that_fails_harms_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(queues: set[str]) -> None:
+            raise RuntimeError("no wake-up today")
+
+        monkeypatch.setattr(broker_for(settings_for()), "wake_up", fail)
+        with transaction.atomic():
+            add.enqueue(1, 2)
+        assert Job.objects.count() == 1
+
+    def test_a_caller_who_commits_by_hand(self) -> None:
+        transaction.set_autocommit(False)
+        try:
+            add.enqueue(1, 2)
+            transaction.rollback()
+            assert not Job.objects.exists()
+            add.enqueue(1, 2)
+            add.enqueue_many([((1, 2), {})])
+            transaction.commit()
+        finally:
+            transaction.rollback()
+            transaction.set_autocommit(True)
+        assert Job.objects.count() == 2
+
+    def test_async_in_a_sync_transaction(self) -> None:
+        with suppress(Undo), transaction.atomic():
+            async_to_sync(add.aenqueue)(1, 2)
+            assert Job.objects.count() == 1
+            raise Undo
+        assert not Job.objects.exists()
+        assert async_to_sync(add.aenqueue)(1, 2).job.task == "tests.app.tasks.add"
+
+    def test_async_does_not_hold_up_the_event_loop(self) -> None:
+        def dawdle(**_: Any) -> None:
+            time.sleep(0.2)
+
+        async def both() -> int:
+            enqueued, ticks = asyncio.create_task(add_later.aenqueue(1, 2)), 0
+            while not enqueued.done():
+                await asyncio.sleep(0.01)
+                ticks += 1
+            return ticks
+
+        pre_enqueue.connect(dawdle)
+        try:
+            assert async_to_sync(both)() >= 5
+        finally:
+            pre_enqueue.disconnect(dawdle)
+        assert Job.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+class TestMany:
+    def test_jobs_in_the_order_of_the_calls(self) -> None:
+        results = add.enqueue_many(((number,), {"second": 1}) for number in range(2500))
+        assert [result.args for result in results] == [[number] for number in range(2500)]
+        assert Job.objects.count() == Ready.objects.count() == 2500
+        assert [str(pk) for pk in Job.objects.order_by("pk").values_list("pk", flat=True)] == [
+            result.id for result in results
+        ]
+
+    def test_one_round_trip_per_thousand(self) -> None:
+        add.enqueue_many([((1, 2), {})])
+        with CaptureQueriesContext(connection) as captured:
+            add.enqueue_many([((1, 2), {})] * 2000)
+        statements = [query["sql"] for query in captured if "stoker_job" in query["sql"]]
+        assert len(statements) <= 2 * PER_THOUSAND[connection.vendor]
+
+    def test_none_when_one_is_refused(self) -> None:
+        calls: list[Any] = [((number, 1), {}) for number in range(1500)]
+        with transaction.atomic():
+            with pytest.raises(TypeError, match="missing"):
+                add.enqueue_many([*calls, ((1,), {})])
+            with pytest.raises(NotSerializable):
+                add.enqueue_many([*calls, ((1, object()), {})])
+            kept = add.enqueue(1, 2)
+        assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+
+    def test_no_call_is_no_job(self) -> None:
+        assert list(add.enqueue_many([])) == []
+
+    def test_many_deferred(self) -> None:
+        add.using(run_after=60).enqueue_many([((1, 2), {})] * 3)
+        assert Deferred.objects.count() == 3
+
+    def test_many_async(self) -> None:
+        results = async_to_sync(add.aenqueue_many)([((1, 2), {})] * 3)
+        assert len(results) == Job.objects.count() == 3
+
+
+@pytest.mark.django_db
+class TestSignals:
+    def test_django_s_signal_comes_after_the_insert(self, received: list[Any]) -> None:
+        result = add.enqueue(1, 2)
+        assert received == [(type(task_backends["default"]), result)]
+
+    def test_each_of_many_is_signalled(self, received: list[Any]) -> None:
+        results = add.enqueue_many([((1, 2), {})] * 3)
+        assert [result for _, result in received] == list(results)
+
+    def test_a_receiver_that_raises_is_logged_and_harms_nothing(
+        self, received: list[Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(**_: Any) -> None:
+            raise RuntimeError("a bad receiver")
+
+        for signal in (pre_enqueue, task_signals.task_enqueued):
+            signal.connect(fail)
+        try:
+            add.enqueue(1, 2)
+        finally:
+            for signal in (pre_enqueue, task_signals.task_enqueued):
+                signal.disconnect(fail)
+        assert Job.objects.count() == len(received) == 1
+        assert "a bad receiver" in caplog.text
+
+    def test_django_s_logger_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("DEBUG", logger=TASKS_APP):
+            result = add.enqueue(1, 2)
+        assert f"Task id={result.id} path=tests.app.tasks.add enqueued" in caplog.text
+
+    def test_a_receiver_may_send_words_along(self) -> None:
+        def trace(task: Any, args: Any, kwargs: Any, metadata: dict[str, Any], **_: Any) -> None:
+            assert (task, args, kwargs) == (add, (1,), {"second": 2})
+            metadata["trace"] = 123
+
+        pre_enqueue.connect(trace)
+        try:
+            result = add.enqueue(1, second=2)
+        finally:
+            pre_enqueue.disconnect(trace)
+        assert package_of(result).metadata == {"trace": "123"}
+
+
+@pytest.mark.django_db(transaction=True)
+class TestOutsideTheDatabase:
+    """A broker that does not join transactions gets its jobs after the commit."""
+
+    @pytest.fixture(autouse=True)
+    def memory(self) -> Iterator[None]:
+        # Another CLUSTER in each test: a broker in memory belongs to the settings.
+        options = {"BROKER": "memory://", "CLUSTER": uuid.uuid4().hex}
+        with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+            yield
+
+    def waiting(self) -> int:
+        sizes = broker_for(settings_for()).sizes()
+        return sum(size["ready"] for size in sizes.values())
+
+    def test_at_once_outside_of_a_transaction(self) -> None:
+        add.enqueue(1, 2)
+        assert self.waiting() == 1
+
+    def test_after_the_commit(self) -> None:
+        with transaction.atomic():
+            add.enqueue(1, 2)
+            add.enqueue_many([((1, 2), {})] * 2)
+            assert self.waiting() == 0
+        assert self.waiting() == 3
+
+    def test_never_after_a_rollback(self) -> None:
+        with suppress(Undo), transaction.atomic():
+            add.enqueue(1, 2)
+            raise Undo
+        assert self.waiting() == 0
+
+    def test_a_result_without_a_row(self) -> None:
+        result = add.enqueue(1, 2)
+        result.refresh()
+        assert result.state is JobState.READY
+        assert add.get_backend().get_result(result.id).state is JobState.READY
+        work_off()
+        assert result.wait(5) == 3
+
+    def test_cancelling_a_job_without_a_row(self) -> None:
+        result = add.enqueue(1, 2)
+        assert result.cancel("no")
+        assert self.waiting() == 0
+        assert result.state is JobState.CANCELLED
+        assert (result.job.task, result.job.reason) == ("tests.app.tasks.add", "no")
+
+
+class TestAnotherDatabase:
+    """A transaction on another database than the store's decides as well."""
+
+    @pytest.fixture
+    def shop(self, django_db_blocker: Any, django_db_setup: None, tmp_path: Path) -> Iterator[str]:
+        names = {
+            "sqlite": str(tmp_path / "shop.sqlite3"),
+            "postgresql": "postgres",
+            "mysql": "mysql",
+        }
+        with (
+            django_db_blocker.unblock(),
+            another_database(NAME=names[connections["default"].vendor]) as alias,
+        ):
+            yield alias
+            for model in (Job, Ready):
+                model.objects.all().delete()
+
+    def test_nothing_before_it_commits(self, shop: str) -> None:
+        with transaction.atomic(using=shop):
+            result = add.enqueue(1, 2)
+            results = add.enqueue_many([((1, 2), {})] * 3)
+            assert not Job.objects.exists()
+            with pytest.raises(TaskResultDoesNotExist):
+                result.refresh()
+        assert Ready.objects.count() == Job.objects.count() == 4
+        assert [result.state for result in [result, *results]] == [JobState.READY] * 4
+
+    def test_nothing_when_it_rolls_back(self, shop: str) -> None:
+        with suppress(Undo), transaction.atomic(using=shop):
+            add.enqueue(1, 2)
+            add.enqueue_many([((1, 2), {})] * 3)
+            raise Undo
+        assert not Job.objects.exists()
+
+    def test_the_store_s_own_transaction_comes_first(self, shop: str) -> None:
+        with transaction.atomic(using=shop), transaction.atomic():
+            add.enqueue(1, 2)
+            assert Job.objects.count() == 1
+
+
+class TestNoDatabase:
+    """Bad weather: one sentence that says what to do."""
+
+    @pytest.fixture
+    def empty(self, django_db_blocker: Any, django_db_setup: None, tmp_path: Path) -> Iterator[str]:
+        """A database of the same kind, in which nobody has migrated."""
+        names = {
+            "sqlite": str(tmp_path / "empty.sqlite3"),
+            "postgresql": "postgres",
+            "mysql": "mysql",
+        }
+        with (
+            django_db_blocker.unblock(),
+            another_database(NAME=names[connections["default"].vendor]) as alias,
+        ):
+            yield alias
+
+    @pytest.fixture
+    def unreachable(
+        self, django_db_blocker: Any, django_db_setup: None, tmp_path: Path
+    ) -> Iterator[str]:
+        away = {"HOST": "127.0.0.1", "PORT": "1"}
+        if connections["default"].vendor == "sqlite":
+            away = {"NAME": str(tmp_path / "no" / "such" / "folder.sqlite3")}
+        with django_db_blocker.unblock(), another_database(**away) as alias:
+            yield alias
+
+    @pytest.mark.parametrize("many", [False, True])
+    def test_no_tables_yet(self, empty: str, many: bool) -> None:
+        tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{empty}"}}}
+        with (
+            override_settings(TASKS=tasks),
+            pytest.raises(NotMigrated, match=r"Run: .*migrate") as caught,
+        ):
+            add.enqueue_many([((1, 2), {})]) if many else add.enqueue(1, 2)
+        assert f"migrate --database {empty}" in str(caught.value)
+
+    def test_no_tables_to_look_into(self, empty: str) -> None:
+        tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{empty}"}}}
+        with override_settings(TASKS=tasks), pytest.raises(NotMigrated):
+            add.get_result(str(uuid.uuid4()))
+
+    @pytest.mark.parametrize("many", [False, True])
+    def test_no_server(self, unreachable: str, many: bool) -> None:
+        tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{unreachable}"}}}
+        with override_settings(TASKS=tasks), pytest.raises(BrokerUnavailable, match=unreachable):
+            add.enqueue_many([((1, 2), {})]) if many else add.enqueue(1, 2)
+
+    def test_no_server_to_ask_for_a_result(self, unreachable: str) -> None:
+        tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{unreachable}"}}}
+        with override_settings(TASKS=tasks), pytest.raises(BrokerUnavailable, match=unreachable):
+            add.get_result(str(uuid.uuid4()))
+
+    def test_no_such_alias(self) -> None:
+        from stoker.exceptions import ConfigurationError
+
+        tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": "orm://nowhere"}}}
+        with override_settings(TASKS=tasks), pytest.raises(ConfigurationError, match="nowhere"):
+            add.enqueue(1, 2)
+
+    def test_the_check_tells_of_missing_tables(self, empty: str, unreachable: str) -> None:
+        from stoker.checks import check_databases
+
+        for alias in (empty, unreachable):
+            tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{alias}"}}}
+            with override_settings(TASKS=tasks):
+                assert [message.id for message in check_databases(databases=[alias])] == [
+                    "stoker.W001"
+                ]
+                assert check_databases(databases=[]) == []
+        assert check_databases(databases=["default"]) == []

@@ -1,0 +1,436 @@
+"""Results: fetched, refreshed, waited for, cancelled."""
+
+import asyncio
+import copy
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import OperationalError, connection, connections, transaction
+from django.db.transaction import TransactionManagementError
+from django.test import override_settings
+
+from stoker.compat import (
+    TaskResultDoesNotExist,
+    TaskResultMismatch,
+    TaskResultStatus,
+    task_backends,
+)
+from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, UnknownTask
+from stoker.models import Attempt, Claimed, Deferred, Job, Ready
+from stoker.progress import JobState
+from stoker.results import Result, fetch, fetch_many
+from stoker.tasks import AbsentTask
+
+from tests.app.tasks import (
+    add,
+    add_later,
+    cancel_itself,
+    echo,
+    fail,
+    fail_once,
+    return_what_cannot_be_kept,
+    succeed_at,
+)
+from tests.integration.work import claim, work_off, work_off_when_due
+
+BACKEND = "stoker.backend.StokerBackend"
+
+
+@contextmanager
+def working(after_seconds: float = 0.1) -> Iterator[None]:
+    """Another thread, with a connection of its own, that works off what waits."""
+
+    def work() -> None:
+        try:
+            time.sleep(after_seconds)
+            work_off_when_due()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def fetched(result: Result[Any]) -> Result[Any]:
+    return fetch(settings_for(), result.id)
+
+
+@pytest.mark.django_db
+class TestLife:
+    def test_a_job_that_succeeds(self) -> None:
+        result = add.enqueue(1, 2)
+        work_off(worker_id="worker 7")
+        result.refresh()
+        assert (result.state, result.status) == (JobState.SUCCESSFUL, TaskResultStatus.SUCCESSFUL)
+        assert result.is_finished
+        assert result.return_value == result.wait(0) == 3
+        assert (result.worker_ids, result.attempts, result.errors) == (["worker 7"], 1, [])
+        assert result.enqueued_at <= result.started_at <= result.finished_at
+        assert result.last_attempted_at == result.started_at
+
+    def test_an_async_task(self) -> None:
+        result = add_later.enqueue(1, 2)
+        work_off()
+        assert result.wait(0) == 3
+
+    def test_what_is_fetched_is_what_was_enqueued(self) -> None:
+        result = add.using(queue_name="mail", priority=5).enqueue(1, second=2)
+        assert fetched(result) == result
+        assert fetched(result).task == result.task
+        work_off()
+        result.refresh()
+        assert fetched(result) == result
+
+    def test_values_come_back_exactly(self) -> None:
+        value = [
+            {"when": datetime(2030, 1, 1, tzinfo=UTC), "day": date(2030, 1, 1)},
+            (Decimal("1.10"), b"bytes", uuid.UUID(int=7), timedelta(hours=1)),
+            None,
+        ]
+        result = echo.enqueue(value)
+        work_off()
+        result.refresh()
+        assert result.return_value == fetched(result).return_value == value
+        assert fetched(result).args == [value]
+
+    def test_none_is_a_value(self) -> None:
+        result = echo.enqueue(None)
+        with pytest.raises(ValueError, match="not finished"):
+            _ = result.return_value
+        work_off()
+        result.refresh()
+        assert result.return_value is None
+
+    def test_a_job_that_runs(self) -> None:
+        result = add.enqueue(1, 2)
+        claim()
+        result.refresh()
+        assert (result.state, result.status) == (JobState.RUNNING, TaskResultStatus.RUNNING)
+        assert (result.attempts, result.is_finished) == (1, False)
+
+    def test_a_job_that_fails(self) -> None:
+        result = fail_once.enqueue()
+        work_off(worker_id="worker 7")
+        result.refresh()
+        assert (result.state, result.status) == (JobState.FAILED, TaskResultStatus.FAILED)
+        assert (result.worker_ids, result.attempts) == (["worker 7"], 1)
+        (error,) = result.errors
+        assert error.exception_class is RuntimeError
+        assert "for good" in error.traceback
+        with pytest.raises(ValueError, match="failed"):
+            _ = result.return_value
+
+    def test_a_job_that_succeeds_the_third_time(self) -> None:
+        result = succeed_at.enqueue(3)
+        work_off(worker_id="worker 1")
+        result.refresh()
+        assert (result.state, result.status) == (JobState.DEFERRED, TaskResultStatus.READY)
+        assert (result.attempts, len(result.errors)) == (1, 1)
+        work_off_when_due("worker 2")
+        work_off_when_due("worker 3")
+        result.refresh()
+        assert result.return_value == result.attempts == 3
+        assert result.worker_ids == ["worker 1", "worker 2", "worker 3"]
+        assert ["attempt 1" in error.traceback for error in result.errors] == [True, False]
+        assert result.started_at < result.last_attempted_at
+
+    def test_a_value_that_cannot_be_kept(self) -> None:
+        result = return_what_cannot_be_kept.enqueue()
+        work_off()
+        result.refresh()
+        assert result.state is JobState.FAILED
+        assert "set" in result.errors[0].traceback
+
+    def test_a_job_that_cancels_itself(self) -> None:
+        result = cancel_itself.enqueue()
+        work_off()
+        result.refresh()
+        assert (result.state, result.status) == (JobState.CANCELLED, TaskResultStatus.FAILED)
+        assert result.errors == []
+
+    def test_the_row(self) -> None:
+        result = add.enqueue(1, 2)
+        assert isinstance(result.job, Job)
+        assert str(result.job.pk) == result.id
+
+    def test_refresh_async(self) -> None:
+        result = add.enqueue(1, 2)
+        work_off()
+        async_to_sync(result.arefresh)()
+        assert result.return_value == 3
+
+    def test_results_can_be_copied_and_pickled(self) -> None:
+        result = add.enqueue(1, 2)
+        work_off()
+        result.refresh()
+        for twin in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+            assert twin == result
+            assert (twin.return_value, twin.state) == (3, JobState.SUCCESSFUL)
+
+
+@pytest.mark.django_db
+class TestFetching:
+    def test_by_the_task_and_by_the_backend(self) -> None:
+        result = add.enqueue(1, 2)
+        assert add.get_result(result.id) == result
+        assert async_to_sync(add.aget_result)(result.id) == result
+        assert task_backends["default"].get_result(result.id) == result
+        assert async_to_sync(task_backends["default"].aget_result)(result.id) == result
+
+    @pytest.mark.parametrize("wrong", [str(uuid.uuid4()), "no id", "", "1", None, 7, "x" * 500])
+    def test_an_id_that_nobody_has(self, wrong: Any) -> None:
+        with pytest.raises(TaskResultDoesNotExist, match="There is no job"):
+            task_backends["default"].get_result(wrong)
+
+    def test_an_id_of_another_task(self) -> None:
+        result = add.enqueue(1, 2)
+        with pytest.raises(TaskResultMismatch):
+            echo.get_result(result.id)
+        with pytest.raises(TaskResultMismatch):
+            async_to_sync(echo.aget_result)(result.id)
+
+    def test_a_task_that_is_gone(self) -> None:
+        result = add.enqueue(1, 2)
+        Job.objects.update(task="tests.app.gone.send")
+        gone = fetched(result)
+        assert isinstance(gone.task, AbsentTask)
+        assert (gone.task.module_path, gone.task.name) == ("tests.app.gone.send", "send")
+        assert (gone.args, gone.status) == ([1, 2], TaskResultStatus.READY)
+        gone.refresh()
+        with pytest.raises(UnknownTask):
+            gone.task.call(1, 2)
+        with pytest.raises(TaskResultMismatch):
+            add.get_result(result.id)
+
+    def test_a_package_that_does_not_open(self) -> None:
+        result = add.enqueue(1, 2)
+        Job.objects.update(package=b"nonsense")
+        assert (fetched(result).args, fetched(result).kwargs) == ([], {})
+        assert fetched(result).state is JobState.READY
+
+    def test_a_queue_that_is_not_allowed_any_more(self) -> None:
+        result = add.using(queue_name="mail").enqueue(1, 2)
+        only = {"default": {"BACKEND": BACKEND, "QUEUES": ["default"]}}
+        with override_settings(TASKS=only):
+            assert fetched(result).task == add
+
+    def test_many_in_the_order_asked_for(self) -> None:
+        results = add.enqueue_many([((number, 0), {}) for number in range(5)])
+        wanted = [result.id for result in reversed(results)]
+        found = fetch_many(settings_for(), [*wanted, str(uuid.uuid4()), "no id"])
+        assert [result.id for result in found] == wanted
+
+    def test_many_in_few_queries(self, django_assert_max_num_queries: Any) -> None:
+        results = add.enqueue_many([((number, 0), {}) for number in range(400)])
+        with django_assert_max_num_queries(6):
+            assert len(fetch_many(settings_for(), [result.id for result in results])) == 400
+
+    def test_a_result_that_is_not_kept(self) -> None:
+        options = {"KEEP_RESULTS": False}
+        with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+            result = add.enqueue(1, 2)
+            work_off(settings_for())
+            with pytest.raises(TaskResultDoesNotExist, match="not kept"):
+                result.wait(1)
+            with pytest.raises(TaskResultDoesNotExist):
+                result.refresh()
+
+
+@pytest.mark.django_db(transaction=True)
+class TestWaiting:
+    def test_until_it_has_succeeded(self) -> None:
+        result = add.enqueue(1, 2)
+        with working():
+            assert result.wait(20) == 3
+        assert result.state is JobState.SUCCESSFUL
+
+    def test_until_it_has_failed(self) -> None:
+        result = fail_once.enqueue()
+        with working(), pytest.raises(JobFailed, match="RuntimeError: for good") as caught:
+            result.wait(20)
+        assert not isinstance(caught.value, JobCancelled)
+        assert [error.exception_class for error in caught.value.errors] == [RuntimeError]
+        assert result.id in str(caught.value)
+
+    def test_until_it_was_cancelled(self) -> None:
+        result = add.enqueue(1, 2)
+        fetched(result).cancel("not wanted")
+        with pytest.raises(JobCancelled, match="was cancelled: not wanted"):
+            result.wait(20)
+
+    @pytest.mark.parametrize("timeout", [0.1, timedelta(seconds=0.1)])
+    def test_no_longer_than_allowed(self, timeout: Any) -> None:
+        result = add.enqueue(1, 2)
+        began = time.monotonic()
+        with pytest.raises(ResultTimeout, match=r"after 0\.1 s: it is READY") as caught:
+            result.wait(timeout)
+        assert 0.1 <= time.monotonic() - began < 5
+        assert isinstance(caught.value, TimeoutError)
+        assert Ready.objects.count() == 1
+
+    def test_asynchronously(self) -> None:
+        result = add.enqueue(1, 2)
+
+        async def both_ways() -> tuple[int, int]:
+            return await result, await result.wait_async(20)
+
+        with working():
+            assert async_to_sync(both_ways)() == (3, 3)
+
+    def test_asynchronously_without_holding_up_the_event_loop(self) -> None:
+        result = add.enqueue(1, 2)
+
+        async def wait_and_tick() -> int:
+            waiting, ticks = asyncio.create_task(result.wait_async(20)), 0
+            while not waiting.done():
+                await asyncio.sleep(0.01)
+                ticks += 1
+            assert waiting.result() == 3
+            return ticks
+
+        with working(0.3):
+            assert async_to_sync(wait_and_tick)() >= 5
+
+    def test_asynchronously_no_longer_than_allowed(self) -> None:
+        with pytest.raises(ResultTimeout):
+            async_to_sync(add.enqueue(1, 2).wait_async)(0.05)
+
+    def test_not_in_the_transaction_that_enqueued_it(self) -> None:
+        with transaction.atomic():
+            result = add.enqueue(1, 2)
+            with pytest.raises(
+                TransactionManagementError, match="enqueued in a transaction that is"
+            ):
+                result.wait(20)
+            with pytest.raises(TransactionManagementError):
+                async_to_sync(result.wait_async)(20)
+        with working():
+            assert result.wait(20) == 3
+
+    def test_not_after_that_transaction_was_rolled_back(self) -> None:
+        with suppress(ZeroDivisionError), transaction.atomic():
+            result = add.enqueue(1, 2)
+            _ = 1 / 0
+        with pytest.raises(TaskResultDoesNotExist, match="never committed"):
+            result.wait(20)
+
+    def test_in_another_transaction_where_that_can_end(self) -> None:
+        result = add.enqueue(1, 2)
+        with working(), transaction.atomic():
+            if connection.vendor == "sqlite":
+                with pytest.raises(TransactionManagementError, match="never sees"):
+                    result.wait(20)
+            else:
+                assert result.wait(20) == 3
+
+    @pytest.mark.postgres
+    def test_not_in_a_transaction_that_sees_no_change(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        result = add.enqueue(1, 2)
+        monkeypatch.setitem(
+            connection.settings_dict, "OPTIONS", {"isolation_level": IsolationLevel.REPEATABLE_READ}
+        )
+        connection.close()
+        with (
+            transaction.atomic(),
+            pytest.raises(TransactionManagementError, match="never sees"),
+        ):
+            result.wait(20)
+        connection.close()
+
+    def test_for_what_has_ended_anywhere(self) -> None:
+        result = add.enqueue(1, 2)
+        work_off()
+        with transaction.atomic():
+            assert result.wait() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+class TestCancelling:
+    def test_a_job_that_waits(self) -> None:
+        result = add.enqueue(1, 2)
+        assert result.cancel("not wanted") is True
+        assert (result.state, result.job.reason) == (JobState.CANCELLED, "not wanted")
+        assert result.finished_at is not None
+        assert not Ready.objects.exists()
+        assert work_off() == 0
+
+    def test_a_deferred_job(self) -> None:
+        result = add.using(run_after=3600).enqueue(1, 2)
+        assert fetched(result).cancel()
+        assert not Deferred.objects.exists()
+        assert fetched(result).state is JobState.CANCELLED
+
+    def test_a_job_that_waits_for_its_next_attempt(self) -> None:
+        result = fail.enqueue()  # its next attempt is seconds away
+        work_off()
+        assert result.cancel()
+        assert (result.attempts, result.job.attempts, len(result.errors)) == (1, 1, 1)
+
+    def test_not_a_job_that_runs(self) -> None:
+        result = add.enqueue(1, 2)
+        claim()
+        assert result.cancel() is False
+        assert Claimed.objects.count() == 1
+        assert fetched(result).state is JobState.RUNNING
+
+    def test_not_a_job_that_has_ended(self) -> None:
+        result = add.enqueue(1, 2)
+        work_off()
+        assert result.cancel() is False
+        assert fetched(result).state is JobState.SUCCESSFUL
+
+    def test_once_only(self) -> None:
+        result = add.enqueue(1, 2)
+        assert [result.cancel(), result.cancel()] == [True, False]
+
+    def test_in_a_transaction_that_rolls_back(self) -> None:
+        result = add.enqueue(1, 2)
+        with suppress(ZeroDivisionError), transaction.atomic():
+            assert result.cancel()
+            _ = 1 / 0
+        assert fetched(result).state is JobState.READY
+        assert work_off() == 1
+
+    def test_a_job_that_cannot_be_recorded_goes_on_waiting(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise OperationalError("the server went away")
+
+        result = add.enqueue(1, 2)
+        monkeypatch.setattr(type(Job.objects.all()), "finish", fail)
+        with pytest.raises(BrokerUnavailable, match="went away"):
+            result.cancel()
+        assert Ready.objects.count() == 1
+
+    def test_asynchronously(self) -> None:
+        result = add.enqueue(1, 2)
+        assert async_to_sync(result.acancel)("no") is True
+        assert fetched(result).state is JobState.CANCELLED
+
+    def test_a_very_long_reason_is_cut(self) -> None:
+        result = add.enqueue(1, 2)
+        assert result.cancel("x" * 1000)
+        assert len(result.job.reason) == 255
+
+    def test_no_attempt_is_recorded(self) -> None:
+        add.enqueue(1, 2).cancel()
+        assert not Attempt.objects.exists()

@@ -1,0 +1,147 @@
+"""SQLite for several processes: what is set on its connections, and what that is good for."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+
+from stoker.models import Job
+
+from tests.app.models import Account
+from tests.integration.work import another_database
+
+pytestmark = pytest.mark.sqlite
+
+BACKEND = "stoker.backend.StokerBackend"
+PROCESSES, TRANSACTIONS = 4, 100
+FULL = 2
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(django_db_blocker: Any, django_db_setup: None, tmp_path: Path) -> Iterator[Open]:
+    """Opens a database that is the store of the default backend."""
+    with ExitStack() as stack:
+        stack.enter_context(django_db_blocker.unblock())
+
+        def open_store(*, tuning: bool = True, is_store: bool = True, **changes: Any) -> Any:
+            entry = {"NAME": str(tmp_path / "store.sqlite3"), **changes}
+            alias = stack.enter_context(another_database(**entry))
+            options = {
+                "SQLITE_TUNING": tuning,
+                "BROKER": f"orm://{alias if is_store else 'default'}",
+            }
+            tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": options}}
+            stack.enter_context(override_settings(TASKS=tasks))
+            connections[alias].ensure_connection()
+            return connections[alias]
+
+        yield open_store
+
+
+def pragma(connection: Any, name: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(f"PRAGMA {name}")
+        return cursor.fetchone()[0]
+
+
+def test_a_store_is_tuned(opened: Open) -> None:
+    connection = opened()
+    assert connection.transaction_mode == "IMMEDIATE"
+    assert pragma(connection, "journal_mode") == "wal"
+    assert pragma(connection, "busy_timeout") == 20_000
+
+
+def test_commits_still_wait_for_the_disk(opened: Open) -> None:
+    assert pragma(opened(), "synchronous") == FULL
+
+
+def test_the_tuning_outlives_a_new_connection(opened: Open) -> None:
+    connection = opened()
+    connection.close()
+    assert pragma(connection, "busy_timeout") == 20_000
+    assert connection.transaction_mode == "IMMEDIATE"
+
+
+def test_what_databases_says_is_kept(opened: Open) -> None:
+    said = {
+        "transaction_mode": "EXCLUSIVE",
+        "timeout": 3,
+        "init_command": "PRAGMA journal_mode=truncate; PRAGMA synchronous=NORMAL",
+    }
+    connection = opened(OPTIONS=said)
+    assert connection.transaction_mode == "EXCLUSIVE"
+    assert pragma(connection, "busy_timeout") == 3_000
+    assert pragma(connection, "journal_mode") == "truncate"
+    assert pragma(connection, "synchronous") == 1
+
+
+def test_a_busy_timeout_in_the_init_command_is_kept(opened: Open) -> None:
+    connection = opened(OPTIONS={"init_command": "PRAGMA busy_timeout=7"})
+    assert pragma(connection, "busy_timeout") == 7
+
+
+def test_it_can_be_switched_off(opened: Open) -> None:
+    connection = opened(tuning=False)
+    assert connection.transaction_mode is None
+    assert pragma(connection, "journal_mode") == "delete"
+
+
+def test_other_databases_are_left_alone(opened: Open) -> None:
+    connection = opened(is_store=False)
+    assert connection.transaction_mode is None
+    assert pragma(connection, "journal_mode") == "delete"
+
+
+def test_a_database_in_memory_is_left_alone(opened: Open) -> None:
+    connection = opened(NAME=":memory:")
+    assert connection.transaction_mode is None
+    assert pragma(connection, "journal_mode") == "memory"
+
+
+def test_a_file_that_cannot_be_changed_can_still_be_read(opened: Open, tmp_path: Path) -> None:
+    name = tmp_path / "read-only.sqlite3"
+    subprocess.run([sys.executable, "-c", SMALL, str(name)], check=True)
+    connection = opened(NAME=f"file:{name}?mode=ro", OPTIONS={"uri": True})
+    assert pragma(connection, "journal_mode") == "delete"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT number FROM small")
+        assert cursor.fetchall() == [(1,)]
+
+
+SMALL = (
+    "import sqlite3, sys;"
+    "sqlite3.connect(sys.argv[1]).execute('CREATE TABLE small AS SELECT 1 number')"
+)
+
+
+@override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"SQLITE_TUNING": "maybe"}}})
+def test_a_wrong_setting_breaks_no_connection(
+    django_db_blocker: Any, django_db_setup: None, tmp_path: Path
+) -> None:
+    with django_db_blocker.unblock(), another_database(NAME=str(tmp_path / "x.sqlite3")) as alias:
+        assert pragma(connections[alias], "journal_mode") == "delete"
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_processes_that_read_and_then_write_meet_no_locked_database() -> None:
+    account = Account.objects.create()
+    module = "tests.integration.read_then_write"
+    command = [sys.executable, "-m", module, str(account.pk), str(TRANSACTIONS)]
+    programs = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+        for _ in range(PROCESSES)
+    ]
+    said = [program.communicate(timeout=120)[0] for program in programs]
+    assert [int(errors) for errors in said] == [0] * PROCESSES
+    account.refresh_from_db()
+    assert account.total == Job.objects.count() == PROCESSES * TRANSACTIONS

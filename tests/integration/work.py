@@ -1,0 +1,59 @@
+"""A cluster's work done here and now: claim, execute, finish."""
+
+import copy
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery
+from stoker.conf import Settings, settings_for
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+
+PATIENCE_SECONDS = 20
+
+
+def claim(settings: Settings | None = None) -> list[Delivery]:
+    """Lease everything that may run now."""
+    broker = broker_for(settings or settings_for())
+    return broker.claim([], 5000, holder=uuid.uuid4(), lease_seconds=60)
+
+
+def work_off(settings: Settings | None = None, worker_id: str = "worker 1") -> int:
+    """Run everything that may run now, once. Returns how many attempts that were."""
+    settings = settings or settings_for()
+    executor = Executor(settings, worker_id=worker_id)
+    attempted = [executor.run(delivery) for delivery in claim(settings)]
+    if attempted:
+        finish(settings, broker_for(settings), attempted)
+    return len(attempted)
+
+
+def work_off_when_due(worker_id: str = "worker 1") -> None:
+    """Run the next job that falls due."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not work_off(worker_id=worker_id):
+        assert time.monotonic() < deadline, "no job fell due"
+        time.sleep(0.02)
+
+
+@contextmanager
+def another_database(**changes: Any) -> Iterator[str]:
+    """An alias of its own, as the default database but for these changes."""
+    alias = f"another_{uuid.uuid4().hex[:8]}"
+    entry = copy.deepcopy(connections.settings["default"])
+    connections.settings[alias] = entry | changes
+    try:
+        yield alias
+    finally:
+        opened = connections[alias].connection
+        connections[alias].close()
+        if connections[alias].connection is not None:
+            opened.close()  # Django leaves a database in memory open
+        del connections[alias]
+        del connections.settings[alias]

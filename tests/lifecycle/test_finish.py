@@ -1,0 +1,224 @@
+"""The state machine as a table: what an attempt came to, and where it leaves the job."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import DatabaseError
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Broker, Delivery, Return
+from stoker.conf import Retention, Settings, settings_for
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import (
+    Attempted,
+    Cancelled,
+    Crashed,
+    Failed,
+    Fault,
+    Outcome,
+    Retry,
+    Snoozed,
+    Succeeded,
+    TimedOut,
+)
+from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.package import sealer_for
+from stoker.signals import dead_lettered
+
+from tests.app import tasks
+
+pytestmark = pytest.mark.django_db
+
+FAULT = Fault("builtins.ValueError", "no", "Traceback ...", "shop.tasks:send")
+DONE = Succeeded(sealer_for(Settings()).seal_value(42))
+CRASH = Crashed("killed by SIGKILL", None, 9)
+TIME_OUT = TimedOut("it went on", 9)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Where a job is found afterwards."""
+
+    place: str
+    """claimed, ready, deferred, or none of them."""
+    counts: tuple[int, int] | None = None
+    """Attempts and crashes, as the next claim finds them."""
+    status: str | None = None
+    attempt: str | None = None
+    """The kind of the recorded attempt."""
+    dead_letter: str | None = None
+    """The reason it gives."""
+
+
+OVER = Left("none", status="SUCCESSFUL")
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return settings_for()
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Broker:
+    return broker_for(settings)
+
+
+def claim(broker: Broker, attempt: int = 1, crashes: int = 0) -> Delivery:
+    """A job of 3 attempts and 2 crashes at most, in the attempt that is asked for."""
+    tasks.add.using(max_attempts=3, max_crashes=2).enqueue(1, 2)
+    (delivery,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+    if (attempt, crashes) != (1, 0):
+        broker.release([Return(delivery.lease, attempts=attempt - 1, crashes=crashes)])
+        (delivery,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+    return delivery
+
+
+def attempted(delivery: Delivery, outcome: Outcome) -> Attempted:
+    return Attempted(delivery, outcome, "host:1.1", 1000.0, 1001.0)
+
+
+def left_of(delivery: Delivery) -> Left:
+    places = {"claimed": Claimed, "ready": Ready, "deferred": Deferred}
+    found = {
+        name: row
+        for name, model in places.items()
+        if (row := model.objects.filter(pk=delivery.job_id).first()) is not None
+    }
+    assert len(found) <= 1, "a job is in one place"
+    ((name, row),) = found.items() or [("none", None)]
+    attempt = Attempt.objects.filter(job_id=delivery.job_id, number=delivery.attempt).first()
+    dead_letter = DeadLetter.objects.filter(job_id=delivery.job_id).first()
+    return Left(
+        name,
+        (row.attempts, row.crashes) if row is not None else None,
+        Job.objects.get(pk=delivery.job_id).status,
+        attempt.kind if attempt else None,
+        dead_letter.reason if dead_letter else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "attempt", "crashes", "left"),
+    [
+        (DONE, 1, 0, OVER),
+        (DONE, 3, 1, OVER),
+        (Cancelled("no"), 1, 0, Left("none", status="CANCELLED", attempt="cancelled")),
+        (Failed(FAULT), 1, 0, Left("none", None, "FAILED", "failed", "error")),
+        (Failed(FAULT, "expired"), 1, 0, Left("none", None, "FAILED", "failed", "expired")),
+        (Failed(FAULT, "timeout"), 3, 0, Left("none", None, "FAILED", "timed_out", "timeout")),
+        (Retry(FAULT, 60.0), 1, 0, Left("deferred", (1, 0), None, "failed")),
+        (Retry(FAULT, 0.0), 2, 1, Left("ready", (2, 1), None, "failed")),
+        (Retry(FAULT, 60.0, "timeout"), 1, 0, Left("deferred", (1, 0), None, "timed_out")),
+        (Snoozed(60.0), 1, 0, Left("deferred", (0, 0))),
+        (Snoozed(0.0), 3, 1, Left("ready", (2, 1))),
+        (CRASH, 1, 0, Left("deferred", (1, 1), None, "crashed")),
+        (CRASH, 2, 0, Left("deferred", (2, 1), None, "crashed")),
+        (CRASH, 3, 0, Left("none", None, "FAILED", "crashed", "crash")),
+        (CRASH, 2, 1, Left("none", None, "FAILED", "crashed", "crash")),
+        (TIME_OUT, 1, 0, Left("deferred", (1, 0), None, "timed_out")),
+        (TIME_OUT, 2, 1, Left("deferred", (2, 1), None, "timed_out")),
+        (TIME_OUT, 3, 0, Left("none", None, "FAILED", "timed_out", "timeout")),
+    ],
+    ids=str,
+)
+def test_the_moves(
+    outcome: Outcome, attempt: int, crashes: int, left: Left, settings: Settings, broker: Broker
+) -> None:
+    delivery = claim(broker, attempt, crashes)
+    assert delivery.attempt == attempt
+    assert finish(settings, broker, [attempted(delivery, outcome)]) == set()
+    assert left_of(delivery) == left
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [DONE, Cancelled("no"), Failed(FAULT), Retry(FAULT, 0.0), Snoozed(0.0), CRASH, TIME_OUT],
+    ids=lambda outcome: outcome.kind,
+)
+def test_a_stale_lease_moves_nothing_and_records_nothing(
+    outcome: Outcome, settings: Settings, broker: Broker
+) -> None:
+    delivery = claim(broker, attempt=3)
+    Claimed.objects.update(leased_until_us=0)
+    (rescued,) = broker.claim_expired(1, holder=uuid4(), lease_seconds=60)
+    stale = finish(settings, broker, [attempted(delivery, outcome)])
+    assert stale == {delivery.lease}
+    assert left_of(rescued) == Left("claimed", (3, 0))
+
+
+@pytest.mark.parametrize("outcome", [DONE, Retry(FAULT, 0.0), CRASH], ids=lambda one: one.kind)
+def test_an_outcome_counts_once_however_often_it_is_told(
+    outcome: Outcome, settings: Settings, broker: Broker
+) -> None:
+    """A monitor that dies between its commit and its word of it is told again by the pusher."""
+    delivery = claim(broker)
+    finish(settings, broker, [attempted(delivery, outcome)])
+    before = left_of(delivery)
+    assert finish(settings, broker, [attempted(delivery, outcome)]) == {delivery.lease}
+    assert left_of(delivery) == before
+    assert Attempt.objects.count() == (0 if outcome is DONE else 1)
+
+
+def test_a_batch_is_recorded_whole_and_its_stale_ones_are_left_out(
+    settings: Settings, broker: Broker
+) -> None:
+    tasks.add.enqueue_many([((1, 2), {})] * 50)
+    deliveries = broker.claim([], 50, holder=uuid4(), lease_seconds=60)
+    lost = deliveries[::10]
+    broker.ack([one.lease for one in lost])
+    stale = finish(settings, broker, [attempted(one, DONE) for one in deliveries])
+    assert stale == {one.lease for one in lost}
+    assert Job.objects.filter(status="SUCCESSFUL").count() == 45
+    assert not Claimed.objects.exists()
+
+
+def test_what_cannot_be_recorded_is_not_acked(
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record first, ack last: here both are one transaction."""
+    delivery = claim(broker)
+
+    def refuse(*_: Any) -> None:
+        raise DatabaseError("no room")
+
+    monkeypatch.setattr("stoker.models.job.JobQuerySet.finish", refuse)
+    with pytest.raises(DatabaseError):
+        finish(settings, broker, [attempted(delivery, DONE)])
+    assert left_of(delivery) == Left("claimed", (1, 0))
+
+
+def test_what_a_crash_is_worth_is_read_from_the_store_and_runs_nothing(
+    settings: Settings, broker: Broker
+) -> None:
+    """The report of a crash comes without the package, and with a package that does not open the
+    settings decide."""
+    delivery = claim(broker, attempt=3)
+    bare = Delivery(delivery.job_id, delivery.lease_id, b"", "default", 0, 3, 0)
+    finish(settings, broker, [attempted(bare, CRASH)])
+    assert left_of(delivery).dead_letter == "crash"
+
+
+def test_dead_letters_are_announced_when_they_are_stored(
+    settings: Settings, broker: Broker
+) -> None:
+    told: list[tuple[str, bool]] = []
+
+    def hear(dead_letter: DeadLetter, **_: Any) -> None:
+        told.append((dead_letter.reason, DeadLetter.objects.filter(pk=dead_letter.pk).exists()))
+
+    dead_lettered.connect(hear)
+    try:
+        finish(settings, broker, [attempted(claim(broker), Failed(FAULT))])
+    finally:
+        dead_lettered.disconnect(hear)
+    assert told == [("error", True)]
+
+
+def test_successes_that_are_not_kept_leave_no_row(settings: Settings, broker: Broker) -> None:
+    delivery = claim(broker)
+    keeping_none = replace(settings, keep_results=Retention(successful_seconds=0))
+    finish(keeping_none, broker, [attempted(delivery, DONE)])
+    assert not Job.objects.exists()
+    assert not Claimed.objects.exists()

@@ -1,0 +1,1 @@
+"""Servers for the tests: found running, or started for the tests alone. Standard library only."""

@@ -1,0 +1,56 @@
+"""Drops the databases that a run of the tests left behind, because it was cut off.
+
+Usage: python -m tests.servers.drop RUN        (needs the drivers, so it is run in .venv)
+
+Only names that begin with `stoker_` and hold the run's own word are touched.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from urllib.parse import unquote, urlsplit
+
+
+def drop_on_postgres(url: str, run: str) -> None:
+    """Drop them on PostgreSQL, throwing out who is still connected."""
+    import psycopg
+    from psycopg import sql
+
+    with psycopg.connect(url, autocommit=True, connect_timeout=5) as connection:
+        rows = connection.execute("SELECT datname FROM pg_database").fetchall()
+        for name in _names_of(run, (row[0] for row in rows)):
+            drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+            connection.execute(drop.format(sql.Identifier(name)))
+
+
+def drop_on_mariadb(url: str, run: str) -> None:
+    """Drop them on MariaDB or MySQL."""
+    import MySQLdb
+
+    parts = urlsplit(url)
+    connection = MySQLdb.connect(
+        host=parts.hostname or "127.0.0.1",
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        passwd=unquote(parts.password or ""),
+        connect_timeout=5,
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW DATABASES")
+        for name in _names_of(run, [row[0] for row in cursor.fetchall()]):
+            cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
+    connection.close()
+
+
+def _names_of(run: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith("stoker_") and f"_{run}" in name]
+
+
+if __name__ == "__main__":
+    if postgres := os.environ.get("STOKER_TEST_POSTGRES_URL"):
+        drop_on_postgres(postgres, sys.argv[1])
+    # Without the driver no test has made a database either.
+    mariadb = os.environ.get("STOKER_TEST_MARIADB_URL")
+    if mariadb and importlib.util.find_spec("MySQLdb"):
+        drop_on_mariadb(mariadb, sys.argv[1])

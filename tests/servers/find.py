@@ -1,0 +1,163 @@
+"""Finds a server of each kind: named by hand, running already, started from what is installed."""
+
+import getpass
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tests.servers.handshake import greet_memcached, greet_mysql, greet_postgres, greet_redis
+from tests.servers.mariadb import PrivateMariadb
+from tests.servers.memcached import PrivateMemcached
+from tests.servers.postgres import PrivatePostgres
+from tests.servers.private import NotInstalledError, PrivateServer, ServerUnavailableError
+from tests.servers.redis import PrivateRedis
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of server: where it usually is, and how to have one of one's own."""
+
+    name: str
+    variable: str
+    port: int
+    find_running: Callable[[int], str]
+    private: type[PrivateServer]
+    debian_packages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Service:
+    """What was found of one kind: a URL, or the reason why there is none."""
+
+    name: str
+    variable: str
+    url: str = ""
+    how: str = ""
+    reason: str = ""
+    is_ours: bool = False
+
+
+def _running_postgres(port: int) -> str:
+    refusals = []
+    for user in dict.fromkeys(("postgres", getpass.getuser())):
+        try:
+            greet_postgres(port, user)
+        except OSError as refusal:
+            refusals.append(f"{user}: {refusal}")
+        else:
+            return f"postgresql://{user}@127.0.0.1:{port}/postgres"
+    raise ConnectionError(refusals[0])
+
+
+def _running_mariadb(port: int) -> str:
+    greet_mysql(port, "root")
+    return f"mysql://root@127.0.0.1:{port}/mysql"
+
+
+def _running_redis(port: int) -> str:
+    greet_redis(port)
+    # Database 9: a developer's own keys are likely to be in 0.
+    return f"redis://127.0.0.1:{port}/9"
+
+
+def _running_memcached(port: int) -> str:
+    greet_memcached(port)
+    return f"memcached://127.0.0.1:{port}"
+
+
+KINDS = (
+    Kind(
+        "postgres",
+        "STOKER_TEST_POSTGRES_URL",
+        5432,
+        _running_postgres,
+        PrivatePostgres,
+        ("postgresql",),
+    ),
+    Kind(
+        "mariadb",
+        "STOKER_TEST_MARIADB_URL",
+        3306,
+        _running_mariadb,
+        PrivateMariadb,
+        ("mariadb-server",),
+    ),
+    Kind(
+        "redis",
+        "STOKER_TEST_REDIS_URL",
+        6379,
+        _running_redis,
+        PrivateRedis,
+        ("redis-server",),
+    ),
+    Kind(
+        "memcached",
+        "STOKER_TEST_MEMCACHED_URL",
+        11211,
+        _running_memcached,
+        PrivateMemcached,
+        ("memcached",),
+    ),
+)
+
+
+def find_services(stack: ExitStack) -> list[Service]:
+    """Find a server of each kind. Those that are started for it end with the stack."""
+    return [_find(kind, stack) for kind in KINDS]
+
+
+def exports_of(services: list[Service]) -> Iterator[tuple[str, str]]:
+    """Give the environment variables that tell the tests what was found and what was not."""
+    for service in services:
+        if service.url:
+            yield service.variable, service.url
+    missing = [f"{service.name}: {service.reason}" for service in services if not service.url]
+    yield "STOKER_TEST_MISSING", "; ".join(missing)
+
+
+def _find(kind: Kind, stack: ExitStack) -> Service:
+    if url := os.environ.get(kind.variable):
+        return Service(kind.name, kind.variable, url, f"named by {kind.variable}")
+    try:
+        url = kind.find_running(kind.port)
+    except OSError as refusal:
+        why_not = f"port {kind.port}: {refusal.strerror or refusal}"
+    else:
+        return Service(kind.name, kind.variable, url, "already running")
+    try:
+        url, how = _start(kind, stack)
+    except ServerUnavailableError as unavailable:
+        reason = f"{why_not}, and {unavailable}".replace("\n", " ").replace("; ", ", ")
+        return Service(kind.name, kind.variable, reason=reason)
+    return Service(kind.name, kind.variable, url, how, is_ours=True)
+
+
+def _start(kind: Kind, stack: ExitStack) -> tuple[str, str]:
+    how = "started"
+    try:
+        server = stack.enter_context(kind.private())
+    except NotInstalledError:
+        _install(kind)
+        how = "installed and started"
+        server = stack.enter_context(kind.private())
+    return server.url, f"{how} on port {urlsplit(server.url).port}"
+
+
+def _install(kind: Kind) -> None:
+    """Install the Debian packages where that is possible and allowed; else say why it is not."""
+    if os.environ.get("STOKER_NO_APT"):
+        raise ServerUnavailableError("not installed, and STOKER_NO_APT forbids installing it")
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise ServerUnavailableError("not installed, and only root on Debian can install it here")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ("apt-get", "install", "-y", "--no-install-recommends", *kind.debian_packages)
+    for command in (("apt-get", "update"), install):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            said = lines[-1] if lines else f"exit code {done.returncode}"
+            raise ServerUnavailableError(f"{' '.join(command[:2])} failed: {said}")

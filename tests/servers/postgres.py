@@ -1,0 +1,68 @@
+"""A private PostgreSQL.
+
+with PrivatePostgres() as server:
+    connect(server.url)
+    server.stop(mode="immediate")
+    server.start()
+"""
+
+import re
+import signal
+from pathlib import Path
+from typing import ClassVar
+
+from tests.servers.handshake import greet_postgres
+from tests.servers.private import PrivateServer, find_program
+
+
+class PrivatePostgres(PrivateServer):
+    """PostgreSQL with user `postgres` and no password. `settings` are those of postgresql.conf."""
+
+    name = "postgres"
+    modes: ClassVar = {
+        "smart": signal.SIGTERM,
+        "fast": signal.SIGINT,
+        "immediate": signal.SIGQUIT,
+    }
+
+    def __init__(self, **settings: str) -> None:
+        super().__init__()
+        self.settings = settings
+
+    @property
+    def url(self) -> str:
+        """The URL of its database `postgres`."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def install(self) -> None:
+        """Create the data directory."""
+        data = str(self.folder / "data")
+        login = ("-A", "trust", "-U", "postgres")
+        text = ("--encoding=UTF8", "--locale=C")
+        self.run([_program("initdb"), "-D", data, *login, *text, "--no-sync"])
+
+    def command(self) -> list[str]:
+        """Run it on loopback only, without a socket file."""
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            **self.settings,
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        data = str(self.folder / "data")
+        return [_program("postgres"), "-D", data, "-p", str(self.port), *options]
+
+    def answers(self) -> bool:
+        """Tell whether it takes a connection and has finished its recovery."""
+        try:
+            greet_postgres(self.port, "postgres")
+        except OSError:
+            return False
+        return True
+
+
+def _program(name: str) -> str:
+    # Debian and Red Hat keep the server's programs off PATH, in a folder for each version.
+    folders = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
+    folders.sort(key=lambda folder: int(re.sub(r"\D", "", str(folder)) or 0), reverse=True)
+    return find_program(name, folders=folders)

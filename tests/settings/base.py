@@ -1,0 +1,63 @@
+"""What the tests' settings have in common, and how a database gets its name.
+
+Several parts of `make test` run at the same time on the same servers, and a test starts clusters in
+processes of their own. Hence these environment variables:
+
+- STOKER_TEST_RUN: a word that is different for each run, and part of every database's name;
+- STOKER_TEST_OPTIONS: what a test wants under OPTIONS in a process that it starts;
+- STOKER_TEST_DATABASES: set by `tests/conftest.py` once the test databases exist, as JSON of alias
+  and name. A process started by a test reads it, and so works on the database of that test.
+"""
+
+import importlib.util
+import json
+import os
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+RUN = os.environ.setdefault("STOKER_TEST_RUN", str(os.getpid()))
+
+SECRET_KEY = "for tests only"
+USE_TZ = True
+TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ROOT_URLCONF = "tests.app.urls"
+
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "stoker",
+    "tests.app",
+]
+# On Django 5.2 the backport is what brings django.tasks.
+if importlib.util.find_spec("django.tasks") is None:
+    INSTALLED_APPS.insert(2, "django_tasks")
+
+TASKS: dict[str, dict[str, Any]] = {
+    "default": {
+        "BACKEND": "stoker.backend.StokerBackend",
+        "QUEUES": [],
+        "OPTIONS": json.loads(os.environ.get("STOKER_TEST_OPTIONS", "{}")),
+    },
+}
+
+
+def name_of(alias: str, otherwise: str) -> str:
+    """Give the database that a process started by a test works on, or the one of this run."""
+    names: dict[str, str] = json.loads(os.environ.get("STOKER_TEST_DATABASES", "{}"))
+    return names.get(alias, otherwise)
+
+
+def from_url(url: str, engine: str, alias: str = "default", **options: Any) -> dict[str, Any]:
+    """Build an entry of DATABASES for the server at `url`, under a name that only this run uses."""
+    parts = urlsplit(url)
+    return {
+        "ENGINE": engine,
+        "HOST": parts.hostname or "127.0.0.1",
+        "PORT": str(parts.port or ""),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "NAME": name_of(alias, f"stoker_{alias}_{RUN}"),
+        "OPTIONS": options,
+        "TEST": {"NAME": f"stoker_test_{alias}_{RUN}"},
+    }

@@ -1,0 +1,17 @@
+"""The tests on SQLite, in a file: a database in memory could not be seen by a second process."""
+
+import tempfile
+from pathlib import Path
+
+from tests.settings.base import *  # noqa: F403 - settings are built on top of one another
+from tests.settings.base import RUN, name_of
+
+_folder = Path(tempfile.gettempdir())
+
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": name_of("default", str(_folder / f"stoker-{RUN}-default.sqlite3")),
+        "TEST": {"NAME": str(_folder / f"stoker-{RUN}-test-default.sqlite3")},
+    },
+}

@@ -1,0 +1,32 @@
+"""When attempts really ran, read from the files that they wrote to (tests.app.chaos.beat)."""
+
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """One execution of one attempt, on the monotonic clock."""
+
+    began_ns: int
+    ended_ns: int
+    attempt: int
+    pid: int
+
+
+def spans(path: Path) -> dict[str, list[Span]]:
+    """Job id -> its executions, in the order in which they began."""
+    found: dict[str, dict[tuple[int, int], Span]] = defaultdict(dict)
+    for line in path.read_text().splitlines() if path.exists() else []:
+        job_id, attempt, pid, began_ns, now_ns = line.split()
+        span = Span(int(began_ns), int(now_ns), int(attempt), int(pid))
+        found[job_id][int(began_ns), int(pid)] = span
+    return {job_id: sorted(executions.values()) for job_id, executions in found.items()}
+
+
+def assert_none_overlap(path: Path) -> None:
+    """No execution of a job began before the one before it had ended."""
+    for job_id, executions in spans(path).items():
+        for before, after in pairwise(executions):
+            assert before.ended_ns < after.began_ns, f"{job_id}: {before} and {after} overlap"

@@ -1,0 +1,49 @@
+"""What the ledger and the store must say after a story, whatever happened in it."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+
+from tests.app.models import Ledger
+
+
+def unfinished() -> dict[str, int]:
+    """How many jobs wait or run, by state; empty when nothing does."""
+    tables = {"ready": Ready, "deferred": Deferred, "claimed": Claimed}
+    counts = {name: table.objects.count() for name, table in tables.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def assert_all_recorded_once(job_ids: list[str]) -> None:
+    """Every job ended in the one way that it should: recorded as successful, by one attempt."""
+    assert not unfinished()
+    jobs = {str(job.pk): job for job in Job.objects.filter(pk__in=job_ids)}
+    assert set(jobs) == set(job_ids), "jobs are lost"
+    unsuccessful = {
+        job_id: job.reason for job_id, job in jobs.items() if job.status != "SUCCESSFUL"
+    }
+    assert not unsuccessful, f"{unsuccessful}, dead letters: {DeadLetter.objects.count()}"
+    finished = defaultdict(list)
+    for line in Ledger.objects.exclude(finished_ns=None):
+        finished[line.job_id].append(line)
+    for job_id, job in jobs.items():
+        numbers = [line.attempt for line in finished[job_id]]
+        assert job.attempts in numbers, f"{job_id} is recorded by attempt {job.attempts}: {numbers}"
+        assert not Attempt.objects.filter(job_id=job_id, number=job.attempts).exists()
+
+
+def assert_no_overlap() -> None:
+    """No attempt of a job began before the one before it had ended."""
+    attempts = defaultdict(list)
+    for line in Ledger.objects.order_by("started_ns"):
+        attempts[line.job_id].append(line)
+    for job_id, lines in attempts.items():
+        for before, after in pairwise(lines):
+            ended = before.finished_ns or before.started_ns
+            assert ended <= after.started_ns, f"two attempts of {job_id} overlap: {before}, {after}"
+
+
+def executions() -> tuple[int, int]:
+    """Attempts that began, and those of them that were cut off."""
+    return Ledger.objects.count(), Ledger.objects.filter(finished_ns=None).count()

@@ -1,0 +1,117 @@
+"""Never lost, never doubled: whatever is killed, whenever."""
+
+import random
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.models import Cluster
+
+from tests.app.models import Ledger
+from tests.app.tasks import write_ledger, write_ledger_async
+from tests.cluster.clusters import ProcessCluster, end_family, is_alive, wait_for
+from tests.story.ledgers import (
+    assert_all_recorded_once,
+    assert_no_overlap,
+    executions,
+    unfinished,
+)
+
+VICTIMS = (
+    ("worker",),
+    ("pusher",),
+    ("monitor",),
+    ("scheduler",),
+    ("sentinel",),
+    ("pusher", "worker"),
+    ("pusher", "monitor"),
+    ("worker", "sentinel"),
+    ("worker", "worker"),
+)
+"""Who dies at the same moment."""
+ROUNDS = 2
+TRIES = {"max_attempts": 100, "max_crashes": 100}
+
+pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.mark.sqlite
+@pytest.mark.postgres
+@pytest.mark.parametrize(("jobs", "concurrency"), [(2000, 1), (1000, 8)])
+def test_every_job_is_recorded_once_whatever_is_killed(
+    jobs: int, concurrency: int, seed: int, tmp_path: Path
+) -> None:
+    """Many jobs, while every kind of process is killed at random moments, alone and in pairs."""
+    chance = random.Random(seed)
+    job_ids = _enqueue(jobs, chance)
+    story = _Story(chance, tmp_path, concurrency)
+    try:
+        story.kill_in_turn()
+        wait_for(lambda: not unfinished(), lambda: f"{unfinished()} left\n{story.tail()}", 90)
+        assert story.cluster.stop() == 0
+    finally:
+        end_family(story.cluster)
+    print(f"kills: {story.kills}; executions, cut off: {executions()}")
+    assert min(story.kills.values()) > 0
+    assert_all_recorded_once(job_ids)
+    assert_no_overlap()
+    wait_for(lambda: not any(map(is_alive, story.orphans)), lambda: "orphaned processes go on", 10)
+    assert not Cluster.objects.exists()
+    assert Ledger.objects.count() >= jobs
+    assert not story.complaints()
+
+
+def _enqueue(jobs: int, chance: random.Random) -> list[str]:
+    """Jobs of 0 to 50 ms, most of them short, a fifth of them async."""
+    calls = [((), {"seconds": chance.random() ** 4 * 0.05}) for _ in range(jobs)]
+    fifth = jobs // 5
+    results = write_ledger_async.using(**TRIES).enqueue_many(calls[:fifth])
+    results += write_ledger.using(**TRIES).enqueue_many(calls[fifth:])
+    return [result.id for result in results]
+
+
+class _Story:
+    """One cluster after the other, and who was killed."""
+
+    def __init__(self, chance: random.Random, folder: Path, concurrency: int) -> None:
+        self.chance = chance
+        self.folder = folder
+        self.concurrency = concurrency
+        self.kills = dict.fromkeys(VICTIMS, 0)
+        self.orphans: list[psutil.Process] = []
+        self.clusters: list[ProcessCluster] = []
+        self._start()
+
+    @property
+    def cluster(self) -> ProcessCluster:
+        return self.clusters[-1]
+
+    def kill_in_turn(self) -> None:
+        for _ in range(ROUNDS):
+            for victims in self.chance.sample(VICTIMS, len(VICTIMS)):
+                time.sleep(self.chance.uniform(0.05, 0.7))
+                if not unfinished():
+                    return
+                self._kill(victims)
+
+    def tail(self) -> str:
+        return self.cluster.tail()
+
+    def complaints(self) -> list[str]:
+        return [line for cluster in self.clusters for line in cluster.complaints()]
+
+    def _kill(self, victims: tuple[str, ...]) -> None:
+        crew = [one for members in self.cluster.crew().values() for one in members]
+        which = self.chance.randrange(2)
+        killed = [self.cluster.kill(role, which + place) for place, role in enumerate(victims)]
+        self.kills[victims] += all(killed)
+        if "sentinel" in victims:
+            self.cluster.process.wait()
+            self.orphans += crew
+            self._start()
+
+    def _start(self) -> None:
+        self.clusters.append(ProcessCluster(self.folder, CONCURRENCY=self.concurrency))
+        self.cluster.wait_for_crew()

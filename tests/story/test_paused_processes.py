@@ -1,0 +1,59 @@
+"""Processes that stand still for longer than a lease, and then go on as if nothing had happened."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.models import Attempt, DeadLetter, Job
+
+from tests.app.chaos import beat
+from tests.cluster.clusters import running_cluster, wait_for
+from tests.story.beats import assert_none_overlap, spans
+from tests.story.ledgers import unfinished
+
+LEASE_SECONDS = 2.0
+JOBS = 60
+TRIES = {"max_attempts": 100, "max_crashes": 100}
+PAUSED = (("pusher",), ("monitor",), ("worker",), ("pusher", "worker"), ("pusher", "monitor"))
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.postgres,
+    pytest.mark.sqlite,
+    pytest.mark.django_db(transaction=True),
+]
+
+
+def test_no_attempts_overlap_though_processes_stand_still_for_longer_than_a_lease(
+    tmp_path: Path,
+) -> None:
+    """A second cluster stands by and takes over what it may."""
+    beats = tmp_path / "beats"
+    calls = [((str(beats), 0.1 + 0.02 * (number % 60)), {}) for number in range(JOBS)]
+    results = beat.using(**TRIES).enqueue_many(calls)
+    with (
+        running_cluster(tmp_path, LEASE_SECONDS=LEASE_SECONDS) as first,
+        running_cluster(tmp_path, LEASE_SECONDS=LEASE_SECONDS) as second,
+    ):
+        first.wait_for_crew()
+        wait_for(lambda: len(spans(beats)) >= 4, first.tail)
+        for roles in PAUSED:
+            still = [first.pause(role) for role in roles]
+            time.sleep(1.4 * LEASE_SECONDS)
+            for process in still:
+                if process.is_running():
+                    process.resume()
+            time.sleep(0.2)
+        wait_for(lambda: not unfinished(), lambda: f"{first.tail()}\n---\n{second.tail()}")
+        assert first.stop() == 0
+        assert second.stop() == 0
+        assert "Traceback" not in first.text() + second.text()
+    job_ids = [result.id for result in results]
+    jobs = {str(job.pk): job for job in Job.objects.filter(pk__in=job_ids, status="SUCCESSFUL")}
+    assert set(jobs) == set(job_ids)
+    assert not DeadLetter.objects.exists()
+    for job_id, executions in spans(beats).items():
+        assert jobs[job_id].attempts in {span.attempt for span in executions}
+        assert not Attempt.objects.filter(job_id=job_id, number=jobs[job_id].attempts).exists()
+    assert_none_overlap(beats)

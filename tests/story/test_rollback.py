@@ -1,0 +1,64 @@
+"""Never early: a job exists if and only if the transaction that enqueued it commits."""
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from django.db import connection, transaction
+
+from stoker.models import Job
+
+from tests.app.models import Account, Ledger
+from tests.app.tasks import write_ledger
+from tests.cluster.clusters import running_cluster, wait_for
+from tests.story.ledgers import assert_all_recorded_once, unfinished
+
+TRANSACTIONS = 1000
+
+pytestmark = [pytest.mark.django_db(transaction=True)]
+
+
+class RolledBack(Exception):
+    """Raised on purpose inside a transaction."""
+
+
+def test_exactly_the_committed_half_runs_and_none_before_its_commit(
+    seed: int, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    chosen = [True] * (TRANSACTIONS // 2) + [False] * (TRANSACTIONS // 2)
+    chance.shuffle(chosen)
+    committing_at: dict[str, int] = {}
+
+    def enqueue_all() -> None:
+        for is_committed in chosen:
+            try:
+                with transaction.atomic():
+                    Account.objects.create(total=1)
+                    job_id = write_ledger.enqueue().id
+                    if chance.random() < 0.02:
+                        time.sleep(0.02)  # time enough to start, if it could be seen
+                    if not is_committed:
+                        raise RolledBack  # noqa: TRY301 - rolls back
+                    committing_at[job_id] = time.monotonic_ns()
+            except RolledBack:
+                continue
+        connection.close()
+
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        thread = threading.Thread(target=enqueue_all)
+        thread.start()
+        thread.join()
+        wait_for(lambda: not unfinished(), lambda: f"{unfinished()} left\n{cluster.tail()}")
+
+    assert len(committing_at) == TRANSACTIONS // 2
+    assert Job.objects.count() == TRANSACTIONS // 2
+    assert Account.objects.count() == TRANSACTIONS // 2
+    assert_all_recorded_once(list(committing_at))
+    early = [
+        line.job_id for line in Ledger.objects.all() if line.started_ns < committing_at[line.job_id]
+    ]
+    assert not early, "these ran before their commit"

@@ -1,0 +1,209 @@
+"""What the documentation says is true: its code is run, its tables are compared with the code.
+
+Conventions in docs/*.md, all of which read well for who does not know them:
+
+- A block of ``console`` has commands after ``$ `` and below each what it prints; ``...`` stands for
+  what varies. With title="second terminal" a command goes on running, and what is shown must
+  appear; ``^C`` is Ctrl-C there.
+- A block of ``pycon`` goes on in the Python shell that ``$ python manage.py shell`` opened.
+- A block with a title that is a file's name is that file; "(add at the end)" appends to it, and
+  "(add at the end, on Django 5.2)" does so where that is what runs.
+- ``<!-- not run: why -->`` before a block keeps it from being run.
+
+The tutorial is followed so, in an empty folder. In the other pages every block of ``python`` is
+run, one after another in one module, and between them:
+
+- ``<!-- run the jobs -->`` lets everything that is due run;
+- ``<!-- check: expression -->`` must be true then.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import global_settings
+from django.core.management import CommandError, load_command_class
+from django.db import connection, models
+
+import stoker.models
+from stoker.compat import task_backends
+from stoker.conf import option_fields, problems
+from stoker.progress import JobState
+from stoker.testing import drain
+
+from tests.docs.moves import Move, attempts_in, changes_between, moves, ways
+from tests.docs.pages import EXAMPLES, PAGES, TUTORIAL, steps_of
+from tests.docs.stand import Stand
+from tests.docs.walk import Walk
+
+# -- the tutorial ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    walk = Walk(folder)
+    yield walk
+    walk.close()
+
+
+@pytest.mark.slow
+def test_what_the_tutorial_says_happens(walk: Walk) -> None:
+    """Every command, every file, every answer."""
+    walk.follow(TUTORIAL)
+
+
+# -- the other pages ------------------------------------------------------------------------------
+
+
+class Order(models.Model):
+    """What the examples sell; `shop.models` of the tutorial, with more in it."""
+
+    customer = models.CharField(max_length=100)
+    is_paid = models.BooleanField(default=False)
+    fence = models.BigIntegerField(default=0)
+
+    class Meta:
+        app_label = "shop"
+
+    def __str__(self) -> str:
+        return f"{self.customer}'s order"
+
+
+@pytest.fixture
+def shop(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The app of the examples: `shop.models` can be imported, and has its table."""
+    package, module = ModuleType("shop"), ModuleType("shop.models")
+    module.Order = Order  # type: ignore[attr-defined] # what a module holds is not typed
+    monkeypatch.setitem(sys.modules, "shop", package)
+    monkeypatch.setitem(sys.modules, "shop.models", module)
+    with connection.schema_editor() as editor:
+        editor.create_model(Order)
+    yield
+    with connection.schema_editor() as editor:
+        editor.delete_model(Order)
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
+def test_examples_run(page: Path, shop: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of Python of the page, one after another; and what the page says of them."""
+    name = f"docs_howto_{page.stem.replace('-', '_')}"
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    for step in steps_of(page):
+        place = f"{page.name}:{step.line}"
+        if not step.is_run:
+            continue
+        if step.kind == "python" and step.title.endswith("settings.py"):
+            refuse_wrong_settings(step.text, place)
+        elif step.kind == "python":
+            exec(compile(step.text, place, "exec"), module.__dict__)  # noqa: S102 - our own pages
+        elif step.kind == "run":
+            run_the_jobs()
+        elif step.kind == "check":
+            vars(module).update({**AT_HAND, **vars(module)})
+            assert eval(step.text, vars(module)), f"{place}: {step.text}"  # noqa: S307 - as above
+
+
+AT_HAND = {
+    **{name: getattr(stoker.models, name) for name in ("Attempt", "DeadLetter", "Job")},
+    "async_to_sync": async_to_sync,
+    "attempt": lambda number: SimpleNamespace(attempts=number),
+    "task_backends": task_backends,
+}
+"""What the checks may use without the page having it."""
+
+
+def refuse_wrong_settings(text: str, place: str) -> None:
+    """What a page puts into settings.py must be settings of Stoker's."""
+    names: dict[str, Any] = {"INSTALLED_APPS": [], "DATABASES": {"default": {}}}
+    exec(compile(text, place, "exec"), names)  # noqa: S102 - as above
+    for alias, params in names.get("TASKS", {}).items():
+        assert not problems(alias, params), place
+
+
+def run_the_jobs() -> None:
+    """All of them, and those that they enqueue; who waits for his moment has it now."""
+    while drain(include_deferred=True):
+        continue
+
+
+# -- the words that pages use ---------------------------------------------------------------------
+
+
+def test_commands_are_as_written() -> None:
+    """Every `manage.py stoker ...` in the documentation is one that the command takes."""
+    command = load_command_class("stoker", "stoker")
+    parser = command.create_parser("manage.py", "stoker")
+    found = [
+        (page.name, line)
+        for page in PAGES
+        for line in re.findall(r"manage\.py stoker ((?!SUBCOMMAND)[^\n`|;#&\"]+)", page.read_text())
+    ]
+    assert found
+    for page, line in found:
+        try:
+            parser.parse_args(shlex.split(line))
+        except (CommandError, SystemExit) as error:
+            raise AssertionError(f"{page}: manage.py stoker {line}: {error}") from None
+
+
+def test_settings_are_as_written() -> None:
+    """Every `SETTING` in the documentation is one of Stoker's, of Django's, or a known stranger."""
+    known = {
+        *option_fields(),
+        *JobState.names,
+        *dir(global_settings),
+        *DATABASE_KEYS,
+        *STRANGERS,
+    }
+    unknown = [
+        f"{page.name}: {word}"
+        for page in PAGES
+        for word in re.findall(r"`([A-Z][A-Z0-9_]+)`", page.read_text())
+        if word not in known
+    ]
+    assert not unknown
+
+
+DATABASE_KEYS = {
+    "OPTIONS", "QUEUES", "CONN_MAX_AGE", "CONN_HEALTH_CHECKS", "DISABLE_SERVER_SIDE_CURSORS",
+    "ATOMIC_REQUESTS", "TASKS",
+}  # fmt: skip
+STRANGERS = {
+    "COMMIT", "BEGIN", "INSERT", "LISTEN", "NOTIFY", "NULL", "SIGTERM", "SIGINT", "SIGHUP",
+    "OFF", "SIGKILL", "TMPDIR", "UUID", "UPDATE", "VACUUM", "WAL", "FULL", "NORMAL",
+}  # fmt: skip
+
+
+# -- the life of a job ----------------------------------------------------------------------------
+
+
+def test_every_move_is_in_the_table() -> None:
+    assert {(move.start, move.event) for move in moves()} == set(ways())
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("move", moves(), ids=lambda move: f"{move.start}: {move.event}")
+def test_moves_are_as_the_table_says(move: Move) -> None:
+    """Each is made by the code that makes it in real life; then the store is looked at."""
+    prepare, act = ways()[move.start, move.event]
+    stand = Stand()
+    prepare(stand)
+    before = stand.rows()
+    assert stand.state() == move.start
+    act(stand)
+    after = stand.rows()
+    assert stand.state() == move.end
+    assert changes_between(before, after) == move.rows
+    used_before, used_after = attempts_in(before), attempts_in(after)
+    used = used_before or 0
+    told = {"": None, "0": 0, "same": used_before, "+1": used + 1, "-1": used - 1}
+    assert used_after == told[move.attempts]

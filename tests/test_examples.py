@@ -1,0 +1,213 @@
+"""The examples do what they are there to show, run as a user runs them."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from examples.feeds.stage.sample_server import SampleServer
+
+ROOT = Path(__file__).resolve().parents[1]
+FEEDS = "examples/feeds/manage.py"
+MARK = "STOKER_TEST_DEMO"
+AT_MOST_SECONDS = 120
+
+
+class Demo:
+    """One run of the demo, and whatever processes it starts: all of them carry its mark."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.mark = uuid4().hex
+        self.output = folder / "demo.log"
+        with self.output.open("wb") as output:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "examples.feeds.demo"],
+                cwd=ROOT,
+                env={**surroundings(), MARK: self.mark, "TMPDIR": str(folder), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def told(self) -> str:
+        return self.output.read_text()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for it; the demo must go on meanwhile."""
+        deadline = time.monotonic() + AT_MOST_SECONDS
+        while not condition():
+            assert self._popen.poll() is None, self.told
+            assert time.monotonic() < deadline, self.told
+            time.sleep(0.02)
+
+    def until_told(self, words: str) -> None:
+        self.until(lambda: words in self.told)
+
+    def ended(self) -> int:
+        """Wait for its end. Returns the exit code; nothing must be left of it by then."""
+        code = self._popen.wait(AT_MOST_SECONDS)
+        assert self.processes() == {}, self.told
+        return code
+
+    def interrupt(self) -> None:
+        self._popen.send_signal(signal.SIGINT)
+
+    def processes(self) -> dict[int, str]:
+        """Process id -> command line, of all that carry the mark."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(folder.name)] = command.decode(errors="replace")
+            except OSError:  # it has just ended, or is somebody else's
+                continue
+        return found
+
+    def clear(self) -> None:
+        """End what is left of it."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self._popen.wait()
+
+    def kill(self, *words: str) -> None:
+        """SIGKILL the eldest process with these words in its command line."""
+        found = self.processes().items()
+        os.kill(min(pid for pid, line in found if all(w in line for w in words)), signal.SIGKILL)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    """Start demos; what a failed test leaves of them is ended."""
+    demos: list[Demo] = []
+
+    def start(**environment: str) -> Demo:
+        demos.append(Demo(tmp_path, **environment))
+        return demos[-1]
+
+    yield start
+    for demo in demos:
+        demo.clear()
+
+
+def test_the_demo_shows_the_main_job(play: Callable[..., Demo]) -> None:
+    """Imported, retried, dead-lettered, each as it must be; then it ends by itself."""
+    demo = play(ONCE="1")
+    code = demo.ended()
+    assert code == 0, demo.told
+    assert "Imported 57 entries of 14 feeds." in demo.told
+    assert "harbour-news.xml: 3 attempts. The server answered 500" in demo.told
+    assert "closed-blog.xml: 1 attempt. The server answered 404 Not Found." in demo.told
+    assert "knitting-circle.xml: 1 attempt. What is at this address is neither" in demo.told
+    assert "every job is recorded once, and no entry is there twice" in demo.told
+    assert re.search(r"^  harbour-news.xml +trying again ", demo.told, re.MULTILINE), demo.told
+
+
+def test_the_demo_takes_other_feeds_and_other_ports(play: Callable[..., Demo]) -> None:
+    """FEEDS names feeds; one that cannot be had is a failure; a taken port is left to its owner."""
+    with SampleServer(in_haste=True) as server, socket.socket() as owner:
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            owner.bind(("127.0.0.1", 8000))
+            owner.listen()
+        except OSError:  # somebody else has it, which is as good
+            pass
+        good, gone = server.url("tea-notes.xml"), server.url("closed-blog.xml")
+        demo = play(ONCE="1", FEEDS=f"{good} {gone}")
+        code = demo.ended()
+    assert code == 1, demo.told
+    assert "Imported 3 entries of 1 feed." in demo.told
+    assert re.search(r"not as it must be:\n  127.0.0.1:\d+/closed-blog.xml was given up", demo.told)
+    assert "on http://127.0.0.1:8000/" not in demo.told
+
+
+@pytest.mark.parametrize(
+    "moment", ["", "are served on", "Adding", "glacier-notes.xml     importing"]
+)
+def test_ctrl_c_leaves_nothing_behind(
+    play: Callable[..., Demo], tmp_path: Path, moment: str
+) -> None:
+    """While it starts, and while it imports: no process, no folder."""
+    demo = play()
+    demo.until(lambda: (moment and moment in demo.told) or (not moment and is_set_up(demo)))
+    demo.interrupt()
+    assert demo.ended() == 0, demo.told
+    assert "Stopping" in demo.told
+    assert not list(tmp_path.glob("stoker-demo-*"))
+
+
+def test_a_process_that_dies_is_told(play: Callable[..., Demo]) -> None:
+    """With the end of its log; and the others are stopped."""
+    with SampleServer(in_haste=True) as server:
+        demo = play(FEEDS=server.url("tea-notes.xml"))
+        demo.until_told("Ctrl-C stops")
+    demo.kill("stoker", "run")
+    assert demo.ended() == 1, demo.told
+    assert "The cluster died (SIGKILL). Its last words:" in demo.told
+    assert "Cluster stoker started" in demo.told
+
+
+def test_the_demo_follows_feeds_that_are_added_later(play: Callable[..., Demo]) -> None:
+    """It stays up for that: what is added on the page is imported, and shown."""
+    import httpx
+
+    with SampleServer(in_haste=True) as server:
+        demo = play(FEEDS=server.url("tea-notes.xml"))
+        demo.until_told("Ctrl-C stops")
+        page = re.findall(r"the page +(\S+)", demo.told)[0]
+        with httpx.Client(trust_env=False) as visitor:
+            visitor.get(page)
+            token = visitor.cookies["csrftoken"]
+            form = {"url": server.url("kirchturm.xml"), "csrfmiddlewaretoken": token}
+            assert visitor.post(page, data=form).is_redirect
+            demo.until(lambda: re.search(r"kirchturm.xml +imported +4 entries", demo.told))
+            assert "Der Kirchturm - Gemeindebrief" in visitor.get(page).text
+        demo.interrupt()
+        assert demo.ended() == 0, demo.told
+
+
+def test_the_importer_passes_its_own_tests(tmp_path: Path) -> None:
+    """As `manage.py test` runs them: the task, the page, and the parts of the demo."""
+    told = manage(tmp_path, "test", "examples.feeds")
+    assert re.search(r"Ran \d\d tests", told), told
+    assert "OK" in told, told
+
+
+def test_the_importer_has_all_its_migrations(tmp_path: Path) -> None:
+    assert "No changes detected" in manage(tmp_path, "makemigrations", "--check", "--dry-run")
+
+
+def is_set_up(demo: Demo) -> bool:
+    """Whether it has begun to start others."""
+    return any("migrate" in line for line in demo.processes().values())
+
+
+def manage(folder: Path, *arguments: str) -> str:
+    """Run a command of the importer's, with warnings as errors. Returns its output."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", FEEDS, *arguments],
+        cwd=ROOT,
+        env=surroundings() | {"FEEDS_DATABASE": str(folder / "feeds.sqlite3")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=AT_MOST_SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+def surroundings() -> dict[str, str]:
+    """The environment without what is meant for other tests."""
+    ours = ("DJANGO_", "STOKER_", "FEEDS", "ONCE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

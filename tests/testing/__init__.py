@@ -1,0 +1,1 @@
+"""Tests of stoker.testing, which ships to users."""

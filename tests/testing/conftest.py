@@ -1,0 +1,33 @@
+"""What ran is forgotten between tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.testing import tasks
+
+
+@pytest.fixture(autouse=True)
+def seen() -> Iterator[list[Any]]:
+    """Give what the tasks have noted down."""
+    tasks.seen.clear()
+    yield tasks.seen
+    tasks.seen.clear()
+
+
+COMMITTING = pytest.mark.django_db(transaction=True, available_apps=["stoker", "tests.app"])
+"""Emptying only these tables afterwards takes less time than a test does; all of them, more."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("in a transaction", marks=pytest.mark.django_db),
+        pytest.param("committing", marks=COMMITTING),
+    ]
+)
+def database(request: pytest.FixtureRequest) -> str:
+    """Run the test as in a TestCase, and again as in a TransactionTestCase."""
+    return str(request.param)

@@ -1,0 +1,279 @@
+"""Drain: what waits runs, as it would in a worker, also inside a test's transaction."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from stoker.compat import task_signals
+from stoker.lifecycle.outcomes import Retry
+from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.testing import drain, enqueued
+
+from tests.app.models import Account
+from tests.testing import tasks
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def test_runs_what_waits_and_records_it(seen: list[Any]) -> None:
+    result = tasks.note.enqueue("one")
+    assert seen == []
+    (ran,) = drain()
+    assert seen == ["one"]
+    assert (ran.id, ran.task, ran.args, ran.kwargs) == (
+        result.id,
+        "tests.testing.tasks.note",
+        ("one",),
+        {},
+    )
+    assert (ran.queue, ran.attempt, ran.outcome.kind) == ("default", 1, "succeeded")
+    result.refresh()
+    assert result.return_value == "one"
+    assert result.worker_ids == ["test"]
+    assert ran.result.return_value == "one"
+    assert not Ready.objects.exists()
+    assert not Claimed.objects.exists()
+    assert drain() == []
+
+
+def test_arguments_take_the_round_trip(seen: list[Any]) -> None:
+    given = {"a list": [1], "a tuple": (1, timedelta(1)), "bytes": b"\x00"}
+    tasks.note.enqueue(given)
+    given["a list"].append(2)  # type: ignore[attr-defined] # it is one
+    drain()
+    assert seen == [{"a list": [1], "a tuple": (1, timedelta(1)), "bytes": b"\x00"}]
+    assert seen[0] is not given
+
+
+def test_highest_priority_first(seen: list[Any]) -> None:
+    for priority in (0, -5, 5):
+        tasks.note.using(priority=priority).enqueue(priority)
+    tasks.note.using(priority=50, run_after=-1).enqueue(50)
+    drain()
+    assert seen == [50, 5, 0, -5]
+
+
+def test_what_has_fallen_due_is_not_overlooked(seen: list[Any]) -> None:
+    """The broker, which has just found enough to do, would look for it a moment later."""
+    tasks.note.enqueue("first")
+    tasks.note.enqueue("low")
+    drain(until_empty=False, most=1)
+    tasks.note.using(priority=9, run_after=-1).enqueue("high")
+    drain()
+    assert seen == ["first", "high", "low"]
+
+
+def test_goes_on_with_what_jobs_enqueue(seen: list[Any]) -> None:
+    tasks.note_then.enqueue("first", "second", "third")
+    ran = drain()
+    assert seen == ["first", "third", "second"]
+    assert [one.args for one in ran.succeeded] == [
+        ("first", "second", "third"),
+        ("third",),
+        ("second",),
+    ]
+
+
+def test_one_round_only(seen: list[Any]) -> None:
+    tasks.note_then.enqueue("first", "second")
+    tasks.succeed_at.enqueue(2)
+    drain(until_empty=False)
+    assert seen == ["first", 1]
+    drain(until_empty=False)
+    assert seen == ["first", 1, "second", 2] or seen == ["first", 1, 2, "second"]
+    assert drain(until_empty=False) == []
+
+
+def test_async_tasks(seen: list[Any]) -> None:
+    result = tasks.note_async.enqueue("async")
+    drain().check()
+    assert seen == ["async"]
+    result.refresh()
+    assert result.return_value == "async"
+
+
+def test_retries_do_not_wait(seen: list[Any]) -> None:
+    result = tasks.succeed_at.enqueue(3)
+    began = time.monotonic()
+    ran = drain()
+    assert time.monotonic() - began < 60
+    assert seen == [1, 2, 3]
+    assert [one.outcome.kind for one in ran] == ["retry", "retry", "succeeded"]
+    assert [one.attempt for one in ran] == [1, 2, 3]
+    assert len(ran.retried) == 2
+    outcome = ran[0].outcome
+    assert isinstance(outcome, Retry)
+    assert outcome.delay_seconds == 3600, "what backoff said can be seen"
+    result.refresh()
+    assert result.return_value == 3
+    assert len(result.errors) == 2
+    assert Attempt.objects.count() == 2
+
+
+def test_a_job_out_of_attempts_is_a_dead_letter(seen: list[Any]) -> None:
+    result = tasks.succeed_at.enqueue(9)
+    ran = drain()
+    assert seen == [1, 2, 3]
+    assert [one.id for one in ran.failed] == [result.id]
+    assert DeadLetter.objects.get().job_id == Job.objects.get().pk
+    with pytest.raises(AssertionError, match=r"1 of 3 attempts failed") as caught:
+        ran.check()
+    assert "tests.testing.tasks.succeed_at(9), attempt 3: failed" in str(caught.value)
+    assert 'raise ConnectionError(f"attempt {context.attempt}")' in str(caught.value)
+    assert "ConnectionError: attempt 3" in str(caught.value)
+
+
+def test_what_a_failed_attempt_wrote_stays_written() -> None:
+    """As in a worker, which has no transaction open."""
+    tasks.write_and_fail.enqueue(5)
+    drain()
+    assert list(Account.objects.order_by("total").values_list("total", flat=True)) == [5, 6]
+
+
+def test_a_broken_transaction_breaks_nothing_else(database: str, seen: list[Any]) -> None:
+    tasks.break_the_transaction.enqueue()
+    tasks.note.enqueue("after")
+    ran = drain()
+    assert [one.outcome.kind for one in ran] == ["failed", "succeeded"]
+    assert "IntegrityError" in ran[0].result.errors[0].exception_class_path
+    assert seen == ["after"]
+    # In a transaction, the statement that failed takes the others of its savepoint with it.
+    assert Account.objects.exists() == (database == "committing")
+
+
+def test_errors_inside_a_tasks_own_block() -> None:
+    tasks.survive_an_error.enqueue()
+    drain().check()
+    assert tasks.seen == ["survived"]
+    assert Account.objects.count() == 1
+
+
+def test_on_commit_inside_a_task(database: str, seen: list[Any]) -> None:
+    tasks.on_commit.enqueue("committed")
+    drain().check()
+    if database == "committing":
+        assert seen == ["committed", "before", "committed inside"]
+    else:
+        assert seen == ["before", "committed", "committed inside"]
+
+
+def test_hooks_of_the_test_itself_are_left_alone(
+    database: str, django_capture_on_commit_callbacks: Any, seen: list[Any]
+) -> None:
+    if database == "committing":
+        transaction.on_commit(lambda: seen.append("hook"))
+    else:
+        with django_capture_on_commit_callbacks(execute=True):
+            transaction.on_commit(lambda: seen.append("hook"))
+            tasks.note.enqueue("job")
+            drain()
+            assert seen == ["job"]
+        assert seen == ["job", "hook"]
+
+
+def test_no_connection_is_closed_or_opened() -> None:
+    connection.ensure_connection()
+    raw = connection.connection
+    tasks.note.enqueue("one")
+    tasks.write_and_fail.enqueue(5)
+    drain()
+    assert connection.connection is raw
+    assert [one.alias for one in connections.all(initialized_only=True)] == ["default"]
+
+
+def test_a_task_is_in_a_transaction_only_where_the_test_is(database: str) -> None:
+    tasks.say_whether_atomic.enqueue()
+    (ran,) = drain()
+    assert ran.result.return_value == (database == "in a transaction")
+
+
+def test_deferred_jobs_wait(seen: list[Any]) -> None:
+    tasks.note.using(run_after=3600).enqueue("later")
+    tasks.note.enqueue("now")
+    drain()
+    assert seen == ["now"]
+    assert len(enqueued()) == 1
+
+
+def test_deferred_jobs_can_be_brought_forward(seen: list[Any]) -> None:
+    tasks.note.using(run_after=3600).enqueue("later")
+    tasks.note.using(run_after=3600, priority=1).enqueue("sooner")
+    tasks.note.enqueue("now")
+    drain(include_deferred=True)
+    assert seen == ["sooner", "later", "now"]
+    assert enqueued() == []
+
+
+def test_what_falls_due_meanwhile_runs(seen: list[Any]) -> None:
+    tasks.note.using(run_after=0.05).enqueue("soon")
+    deadline = time.monotonic() + 10
+    while not drain():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert seen == ["soon"]
+
+
+def test_a_task_that_defers_itself_comes_to_an_end(seen: list[Any]) -> None:
+    tasks.enqueue_itself_tomorrow.enqueue()
+    drain(include_deferred=True)
+    assert seen == ["today"]
+    drain(include_deferred=True)
+    assert seen == ["today", "today"]
+
+
+def test_a_snoozed_job_waits_on(seen: list[Any]) -> None:
+    tasks.snooze.enqueue(600)
+    (ran,) = drain()
+    assert ran.outcome.kind == "snoozed"
+    assert Deferred.objects.get().attempts == 0
+    assert drain() == []
+    (ran,) = drain(include_deferred=True)
+    assert ran.attempt == 1
+    assert seen == ["snoozed", "snoozed"]
+
+
+def test_a_task_that_enqueues_itself_for_ever_is_found_out() -> None:
+    tasks.enqueue_itself.enqueue()
+    with pytest.raises(AssertionError, match="20 attempts were made") as caught:
+        drain(most=20)
+    assert "tests.testing.tasks.enqueue_itself(), attempt 1: succeeded" in str(caught.value)
+
+
+def test_some_queues_only(seen: list[Any]) -> None:
+    tasks.note.using(queue_name="mail").enqueue("mail")
+    tasks.note.enqueue("default")
+    drain(queues=["mail"])
+    assert seen == ["mail"]
+    drain()
+    assert seen == ["mail", "default"]
+
+
+def test_signals_are_those_of_a_worker() -> None:
+    sent = []
+
+    def receive(signal: Any, task_result: Any, **_: Any) -> None:
+        sent.append((signal, str(task_result.status)))
+
+    signals = [task_signals.task_started, task_signals.task_finished]
+    for signal in signals:
+        signal.connect(receive)
+    try:
+        tasks.note.enqueue("one")
+        drain()
+    finally:
+        for signal in signals:
+            signal.disconnect(receive)
+    assert sent == list(zip(signals, ["RUNNING", "SUCCESSFUL"], strict=True))
+
+
+def test_system_exit_and_time_outs_fail_the_job_not_the_test() -> None:
+    tasks.exit_the_program.enqueue()
+    tasks.take_too_long.enqueue()
+    ran = drain()
+    errors = [one.outcome.fault.exception_class for one in ran.failed]  # type: ignore[union-attr] # they are Failed
+    assert errors == ["builtins.SystemExit", "stoker.exceptions.TaskTimeout"]

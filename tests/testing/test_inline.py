@@ -1,0 +1,237 @@
+"""Inline: jobs run when they are enqueued, or when what enqueued them commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection, connections, transaction
+from django.test import TestCase, override_settings
+
+from stoker.models import DeadLetter, Ready
+from stoker.testing import enqueued, inline
+
+from tests.testing import tasks
+
+
+class Rollback(Exception):
+    """What makes a block roll back."""
+
+
+@contextmanager
+def rolled_back() -> Iterator[None]:
+    """Open a block that an error ends."""
+    with suppress(Rollback), transaction.atomic():
+        yield
+        raise Rollback
+
+
+@pytest.mark.usefixtures("database")
+class TestInline:
+    def test_runs_at_once_and_the_result_is_fresh(self, seen: list[Any]) -> None:
+        with inline() as ran:
+            result = tasks.note.enqueue("one")
+            assert seen == ["one"]
+            assert result.is_finished
+            assert result.return_value == "one"
+        assert [one.args for one in ran] == [("one",)]
+        tasks.note.enqueue("two")
+        assert seen == ["one"]
+
+    def test_as_a_decorator(self, seen: list[Any]) -> None:
+        @inline()
+        def enqueue() -> None:
+            tasks.note.enqueue("decorated")
+            assert seen == ["decorated"]
+
+        enqueue()
+        enqueue_again = enqueue
+        seen.clear()
+        enqueue_again()
+
+    def test_takes_the_same_round_trip(self, seen: list[Any]) -> None:
+        given = [("tuple",)]
+        with inline():
+            tasks.note.enqueue(given)
+        assert seen == [[("tuple",)]]
+        assert seen[0] is not given
+        with inline(), pytest.raises(TypeError, match="does not take"):
+            tasks.note.enqueue("one", "too many")  # type: ignore[call-arg] # the mistake is meant
+
+    def test_many_run_in_order(self, seen: list[Any]) -> None:
+        with inline():
+            results = tasks.note.enqueue_many([((number,), {}) for number in range(5)])
+        assert seen == [0, 1, 2, 3, 4]
+        assert [result.return_value for result in results] == seen
+
+    def test_what_jobs_enqueue_runs_after_them(self, seen: list[Any]) -> None:
+        with inline():
+            tasks.note_then.enqueue("first", "second", "third")
+            assert seen == ["first", "third", "second"]
+
+    def test_a_long_chain_is_no_deep_recursion(self, seen: list[Any]) -> None:
+        with inline():
+            tasks.note_then.enqueue("start", *map(str, range(300)))
+        assert len(seen) == 301
+
+    def test_retries_at_once(self, seen: list[Any]) -> None:
+        with inline() as ran:
+            assert tasks.succeed_at.enqueue(3).return_value == 3
+        assert seen == [1, 2, 3]
+        assert len(ran.retried) == 2
+
+    def test_a_failure_is_recorded_and_not_raised(self) -> None:
+        with inline() as ran:
+            result = tasks.write_and_fail.enqueue(5)
+        assert result.status == "FAILED"
+        assert len(ran.failed) == 1
+        assert DeadLetter.objects.count() == 1
+        with pytest.raises(AssertionError, match="ValueError: 5"):
+            ran.check()
+
+    def test_deferred_jobs_wait(self, seen: list[Any]) -> None:
+        with inline():
+            tasks.note.using(run_after=3600).enqueue("later")
+            tasks.note.enqueue("now")
+        assert seen == ["now"]
+        assert [job.args for job in enqueued()] == [("later",)]
+
+    def test_runs_when_the_outermost_block_commits(self, seen: list[Any]) -> None:
+        with inline():
+            with transaction.atomic():
+                with transaction.atomic():
+                    result = tasks.note.enqueue("committed")
+                assert seen == []
+            assert seen == ["committed"]
+            result.refresh()
+            assert result.is_finished
+
+    def test_never_runs_when_the_block_rolls_back(self, seen: list[Any]) -> None:
+        with inline() as ran:
+            with rolled_back():
+                tasks.note.enqueue("rolled back")
+            tasks.note.enqueue("after")
+        assert seen == ["after"]
+        assert len(ran) == 1
+
+    def test_an_inner_block_that_rolls_back_takes_only_its_own(self, seen: list[Any]) -> None:
+        with inline(), transaction.atomic():
+            tasks.note.enqueue("outer")
+            with rolled_back():
+                tasks.note.enqueue("inner")
+        assert seen == ["outer"]
+
+    def test_blocks_around_it_do_not_count(self, seen: list[Any]) -> None:
+        with transaction.atomic(), inline():
+            tasks.note.enqueue("one")
+            assert seen == ["one"]
+            with transaction.atomic():
+                tasks.note.enqueue("two")
+                assert seen == ["one"]
+            assert seen == ["one", "two"]
+
+    def test_a_block_without_savepoint_runs_at_the_end_at_the_latest(self, seen: list[Any]) -> None:
+        with inline(), transaction.atomic(savepoint=False):
+            tasks.note.enqueue("one")
+        assert seen == ["one"]
+
+    def test_within_itself(self, seen: list[Any]) -> None:
+        with inline() as outer:
+            with inline() as inner, transaction.atomic():
+                tasks.note.enqueue("one")
+            with transaction.atomic():
+                tasks.note.enqueue("two")
+        assert seen == ["one", "two"]
+        assert len(outer) + len(inner) == 2
+
+    def test_nothing_is_left_behind(self, seen: list[Any]) -> None:
+        with pytest.raises(Rollback), inline():
+            raise Rollback
+        assert "savepoint_commit" not in vars(connection._connections[connection._alias])  # type: ignore[attr-defined] # of the proxy
+        tasks.note.enqueue("after")
+        assert seen == []
+
+    def test_machinery_that_fails_fails_the_test(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Django logs what receivers of its signal raise; a test must hear of it."""
+
+        def break_down(*_: Any) -> None:
+            raise ConnectionError("no store")
+
+        monkeypatch.setattr("stoker.testing.running.finish", break_down)
+        with pytest.raises(ConnectionError, match="no store"), inline():
+            tasks.note.enqueue("one")
+
+    def test_a_task_that_enqueues_itself_for_ever_is_found_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.testing.running.Runner.run.__defaults__", (20,))
+        with pytest.raises(AssertionError, match="20 attempts were made"), inline():
+            tasks.enqueue_itself.enqueue()
+
+    def test_the_connection_stays_open(self) -> None:
+        connection.ensure_connection()
+        raw = connection.connection
+        with inline():
+            tasks.note.enqueue("one")
+        assert connection.connection is raw
+
+
+@pytest.mark.django_db(transaction=True)
+def test_enqueued_by_async_code(seen: list[Any]) -> None:
+    async def view() -> Any:
+        try:
+            result = await tasks.note_async.aenqueue("async")
+            assert seen == ["async"]
+            return result.return_value
+        finally:
+            await sync_to_async(connections.close_all)()  # of the thread that asgiref has chosen
+
+    with inline():
+        assert asyncio.run(view()) == "async"
+
+
+@pytest.mark.django_db
+def test_another_backend_is_left_alone(seen: list[Any]) -> None:
+    from django.conf import settings
+
+    other = {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": ["other"]}
+    with override_settings(TASKS={**settings.TASKS, "other": other}), inline():
+        tasks.note.using(backend="other", queue_name="other").enqueue("other")
+        assert seen == []
+    assert Ready.objects.count() == 1
+
+
+class InATestCase(TestCase):
+    """Django's own, whose transaction is never committed."""
+
+    @inline()
+    def test_runs(self) -> None:
+        with transaction.atomic():
+            tasks.note.enqueue("one")
+        assert tasks.seen == ["one"]
+
+    def test_with_captured_hooks(self) -> None:
+        with inline(), self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+            tasks.note.enqueue("one")
+        assert tasks.seen == ["one"]
+
+
+class BegunBeforeATestCase(TestCase):
+    """All through the class: the blocks that Django opens later are not the tests' own."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.enterClassContext(inline())
+        super().setUpClass()
+
+    def test_runs(self) -> None:
+        tasks.note.enqueue("one")
+        assert tasks.seen == ["one"]
+        with transaction.atomic():
+            tasks.note.enqueue("two")
+            assert tasks.seen == ["one"]
+        assert tasks.seen == ["one", "two"]

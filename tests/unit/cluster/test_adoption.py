@@ -1,0 +1,226 @@
+"""What a new pusher takes over from a dead one."""
+
+import socket
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.cluster import board as place
+from stoker.cluster.adoption import PATIENCE_SECONDS, Adoption
+from stoker.cluster.board import Board, Occupied, lease_mark
+from stoker.cluster.channel import Stream, socket_pair
+from stoker.cluster.flights import Flights
+from stoker.cluster.recall import Recall
+from stoker.cluster.roster import Roster
+from stoker.cluster.watch import Death
+from stoker.cluster.wire import Job, Report, pack_job
+
+from tests.unit.cluster.parts import Clock, make_delivery
+
+pytestmark = pytest.mark.unit
+
+Make = Callable[..., list[Delivery]]
+
+
+@pytest.fixture
+def flights() -> Flights:
+    """The pusher before this one gave out numbers up to 10."""
+    return Flights(last_number=10)
+
+
+@pytest.fixture
+def adoption(
+    flights: Flights, roster: Roster, recall: Recall, board: Board, clock: Clock
+) -> Adoption:
+    return Adoption(flights, roster, recall, board, trusts_workers=False)
+
+
+@pytest.fixture
+def arrive(roster: Roster, board: Board) -> Iterator[Callable[[int], None]]:
+    opened: list[socket.socket] = []
+
+    def come(worker: int) -> None:
+        ours, theirs = socket_pair()
+        opened.extend([ours, theirs])
+        roster.welcome(worker, 1, Stream(ours))
+        board.set_worker(worker, place.INCARNATION, 1)
+
+    yield come
+    for end in opened:
+        end.close()
+
+
+def job(number: int, delivery: Delivery) -> Job:
+    return pack_job(number, delivery)
+
+
+def report(number: int) -> Report:
+    return (number, 1.0, 2.0, "worker", ("succeeded", b""))
+
+
+def died(worker: int, number: int, delivery: Delivery, lease: int | None = None) -> Death:
+    mark = lease_mark(delivery.lease_id) if lease is None else lease
+    running = ((number, delivery.job_id.bytes, 1.0, mark),)
+    return Death(worker, 1, -9, "crash", 0, running, "how", 0, number)
+
+
+def test_what_workers_have_is_adopted_and_the_rest_given_back(
+    adoption: Adoption, flights: Flights, deliveries: Make, arrive: Callable[[int], None]
+) -> None:
+    running, finished, never_sent = deliveries(3)
+    adoption.take([running, finished, never_sent], 1.0)
+    adoption.expect([(0, 1), (1, 1)])
+    arrive(0)
+    arrive(1)
+    assert adoption.hello(0, [(job(4, running), None)]) == ([], [])
+    adoption.close_when_complete()
+    assert flights.given_back() == [], "the other worker may have it"
+    reported, stray = adoption.hello(1, [(job(5, finished), report(5))])
+    assert [flight.delivery for flight in reported] == [finished]
+    assert stray == []
+    adoption.close_when_complete()
+    assert [flight.delivery for flight in flights.given_back()] == [never_sent]
+    assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
+    assert len(flights) == 3
+
+
+def test_nothing_is_given_back_before_it_is_known_who_is_there(
+    adoption: Adoption, flights: Flights, deliveries: Make
+) -> None:
+    adoption.take(deliveries(1), 1.0)
+    adoption.close_when_complete()
+    assert flights.given_back() == []
+
+
+def test_a_worker_that_died_before_its_hello_is_judged_by_its_board(
+    adoption: Adoption, flights: Flights, roster: Roster, deliveries: Make
+) -> None:
+    running, never_sent = deliveries(2)
+    adoption.take([running, never_sent], 1.0)
+    adoption.expect([(0, 1)])
+    death = died(0, 4, running)
+    adoption.settle(death)
+    judged, _ = roster.settle(death)
+    assert [flight.delivery for flight in judged] == [running]
+    adoption.close_when_complete()
+    assert [flight.delivery for flight in flights.given_back()] == [never_sent]
+
+
+def test_an_old_death_is_not_held_against_a_later_claim_of_the_job(
+    adoption: Adoption, flights: Flights, deliveries: Make
+) -> None:
+    """The dead pusher had settled it, and the job was claimed again."""
+    (again,) = deliveries(1)
+    adoption.take([again], 1.0)
+    adoption.expect([(1, 1)])
+    adoption.settle(died(0, 4, again, lease=12345))
+    assert not flights.with_worker(0)
+    assert again.job_id in flights.orphans
+
+
+def test_a_report_of_a_job_that_is_no_longer_ours_is_confirmed_and_dropped(
+    adoption: Adoption, roster: Roster, deliveries: Make, arrive: Callable[[int], None]
+) -> None:
+    adoption.expect([(0, 1)])
+    arrive(0)
+    (recorded,) = deliveries(1)
+    assert adoption.hello(0, [(job(4, recorded), report(4))]) == ([], [])
+    assert roster.links[0].has_outgoing
+
+
+def test_a_job_without_a_lease_of_ours_is_called_off_or_stopped(
+    adoption: Adoption,
+    flights: Flights,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[[int], None],
+) -> None:
+    running, waiting = deliveries(2)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    board.set_worker(0, place.LAST_STARTED, 4)
+    reported, stray = adoption.hello(0, [(job(4, running), None), (job(5, waiting), None)])
+    assert reported == []
+    assert stray == [4]
+    assert board.worker(0, place.RECALLED_THROUGH) == 5
+    assert len(flights) == 0
+
+
+def test_the_same_job_under_another_lease_is_not_adopted(
+    adoption: Adoption, flights: Flights, arrive: Callable[[int], None]
+) -> None:
+    ours = make_delivery()
+    stale = make_delivery(job_id=ours.job_id)
+    adoption.take([ours], 1.0)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    adoption.hello(0, [(job(4, stale), None)])
+    assert not flights.with_worker(0)
+    assert ours.job_id in flights.orphans
+
+
+def test_a_silent_worker_is_not_waited_for(
+    adoption: Adoption,
+    flights: Flights,
+    board: Board,
+    deliveries: Make,
+    clock: Clock,
+    arrive: Callable[[int], None],
+) -> None:
+    """Its user code lets nobody else speak: the board says what it runs."""
+    running, elsewhere = deliveries(2)
+    adoption.take([running, elsewhere], clock.now)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    mark = lease_mark(running.lease_id)
+    board.occupy(0, 0, Occupied(4, running.job_id, 1, 1, 0, mark))
+    clock.turn(PATIENCE_SECONDS - 0.1)
+    adoption.close_when_complete()
+    assert adoption.is_open
+    clock.turn(0.2)
+    adoption.close_when_complete()
+    assert not adoption.is_open
+    assert board.worker(0, place.RECALLED_THROUGH) == 10, "called off all that it may have"
+    assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
+    assert [flight.delivery for flight in flights.given_back()] == [elsewhere]
+    reported, stray = adoption.hello(0, [(job(4, running), report(4))])
+    assert [flight.delivery for flight in reported] == [running]
+    assert stray == []
+
+
+def test_who_cannot_be_looked_up_is_believed(
+    flights: Flights,
+    roster: Roster,
+    recall: Recall,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[[int], None],
+) -> None:
+    """Brokers that cannot list what is leased."""
+    adoption = Adoption(flights, roster, recall, board, trusts_workers=True)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    (running,) = deliveries(1)
+    adoption.hello(0, [(job(4, running), None)])
+    assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
+
+
+def test_a_first_pusher_has_nobody_to_wait_for(adoption: Adoption) -> None:
+    adoption.expect([])
+    assert not adoption.is_open
+    assert adoption.closes_at == float("inf") or adoption.closes_at > 0
+
+
+def test_workers_that_came_later_are_not_waited_for(
+    adoption: Adoption, deliveries: Make, arrive: Callable[[int], None], flights: Flights
+) -> None:
+    adoption.take(deliveries(1), 1.0)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    arrive(1)
+    adoption.hello(0, [])
+    adoption.close_when_complete()
+    assert len(flights.given_back()) == 1
+    assert uuid4() not in flights.orphans

@@ -1,0 +1,108 @@
+"""The board: who runs what, also when nobody is left to ask."""
+
+import fcntl
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from stoker.cluster import board as place
+from stoker.cluster.board import Board, Occupied, lease_mark
+from stoker.ids import new_job_id, new_lease_id
+
+from tests.unit.cluster.parts import SLOTS, WORKERS
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_slot_shows_what_runs_in_it(board: Board) -> None:
+    job = Occupied(7, new_job_id(), 2, 123, 456, new_lease_id())
+    board.occupy(1, 2, job)
+    assert list(board.occupied(1)) == [job]
+    assert list(board.occupied(0)) == []
+    board.set_deadline(1, 2, 999)
+    assert next(board.occupied(1)).deadline_ns == 999
+    board.vacate(1, 2)
+    assert list(board.occupied(1)) == []
+
+
+def test_every_slot_of_every_worker_has_its_own_place(board: Board) -> None:
+    jobs = {
+        (worker, slot): Occupied(10 * worker + slot + 1, uuid4(), worker, slot, 5, 6)
+        for worker in range(WORKERS)
+        for slot in range(SLOTS)
+    }
+    for (worker, slot), job in jobs.items():
+        board.occupy(worker, slot, job)
+        board.set_worker(worker, place.PID, worker + 100)
+    for worker in range(WORKERS):
+        assert list(board.occupied(worker)) == [jobs[worker, slot] for slot in range(SLOTS)]
+        assert board.worker(worker, place.PID) == worker + 100
+    assert board.running_jobs() == {job.job_id: job.attempt for job in jobs.values()}
+
+
+def test_a_cleared_worker_is_forgotten_and_its_neighbour_is_not(board: Board) -> None:
+    for worker in range(WORKERS):
+        board.set_worker(worker, place.INCARNATION, 3)
+        board.occupy(worker, 0, Occupied(1, uuid4(), 1, 1, 1))
+    board.clear_worker(0)
+    assert board.worker(0, place.INCARNATION) == 0
+    assert list(board.occupied(0)) == []
+    assert board.worker(1, place.INCARNATION) == 3
+    assert len(list(board.occupied(1))) == 1
+
+
+def test_who_has_gone_first_loses_its_name_then_the_rest() -> None:
+    """A reader that finds the name unchanged may trust what it has read before."""
+    assert place.INCARNATION == 0
+
+
+def test_another_process_sees_the_same_board(board: Board) -> None:
+    same = Board(os.dup(board.descriptor), board.path)
+    same[place.FENCE_NS] = 42
+    assert board[place.FENCE_NS] == 42
+    same.close()
+
+
+def test_a_board_of_the_living_is_left_alone(board: Board) -> None:
+    assert Board.of_the_dead(board.path) is None
+
+
+def test_a_board_of_the_dead_says_what_they_ran(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / "dead.board", WORKERS, SLOTS)
+    job = Occupied(7, new_job_id(), 2, 123, 456)
+    board.occupy(0, 0, job)
+    board.close()
+    found = Board.of_the_dead(tmp_path / "dead.board")
+    assert found is not None
+    assert found.running_jobs() == {job.job_id: 2}
+    assert Board.of_the_dead(tmp_path / "dead.board") is None, "one finder at a time"
+    found.remove()
+    assert not (tmp_path / "dead.board").exists()
+
+
+def test_as_long_as_one_process_holds_it_the_cluster_is_not_dead(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / "half.board", WORKERS, SLOTS)
+    inherited = os.dup(board.descriptor)
+    board.close()
+    assert Board.of_the_dead(tmp_path / "half.board") is None
+    os.close(inherited)
+    found = Board.of_the_dead(tmp_path / "half.board")
+    assert found is not None
+    found.close()
+
+
+@pytest.mark.parametrize("name", ["", "missing.board", "empty.board"])
+def test_what_is_no_board_is_nobodys(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty.board").touch()
+    assert Board.of_the_dead(tmp_path / name) is None
+    with (tmp_path / "empty.board").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lease_is_known_again_by_its_mark() -> None:
+    lease_id = new_lease_id()
+    assert lease_mark(lease_id) == lease_id
+    assert lease_mark("receipt-1") == lease_mark("receipt-1") != lease_mark("receipt-2")
+    assert 0 <= lease_mark("receipt-1") < 2**63

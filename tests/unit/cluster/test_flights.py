@@ -1,0 +1,140 @@
+"""The pusher's books."""
+
+from collections.abc import Callable
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.cluster.flights import Flight, Flights
+from stoker.cluster.wire import Report
+
+pytestmark = pytest.mark.unit
+
+Make = Callable[..., list[Delivery]]
+
+
+def report(number: int) -> Report:
+    return (number, 1.0, 2.0, "worker", ("succeeded", b""))
+
+
+def test_numbers_rise_and_go_on_where_the_last_pusher_stopped(deliveries: Make) -> None:
+    flights = Flights(last_number=40)
+    flights.add(deliveries(3), 1.0)
+    assert [flight.number for flight in flights.waiting] == [41, 42, 43]
+    assert flights.last_number == 43
+
+
+def test_who_comes_first_is_sent_first(flights: Flights, deliveries: Make) -> None:
+    claimed = deliveries(5)
+    flights.add(claimed, 1.0)
+    assert [flight.delivery for flight in flights.send(0, 2)] == claimed[:2]
+    assert [flight.delivery for flight in flights.send(1, 10)] == claimed[2:]
+    assert list(flights.with_worker(0)) == [1, 2]
+    assert len(flights) == 5
+
+
+def test_a_job_taken_back_waits_again_under_a_new_number(
+    flights: Flights, deliveries: Make
+) -> None:
+    """The worker may still find the old one, and must not be believed about it."""
+    flights.add(deliveries(2), 1.0)
+    first, _ = flights.send(0, 2)
+    flights.take_back(first)
+    assert first.number == 3
+    assert first.worker is None
+    assert flights.get(1) is None
+    assert list(flights.with_worker(0)) == [2]
+    assert flights.report(0, report(1)) is None
+
+
+def test_a_report_counts_once_and_from_the_worker_that_has_the_job(
+    flights: Flights, deliveries: Make
+) -> None:
+    flights.add(deliveries(1), 1.0)
+    flights.send(0, 1)
+    assert flights.report(1, report(1)) is None
+    flight = flights.report(0, report(1))
+    assert flight is not None
+    assert flights.report(0, report(1)) is None
+    assert flights.reported() == [flight]
+
+
+def test_a_flight_is_open_until_its_outcome_is_recorded(flights: Flights, deliveries: Make) -> None:
+    flights.add(deliveries(1), 1.0)
+    flights.send(0, 1)
+    flight = flights.report(0, report(1))
+    assert flight is not None
+    assert flight.is_open
+    flights.remove(1)
+    assert not flight.is_open
+    assert len(flights) == 0
+
+
+def test_what_is_given_back_is_held_until_the_broker_has_it(
+    flights: Flights, deliveries: Make
+) -> None:
+    flights.add(deliveries(2), 1.0)
+    flights.give_back_waiting()
+    returned = flights.given_back()
+    assert len(flights) == 2
+    assert all(flight.is_open for flight in returned)
+    flights.forget_given_back(returned[:1])
+    assert flights.given_back() == returned[1:]
+    assert [flight.is_open for flight in returned] == [False, True]
+
+
+@pytest.mark.parametrize("where", ["waiting", "with a worker", "reported", "given back", "orphan"])
+def test_a_lost_flight_is_forgotten_wherever_it_is(
+    where: str, flights: Flights, deliveries: Make
+) -> None:
+    (delivery,) = deliveries(1)
+    flights.add([delivery], 1.0)
+    (flight,) = flights
+    if where in ("with a worker", "reported"):
+        flights.send(0, 1)
+    if where == "reported":
+        flights.report(0, report(1))
+    if where == "given back":
+        flights.waiting.clear()
+        flights.give_back(flight)
+    if where == "orphan":
+        flights.waiting.clear()
+        flights.remove(1)
+        flights.orphans[delivery.job_id] = flight
+    flights.lose(flight)
+    assert len(flights) == 0
+    assert list(flights) == []
+    assert not flights.waiting
+    assert not flights.with_worker(0)
+    assert not flight.is_open
+
+
+def test_adopted_flights_keep_their_number_and_later_ones_come_after(
+    flights: Flights, deliveries: Make
+) -> None:
+    claimed = deliveries(2)
+    adopted = flights.adopt(90, claimed[0], worker=1, leased_at=5.0)
+    assert flights.with_worker(1) == {90: adopted}
+    flights.add(claimed[1:], 6.0)
+    assert flights.waiting[0].number == 91
+
+
+def test_the_oldest_lease_is_looked_for_in_all_places(flights: Flights, deliveries: Make) -> None:
+    claimed = deliveries(4)
+    assert flights.oldest_lease() is None
+    flights.add(claimed[:1], 30.0)
+    assert flights.oldest_lease() == 30.0
+    flights.add(claimed[1:2], 20.0)
+    flights.give_back(flights.waiting.pop())
+    assert flights.oldest_lease() == 20.0
+    flights.orphans[claimed[2].job_id] = Flight(0, claimed[2], 10.0)
+    assert flights.oldest_lease() == 10.0
+
+
+def test_leases_without_a_book_are_given_back(flights: Flights, deliveries: Make) -> None:
+    """A claim whose answer was lost leased them after all."""
+    known, unknown = deliveries(2)
+    flights.add([known], 1.0)
+    assert flights.give_back_unknown([known, unknown], 2.0) == 1
+    assert [flight.delivery for flight in flights.given_back()] == [unknown]
+    assert flights.give_back_unknown([known, unknown], 2.0) == 0

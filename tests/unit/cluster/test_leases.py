@@ -1,0 +1,197 @@
+"""Every lease held here is extended in time, or what it covers is stopped."""
+
+import time
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+import pytest
+
+from stoker.brokers.base import Delivery, Lease, Message
+from stoker.brokers.memory import MemoryBroker
+from stoker.cluster import board as place
+from stoker.cluster.board import Board
+from stoker.cluster.flights import Flights
+from stoker.cluster.leases import Leases
+from stoker.cluster.patience import Patience
+from stoker.cluster.plan import Plan
+from stoker.exceptions import BrokerUnavailable
+from stoker.ids import new_job_id
+
+from tests.unit.cluster.parts import Clock
+
+pytestmark = pytest.mark.unit
+
+LEASE_SECONDS = 60.0
+
+
+class Stand(MemoryBroker):
+    """The memory broker, which can be out of reach."""
+
+    is_away = False
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        if self.is_away:
+            raise BrokerUnavailable("away")
+        return super().extend(leases, lease_seconds=lease_seconds)
+
+
+@pytest.fixture
+def broker(plan: Plan, clock: Clock) -> Stand:
+    return Stand(plan.settings, clock.time)
+
+
+@pytest.fixture
+def patience(plan: Plan, broker: Stand) -> Patience:
+    return Patience(plan.settings, broker)
+
+
+@pytest.fixture
+def leases(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Leases:
+    return Leases(plan.settings, broker, flights, board)
+
+
+@pytest.fixture
+def claim(broker: Stand, flights: Flights, leases: Leases, clock: Clock) -> Callable[[], Delivery]:
+    """Claim one job, as the pusher does."""
+
+    def claim_one() -> Delivery:
+        message = Message(new_job_id(), "task", "default", 0, b"package", enqueued_at=time.time())
+        broker.enqueue([message])
+        asked_at = clock.monotonic()
+        claimed = broker.claim([], 1, holder=uuid4(), lease_seconds=LEASE_SECONDS)
+        flights.add(claimed, asked_at)
+        leases.include(asked_at)
+        return claimed[0]
+
+    return claim_one
+
+
+def fence_in(board: Board, clock: Clock) -> float:
+    return board[place.FENCE_NS] / 1e9 - clock.now
+
+
+def test_a_claim_sets_the_fence_to_the_end_of_its_lease(
+    claim: Callable[[], Delivery], board: Board, clock: Clock
+) -> None:
+    claim()
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
+    clock.turn(10)
+    claim()
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 10), "the first one counts"
+
+
+def test_prefetched_jobs_are_extended_like_running_ones(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    flights: Flights,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    for _ in range(3):
+        claim()
+    flights.send(0, 1)
+    for _ in range(100):
+        clock.turn(10)
+        assert leases.extend_due(patience) == []
+        assert broker.claim_expired(10, holder=uuid4(), lease_seconds=60) == []
+
+
+def test_a_lease_is_extended_when_a_third_of_it_is_gone_and_not_sooner(
+    claim: Callable[[], Delivery], leases: Leases, patience: Patience, board: Board, clock: Clock
+) -> None:
+    claim()
+    leases.extend_due(patience)
+    clock.turn(LEASE_SECONDS / 3 - 1)
+    leases.extend_due(patience)
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS * 2 / 3 + 1)
+    clock.turn(LEASE_SECONDS / 6)
+    leases.extend_due(patience)
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
+
+
+def test_the_fence_counts_from_before_the_call(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    board: Board,
+    broker: Stand,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker may have counted from any moment of a call that took long."""
+    claim()
+    clock.turn(30)
+    extend = broker.extend
+
+    def extend_slowly(wanted: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        stale = extend(wanted, lease_seconds=lease_seconds)
+        clock.turn(7)
+        return stale
+
+    monkeypatch.setattr(broker, "extend", extend_slowly)
+    leases.extend_due(patience)
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 7)
+
+
+def test_while_the_broker_is_away_the_fence_stays(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    board: Board,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    claim()
+    broker.is_away = True
+    for _ in range(50):
+        clock.turn(1)
+        assert leases.extend_due(patience) == []
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 50)
+    broker.is_away = False
+    clock.turn(6)
+    leases.extend_due(patience)
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
+
+
+def test_a_lost_lease_is_told(
+    claim: Callable[[], Delivery], leases: Leases, patience: Patience, broker: Stand, clock: Clock
+) -> None:
+    delivery = claim()
+    clock.turn(LEASE_SECONDS + 1)
+    broker.claim_expired(10, holder=uuid4(), lease_seconds=60)
+    (lost,) = leases.extend_due(patience)
+    assert lost.delivery == delivery
+
+
+def test_a_lease_that_is_gone_because_its_outcome_is_recorded_is_not_lost(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    flights: Flights,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    """The monitor acks, and says so to the pusher a moment later."""
+    delivery = claim()
+    flights.send(0, 1)
+    flights.report(0, (1, 1.0, 2.0, "worker", ("succeeded", b"")))
+    broker.ack([delivery.lease])
+    clock.turn(30)
+    assert leases.extend_due(patience) == []
+
+
+def test_without_flights_there_is_no_fence(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    flights: Flights,
+    board: Board,
+    clock: Clock,
+) -> None:
+    claim()
+    flights.waiting.clear()
+    flights.remove(1)
+    clock.turn(10)
+    leases.extend_due(patience)
+    assert board[place.FENCE_NS] == 0

@@ -1,0 +1,219 @@
+"""What the monitor does when the store does not take what it is given."""
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError
+
+from stoker.brokers.base import Delivery, Lease
+from stoker.cluster import monitor as monitor_module
+from stoker.cluster.board import Board
+from stoker.cluster.channel import Control, Stream, socket_pair
+from stoker.cluster.monitor import LARGE_BYTES, Monitor
+from stoker.cluster.plan import Plan
+from stoker.exceptions import BrokerUnavailable
+from stoker.lifecycle.outcomes import Attempted, Failed, Outcome, Succeeded
+
+from tests.unit.cluster.parts import Clock
+
+pytestmark = pytest.mark.unit
+
+
+class Store:
+    """Stands for ``finish``: takes what it does not mind."""
+
+    def __init__(self) -> None:
+        self.taken: list[Attempted] = []
+        self.minds: Callable[[Attempted], Exception | None] = lambda _: None
+        self.is_away = False
+
+    def finish(self, _settings: Any, _broker: Any, attempted: Sequence[Attempted]) -> set[Lease]:
+        if self.is_away:
+            raise BrokerUnavailable("away")
+        for error in filter(None, map(self.minds, attempted)):
+            raise error
+        self.taken += attempted
+        return set()
+
+    def ping(self) -> None:
+        if self.is_away:
+            raise BrokerUnavailable("away")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    store = Store()
+    monkeypatch.setattr(monitor_module, "finish", store.finish)
+    return store
+
+
+@pytest.fixture
+def ends() -> Iterator[list[socket.socket]]:
+    opened: list[socket.socket] = []
+    yield opened
+    for end in opened:
+        end.close()
+
+
+@pytest.fixture
+def pusher(ends: list[socket.socket]) -> tuple[Stream, Stream]:
+    """Both ends of the line: the monitor's and the pusher's."""
+    first, second = socket_pair()
+    ends += [first, second]
+    return Stream(first), Stream(second)
+
+
+@pytest.fixture
+def monitor(
+    store: Store,
+    plan: Plan,
+    board: Board,
+    clock: Clock,
+    pusher: tuple[Stream, Stream],
+    ends: list[socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Monitor:
+    monkeypatch.setattr(monitor_module, "time", clock)
+    monkeypatch.setattr(monitor_module, "set_deadlines", lambda _: None)
+    monkeypatch.setattr(monitor_module, "broker_for", lambda _: SimpleNamespace(
+        ping=store.ping, close=lambda: None
+    ))  # fmt: skip
+    ours, theirs = socket.socketpair()
+    ends += [ours, theirs]
+    monitor = Monitor(SimpleNamespace(plan=plan, board=board, control=Control(ours)))  # type: ignore[arg-type] # only this of it is used
+    monitor.pusher = pusher[0]
+    return monitor
+
+
+@pytest.fixture
+def batch(deliveries: Callable[[int], list[Delivery]]) -> list[tuple[int, Attempted]]:
+    return [
+        (number, Attempted(delivery, Succeeded(b"value"), "worker", 1.0, 2.0))
+        for number, delivery in enumerate(deliveries(8), 1)
+    ]
+
+
+def record(monitor: Monitor, batch: list[tuple[int, Attempted]]) -> None:
+    monitor.pending = batch
+    monitor._record()
+
+
+def confirmed(pusher: tuple[Stream, Stream]) -> list[int]:
+    frames = pusher[1].receive(block=False)
+    return sorted(number for _, numbers in frames for number in numbers)
+
+
+def outcome_of(store: Store, attempted: Attempted) -> Outcome:
+    (taken,) = [one for one in store.taken if one.delivery == attempted.delivery]
+    return taken.outcome
+
+
+def test_one_outcome_that_is_refused_becomes_a_failure_that_says_so(
+    monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
+) -> None:
+    bad = batch[5][1]
+    store.minds = lambda one: DataError("a NUL") if one is bad else None
+    record(monitor, batch)
+    assert confirmed(pusher) == list(range(1, 9))
+    outcome = outcome_of(store, bad)
+    assert isinstance(outcome, Failed)
+    assert outcome.fault.message == "a NUL"
+    assert len(store.taken) == 8
+
+
+def test_what_is_refused_in_any_form_is_kept_unconfirmed_and_tried_again_later(
+    monitor: Monitor,
+    store: Store,
+    batch: list[Any],
+    pusher: tuple[Stream, Stream],
+    clock: Clock,
+) -> None:
+    bad = batch[0][1].delivery
+    store.minds = lambda one: DataError("no") if one.delivery == bad else None
+    record(monitor, batch)
+    assert confirmed(pusher) == list(range(2, 9))
+    monitor._record_aside()
+    assert confirmed(pusher) == [], "not at once"
+    store.minds = lambda _: None
+    clock.turn(1.1)
+    monitor._record_aside()
+    assert confirmed(pusher) == [1]
+    assert isinstance(outcome_of(store, batch[0][1]), Succeeded)
+    assert monitor.aside == []
+
+
+def test_what_goes_on_being_refused_is_tried_more_and_more_seldom(
+    monitor: Monitor, store: Store, batch: list[Any], clock: Clock
+) -> None:
+    store.minds = lambda _: DataError("no")
+    record(monitor, batch[:1])
+    pauses = []
+    for _ in range(10):
+        pauses.append(monitor.aside[0].due - clock.now)
+        clock.turn(pauses[-1])
+        monitor._record_aside()
+    assert pauses[:3] == [1.0, 2.0, 4.0]
+    assert pauses[-1] == 60.0
+
+
+def test_a_store_that_is_away_is_waited_for_however_long(
+    monitor: Monitor,
+    store: Store,
+    batch: list[Any],
+    pusher: tuple[Stream, Stream],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.is_away = True
+    comes_back_at = clock.now + 600
+    sleep = clock.sleep
+
+    def sleep_until_it_is_back(seconds: float) -> None:
+        sleep(seconds)
+        store.is_away = clock.now < comes_back_at
+
+    monkeypatch.setattr(clock, "sleep", sleep_until_it_is_back)
+    record(monitor, batch)
+    assert confirmed(pusher) == list(range(1, 9))
+    assert all(isinstance(one.outcome, Succeeded) for one in store.taken)
+
+
+def test_an_error_that_passes_by_itself_costs_nobody_his_result(
+    monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
+) -> None:
+    """A deadlock, say, that the database has resolved by refusing one of two."""
+    left = [OperationalError("deadlock found")] * 3
+    store.minds = lambda _: left.pop() if left else None
+    record(monitor, batch)
+    assert confirmed(pusher) == list(range(1, 9))
+    assert all(isinstance(one.outcome, Succeeded) for one in store.taken)
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
+    is_large: bool,
+    monitor: Monitor,
+    store: Store,
+    batch: list[Any],
+    pusher: tuple[Stream, Stream],
+) -> None:
+    """The server is there, but ends the connection each time: it takes no packet so large."""
+    number, one = batch[3]
+    value = b"x" * (LARGE_BYTES if is_large else 10)
+    bad = Attempted(one.delivery, Succeeded(value), "worker", 1.0, 2.0)
+    batch[3] = (number, bad)
+    store.minds = lambda one: (
+        OperationalError("server has gone away")
+        if one.delivery == bad.delivery and isinstance(one.outcome, Succeeded)
+        else None
+    )
+    record(monitor, batch)
+    if is_large:
+        assert confirmed(pusher) == list(range(1, 9))
+        assert isinstance(outcome_of(store, bad), Failed)
+    else:
+        assert confirmed(pusher) == [1, 2, 3, 5, 6, 7, 8]
+        assert [one.outcome for one in monitor.aside] == [batch[3]]

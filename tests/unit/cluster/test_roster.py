@@ -1,0 +1,273 @@
+"""Who gets how much, what is recalled, and what a death means for what the dead had."""
+
+import socket
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.cluster import board as place
+from stoker.cluster.board import Board, Occupied
+from stoker.cluster.channel import Stream, socket_pair
+from stoker.cluster.flights import Flights
+from stoker.cluster.recall import SETTLES_SECONDS, UNFAIR_SECONDS, Recall
+from stoker.cluster.roster import Roster
+from stoker.cluster.watch import Death
+from stoker.cluster.wire import open_outcome
+from stoker.lifecycle.outcomes import Crashed, TimedOut
+
+from tests.unit.cluster.parts import Clock
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("clock")]
+
+Make = Callable[..., list[Delivery]]
+
+
+@pytest.fixture
+def ends() -> Iterator[list[socket.socket]]:
+    opened: list[socket.socket] = []
+    yield opened
+    for end in opened:
+        end.close()
+
+
+@pytest.fixture
+def arrive(roster: Roster, board: Board, ends: list[socket.socket]) -> Callable[[int], Stream]:
+    """Let a worker come, and say hello. Gives its end of the line."""
+
+    def come(worker: int) -> Stream:
+        ours, theirs = socket_pair()
+        ends.extend([ours, theirs])
+        link = roster.welcome(worker, 1, Stream(ours))
+        link.has_said_hello = True
+        board.set_worker(worker, place.INCARNATION, 1)
+        return Stream(theirs)
+
+    return come
+
+
+def start(board: Board, worker: int, number: int) -> None:
+    board.set_worker(worker, place.LAST_STARTED, number)
+    board.occupy(worker, 0, Occupied(number, uuid4(), 1, 1, 0))
+
+
+def died(worker: int, why: str, running: tuple[int, ...], **changes: int) -> Death:
+    occupied = tuple((number, uuid4().bytes, 1.5, 7) for number in running)
+    signal = -9 if why != "exit" else 0
+    return Death(worker, 1, signal, why, changes.pop("blamed", 0), occupied, "how", **changes)
+
+
+# -- how much --------------------------------------------------------------------------------------
+
+
+def test_nobody_gets_anything_before_he_has_said_hello(
+    roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    roster.links[0].has_said_hello = False
+    flights.add(deliveries(1), 1.0)
+    assert roster.room() == 0
+    roster.hand_out()
+    assert len(flights.waiting) == 1
+
+
+def test_jobs_are_spread_over_the_workers(
+    roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    arrive(1)
+    flights.add(deliveries(2), 1.0)
+    roster.hand_out()
+    assert [len(flights.with_worker(worker)) for worker in (0, 1)] == [1, 1]
+
+
+def test_the_longer_jobs_take_the_fewer_are_prefetched(
+    roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    assert roster.target() == 2
+    for seconds, target in ((0.0001, 11), (10.0, 1)):
+        for _ in range(30):
+            flights.add(deliveries(1), 1.0)
+            (flight,) = flights.send(0, 1)
+            report = (flight.number, 100.0, 100.0 + seconds, "worker", ("succeeded", b""))
+            roster.reported(0, [report])
+            roster.recorded([flight.number])
+        assert roster.target() == target
+
+
+def test_a_leaving_worker_gets_nothing_and_gives_back_what_it_does_not_run(
+    roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    flights.add(deliveries(3), 1.0)
+    flights.send(0, 3)
+    roster.let_go(0, [1])
+    assert list(flights.with_worker(0)) == [1]
+    assert len(flights.waiting) == 2
+    assert roster.room() == 0
+    roster.hand_out()
+    assert len(flights.waiting) == 2
+
+
+def test_a_report_of_what_is_recorded_already_is_confirmed_again(
+    roster: Roster, arrive: Callable[[int], Stream]
+) -> None:
+    """The confirmation may have died with the pusher before."""
+    theirs = arrive(0)
+    assert roster.reported(0, [(9, 1.0, 2.0, "worker", ("succeeded", b""))]) == []
+    roster.links[0].flush()
+    assert theirs.receive(block=True) == [("recorded", [9])]
+
+
+# -- recall ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind_a_long_job(
+    clock: Clock, flights: Flights, deliveries: Make, board: Board, arrive: Callable[[int], Stream]
+) -> None:
+    """Worker 0 runs 1 and has been sent 2 and 3; worker 1 is idle."""
+    arrive(0)
+    arrive(1)
+    flights.add(deliveries(3), 1.0)
+    flights.send(0, 3)
+    start(board, 0, 1)
+
+
+@pytest.mark.usefixtures("behind_a_long_job")
+def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
+    recall: Recall, roster: Roster, flights: Flights, board: Board, clock: Clock
+) -> None:
+    recall.recall_for_the_idle()
+    assert board.worker(0, place.RECALLED_THROUGH) == 0, "it may still come to it by itself"
+    clock.turn(UNFAIR_SECONDS + 0.001)
+    recall.recall_for_the_idle()
+    assert board.worker(0, place.RECALLED_THROUGH) == 3
+    assert not flights.waiting, "not before the recall has settled"
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.recall_for_the_idle()
+    assert list(flights.with_worker(0)) == [1]
+    roster.hand_out()
+    assert len(flights.with_worker(1)) >= 1
+
+
+@pytest.mark.usefixtures("behind_a_long_job")
+def test_what_was_started_at_the_last_moment_is_not_taken_back(
+    recall: Recall, flights: Flights, board: Board, clock: Clock
+) -> None:
+    recall.recall_all()
+    start(board, 0, 2)
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.take_back()
+    assert list(flights.with_worker(0)) == [1, 2]
+
+
+@pytest.mark.usefixtures("behind_a_long_job")
+def test_what_was_sent_after_the_recall_is_not_taken_back(
+    recall: Recall, flights: Flights, deliveries: Make, clock: Clock
+) -> None:
+    recall.recall_all()
+    flights.add(deliveries(1), 1.0)
+    flights.send(0, 1)
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.take_back()
+    assert list(flights.with_worker(0)) == [1, 4]
+
+
+@pytest.mark.usefixtures("behind_a_long_job")
+def test_a_worker_that_is_gone_has_perhaps_started_everything(
+    recall: Recall, flights: Flights, board: Board, clock: Clock
+) -> None:
+    """Its board was cleared, and how it died is still on the way."""
+    recall.recall_all()
+    board.clear_worker(0)
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.take_back()
+    assert list(flights.with_worker(0)) == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("behind_a_long_job")
+def test_a_worker_says_what_it_skipped(roster: Roster, flights: Flights, board: Board) -> None:
+    start(board, 0, 2)
+    roster.skipped(0, [2, 77])
+    assert list(flights.with_worker(0)) == [1, 3]
+
+
+def test_a_lone_worker_is_not_recalled_for(
+    recall: Recall,
+    flights: Flights,
+    deliveries: Make,
+    board: Board,
+    clock: Clock,
+    arrive: Callable[[int], Stream],
+) -> None:
+    arrive(0)
+    flights.add(deliveries(3), 1.0)
+    flights.send(0, 3)
+    start(board, 0, 1)
+    clock.turn(10)
+    recall.recall_for_the_idle()
+    assert board.worker(0, place.RECALLED_THROUGH) == 0
+    assert recall.next_look(clock.now) == float("inf")
+
+
+# -- deaths ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_sent(flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]) -> None:
+    arrive(0)
+    flights.add(deliveries(3), 1.0)
+    flights.send(0, 3)
+
+
+@pytest.mark.usefixtures("three_sent")
+def test_a_crash_counts_for_what_ran_and_not_for_what_waited(
+    roster: Roster, flights: Flights
+) -> None:
+    judged, given_back = roster.settle(died(0, "crash", (1,), last_started=1))
+    assert [flight.number for flight in judged] == [1]
+    assert given_back == []
+    assert judged[0].report is not None
+    assert open_outcome(judged[0].report[4]) == Crashed("how", None, 9)
+    assert len(flights.waiting) == 2
+
+
+@pytest.mark.usefixtures("three_sent")
+def test_a_crash_counts_for_what_had_ended_and_was_not_reported(
+    roster: Roster, flights: Flights
+) -> None:
+    judged, _ = roster.settle(died(0, "crash", (), last_started=2))
+    assert [flight.number for flight in judged] == [1, 2]
+    assert len(flights.waiting) == 1
+
+
+@pytest.mark.usefixtures("three_sent")
+def test_a_time_out_counts_for_its_own_job_alone(roster: Roster, flights: Flights) -> None:
+    judged, given_back = roster.settle(died(0, "timeout", (1, 2), blamed=2, last_started=2))
+    assert [flight.delivery for flight in judged] == [flights.reported()[0].delivery]
+    assert judged[0].report is not None
+    assert isinstance(open_outcome(judged[0].report[4]), TimedOut)
+    assert given_back == flights.given_back()
+    assert len(given_back) == 1
+    assert len(flights.waiting) == 1
+
+
+@pytest.mark.usefixtures("three_sent")
+@pytest.mark.parametrize("why", ["lost", "fence", "stop"])
+def test_what_was_interrupted_is_given_back_uncounted(
+    why: str, roster: Roster, flights: Flights
+) -> None:
+    judged, given_back = roster.settle(died(0, why, (1,), last_started=1))
+    assert judged == []
+    assert given_back == flights.given_back()
+    assert len(given_back) == 1
+    assert len(flights.waiting) == 2
+
+
+@pytest.mark.usefixtures("three_sent")
+def test_a_death_leaves_nothing_with_the_dead(roster: Roster, flights: Flights) -> None:
+    roster.settle(died(0, "crash", (1,), last_started=1))
+    assert not flights.with_worker(0)

@@ -1,0 +1,80 @@
+"""When the pusher claims again."""
+
+import pytest
+
+from stoker.cluster.tempo import SHORTEST_PAUSE_SECONDS, Tempo
+
+from tests.unit.cluster.parts import Clock
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def tempo(clock: Clock) -> Tempo:
+    return Tempo(poll_seconds=1.0)
+
+
+def test_the_first_claim_is_due_at_once(tempo: Tempo) -> None:
+    assert tempo.is_due(is_hungry=False)
+
+
+def test_in_silence_the_pauses_double_up_to_the_poll(tempo: Tempo, clock: Clock) -> None:
+    pauses = []
+    for _ in range(12):
+        tempo.note(got=0, asked=10)
+        pauses.append(round(tempo.next_claim - clock.now, 6))
+        clock.turn(pauses[-1])
+        assert tempo.is_due(is_hungry=False)
+    assert pauses[:3] == [0.004, 0.008, 0.016]
+    assert pauses[-1] == 1.0
+
+
+def test_a_pause_is_kept(tempo: Tempo, clock: Clock) -> None:
+    tempo.note(got=0, asked=10)
+    clock.turn(0.003)
+    assert not tempo.is_due(is_hungry=True)
+
+
+def test_a_wake_up_ends_the_pause_and_is_watched_closely(tempo: Tempo, clock: Clock) -> None:
+    for _ in range(12):
+        tempo.note(got=0, asked=10)
+    tempo.hurry()
+    assert tempo.is_due(is_hungry=False)
+    tempo.note(got=0, asked=10)
+    assert tempo.next_claim - clock.now == pytest.approx(2 * SHORTEST_PAUSE_SECONDS)
+
+
+def test_while_there_is_more_only_hunger_counts(tempo: Tempo, clock: Clock) -> None:
+    tempo.note(got=10, asked=10)
+    clock.turn(100)
+    assert not tempo.is_due(is_hungry=False)
+    assert tempo.is_due(is_hungry=True)
+    assert tempo.next_claim == float("inf")
+
+
+def test_a_claim_that_came_back_half_full_is_followed_soon(tempo: Tempo, clock: Clock) -> None:
+    for _ in range(12):
+        tempo.note(got=0, asked=10)
+    tempo.note(got=5, asked=10)
+    assert tempo.next_claim - clock.now == pytest.approx(SHORTEST_PAUSE_SECONDS)
+
+
+def test_a_deferred_job_shortens_the_pause_and_never_lengthens_it(
+    tempo: Tempo, clock: Clock
+) -> None:
+    for _ in range(12):
+        tempo.note(got=0, asked=10)
+    assert tempo.is_going_to_sleep
+    tempo.wake_in(None)
+    assert tempo.next_claim == clock.now + 1.0
+    tempo.wake_in(0.3)
+    assert tempo.next_claim == pytest.approx(clock.now + 0.3)
+    tempo.wake_in(0.7)
+    assert tempo.next_claim == pytest.approx(clock.now + 0.3)
+
+
+def test_an_overdue_job_does_not_make_the_pusher_spin(tempo: Tempo, clock: Clock) -> None:
+    for _ in range(12):
+        tempo.note(got=0, asked=10)
+    tempo.wake_in(0.0)
+    assert tempo.next_claim - clock.now == pytest.approx(SHORTEST_PAUSE_SECONDS)

@@ -1,0 +1,154 @@
+"""What the sentinel reads off the board."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from stoker.cluster import board as place
+from stoker.cluster.board import Board, Occupied
+from stoker.cluster.plan import Plan
+from stoker.cluster.watch import Watch, describe_exit, is_fenced
+from stoker.events import event
+
+from tests.unit.cluster.parts import Clock
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def watch(plan: Plan, board: Board, clock: Clock) -> Watch:
+    return Watch(plan.settings, board)
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    names: list[str] = []
+
+    def hear(name: str, **_: Any) -> None:
+        names.append(name)
+
+    event.connect(hear)
+    yield names
+    event.disconnect(hear)
+
+
+def run_in(board: Board, clock: Clock, *, deadline_in: float | None = None, slot: int = 0) -> None:
+    deadline = 0 if deadline_in is None else round((clock.now + deadline_in) * 1e9)
+    board.occupy(0, slot, Occupied(5 + slot, uuid4(), 1, clock.monotonic_ns(), deadline, 77))
+
+
+def test_a_job_may_run_up_to_its_deadline_and_not_beyond(
+    watch: Watch, board: Board, clock: Clock
+) -> None:
+    run_in(board, clock, deadline_in=2.0)
+    clock.turn(1.999)
+    assert list(watch.overdue()) == []
+    clock.turn(0.001)
+    assert list(watch.overdue()) == [(0, "timeout", 5)]
+
+
+def test_a_job_without_time_out_has_no_deadline(watch: Watch, board: Board, clock: Clock) -> None:
+    run_in(board, clock)
+    clock.turn(1e6)
+    assert list(watch.overdue()) == []
+
+
+def test_running_jobs_are_stopped_before_the_first_lease_ends(
+    watch: Watch, board: Board, clock: Clock, plan: Plan
+) -> None:
+    """Self-fencing: with a lease of 60 s, 5 s before it is over."""
+    run_in(board, clock)
+    board[place.FENCE_NS] = round((clock.now + 60) * 1e9)
+    clock.turn(54.9)
+    assert list(watch.overdue()) == []
+    assert not is_fenced(board, plan.settings)
+    clock.turn(0.2)
+    assert list(watch.overdue()) == [(0, "fence", 5)]
+    assert is_fenced(board, plan.settings)
+
+
+def test_without_a_lease_there_is_no_fence(
+    watch: Watch, board: Board, clock: Clock, plan: Plan
+) -> None:
+    board[place.FENCE_NS] = 0
+    assert not is_fenced(board, plan.settings)
+
+
+def test_a_process_that_does_not_move_hangs_and_is_said_to_once(
+    watch: Watch, board: Board, clock: Clock
+) -> None:
+    for beat in watch.beats.values():
+        board[beat] = clock.monotonic_ns()
+    clock.turn(watch.hang_seconds)
+    board[place.MONITOR_BEAT_NS] = clock.monotonic_ns()
+    clock.turn(1.0)
+    assert sorted(watch.hung()) == ["pusher", "scheduler"]
+    assert list(watch.hung()) == []
+
+
+def test_a_call_to_the_database_at_its_deadline_is_no_hanging(watch: Watch, plan: Plan) -> None:
+    """A call may need a new connection first, each within the limit."""
+    assert watch.hang_seconds > 2 * plan.settings.database_seconds
+
+
+def test_a_death_under_a_job_is_a_crash_and_kept_until_it_is_settled(
+    watch: Watch, board: Board, clock: Clock, told: list[str]
+) -> None:
+    board.set_worker(0, place.LAST_STARTED, 5)
+    run_in(board, clock)
+    clock.turn(3.0)
+    death = watch.explain(0, 1, -signal.SIGKILL)
+    assert (death.why, death.exit_code, death.last_started) == ("crash", -9, 5)
+    assert [(number, seconds, lease) for number, _, seconds, lease in death.running] == [
+        (5, 3.0, 77)
+    ]
+    assert "SIGKILL" in death.detail
+    assert watch.unsettled == {(0, 1): death}
+    assert told == ["worker_died"]
+
+
+def test_an_exit_with_code_0_under_a_job_is_a_crash(
+    watch: Watch, board: Board, clock: Clock
+) -> None:
+    run_in(board, clock)
+    assert watch.explain(0, 1, 0).why == "crash"
+
+
+def test_an_exit_with_code_0_between_jobs_is_on_purpose(watch: Watch, told: list[str]) -> None:
+    death = watch.explain(0, 1, 0)
+    assert (death.why, death.running) == ("exit", ())
+    assert watch.unsettled == {}
+    assert told == []
+
+
+def test_who_was_killed_for_something_died_of_it(
+    watch: Watch, board: Board, clock: Clock, told: list[str]
+) -> None:
+    run_in(board, clock)
+    assert watch.blame(0, 1, "timeout", 5)
+    assert not watch.blame(0, 1, "timeout", 5), "once is enough"
+    death = watch.explain(0, 1, -signal.SIGKILL)
+    assert (death.why, death.blamed) == ("timeout", 5)
+    assert told == ["worker_killed"]
+
+
+def test_blame_is_not_inherited_by_the_next_incarnation(watch: Watch) -> None:
+    watch.blame(0, 1, "timeout", 5)
+    assert watch.blame(0, 2, "lost", 6)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-15, "killed by SIGTERM"),
+        (-9, "killed by SIGKILL (the kernel does this when memory runs out)"),
+        (-250, "killed by signal 250"),
+    ],
+)
+def test_exit_codes_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words

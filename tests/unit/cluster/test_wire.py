@@ -1,0 +1,65 @@
+"""Jobs and outcomes arrive in the next process as they left the one before."""
+
+import marshal
+from collections.abc import Callable
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.cluster.wire import open_job, open_report, pack_job, pack_report
+from stoker.lifecycle.outcomes import (
+    KINDS,
+    Attempted,
+    Cancelled,
+    Crashed,
+    Failed,
+    Fault,
+    Outcome,
+    Retry,
+    Snoozed,
+    Succeeded,
+    TimedOut,
+)
+
+pytestmark = pytest.mark.unit
+
+FAULT = Fault("builtins.ValueError", "no \N{SNOWMAN}", "Traceback", "shop.tasks:send")
+OUTCOMES = (
+    Succeeded(b"\x00\xffvalue"),
+    Failed(FAULT, "expired"),
+    Retry(FAULT, 2.5, "timeout"),
+    Snoozed(3.5, "later"),
+    Cancelled("not needed"),
+    Crashed("killed by SIGKILL", None, 9),
+    Crashed("exit code 3", 3, None),
+    TimedOut("it went on", 9),
+)
+
+
+def test_every_kind_of_outcome_is_tried_here() -> None:
+    assert {type(outcome) for outcome in OUTCOMES} == set(KINDS.values())
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: outcome.kind)
+def test_a_report_arrives_as_it_was_sent(
+    outcome: Outcome, deliveries: Callable[[int], list[Delivery]]
+) -> None:
+    (delivery,) = deliveries(1)
+    attempted = Attempted(delivery, outcome, "host:1.1", 12.5, 13.5)
+    sent = marshal.dumps((pack_report(7, attempted), pack_job(7, delivery)))
+    report, job = marshal.loads(sent)  # noqa: S302 - ours
+    assert open_report(report, job) == attempted
+
+
+@pytest.mark.parametrize("lease_id", [2**63 - 1, "a-receipt"])
+def test_a_job_arrives_as_it_was_sent(
+    lease_id: int | str, deliveries: Callable[..., list[Delivery]]
+) -> None:
+    (delivery,) = deliveries(1, lease_id=lease_id)
+    sent = marshal.dumps(pack_job(1, delivery))
+    assert open_job(marshal.loads(sent)) == delivery  # noqa: S302 - ours
+
+
+def test_the_monitor_is_sent_no_packages(deliveries: Callable[[int], list[Delivery]]) -> None:
+    (delivery,) = deliveries(1)
+    assert open_job(pack_job(1, delivery, with_package=False)).package == b""

@@ -1,0 +1,243 @@
+"""What a worker holds while pushers come and go: nothing twice, nothing forgotten."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.cluster.channel import Closed, Stream, socket_pair
+from stoker.cluster.wire import Job, Report, pack_job
+from stoker.cluster.workload import Workload
+
+pytestmark = pytest.mark.unit
+
+Pusher = Stream
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return Workload()
+
+
+@pytest.fixture
+def new_pusher(workload: Workload) -> Iterator[Callable[[], Pusher]]:
+    """Let a pusher come. Gives its end of the line."""
+    lines: list[Stream] = []
+
+    def come() -> Pusher:
+        ours, theirs = map(Stream, socket_pair())
+        lines.extend([ours, theirs])
+        workload.meet(ours)
+        return theirs
+
+    yield come
+    for line in lines:
+        line.close()
+
+
+@pytest.fixture
+def jobs(deliveries: Callable[[int], list[Delivery]]) -> list[Job]:
+    return [pack_job(number, delivery) for number, delivery in enumerate(deliveries(4), 1)]
+
+
+def report(number: int) -> Report:
+    return (number, 1.0, 2.0, "worker", ("succeeded", b""))
+
+
+def take_in(workload: Workload) -> None:
+    """Read the current line, as the main thread does."""
+    line = workload.line
+    assert line is not None
+    workload.take_in(line, line.receive(block=True))
+
+
+def frames(pusher: Pusher) -> list[Any]:
+    return pusher.receive(block=False)
+
+
+def test_a_new_pusher_hears_what_waits_what_runs_and_what_is_to_be_reported(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:3]))
+    take_in(workload)
+    workload.next()
+    workload.finish(1, report(1))
+    workload.next()
+    assert frames(pusher) == [("hello", [])]
+    second = new_pusher()
+    assert frames(second) == [("hello", [(jobs[0], report(1)), (jobs[1], None), (jobs[2], None)])]
+    workload.finish(2, report(2))
+    workload.flush()
+    assert frames(second) == [("reports", [report(2)])], "told already is not told again"
+
+
+def test_jobs_on_a_dead_pushers_line_are_left_unread(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    """The new pusher was not told of them, and gives them to somebody else."""
+    pusher = new_pusher()
+    old_line = workload.line
+    assert old_line is not None
+    pusher.send(("jobs", jobs))
+    second = new_pusher()
+    assert frames(second) == [("hello", [])]
+    workload.take_in(old_line, old_line.receive(block=True))
+    assert workload.next() is None
+    assert workload.is_idle
+
+
+def test_whoever_reads_the_old_line_is_called_off_it(
+    workload: Workload, new_pusher: Callable[[], Pusher]
+) -> None:
+    new_pusher()
+    old_line = workload.line
+    assert old_line is not None
+    new_pusher()
+    with pytest.raises(Closed):
+        old_line.receive(block=True)
+    workload.lose(old_line)
+    assert workload.line is not None, "the new line is not lost with the old one"
+
+
+def test_what_is_told_to_a_new_pusher_is_still_there_afterwards(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    """The main thread notices the old line's end only after the new pusher was told."""
+    pusher = new_pusher()
+    old_line = workload.line
+    assert old_line is not None
+    pusher.send(("jobs", jobs[:2]))
+    take_in(workload)
+    second = new_pusher()
+    workload.lose(old_line)
+    assert frames(second) == [("hello", [(jobs[0], None), (jobs[1], None)])]
+    assert [workload.next(), workload.next()] == jobs[:2]
+
+
+def test_reports_are_kept_until_they_are_recorded(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:1]))
+    take_in(workload)
+    workload.next()
+    workload.finish(1, report(1))
+    workload.flush()
+    assert not workload.is_idle
+    pusher.send(("recorded", [1]))
+    take_in(workload)
+    assert workload.is_idle
+
+
+def test_nothing_is_kept_of_a_hundred_thousand_jobs(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    new_pusher()
+    line = workload.line
+    assert line is not None
+    for first in range(1, 100_001, 500):
+        numbers = range(first, first + 500)
+        workload.take_in(line, [("jobs", [(number, *jobs[0][1:]) for number in numbers])])
+        for number in numbers:
+            workload.next()
+            workload.finish(number, report(number))
+        workload._unsent.clear()
+        workload.take_in(line, [("recorded", list(numbers))])
+    assert workload.is_idle
+    assert not workload._reports
+    assert not workload.has_next
+
+
+def test_a_skipped_job_is_told_and_forgotten(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:1]))
+    take_in(workload)
+    workload.next()
+    workload.skip(1)
+    workload.flush(older_than_seconds=60)
+    assert frames(pusher) == [("hello", []), ("skipped", [1])]
+    assert workload.is_idle
+
+
+def test_who_leaves_gives_back_what_waits_and_says_what_runs(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:3]))
+    take_in(workload)
+    workload.next()
+    workload.finish(1, report(1))
+    workload.next()
+    workload.leave()
+    assert frames(pusher) == [("hello", []), ("reports", [report(1)]), ("leaving", [2])]
+    assert not workload.has_next
+    pusher.send(("jobs", jobs[3:]))
+    take_in(workload)
+    assert workload.next() is None, "what was on its way is taken back by the pusher"
+    second = new_pusher()
+    assert frames(second) == [
+        ("hello", [(jobs[0], report(1)), (jobs[1], None)]),
+        ("leaving", [2]),
+    ]
+
+
+def test_who_leaves_waits_for_the_next_pusher_to_have_his_reports_recorded(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    first = new_pusher()
+    first.send(("jobs", jobs[:1]))
+    take_in(workload)
+    workload.next()
+    workload.finish(1, report(1))
+    workload.leave()
+    leaver = threading.Thread(target=workload.wait_until_recorded, args=(30.0,))
+    leaver.start()
+    first.close()
+    second = new_pusher()
+    second.send(("recorded", [1]))
+    leaver.join(20)
+    assert not leaver.is_alive()
+
+
+def test_a_line_that_breaks_while_sending_loses_no_report(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:1]))
+    take_in(workload)
+    workload.next()
+    pusher.close()
+    workload.finish(1, report(1))
+    workload.flush()
+    assert workload.line is None
+    second = new_pusher()
+    assert frames(second) == [("hello", [(jobs[0], report(1))])]
+
+
+def test_nobody_waits_for_a_line_when_it_is_time_to_leave(workload: Workload) -> None:
+    found: list[Stream | None] = []
+    waiter = threading.Thread(target=lambda: found.append(workload.wait_for_line()))
+    waiter.start()
+    workload.leave()
+    waiter.join(20)
+    assert found == [None]
+
+
+def test_a_forked_child_of_a_task_speaks_to_nobody(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:2]))
+    take_in(workload)
+    workload.next()
+    workload.forget()
+    workload.finish(1, report(1))
+    workload.flush()
+    assert workload.next() is None
+    assert workload.is_leaving
+    assert frames(pusher) == [("hello", [])]

@@ -1,0 +1,38 @@
+"""A clock turned by hand, a store in memory, what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stoker.events import event
+from stoker.guards import clock as real_clock
+
+from tests.unit.guards.stores import Clock, MemoryLocks
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(real_clock, "now", clock.now)
+    return clock
+
+
+@pytest.fixture
+def store() -> MemoryLocks:
+    return MemoryLocks()
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Every event, by name and facts."""
+    heard: list[tuple[str, dict[str, Any]]] = []
+
+    def hear(name: str, facts: dict[str, Any], **_: Any) -> None:
+        heard.append((name, facts))
+
+    event.connect(hear)
+    yield heard
+    event.disconnect(hear)

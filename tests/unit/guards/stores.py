@@ -1,0 +1,75 @@
+"""A store of locks in memory, and a clock that is turned by hand."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from stoker.guards.holding import Terms
+from stoker.guards.lock_store import LockClaim, LockStore
+
+
+class MemoryLocks(LockStore):
+    """Leases here end only when a test says so. ``faults`` are raised, one for each call."""
+
+    def __init__(self) -> None:
+        self.owners: dict[str, UUID] = {}
+        self.calls: list[str] = []
+        self.faults: list[BaseException] = []
+        self.is_shared = True
+        self.fence = 0
+
+    def take(self, claim: LockClaim) -> int | None:
+        self._note("take")
+        if claim.key in self.owners:
+            return None
+        self.owners[claim.key] = claim.owner
+        self.fence += 1
+        return self.fence
+
+    def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
+        self._note("renew")
+        return self.owners.get(key) == owner
+
+    def drop(self, key: str, owner: UUID) -> bool:
+        self._note("drop")
+        if self.owners.get(key) != owner:
+            return False
+        del self.owners[key]
+        return True
+
+    @property
+    def is_seen_by_others(self) -> bool:
+        return self.is_shared
+
+    def rest(self) -> None:
+        self._note("rest")
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if self.faults:
+            raise self.faults.pop(0)
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def turn(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def terms(store: LockStore, lease_seconds: float = 30.0, wait_seconds: float | None = 0) -> Terms:
+    """Of a lock in this store."""
+    return Terms(
+        name="import",
+        key="import",
+        lease_seconds=lease_seconds,
+        wait_seconds=wait_seconds,
+        steal_after_seconds=None,
+        find_store=lambda: store,
+    )

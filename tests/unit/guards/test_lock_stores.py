@@ -1,0 +1,103 @@
+"""Which store keeps a lock, and which caches are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.cache.backends.base import BaseCache
+
+from stoker.exceptions import ConfigurationError
+from stoker.guards.lock_stores.any_cache import AnyCacheLocks, whole
+from stoker.guards.lock_stores.choice import store_for
+from stoker.guards.lock_stores.database import DatabaseLocks
+from stoker.guards.lock_stores.database_cache import DatabaseCacheLocks
+from stoker.guards.lock_stores.memcached import MemcachedLocks
+from stoker.guards.lock_stores.redis import RedisLocks
+from stoker.guards.locks import lock
+
+pytestmark = pytest.mark.unit
+
+DJANGO = "django.core.cache.backends."
+
+
+class Bare(BaseCache):
+    """Has what a cache need not have: nothing."""
+
+    def __init__(self, _: Any, params: dict[str, Any]) -> None:
+        super().__init__(params)
+
+
+class Sized(Bare):
+    """Enough for a lock."""
+
+    def add(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def touch(self, *_: Any, **__: Any) -> bool:
+        return True
+
+
+def use(settings: Any, backend: str, location: Any = "") -> None:
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location}}
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        ("locmem.LocMemCache", "no other process sees it"),
+        ("dummy.DummyCache", "it keeps nothing"),
+        ("filebased.FileBasedCache", "its `add` looks first and writes afterwards"),
+    ],
+)
+def test_caches_that_others_cannot_see_are_refused(
+    settings: Any, tmp_path: Path, backend: str, why: str
+) -> None:
+    use(settings, DJANGO + backend, str(tmp_path))
+    with pytest.raises(ConfigurationError) as caught:
+        lock("import", cache="default").acquire()
+    name = backend.partition(".")[2]
+    assert f"The cache 'default' ({name}) cannot keep a lock: " in str(caught.value)
+    assert why in str(caught.value)
+    assert "Leave `cache` out, and the lock is kept in the database" in str(caught.value)
+
+
+def test_a_cache_without_what_it_takes_is_refused(settings: Any) -> None:
+    use(settings, f"{__name__}.Bare")
+    with pytest.raises(ConfigurationError, match="it has no `add`"):
+        lock("import", cache="default").acquire()
+
+
+def test_a_cache_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="The lock's cache 'fast' is not to be had"):
+        lock("import", cache="fast").acquire()
+
+
+def test_a_backend_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="TASKS has no backend 'other'"):
+        lock("import", backend="other").acquire()
+
+
+@pytest.mark.parametrize(
+    ("backend", "location", "kind"),
+    [
+        (f"{DJANGO}redis.RedisCache", "redis://127.0.0.1:1", RedisLocks),
+        (f"{DJANGO}memcached.PyMemcacheCache", "127.0.0.1:1", MemcachedLocks),
+        (f"{DJANGO}db.DatabaseCache", "some_table", DatabaseCacheLocks),
+        (f"{__name__}.Sized", "", AnyCacheLocks),
+    ],
+)
+def test_every_other_has_its_store(settings: Any, backend: str, location: str, kind: type) -> None:
+    use(settings, backend, location)
+    assert type(store_for("default", "default")) is kind
+
+
+def test_without_a_cache_it_is_the_database() -> None:
+    assert type(store_for(None, "default")) is DatabaseLocks
+
+
+@pytest.mark.parametrize(("lease_seconds", "asked_for"), [(1, 2), (1.01, 3), (30, 31), (29.5, 31)])
+def test_caches_are_asked_for_a_second_more(lease_seconds: float, asked_for: int) -> None:
+    """In memcached an entry of one second may be gone after a hundredth of one."""
+    assert whole(lease_seconds) == asked_for

@@ -1,0 +1,105 @@
+"""The thread that renews: what is due, and when the next is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from uuid import uuid4
+
+import pytest
+
+from stoker.guards.holding import Holding
+from stoker.guards.renewal import Renewal
+
+from tests.unit.guards.stores import Clock, MemoryLocks, terms
+
+pytestmark = pytest.mark.unit
+
+
+class ByHand(Renewal):
+    """Renews when told to."""
+
+    def _run(self) -> None:
+        return
+
+
+def held(store: MemoryLocks, clock: Clock, lease_seconds: float = 30) -> Holding:
+    owner = uuid4()
+    store.owners["import"] = owner
+    return Holding(terms(store, lease_seconds), owner, 1, clock.now(), is_renewed=True)
+
+
+def test_it_sleeps_until_the_first_is_due(store: MemoryLocks, clock: Clock) -> None:
+    renewal = ByHand()
+    assert renewal.seconds_to_next() is None
+    slow, quick = held(store, clock), held(store, clock, 6)
+    renewal.watch(slow)
+    assert renewal.seconds_to_next() == 10
+    renewal.watch(quick)
+    assert renewal.seconds_to_next() == 2
+    clock.turn(5)
+    assert renewal.seconds_to_next() == 0
+    renewal.forget(quick)
+    assert renewal.seconds_to_next() == 5
+
+
+def test_it_renews_what_is_due_and_lets_the_connection_rest(
+    store: MemoryLocks, clock: Clock
+) -> None:
+    renewal, holding = ByHand(), held(store, clock)
+    renewal.watch(holding)
+    renewal.renew_due()
+    assert store.calls == []
+    clock.turn(10)
+    renewal.renew_due()
+    assert store.calls == ["renew", "rest"]
+    assert holding.seconds_left == 30
+
+
+def test_what_is_lost_is_not_watched_any_more(store: MemoryLocks, clock: Clock) -> None:
+    renewal, holding = ByHand(), held(store, clock)
+    renewal.watch(holding)
+    store.owners.clear()
+    clock.turn(10)
+    renewal.renew_due()
+    assert not holding.is_alive
+    assert renewal.seconds_to_next() is None
+
+
+def test_one_that_fails_does_not_keep_others_from_being_renewed(clock: Clock) -> None:
+    renewal = ByHand()
+    stores = [MemoryLocks() for _ in range(5)]
+    holdings = [held(store, clock) for store in stores]
+    stores[2].faults = [OSError("no route"), OSError("still none")]  # and again when it rests
+    for holding in holdings:
+        renewal.watch(holding)
+    clock.turn(10)
+    renewal.renew_due()
+    assert [holding.seconds_left for holding in holdings] == [30, 30, 20, 30, 30]
+
+
+def test_it_holds_nothing_itself(store: MemoryLocks, clock: Clock) -> None:
+    renewal, holding = ByHand(), held(store, clock)
+    renewal.watch(holding)
+    clock.turn(10)
+    renewal.renew_due()
+    del holding
+    gc.collect()
+    assert renewal.seconds_to_next() is None
+
+
+def test_its_thread_renews_by_itself(store: MemoryLocks) -> None:
+    """With the true clock: a lock that is due already is renewed at once."""
+    renewed = threading.Event()
+
+    class Tells(MemoryLocks):
+        def rest(self) -> None:
+            renewed.set()
+
+    telling = Tells()
+    holding = Holding(terms(telling), uuid4(), 1, 0.0, is_renewed=True)
+    holding.renew_at = 0.0
+    renewal = Renewal()
+    renewal.watch(held(store, Clock(), 10**6))  # it is asleep, for long
+    renewal.watch(holding)
+    assert renewed.wait(5)

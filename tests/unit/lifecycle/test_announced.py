@@ -1,0 +1,98 @@
+"""What is made and sent only where somebody hears it."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.compat import TASKS_APP, task_signals
+from stoker.conf import settings_for
+from stoker.ids import new_job_id
+from stoker.lifecycle import outcomes
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.outcomes import Attempted
+from stoker.lifecycle.running import is_heard
+from stoker.package import JobOptions, Package, sealer_for
+from stoker.signals import post_execute, pre_execute
+
+from tests.app import tasks
+
+pytestmark = pytest.mark.unit
+
+SIGNALS = [task_signals.task_started, task_signals.task_finished, pre_execute, post_execute]
+
+
+@pytest.fixture(autouse=True)
+def quiet_log() -> Iterator[None]:
+    """As a project that has not asked for Django's log lines about tasks."""
+    logger = logging.getLogger(TASKS_APP)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    yield
+    logger.setLevel(before)
+
+
+def delivery_of(task: Any, *args: Any) -> Delivery:
+    job_id = new_job_id()
+    options = JobOptions(max_attempts=1)
+    package = Package(job_id, task.module_path, args, {}, "default", 0, 0.0, options)
+    return Delivery(job_id, 1, sealer_for(settings_for()).seal(package), "default", 0, 1)
+
+
+def run(task: Any, *args: Any) -> Attempted:
+    return Executor(settings_for(), worker_id="me").run(delivery_of(task, *args))
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_whoever_connects_to_a_signal_hears_it(signal: Any) -> None:
+    assert not is_heard(signal)
+    heard = []
+
+    def listen(task_result: Any, **_: Any) -> None:
+        heard.append(task_result)
+
+    signal.connect(listen)
+    try:
+        assert is_heard(signal)
+        run(tasks.add, 1, 2)
+    finally:
+        signal.disconnect(listen)
+
+    assert [result.args for result in heard] == [[1, 2]]
+    assert not is_heard(signal)
+
+
+def test_djangos_log_lines_are_written_where_they_are_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, TASKS_APP):
+        run(tasks.add, 1, 2)
+
+    assert len([record for record in caplog.records if record.name == TASKS_APP]) == 2
+
+
+def test_a_failure_is_always_told(caplog: pytest.LogCaptureFixture) -> None:
+    run(tasks.fail_once)
+
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_what_a_task_does_to_its_arguments_does_not_show_in_its_result() -> None:
+    seen = []
+
+    def listen(task_result: Any, **_: Any) -> None:
+        seen.append(task_result.args)
+
+    executor = Executor(settings_for(), worker_id="me")
+    opened = executor.open(delivery_of(tasks.empty_and_fail, [1, 2]))
+    assert not isinstance(opened, Attempted)
+    task_signals.task_finished.connect(listen)
+    try:
+        attempted = executor.run_opened(opened)
+    finally:
+        task_signals.task_finished.disconnect(listen)
+
+    assert isinstance(attempted.outcome, outcomes.Failed)
+    assert seen == [[[1, 2]]]

@@ -1,0 +1,106 @@
+"""What a raised error means for the job, as a table."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stoker.conf import Settings
+from stoker.exceptions import Cancel, Retry, Snooze, TaskTimeout
+from stoker.lifecycle import outcomes
+from stoker.lifecycle.retries import CRASH_DELAY_CAP_SECONDS, crash_delay_seconds, decide
+from stoker.options import TaskOptions, options_of
+
+pytestmark = pytest.mark.unit
+
+
+class Named:
+    """Stands for a task: only its options are asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        self.__dict__.update(options)
+
+
+def options(**given: Any) -> TaskOptions:
+    return options_of(
+        Named(**{"max_attempts": 3, "backoff": lambda _error, _result: 7.0, **given}), Settings()
+    )
+
+
+RETRY = (outcomes.Retry, "error", 7.0)
+FAIL = (outcomes.Failed, "error", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "given", "expected"),
+    [
+        (ValueError(), 1, {}, RETRY),
+        (ValueError(), 2, {}, RETRY),
+        (ValueError(), 3, {}, FAIL),
+        (ValueError(), 1, {"max_attempts": 1}, FAIL),
+        (SystemExit(3), 1, {}, RETRY),
+        (SystemExit(3), 3, {}, FAIL),
+        (ValueError(), 1, {"retry_on": ConnectionError}, FAIL),
+        (ConnectionResetError(), 1, {"retry_on": ConnectionError}, RETRY),
+        (ValueError(), 1, {"give_up_on": ValueError}, FAIL),
+        (UnicodeError(), 1, {"give_up_on": ValueError}, FAIL),
+        (KeyError(), 1, {"give_up_on": ValueError}, RETRY),
+        (KeyError(), 1, {"give_up_on": KeyError, "retry_on": LookupError}, FAIL),
+        (TaskTimeout(), 1, {}, (outcomes.Retry, "timeout", 7.0)),
+        (TaskTimeout(), 3, {}, (outcomes.Failed, "timeout", None)),
+        (Retry(), 1, {}, RETRY),
+        (Retry(delay=0), 1, {}, (outcomes.Retry, "error", 0.0)),
+        (Retry(delay=timedelta(minutes=1)), 1, {}, (outcomes.Retry, "error", 60.0)),
+        (Retry(), 3, {}, FAIL),
+        (Retry(), 1, {"give_up_on": Exception}, RETRY),
+        (Retry(), 1, {"retry_on": KeyError}, RETRY),
+        (ValueError(), 1, {"backoff": lambda _error, _result: None}, FAIL),
+        (
+            ValueError(),
+            1,
+            {"backoff": lambda *_: timedelta(seconds=2)},
+            (outcomes.Retry, "error", 2.0),
+        ),
+        (ValueError(), 1, {"backoff": lambda _error, _result: -5}, (outcomes.Retry, "error", 0.0)),
+    ],
+)  # fmt: skip
+def test_tried_again_or_over(
+    error: BaseException, attempt: int, given: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    outcome = decide(error, options(**given), attempt, result=None)
+    assert isinstance(outcome, outcomes.Retry | outcomes.Failed)
+    delay_seconds = outcome.delay_seconds if isinstance(outcome, outcomes.Retry) else None
+    assert (type(outcome), outcome.reason, delay_seconds) == expected
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_what_a_task_asks_for_does_not_depend_on_its_attempts(attempt: int) -> None:
+    assert decide(Cancel("no"), options(), attempt, None) == outcomes.Cancelled("no")
+    assert decide(Snooze(5, "busy"), options(), attempt, None) == outcomes.Snoozed(5.0, "busy")
+
+
+def test_a_backoff_that_raises_is_replaced_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_error: BaseException, _result: Any) -> float:
+        raise ZeroDivisionError
+
+    class Result:
+        attempts = 1
+
+    outcome = decide(ValueError(), options(backoff=broken), 1, Result())
+    assert isinstance(outcome, outcomes.Retry)
+    assert outcome.delay_seconds > 0
+    assert "backoff" in caplog.text
+
+
+def test_a_backoff_is_given_the_error_and_the_result() -> None:
+    seen: list[Any] = []
+    error = ValueError("this one")
+    decide(error, options(backoff=lambda *given: seen.extend(given) or 1.0), 1, "the result")
+    assert seen == [error, "the result"]
+
+
+def test_crashes_are_waited_for_longer_each_time_but_not_for_ever() -> None:
+    delays = [crash_delay_seconds(times) for times in range(1, 60)]
+    assert delays[:3] == [2.0, 4.0, 8.0]
+    assert delays == sorted(delays)
+    assert delays[-1] == CRASH_DELAY_CAP_SECONDS

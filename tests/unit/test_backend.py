@@ -1,0 +1,118 @@
+"""The backend: cheap to make, patient with wrong settings, strict when it is used."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from stoker.backend import StokerBackend
+from stoker.compat import BaseTaskBackend, task_backends
+from stoker.exceptions import ConfigurationError
+from stoker.tasks import Task, task
+
+pytestmark = pytest.mark.unit
+
+BACKEND = "stoker.backend.StokerBackend"
+WRONG: list[dict[str, Any]] = [
+    {"OPTIONS": {"WORKERS": "many"}},
+    {"OPTIONS": {"NO_SUCH": 1}},
+    {"OPTIONS": ["WORKERS"]},
+    {"OPTIONS": None},
+    {"QUEUES": None},
+    {"QUEUES": "default"},
+    {"QUEUES": [1]},
+    {"QUEUES": ["x" * 101]},
+]
+
+
+def function() -> None: ...
+
+
+def test_it_is_a_backend_that_can_do_everything() -> None:
+    backend = task_backends["default"]
+    assert isinstance(backend, StokerBackend)
+    assert isinstance(backend, BaseTaskBackend)
+    assert backend.task_class is Task
+    assert backend.supports_defer
+    assert backend.supports_async_task
+    assert backend.supports_get_result
+    assert backend.supports_priority
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_setting_does_not_keep_tasks_from_being_imported(wrong: dict[str, Any]) -> None:
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, **wrong}}):
+        made = task(function)
+        assert made.backend == "default"
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_setting_is_told_at_the_first_use(wrong: dict[str, Any]) -> None:
+    with (
+        override_settings(TASKS={"default": {"BACKEND": BACKEND, **wrong}}),
+        pytest.raises(
+            ConfigurationError, match=r'TASKS\["default"\]\["(OPTIONS|QUEUES)"\]'
+        ) as caught,
+    ):
+        task(function).enqueue()
+    assert isinstance(caught.value, ImproperlyConfigured)
+
+
+def test_settings_are_those_it_was_made_with() -> None:
+    backend = StokerBackend("elsewhere", {"OPTIONS": {"MAX_ATTEMPTS": 9}})
+    assert (backend.settings.alias, backend.settings.max_attempts) == ("elsewhere", 9)
+
+
+def test_settings_are_read_once_for_all_threads() -> None:
+    first = StokerBackend("default", dict(task_backends["default"]._params))
+    assert first.settings is task_backends["default"].settings
+
+
+LOADS = """
+import sys
+from django.conf import settings
+settings.configure(
+    TASKS={"default": {"BACKEND": "stoker.backend.StokerBackend"}},
+    DATABASES={"default": {"ENGINE": "no.such.engine"}},
+    INSTALLED_APPS=["stoker"],
+)
+from stoker import exponential, task
+@task(max_attempts=3, backoff=exponential())
+def mine(): ...
+loaded = [name for name in sys.modules if name.startswith("stoker.")]
+forbidden = tuple(f"stoker.{part}" for part in ("models", "brokers", "lifecycle", "results"))
+found = [name for name in loaded if name.startswith(forbidden)]
+assert not found, found
+"""
+
+
+def test_a_task_is_defined_without_models_and_databases() -> None:
+    """Django imports modules of tasks before its models are ready."""
+    script = [sys.executable, "-W", "error", "-c", LOADS]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+NOT_INSTALLED = """
+import django
+from django.conf import settings
+settings.configure(TASKS={"default": {"BACKEND": "stoker.backend.StokerBackend"}}, SECRET_KEY="x")
+django.setup()
+from stoker import task
+@task
+def mine(): ...
+try:
+    mine.enqueue()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_an_app_that_is_not_installed_is_told_at_the_first_use() -> None:
+    script = [sys.executable, "-c", NOT_INSTALLED]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("ConfigurationError"), done
+    assert "'stoker' to INSTALLED_APPS" in done.stdout

@@ -1,0 +1,95 @@
+"""Back-off: how long until the next attempt."""
+
+import random
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from stoker.backoff import Backoff, as_backoff, constant, exponential, linear
+from stoker.exceptions import InvalidTaskOption
+
+pytestmark = pytest.mark.unit
+
+
+def delays(backoff: Backoff, attempts: int = 5) -> list[object]:
+    results = [SimpleNamespace(attempts=attempt) for attempt in range(1, attempts + 1)]
+    return [backoff(ValueError(), result) for result in results]
+
+
+def test_exponential_doubles_up_to_its_cap() -> None:
+    assert delays(exponential(base=2, cap=10, jitter=False)) == [2, 4, 8, 10, 10]
+
+
+def test_exponential_of_very_many_attempts_is_the_cap() -> None:
+    result = SimpleNamespace(attempts=100_000)
+    assert exponential(cap=600, jitter=False)(ValueError(), result) == 600
+
+
+def test_linear_grows_by_its_step_up_to_its_cap() -> None:
+    assert delays(linear(10, cap=35)) == [10, 20, 30, 35, 35]
+
+
+def test_constant_stays() -> None:
+    assert delays(constant(timedelta(minutes=1)), 3) == [60, 60, 60]
+
+
+def test_a_list_of_delays_is_taken_one_by_one_and_the_last_repeats() -> None:
+    assert delays(as_backoff([1, timedelta(seconds=5), 30])) == [1, 5, 30, 30, 30]
+
+
+def test_a_number_is_a_constant_delay() -> None:
+    assert delays(as_backoff(1.5), 2) == [1.5, 1.5]
+    assert delays(as_backoff(timedelta(seconds=2)), 2) == [2, 2]
+    assert delays(as_backoff(0), 2) == [0, 0]
+
+
+def test_a_callable_is_taken_as_it_is() -> None:
+    def mine(exception: BaseException, task_result: object) -> None:
+        """Never again."""
+
+    assert as_backoff(mine) is mine
+
+
+def test_none_is_the_default_from_two_seconds_to_ten_minutes(seed: int) -> None:
+    for _ in range(50):
+        first, *_, last = delays(as_backoff(None), 20)
+        assert 1 <= first <= 2
+        assert 300 <= last <= 600
+
+
+@pytest.mark.parametrize("helper", [exponential, partial(linear, 8), partial(constant, 8)])
+def test_jitter_spreads_over_the_second_half_and_no_further(helper, seed: int) -> None:
+    even = delays(helper(jitter=False), 20)
+    source = random.Random(seed)
+    for _ in range(20):
+        spread = delays(helper(jitter=True, source=source), 20)
+        assert all(whole / 2 <= delay <= whole for whole, delay in zip(even, spread, strict=True))
+        assert spread != even
+
+
+def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
+    once = delays(exponential(source=random.Random(seed)))
+    again = delays(exponential(source=random.Random(seed)))
+    other = delays(exponential(source=random.Random(seed + 1)))
+    assert once == again != other
+
+
+@pytest.mark.parametrize(
+    "wrong", ["10", True, -1, float("nan"), float("inf"), [], [1, "2"], [1, -2], object()]
+)
+def test_what_is_no_backoff_is_refused_with_a_sentence(wrong: object) -> None:
+    with pytest.raises(InvalidTaskOption, match=r"backoff"):
+        as_backoff(wrong)
+
+
+@pytest.mark.parametrize("base", [0.5, 0, -2, "2", True, float("nan"), float("inf")])
+def test_an_exponential_that_would_not_grow_is_refused(base: object) -> None:
+    with pytest.raises(InvalidTaskOption, match=r"at least 1"):
+        exponential(base=base)  # type: ignore[arg-type]
+
+
+def test_backoffs_are_equal_when_they_do_the_same() -> None:
+    assert exponential(2, 600) == exponential(base=2.0, cap=timedelta(minutes=10))
+    assert exponential(2) != exponential(3)

@@ -1,0 +1,149 @@
+"""``manage.py check``: every id has a case that brings it, and one that does not."""
+
+import re
+from importlib import import_module
+from typing import Any
+
+import pytest
+from django.core import checks
+from django.core.checks.registry import registry
+from django.test import override_settings
+
+from stoker import checks as ours
+from stoker.compat import TASKS_APP, task_backends
+
+pytestmark = pytest.mark.unit
+
+BACKEND = "stoker.backend.StokerBackend"
+
+
+def ids(**tasks: dict[str, Any]) -> list[str]:
+    with override_settings(
+        TASKS={name: {"BACKEND": BACKEND, **more} for name, more in tasks.items()}
+    ):
+        return [message.id for backend in task_backends.all() for message in backend.check()]
+
+
+def messages(**options: Any) -> list[checks.CheckMessage]:
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        return task_backends["default"].check()
+
+
+def test_the_default_settings_are_sound() -> None:
+    assert ids(default={}) == []
+
+
+def test_every_id_stands_in_the_table() -> None:
+    told = set(re.findall(r"stoker\.[EW]\d{3}", ours.__doc__ or ""))
+    with open(ours.__file__) as source:  # noqa: PTH123 - a string
+        used = set(re.findall(r'id="(stoker\.[EW]\d{3})"', source.read()))
+    assert used == told
+
+
+def test_every_message_has_a_hint() -> None:
+    found = messages(WORKERS="many", NO_SUCH=1)
+    assert len(found) == 2
+    assert all(message.hint for message in found)
+
+
+def test_e001_wrong_options_one_each() -> None:
+    assert ids(default={"OPTIONS": {"WORKERS": "many", "WORKRES": 2}}) == ["stoker.E001"] * 2
+    assert "Did you mean 'WORKERS'" in messages(WORKRES=2)[0].msg
+
+
+def test_e001_wrong_queues() -> None:
+    assert ids(default={"QUEUES": "default"}) == ["stoker.E001"]
+    assert ids(default={"QUEUES": ["x" * 101]}) == ["stoker.E001"]
+    assert ids(default={"QUEUES": []}) == []
+
+
+def test_e002_unknown_broker() -> None:
+    assert ids(default={"OPTIONS": {"BROKER": "carrier-pigeon://loft"}}) == ["stoker.E002"]
+    assert ids(default={"OPTIONS": {"BROKER": "memory://"}}) == []
+
+
+def test_e003_unknown_database() -> None:
+    assert ids(default={"OPTIONS": {"BROKER": "orm://nowhere"}}) == ["stoker.E003"]
+
+
+def test_e004_not_installed(settings: Any) -> None:
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "stoker"]
+    assert "stoker.E004" in ids(default={})
+
+
+def test_e005_unknown_kind_of_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import connections
+
+    monkeypatch.setattr(connections["default"], "vendor", "oracle")
+    assert ids(default={}) == ["stoker.E005"]
+
+
+class KeepOut:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "stoker" else None
+
+
+@override_settings(DATABASE_ROUTERS=[KeepOut()])
+def test_e006_routers_keep_the_tables_out() -> None:
+    assert ids(default={}) == ["stoker.E006"]
+
+
+def test_e007_neighbours_that_cannot_open_each_other_s_packages() -> None:
+    one, other = {"OPTIONS": {"CLUSTER": "one"}}, {"OPTIONS": {"CLUSTER": "other"}}
+    mail, rest = {"QUEUES": ["mail"]}, {"QUEUES": ["rest"]}
+    assert ids(default=one, second=other) == ["stoker.E007"]
+    assert ids(default=one, second=one) == []
+    apart = {"OPTIONS": {"CLUSTER": "one", "BROKER": "memory://"}}
+    assert ids(default=apart, second={"OPTIONS": apart["OPTIONS"] | {"CLUSTER": "two"}}) == []
+    assert ids(default=one | mail, second=other | rest) == []
+    assert ids(default=one | mail, second=other | {"QUEUES": []}) == ["stoker.E007"]
+
+
+@pytest.mark.skipif(TASKS_APP != "django_tasks", reason="this Django has tasks of its own")
+def test_w002_backport_not_installed(settings: Any) -> None:
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_tasks"]
+    assert ids(default={}) == ["stoker.W002"]
+
+
+def test_w003_leases_shorter_than_three_heartbeats() -> None:
+    options = {"HEARTBEAT_SECONDS": 10, "DATABASE_SECONDS": 5}
+    assert ids(default={"OPTIONS": {"LEASE_SECONDS": 29, **options}}) == ["stoker.W003"]
+    assert ids(default={"OPTIONS": {"LEASE_SECONDS": 30, **options}}) == []
+
+
+def test_w004_database_calls_longer_than_a_lease() -> None:
+    assert ids(default={"OPTIONS": {"DATABASE_SECONDS": 60}}) == ["stoker.W004"]
+
+
+def test_w005_pickle() -> None:
+    assert ids(default={"OPTIONS": {"SERIALIZER": "pickle"}}) == ["stoker.W005"]
+
+
+def test_w006_sqlite_that_nobody_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import connections
+
+    off = {"default": {"OPTIONS": {"SQLITE_TUNING": False}}}
+    assert ids(**off) == ["stoker.W006"]
+    by_hand = {"transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=wal"}
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", by_hand)
+    assert ids(**off) == []
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [("repeatable read", ["stoker.W007"]), (None, ["stoker.W007"]), ("read committed", [])],
+)
+def test_w007_isolation(monkeypatch: pytest.MonkeyPatch, level: Any, expected: list[str]) -> None:
+    from django.db import connections
+
+    monkeypatch.setattr(connections["default"], "vendor", "mysql")
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"isolation_level": level})
+    assert ids(default={}) == expected
+
+
+def test_django_s_check_asks_the_backends() -> None:
+    wrong = {"default": {"BACKEND": BACKEND, "OPTIONS": {"NO_SUCH": 1}}}
+    check_tasks = import_module(f"{TASKS_APP}.checks").check_tasks
+    assert check_tasks in registry.get_checks()
+    with override_settings(TASKS=wrong):
+        assert [message.id for message in check_tasks()] == ["stoker.E001"]

@@ -1,0 +1,403 @@
+"""Values come back from JSON as they were: same type, same value, same zone."""
+
+# ruff: noqa: DTZ001, DTZ901 - moments without a zone come back, too
+
+import sys
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.db.models import IntegerChoices, TextChoices
+from django.utils.datastructures import MultiValueDict
+from django.utils.safestring import mark_safe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker import codec
+from stoker.codec import MOST_LEVELS, Refusal
+from stoker.serializers import value_as_json
+
+pytestmark = pytest.mark.unit
+
+ZURICH = ZoneInfo("Europe/Zurich")
+ODD_OFFSET = timezone(timedelta(hours=-1, minutes=2, seconds=3, microseconds=4))
+
+PLAIN: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.0,
+    -0.0,
+    5e-324,
+    "",
+    "é\x00\U0001f600",
+    [],
+    {},
+    [[1], {"a": None}],
+]
+DATES = [
+    datetime.min,
+    datetime.max,
+    datetime(2026, 10, 25, 2, 30),
+    datetime(2026, 10, 25, 2, 30, fold=1),
+    datetime(2026, 10, 25, 2, 30, tzinfo=UTC),
+    datetime(2026, 10, 25, 2, 30, 0, 1, tzinfo=ODD_OFFSET),
+    datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=UTC),
+    datetime(2026, 10, 25, 2, 30, tzinfo=ZURICH),
+    datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZURICH),
+    datetime(2026, 3, 29, 2, 30, 1, 999999, tzinfo=ZURICH),
+    datetime(1850, 1, 1, tzinfo=ZURICH),
+    datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC")),
+    date(2026, 10, 25),
+    date.min,
+    time(2, 30),
+    time(2, 30, 0, 5, fold=1),
+    time(2, 30, tzinfo=ODD_OFFSET),
+    time(2, 30, fold=1, tzinfo=ZURICH),
+]
+OTHERS = [
+    (),
+    ((),),
+    (1, [2, (3,)]),
+    timedelta.min,
+    timedelta.max,
+    timedelta(microseconds=-1),
+    *map(Decimal, ["0", "-0", "1.10", "1E+3", "-1e-400", "NaN", "-Infinity", "0.1" + "0" * 50]),
+    UUID(int=0),
+    UUID("01890a5d-ac96-774b-bcce-b302099a8057"),
+    b"",
+    bytes(range(256)),
+]
+KEYS = [
+    {1: "a", "1": "b", 1.5: "c", False: "d", None: "e"},
+    {(1, (2,)): {UUID(int=1): [{b"x": 1}]}},
+    {date(2026, 1, 1): 1, Decimal("1.5"): 2},
+    {"a": {2: ()}},
+]
+LOOK_LIKE_OURS = [
+    {"$tuple": [1, 2]},
+    {"$dict": [[1, 2]]},
+    {"$": 0},
+    {"$datetime": {"$datetime": {"$tuple": ()}}},
+    [{"$nothing": None}],
+    {"$tuple": [1], "$dict": 2},
+    {"a$": 1},
+    '{"$tuple":[1]}',
+    {'{"$tuple": ': ['"}', {"": "$"}]},
+]
+HALF_CHARACTERS = ["\ud800", "\udfff", "\ud83d\ude00", {"\ud83d": "\ude00"}, "a\udc80b"]
+LARGE = [10**n + 1 for n in (15, 308, 599, 601, 602, 603, 4299, 4300, 5000, 20_000)]
+
+
+def there_and_back(value: Any) -> Any:
+    """Take the way of an argument: as it stands when it is plain, else encoded."""
+    return codec.read(value_as_json(value))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are the same in type, value, order, sign, fold and zone."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, dict):
+        return is_same(list(one), list(other)) and is_same(list(one.values()), list(other.values()))
+    if isinstance(one, float | Decimal):
+        return repr(one) == repr(other)
+    if isinstance(one, datetime | time):
+        return one == other and hands(one) == hands(other)
+    return bool(one == other)
+
+
+def hands(clock: datetime | time) -> tuple[Any, ...]:
+    """Return all that there is to a datetime or time."""
+    zone = getattr(clock.tzinfo, "key", None)
+    return clock.replace(tzinfo=None), clock.fold, clock.utcoffset(), zone
+
+
+def changed(value: Any) -> bool:
+    """Say whether a value does not come back as it was."""
+    return not is_same(there_and_back(value), value)
+
+
+@pytest.mark.parametrize(
+    "values", [PLAIN, DATES, OTHERS, KEYS, LOOK_LIKE_OURS, HALF_CHARACTERS, LARGE]
+)
+def test_values_come_back_as_they_were(values: list[Any]) -> None:
+    """Each alone, then all of them inside one another."""
+    assert not list(filter(changed, values))
+    assert not changed(values)
+    assert not changed({"a": tuple(values), 1: [{"b": value} for value in values]})
+
+
+def test_plain_values_are_written_as_they_stand() -> None:
+    """Which is what makes it quick; and only they are plain."""
+    assert all(map(codec.is_plain, PLAIN))
+    assert not any(map(codec.is_plain, [*DATES, *OTHERS, *KEYS, [()], {"a": [b""]}]))
+    assert codec.write({"a": [1, None, "é"]}) == '{"a":[1,null,"é"]}'.encode()
+
+
+def atoms() -> st.SearchStrategy[Any]:
+    """Draw every kind of value that is not made of others, and can be a key."""
+    zones = st.none() | st.sampled_from([UTC, ODD_OFFSET, ZURICH]) | st.timezones()
+    texts = st.text(st.characters()) | st.text('$tuplei{}"[', max_size=8)
+    return st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.integers(-(10**700), 10**700),
+        st.floats(allow_nan=False, allow_infinity=False),
+        texts,
+        st.sampled_from(["$tuple", "$dict", "$datetime", "$"]),
+        st.binary(max_size=20),
+        st.datetimes(timezones=zones),
+        st.dates(),
+        st.times(timezones=zones.filter(has_one_offset)),
+        st.timedeltas(),
+        st.decimals(allow_nan=False),
+        st.uuids(),
+    )
+
+
+def has_one_offset(zone: tzinfo | None) -> bool:
+    """Whether a time without a date can be in this zone and be kept."""
+    return not isinstance(zone, ZoneInfo) or zone.key is not None
+
+
+def values() -> st.SearchStrategy[Any]:
+    """Draw lists, tuples and dicts of all that."""
+    return st.recursive(
+        atoms(),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=4),
+            st.lists(inner, max_size=4).map(tuple),
+            st.dictionaries(atoms(), inner, max_size=3),
+        ),
+        max_leaves=12,
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(values())
+def test_any_value_comes_back_as_it_was(value: Any) -> None:
+    """Drawn at random, nested and mixed."""
+    assert not changed(value), there_and_back(value)
+
+
+class Colour(TextChoices):
+    """A choice of Django's."""
+
+    RED = "red"
+
+
+class Size(IntegerChoices):
+    """Another."""
+
+    LARGE = 3
+
+
+class Word(str, Enum):  # noqa: UP042 - what users have, and not the same
+    """A text whose own __str__ says something else."""
+
+    YES = "yes"
+
+
+Point = namedtuple("Point", "x y")
+Level = IntEnum("Level", "LOW HIGH")
+Name = StrEnum("Name", "ANNE")
+
+
+class Percent(float):
+    """A float by another name."""
+
+
+class Clock(datetime):
+    """A datetime of a library's own."""
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (mark_safe("<b>"), "<b>"),
+        (Colour.RED, "red"),
+        (Size.LARGE, 3),
+        (Level.HIGH, 2),
+        (Name.ANNE, "anne"),
+        (Word.YES, "yes"),
+        (Percent(0.5), 0.5),
+        (Clock(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)),
+        (Point(1, (2,)), (1, (2,))),
+        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (defaultdict(list, a=[1]), {"a": [1]}),
+        ({Colour.RED: 1, Level.LOW: 2}, {"red": 1, 1: 2}),
+        ({mark_safe("$tuple"): 1}, {"$tuple": 1}),
+        (MappingProxyType({"a": ()}), {"a": ()}),
+        (range(3), [0, 1, 2]),
+        (bytearray(b"ab"), b"ab"),
+        (memoryview(b"ab"), b"ab"),
+        (
+            datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=1), "CET")),
+            datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=1))),
+        ),
+    ],
+)
+def test_subclasses_come_back_as_what_they_derive_from(given: Any, kept: Any) -> None:
+    """As an equal value of the plain type, alone and within others."""
+    assert is_same(there_and_back(given), kept)
+    assert is_same(there_and_back([{"a": (given,)}]), [{"a": (kept,)}])
+
+
+def test_a_named_zone_is_the_same_zone_again() -> None:
+    """So that a day later is a day later, whatever the clocks do in that night."""
+    evening = there_and_back(datetime(2026, 10, 24, 20, tzinfo=ZURICH))
+    assert evening.tzinfo is ZURICH
+    assert (evening + timedelta(days=1)).utcoffset() == timedelta(hours=1)
+
+
+@pytest.fixture
+def digits_without_limit() -> Iterator[None]:
+    """Let this process write integers that others refuse to read."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    yield
+    sys.set_int_max_str_digits(before)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_written_without_a_limit_are_read_with_one(
+    sign: int, digits_without_limit: None
+) -> None:
+    """The limit on digits is a setting of each process."""
+    large = [sign * (10**n + 7) for n in (700, 4300, 50_001)]
+    assert codec.is_plain(large)
+    written = codec.write(large)
+    assert b"$int" not in written
+    sys.set_int_max_str_digits(640)
+    assert codec.read(written) == large
+
+
+INTO: dict[str, Callable[[Any], Any]] = {
+    "list": lambda inner: [inner],
+    "tuple": lambda inner: (inner,),
+    "dict": lambda inner: {"a": inner},
+    "keys": lambda inner: {1: inner},
+}
+
+
+def nested(kind: str, levels: int) -> Any:
+    """Make so many lists (or others) inside one another."""
+    value: Any = 1
+    for _ in range(levels):
+        value = INTO[kind](value)
+    return value
+
+
+@pytest.mark.parametrize("kind", INTO)
+def test_nesting_has_a_limit(kind: str) -> None:
+    """The same for every kind, and wherever on the stack it is met."""
+    assert not changed(nested(kind, MOST_LEVELS))
+    for levels in (MOST_LEVELS + 1, 100_000):
+        assert not codec.is_plain(nested(kind, levels))
+        with pytest.raises(Refusal, match="nested more than 100 levels deep, or contains itself"):
+            codec.encode(nested(kind, levels))
+
+
+def test_what_contains_itself_is_refused() -> None:
+    """Also when it does so twice, which makes 2 ** 100 ways down."""
+    a_list: list[Any] = [1]
+    a_list += [a_list, a_list]
+    a_dict: dict[Any, Any] = {}
+    a_dict["a"] = a_dict["b"] = ({2: a_dict},)
+    for value in (a_list, a_dict):
+        assert not codec.is_plain(value)
+        with pytest.raises(Refusal, match="contains itself"):
+            codec.encode(value)
+
+
+class Place(tzinfo):
+    """A zone that needs a date to know its offset, and has no name to be found by."""
+
+    def utcoffset(self, moment: datetime | None) -> timedelta | None:
+        """Give none without a date."""
+        return timedelta(hours=1) if moment else None
+
+    def tzname(self, moment: datetime | None) -> str:
+        """Give one that nothing can be found by."""
+        return "here"
+
+    def dst(self, moment: datetime | None) -> timedelta | None:
+        """Give none."""
+        return None
+
+
+class Twin(str):
+    """A text that a dict can have beside its equal."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "problem"),
+    [
+        ([0, float("nan")], [1], "is nan, a number that JSON does not have"),
+        ({"a": (float("-inf"),)}, ["a", 0], "is -inf"),
+        ([Percent("inf")], [0], "is inf"),
+        ([time(1, tzinfo=Place())], [0], "gives no offset: use zoneinfo"),
+        ({1: {"x": {2}}}, [1, "x"], ""),
+        ([{frozenset(): 1}], [0, frozenset()], ""),
+        ([MultiValueDict({"a": [1, 2]})], [0], ""),
+        ([1j], [0], ""),
+    ],
+)
+def test_what_json_cannot_keep_is_refused_with_its_place(
+    value: Any, path: list[Any], problem: str
+) -> None:
+    """Nothing is changed in silence."""
+    with pytest.raises(Refusal) as caught:
+        codec.encode(value)
+    assert caught.value.path == path
+    assert problem in caught.value.problem
+
+
+def test_two_keys_of_the_same_text_are_refused() -> None:
+    """JSON would keep the later one."""
+    with pytest.raises(Refusal, match="two keys of the same text"):
+        codec.encode({"a": 1, Twin("a"): 2})
+
+
+@pytest.mark.parametrize("value", [float("nan"), [float("inf")], {"a": -float("inf")}])
+def test_numbers_that_json_does_not_have_are_not_written(value: Any) -> None:
+    """Even where nobody looked at each value: `NaN` is no JSON."""
+    assert codec.is_plain(value)
+    with pytest.raises(ValueError, match="Out of range float"):
+        codec.write(value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"",
+        b"[",
+        b"[1] ",
+        b"[1]2",
+        b"\xff",
+        b'{"$unheard-of":1}',
+        b'{"$date":"2026-13-01"}',
+        b'{"$datetime":["2026-01-01",0,"No/Where"]}',
+        b'{"$dict":[[[1],2]]}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_nobody_wrote_is_not_read(written: bytes) -> None:
+    """Whichever error it is, it is an Exception, and nothing is made of the bytes."""
+    with pytest.raises((ValueError, LookupError, TypeError, RecursionError)):
+        codec.read(written)

@@ -1,0 +1,352 @@
+"""What `manage.py stoker` makes of what is typed, and how it says things."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.management.base import CommandError
+from django.test import override_settings
+
+from stoker.cluster.process import log_to_console
+from stoker.compat import TASKS_APP
+from stoker.conf import Settings, read_settings, settings_for
+from stoker.exceptions import ConfigurationError
+from stoker.management.commands.stoker import SUBCOMMANDS, Command
+from stoker.management.enqueue import json_of, json_or_text, moment, written
+from stoker.management.health import judge, longest_silence
+from stoker.management.info import duration
+from stoker.management.run import plan_of, queues_of
+from stoker.management.subcommand import MEANINGS, ExitCode, as_json, one_sentence
+from stoker.stats import ClusterState
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def parse(*arguments: str) -> dict[str, Any]:
+    """What the command would be called with."""
+    return vars(Command().create_parser("manage.py", "stoker").parse_args(arguments))
+
+
+def call(*arguments: str) -> int:
+    """Run the command as `manage.py` does. Returns the exit code."""
+    try:
+        Command().run_from_argv(["manage.py", "stoker", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+# -- parsing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("42", 42),
+        ("-1.5", -1.5),
+        ("true", True),
+        ("null", None),
+        ('"42"', "42"),
+        ("[1, [2]]", [1, [2]]),
+        ('{"id": 7}', {"id": 7}),
+        ("hello", "hello"),
+        ("", ""),
+        ("007", "007"),
+        ("NaN", "NaN"),
+        ("{broken", "{broken"),
+    ],
+)
+def test_an_argument_is_json_or_text(text: str, value: object) -> None:
+    assert json_or_text(text) == value
+    assert type(json_or_text(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        (dict, "[1]", "is not an object"),
+        (list, "{}", "is not a list"),
+        (list, "[1", "is not JSON"),
+        (dict, '{"a": NaN}', "NaN is not JSON"),
+    ],
+)
+def test_wrong_json_is_told(kind: type, text: str, told: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=told):
+        json_of(kind)(text)
+
+
+def test_a_moment_is_seconds_from_now_or_iso_8601() -> None:
+    before = datetime.now(UTC)
+    later = moment("90.5")
+    assert timedelta(seconds=90) < later - before < timedelta(seconds=120)
+    assert moment("2030-01-31T06:00+01:00") == datetime(2030, 1, 31, 5, tzinfo=UTC)
+    with override_settings(TIME_ZONE="Europe/Berlin"):
+        assert moment("2030-01-31T06:00") == datetime(2030, 1, 31, 5, tzinfo=UTC)
+    with override_settings(USE_TZ=False, TIME_ZONE="Europe/Berlin"):
+        assert moment("2030-01-31T05:00+00:00") == datetime(2030, 1, 31, 6)  # noqa: DTZ001 - naive
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "2030-13-01T00:00", "inf", "nan", "1e300"])
+def test_no_moment_is_told(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        moment(text)
+
+
+def test_options_may_stand_between_arguments() -> None:
+    options = parse("enqueue", "--priority", "3", "a.b", "1", "--queue", "mail", "2", "-5")
+    assert (options["task"], options["arguments"]) == ("a.b", ["1", "2", "-5"])
+    assert (options["priority"], options["queue"], options["wait"]) == (3, "mail", None)
+    assert parse("enqueue", "a.b", "1", "--wait")["wait"] == float("inf")
+    assert parse("enqueue", "a.b", "--wait", "3")["wait"] == 3
+    assert parse("enqueue", "a.b", "--", "--queue")["arguments"] == ["--queue"]
+
+
+def test_options_of_every_command_work_before_and_after_the_subcommand() -> None:
+    assert parse("-v", "2", "info")["verbosity"] == 2
+    assert parse("info", "-v", "2", "--no-color")["verbosity"] == 2
+    assert parse("--no-color", "info")["no_color"] is True
+    assert parse("info", "--settings", "x")["settings"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "--workers", "0"], "'0' must be between 1 and 1024"),
+        (["run", "--workers", "two"], "'two' must be a number"),
+        (["run", "--concurrency", "1.5"], "'1.5' must be a number"),
+        (["run", "--shutdown-seconds", "-1"], "must be a number of seconds, at least 0"),
+        (["run", "--log-level", "loud"], "invalid choice"),
+        (["run", "--nonsense"], "stoker run: error: unrecognized arguments: --nonsense"),
+        (["health", "--max-silence", "0"], "must be a number of seconds above 0"),
+        (["enqueue"], "the following arguments are required: TASK"),
+        (["enqueue", "a.b", "--kwargs", "[]"], "is not an object"),
+        (["nonsense"], "invalid choice"),
+        (["run", "--backend", "nonsense"], "TASKS has no backend 'nonsense'. There is: default."),
+        (["run", "--drain", "--reload"], "choose one of them"),
+        (["run", "--queues", "a,,b"], "has an empty name"),
+        (["enqueue", "tests.app.tasks.nothing_such"], "There is no task 'tests.app.tasks.nothing"),
+        (["enqueue", "tests.app.tasks.add", "1", "--args", "[1]"], "not both"),
+        (["enqueue", "tests.app.tasks.add", "--priority", "101"], "between -100 and 100"),
+        (["enqueue", "tests.app.tasks.add", "1", "--backend", "nonsense"], "nonsense"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == ExitCode.REFUSED
+    output = capsys.readouterr()
+    assert told in output.err
+    assert "Traceback" not in output.err
+    assert output.out == ""
+
+
+def test_a_backend_that_is_not_stokers_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    path = f"{json_of.__module__}.Nothing"
+    with override_settings(TASKS={"default": {"BACKEND": path}}):
+        assert call("health") == ExitCode.REFUSED
+    assert 'TASKS["default"] cannot be used' in capsys.readouterr().err
+    dummy = f"{TASKS_APP}.backends.dummy.DummyBackend"
+    with override_settings(TASKS={"default": {"BACKEND": dummy}}):
+        assert call("run") == ExitCode.REFUSED
+    assert "is DummyBackend, which has no cluster" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"WORKER": 3}}
+    with override_settings(TASKS={"default": wrong}):
+        assert call("run") == ExitCode.REFUSED
+    assert "has no option 'WORKER'. Did you mean 'WORKERS'?" in capsys.readouterr().err
+
+
+# -- help -----------------------------------------------------------------------------------------
+
+
+def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call() == 0
+    shown = capsys.readouterr().out
+    for subcommand in SUBCOMMANDS:
+        assert subcommand.name in shown
+        assert subcommand.summary in shown
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS, ids=lambda kind: kind.name)
+def test_help_shows_every_option_and_examples(
+    subcommand: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(subcommand.name, "--help") == 0
+    shown = capsys.readouterr().out
+    assert subcommand.description.splitlines()[0] in shown
+    assert f"manage.py stoker {subcommand.name}" in shown.partition("examples:")[2]
+    assert "--pythonpath" not in shown, "what every command has is told once"
+
+
+def test_examples_in_the_help_are_right() -> None:
+    for subcommand in SUBCOMMANDS:
+        for line in subcommand.examples.splitlines():
+            words = line.partition(" || ")[0].partition(" | ")[0].split("   ")
+            typed = next(part for part in words if part.strip()).split()
+            assert typed[:2] == ["manage.py", "stoker"]
+            arguments = [word.strip("'") for word in typed[2:]]
+            if "--kwargs" not in arguments:  # which a shell would take apart
+                parse(*arguments)
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert set(MEANINGS) == set(ExitCode)
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def test_the_command_line_beats_the_settings() -> None:
+    plan = plan_of(parse("run", "--workers", "7", "--concurrency", "3", "--shutdown-seconds", "1"))
+    assert plan.settings.workers == 7
+    assert plan.settings.concurrency == 3
+    assert plan.settings.shutdown_seconds == 1
+    assert plan_of(parse("run")).settings == settings_for()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        ([], "INFO"),
+        (["-v", "0"], "WARNING"),
+        (["-v", "2"], "DEBUG"),
+        (["-v", "3"], "DEBUG"),
+        (["-v", "0", "--log-level", "error"], "ERROR"),
+    ],
+)
+def test_the_log_level_follows_the_verbosity(arguments: list[str], level: str) -> None:
+    assert plan_of(parse("run", *arguments)).log_level == level
+
+
+def test_only_queues_of_the_backend_are_taken() -> None:
+    some = read_settings("default", {"QUEUES": ["mail", "default"]})
+    every = read_settings("default", {"QUEUES": []})
+    assert queues_of(None, some) == ()
+    assert queues_of("mail, default,mail", some) == ("mail", "default")
+    assert queues_of("anything", every) == ("anything",)
+    with pytest.raises(ConfigurationError, match=r"no queue 'post'. Its QUEUES are: default, mail"):
+        queues_of("mail,post", some)
+
+
+@contextmanager
+def fresh_logger() -> Iterator[logging.Logger]:
+    """Stoker's logger as it is in a fresh process. (Pytest has handlers of its own.)"""
+    logger = logging.getLogger("stoker")
+    level, propagates = logger.level, logger.propagate
+    handlers, of_root = logger.handlers[:], logging.root.handlers[:]
+    logger.setLevel(logging.NOTSET)
+    logger.handlers.clear()
+    logging.root.handlers.clear()
+    try:
+        yield logger
+    finally:
+        logger.setLevel(level)
+        logger.propagate = propagates
+        logger.handlers[:], logging.root.handlers[:] = handlers, of_root
+
+
+def test_lines_go_to_standard_error_where_nothing_is_set_up() -> None:
+    with fresh_logger() as logger:
+        log_to_console("WARNING")
+        log_to_console("WARNING")
+        (handler,) = logger.handlers
+        assert isinstance(handler, logging.StreamHandler)
+        assert (handler.stream, logger.level) == (sys.stderr, logging.WARNING)
+
+
+def test_the_projects_own_logging_is_used() -> None:
+    with fresh_logger() as logger:
+        logging.root.addHandler(logging.NullHandler())
+        log_to_console("DEBUG")
+        assert (logger.handlers, logger.propagate, logger.level) == ([], True, logging.DEBUG)
+        logger.setLevel(logging.ERROR)
+        log_to_console("DEBUG")
+        assert logger.level == logging.ERROR
+
+
+# -- what is told ---------------------------------------------------------------------------------
+
+
+def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "one") -> ClusterState:
+    return ClusterState("x", "stoker", host, 7, state, NOW, silent_seconds, (), 0, ())
+
+
+@pytest.mark.parametrize(
+    ("known", "code", "told"),
+    [
+        ([cluster()], ExitCode.DONE, "alive: its last sign of life is 1.0 s old"),
+        ([cluster("stopping"), cluster()], ExitCode.DONE, "alive"),
+        ([cluster(silent_seconds=99), cluster("running", 9.9)], ExitCode.DONE, "9.9 s"),
+        ([cluster("stopping")], ExitCode.NO, "is stopping: it takes no more jobs"),
+        ([cluster(silent_seconds=10.1)], ExitCode.NO, "no sign of life for 10.1 s: more than 10 s"),
+        ([cluster("stopping"), cluster(silent_seconds=99)], ExitCode.NO, "99.0 s"),
+    ],
+)
+def test_one_cluster_that_does_its_work_is_health(
+    known: Sequence[ClusterState], code: ExitCode, told: str
+) -> None:
+    verdict = judge(known, 10)
+    assert verdict.code is code
+    assert told in verdict.sentence
+
+
+def test_a_slow_database_is_no_silence() -> None:
+    assert longest_silence(Settings(heartbeat_seconds=5, database_seconds=15)) == 20
+    assert longest_silence(Settings(heartbeat_seconds=60, database_seconds=15)) == 180
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (781_200, "9 d 1 h"),
+    ],
+)
+def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": [1, None]}, '{"a": [1, null]}'),
+        ("ä", '"ä"'),
+        (float("inf"), "inf"),
+        (NOW, repr(NOW)),
+    ],
+)
+def test_a_result_is_written_as_json_where_it_can_be(value: object, text: str) -> None:
+    assert written(value) == text
+
+
+def test_dataclasses_and_moments_become_json() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Inner:
+        at: datetime
+
+    @dataclass(frozen=True, slots=True)
+    class Outer:
+        inner: tuple[Inner, ...]
+
+    shown = json.loads(as_json({"outer": Outer((Inner(NOW),))}))
+    assert shown == {"outer": {"inner": [{"at": NOW.isoformat()}]}}
+
+
+def test_an_error_is_told_by_its_first_line() -> None:
+    assert one_sentence(CommandError("first\nsecond")) == "first"
+    assert one_sentence(KeyError()) == "KeyError"

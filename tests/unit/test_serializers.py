@@ -1,0 +1,248 @@
+"""What can't be serialised is refused by a sentence that names it and says what to pass instead."""
+
+import io
+import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.core.files.base import ContentFile
+from django.http import HttpRequest, QueryDict
+from django.utils.translation import gettext_lazy
+
+from stoker.exceptions import NotSerializable
+from stoker.package import JobOptions, Package, Sealer
+
+from tests.app.models import Account
+
+pytestmark = pytest.mark.unit
+
+JSON = Sealer(["secret"], "shop")
+PICKLE = Sealer(["secret"], "shop", serializer="pickle")
+
+
+def package(*args: Any, metadata: Any = None, **kwargs: Any) -> Package:
+    """Make a package of these arguments."""
+    name = "feeds.tasks.import_feed"
+    return Package(UUID(int=1), name, args, kwargs, "default", 0, 0.0, metadata=metadata or {})
+
+
+def refused(*args: Any, **kwargs: Any) -> str:
+    """Return the sentence by which these arguments are refused."""
+    with pytest.raises(NotSerializable) as caught:
+        kwargs.pop("by", JSON).seal(package(*args, **kwargs))
+    return str(caught.value)
+
+
+def value_refused(value: Any, by: Sealer = JSON) -> str:
+    """Return the sentence by which this return value is refused."""
+    with pytest.raises(NotSerializable) as caught:
+        by.seal_value(value)
+    return str(caught.value)
+
+
+def test_an_argument_is_named() -> None:
+    """By its keyword, or by its place counted from 1."""
+    account = Account(pk=7)
+    hint = "which cannot be serialised as JSON: pass its primary key instead, and fetch it again"
+    owner = "of feeds.tasks.import_feed is an Account"
+    assert f"Argument 'feed' {owner}, {hint}" in refused(1, feed=account)
+    assert f"Argument 1 {owner}, {hint}" in refused(account, 2)
+    assert f"Argument 2 {owner}, {hint}" in refused(1, account)
+
+
+def test_a_nested_value_is_shown_by_its_path() -> None:
+    """As it would be written in Python."""
+    task = "of feeds.tasks.import_feed"
+    assert f'Argument 2 {task}, at args[1]["when"], is a set,' in refused(1, {"when": {1}})
+    assert f'Argument \'x\' {task}, at kwargs["x"][0]["y"][(1,)], is a set,' in refused(
+        x=[{"y": {(1,): {1}}}]
+    )
+    deep = refused([[[[[[[{1}]]]]]]])
+    assert f"Argument 1 {task}, at args[0][0][0][0][0]..., is a set," in deep
+    assert 'at kwargs["' + "n" * 60 + '"][0], is' in refused(**{"n" * 99: [{1}]})
+
+
+def test_metadata_and_return_values_are_named_too() -> None:
+    """They are nobody's arguments."""
+    assert 'The metadata of feeds.tasks.import_feed, at metadata["a"]["b"], is a set' in refused(
+        metadata={"a": {"b": {1}}}
+    )
+    assert value_refused({1}).startswith("The return value is a set, which cannot be")
+    assert 'The return value, at result["a"][0], is a set, which' in value_refused({"a": [{1}]})
+    assert "The return value, at result[0], is nan" in value_refused([float("nan")])
+
+
+class Shade(Enum):
+    """No choice of Django's."""
+
+    DARK = 1
+
+
+@dataclass
+class Point:
+    """A dataclass."""
+
+    x: int
+
+
+class Grid:
+    """What numpy would have."""
+
+    def tolist(self) -> list[int]:
+        """Give plain values."""
+        return [1]
+
+
+class Unknown:
+    """Nothing in particular."""
+
+
+async def _coroutine() -> None:
+    """Be what an async function returns when nobody awaits it."""
+
+
+@pytest.fixture
+def coroutine() -> Iterator[Coroutine[Any, Any, None]]:
+    """Give one, and close it."""
+    made = _coroutine()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (Account.objects.all(), '.values_list("pk", flat=True)'),
+        (Account.objects, '.values_list("pk", flat=True)'),
+        (Account, "pass its dotted path as a str"),
+        (Account(), "pass its primary key instead"),
+        ({1, 2}, "pass a list of it"),
+        (frozenset(), "pass a list of it"),
+        ({}.keys(), "pass a list of it"),
+        (lambda: 1, "call it first and pass what it returns, or pass its dotted path"),
+        (len, "call it first"),
+        ("".join, "call it first"),
+        (partial(len, ""), "call it first"),
+        (Account().save, "call it first"),
+        (Shade.DARK, "pass its .value"),
+        (Point(1), "pass dataclasses.asdict(...) of it"),
+        (Point, "pass its dotted path"),
+        (io.BytesIO(), "store the file, and pass its name"),
+        (ContentFile(b""), "store the file, and pass its name"),
+        (HttpRequest(), "pass what the task needs of it"),
+        (QueryDict("a=1&a=2"), "pass .dict() of it, or dict(....lists())"),
+        (gettext_lazy("Monday"), "pass str(...) of this lazy text"),
+        (ValueError("x"), "pass str(...) of it"),
+        (iter([1]), "pass list(...) of it"),
+        ((number for number in [1]), "pass list(...) of it"),
+        ({}.items(), "pass a list of it"),
+        (Grid(), "pass .tolist() of it"),
+        (Unknown(), "pass plain values instead (str, int, list, dict, datetime, Decimal, UUID"),
+        (1j, 'or set SERIALIZER to "pickle"'),
+        (object(), 'or set SERIALIZER to "pickle"'),
+    ],
+)
+def test_the_hint_fits_what_was_refused(value: Any, hint: str) -> None:
+    """Alone and within others, as an argument and as a return value."""
+    for sentence in (refused(value), refused(a=[(value,)]), value_refused({"a": value})):
+        assert hint in sentence
+        assert type(value).__qualname__ in sentence
+        assert "\n" not in sentence
+        assert sentence.endswith(".")
+
+
+def test_a_forgotten_await_is_told(coroutine: Coroutine[Any, Any, None]) -> None:
+    """The commonest slip in async code."""
+    assert "is a coroutine, which cannot be serialised as JSON: await it first" in refused(
+        coroutine
+    )
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
+    """PostgreSQL's JSON has none of them, nor has anybody else's."""
+    told = f"is {number}, a number that JSON does not have: pass None, or a str of it."
+    assert refused(1, number).endswith(f"Argument 2 of feeds.tasks.import_feed {told}")
+    assert told in refused(a={"b": [number]})
+    assert told in refused(a=(number,))
+    assert told in value_refused(number)
+    assert JSON.seal(package(Decimal("NaN")))
+
+
+def test_what_contains_itself_is_refused() -> None:
+    """With a sentence instead of a RecursionError."""
+    circle: list[Any] = []
+    circle.append(circle)
+    told = "is nested more than 100 levels deep, or contains itself: pass something flatter."
+    assert refused(circle) == (
+        f"Argument 1 of feeds.tasks.import_feed, at args[0][0][0][0][0]..., {told}"
+    )
+    assert told in value_refused(circle)
+    assert told in value_refused({"a": ({1: circle},)})
+
+
+class Twin(str):
+    """A keyword that a dict can have beside its equal."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+
+def test_keywords_that_are_the_same_are_refused() -> None:
+    """There is no one argument to be named."""
+    assert refused(**{"a": 1, Twin("a"): 2}) == (
+        "The arguments of feeds.tasks.import_feed would have two keys of the same text, of which "
+        "JSON keeps one."
+    )
+
+
+def test_options_are_checked_too() -> None:
+    """Nobody's argument, but JSON can't hold it all the same."""
+    odd = replace(package(), options=JobOptions(timeout_seconds=float("nan")))
+    with pytest.raises(NotSerializable, match="The options of feeds"):
+        JSON.seal(odd)
+
+
+def test_with_pickle_the_argument_is_named_too() -> None:
+    """Pickle takes nearly everything, but not a lock."""
+    lock = threading.Lock()
+    told = "is a lock, which cannot be pickled: TypeError: cannot pickle '_thread.lock' object."
+    assert refused(1, lock, by=PICKLE) == f"Argument 2 of feeds.tasks.import_feed {told}"
+    assert refused(a=lock, by=PICKLE) == f"Argument 'a' of feeds.tasks.import_feed {told}"
+    assert value_refused(lock, by=PICKLE) == f"The return value {told}"
+    told = (
+        "feeds.tasks.import_feed cannot be pickled: TypeError: cannot pickle '_thread.lock' object"
+    )
+    assert told in refused(metadata={"a": lock}, by=PICKLE)
+
+
+class Vicious:
+    """Raises, when pickled, what can't even be told."""
+
+    def __reduce__(self) -> str:
+        """Raise it."""
+
+        class Silent(Exception):
+            def __str__(self) -> str:
+                raise ValueError
+
+        raise Silent
+
+
+def test_whatever_pickling_raises_is_a_refusal() -> None:
+    """It is the project's code that runs there."""
+    assert "is a Vicious, which cannot be pickled: " in refused(Vicious(), by=PICKLE)
+    assert "is a Vicious, which cannot be pickled: " in value_refused(Vicious(), by=PICKLE)
+
+
+def test_pickle_takes_what_json_refuses() -> None:
+    """Which is what it is for."""
+    taken: tuple[Any, ...] = ({1}, frozenset(), 1j, Point(1), float("inf"), Shade.DARK)
+    assert PICKLE.open(PICKLE.seal(package(*taken))).args == taken
+    assert PICKLE.open_value(PICKLE.seal_value(taken)) == taken
