@@ -150,7 +150,8 @@ MISTAKES = (
         "a message that does not fit is dropped",
         "cluster/channel.py",
         "                if error.errno in TRY_LATER:\n                    return\n",
-        "                if error.errno in TRY_LATER:\n                    self._outgoing.clear()\n",
+        "                if error.errno in TRY_LATER:\n"
+        "                    self._outgoing.clear()\n",
         ("tests/unit/cluster/test_channel.py", "-k", "kept"),
     ),
     Mistake(

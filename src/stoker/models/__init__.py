@@ -1,16 +1,34 @@
 """What is true: one table, one file; what may happen to a row is a method of its query set.
 
-A waiting or running job's state is the narrow table its row is in: ready, deferred or claimed.
+A waiting or running job's state is the narrow table its row is in: ready, deferred, blocked or
+claimed.
 The wide ``Job`` row is written once when it is enqueued and once when it is finished.
 """
 
 from .attempt import Attempt
+from .blocked import Blocked
 from .claimed import Claimed
 from .cluster import Cluster
 from .dead_letter import DeadLetter
 from .deferred import Deferred
+from .guard_key import GuardKey
 from .job import Job
 from .lock import Lock
+from .need import Need
 from .ready import Ready
+from .unique_key import UniqueKey
 
-__all__ = ["Attempt", "Claimed", "Cluster", "DeadLetter", "Deferred", "Job", "Lock", "Ready"]
+__all__ = [
+    "Attempt",
+    "Blocked",
+    "Claimed",
+    "Cluster",
+    "DeadLetter",
+    "Deferred",
+    "GuardKey",
+    "Job",
+    "Lock",
+    "Need",
+    "Ready",
+    "UniqueKey",
+]

@@ -211,6 +211,7 @@ class Claimed(models.Model):
     attempts = models.SmallIntegerField(default=1)
     """Attempts used, this one included."""
     crashes = models.SmallIntegerField(default=0)
+    guards = models.SmallIntegerField(default=0, db_default=0)
 
     objects = ClaimedQuerySet.as_manager()
 

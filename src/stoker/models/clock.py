@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from django.db import connections, models
@@ -42,3 +43,12 @@ def database_now_us(alias: str) -> int:
 
 def microseconds(seconds: float) -> int:
     return round(seconds * MICROSECONDS)
+
+
+def instant_us(seconds: float | None) -> int | None:
+    """Seconds since 1970 in microseconds, rounded as ``datetime.fromtimestamp`` does: what is read
+    back must equal what was written."""
+    if seconds is None:
+        return None
+    fraction, whole = math.modf(seconds)
+    return int(whole) * MICROSECONDS + round(fraction * MICROSECONDS)

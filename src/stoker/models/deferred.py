@@ -54,6 +54,7 @@ class Deferred(models.Model):
     rank = models.SmallIntegerField(default=0)
     attempts = models.SmallIntegerField(default=0)
     crashes = models.SmallIntegerField(default=0)
+    guards = models.SmallIntegerField(default=0, db_default=0)
 
     objects = DeferredQuerySet.as_manager()
 

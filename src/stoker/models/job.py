@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import IntegrityError, connections, models, transaction
 from django.utils import timezone
 
-from .clock import microseconds
+from .clock import instant_us, microseconds
 from .deferred import Deferred
 from .ready import Place, Ready
 from .rows import Written, insert_rows
@@ -195,8 +195,8 @@ def _as_parameters(job: NewJob) -> dict[str, Any]:
         "queue": job.queue,
         "priority": job.priority,
         "package": job.package,
-        "enqueued_at": job.enqueued_at,
-        "run_after": job.run_after,
+        "enqueued_us": instant_us(job.enqueued_at),
+        "run_after_us": instant_us(job.run_after),
         "due_us": None if job.run_after is None else microseconds(job.run_after),
     }
 
@@ -208,7 +208,7 @@ def _as_arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
 
 def _endings_as_arrays(endings: Sequence[Ending]) -> dict[str, Any]:
     names = (
-        "id", "status", "attempts", "worker_id", "started_at", "finished_at", "value", "reason",
+        "id", "status", "attempts", "worker_id", "started_us", "finished_us", "value", "reason",
     )  # fmt: skip
     rows = [
         (
@@ -216,8 +216,8 @@ def _endings_as_arrays(endings: Sequence[Ending]) -> dict[str, Any]:
             ending.status,
             ending.attempts,
             ending.worker_id,
-            ending.started_at,
-            ending.finished_at,
+            instant_us(ending.started_at),
+            instant_us(ending.finished_at),
             ending.value,
             ending.reason[:255],
         )

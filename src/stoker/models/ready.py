@@ -52,6 +52,8 @@ class Ready(models.Model):
     attempts = models.SmallIntegerField(default=0)
     """Attempts used so far; a claim adds one."""
     crashes = models.SmallIntegerField(default=0)
+    guards = models.SmallIntegerField(default=0, db_default=0)
+    """How many needs it has: see ``Need``."""
 
     objects = ReadyQuerySet.as_manager()
 

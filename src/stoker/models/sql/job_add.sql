@@ -5,16 +5,17 @@ WITH incoming AS (
     SELECT *
     FROM unnest(
         %(id)s::uuid[], %(task)s::varchar[], %(queue)s::varchar[], %(priority)s::smallint[],
-        %(package)s::bytea[], %(enqueued_at)s::float8[], %(run_after)s::float8[],
+        %(package)s::bytea[], %(enqueued_us)s::bigint[], %(run_after_us)s::bigint[],
         %(due_us)s::bigint[]
-    ) AS job (id, task, queue, priority, package, enqueued_at, run_after, due_us)
+    ) AS job (id, task, queue, priority, package, enqueued_us, run_after_us, due_us)
 ),
 added AS (
     INSERT INTO stoker_job (
         id, task, queue, priority, package, enqueued_at, run_after, attempts, worker_id, reason
     )
-    SELECT id, task, queue, priority, package, to_timestamp(enqueued_at), to_timestamp(run_after),
-           0, '', ''
+    SELECT id, task, queue, priority, package,
+           to_timestamp(0) + enqueued_us * interval '1 microsecond',
+           to_timestamp(0) + run_after_us * interval '1 microsecond', 0, '', ''
     FROM incoming
     ON CONFLICT (id) DO NOTHING
     RETURNING id

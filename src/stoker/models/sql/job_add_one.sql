@@ -7,7 +7,8 @@ WITH added AS (
     )
     VALUES (
         %(id)s::uuid, %(task)s, %(queue)s, %(priority)s, %(package)s,
-        to_timestamp(%(enqueued_at)s::float8), to_timestamp(%(run_after)s::float8), 0, '', ''
+        to_timestamp(0) + %(enqueued_us)s::bigint * interval '1 microsecond',
+        to_timestamp(0) + %(run_after_us)s::bigint * interval '1 microsecond', 0, '', ''
     )
     ON CONFLICT (id) DO NOTHING
     RETURNING id, queue, -priority AS rank
