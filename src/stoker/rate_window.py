@@ -1,0 +1,177 @@
+"""How many jobs of a rate may start now: arithmetic alone, on the database's clock.
+
+Who may start gets a *permit*, and starts while it is good or not at all. What is kept of it is
+``[[until_us, weight], ...]``, oldest first: so many starts, of which the last may come as late as
+that. Permits given close together share an entry.
+
+::
+
+    sliding window   an entry counts until all of it is older than the period, so that the starts
+                     in any window of that length never exceed the limit
+    token bucket     an entry counts in full until its moment, and is refilled from then on, so that
+                     the starts in any window never exceed burst + rate * its length
+
+Who is refused stores ``take(rule, state, now_us, 0)``: where the clock was turned back, or the
+state can't be read, counting begins anew there, as though the limit had been used up just now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SHORTEST_MARGIN_US = 20_000
+LONGEST_MARGIN_US = 1_000_000
+CLOCK_US = 1_100
+"""How far the clock may be from the time: SQLite's counts milliseconds."""
+ENTRIES = 64
+
+State = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RateRule:
+    """So many starts per period."""
+
+    starts: int
+    period_us: int
+    burst: int = 0
+    """0 = a sliding window; else the size of a token bucket."""
+
+    @property
+    def whole(self) -> int:
+        """How much may start at once when nothing has for long."""
+        return self.burst or self.starts if self.starts > 0 else 0
+
+
+def margin_us(rule: RateRule) -> int:
+    """How long a permit is good for: 1 % of the time in which the whole limit comes again."""
+    span_us = rule.period_us * rule.whole // max(1, rule.starts)
+    return min(max(SHORTEST_MARGIN_US, span_us // 100), LONGEST_MARGIN_US)
+
+
+def cost(rule: RateRule, weight: int) -> int:
+    """What a job of this weight takes: at most the whole limit, or it could never start."""
+    return max(1, min(weight, rule.whole))
+
+
+def free(rule: RateRule, state: Any, now_us: int) -> int:
+    """How much may start now."""
+    return max(0, rule.whole - _weight(_read(rule, state, now_us)))
+
+
+def take(rule: RateRule, state: Any, now_us: int, weight: int, *, good_for_us: int = 0) -> State:
+    """The state after a permit for this weight; for none, with 0.
+
+    Args:
+        good_for_us: how long the permit is good for, if longer than the margin: on a slow database
+            none would ever be used in time. A second at most.
+    """
+    entries = _read(rule, state, now_us)
+    if weight <= 0:
+        return entries
+    good_for_us = min(max(good_for_us, margin_us(rule)), LONGEST_MARGIN_US)
+    until_us = now_us + CLOCK_US + good_for_us
+    share_us = max(1, (good_for_us if rule.burst else rule.period_us) // ENTRIES)
+    for entry in entries:
+        if entry[0] // share_us == until_us // share_us:
+            entry[:] = max(entry[0], until_us), entry[1] + cost(rule, weight)
+            break
+    else:
+        entries.append([until_us, cost(rule, weight)])
+    return sorted(entries)
+
+
+def next_us(rule: RateRule, state: Any, now_us: int, weight: int = 1) -> int:
+    """When this weight may start; ``now_us`` if now. Where nothing may: when to look again."""
+    if not rule.whole:
+        return now_us + rule.period_us
+    entries = _read(rule, state, now_us)
+    excess = _weight(entries) + cost(rule, weight) - rule.whole
+    if excess <= 0:
+        return now_us
+    if rule.burst:
+        return _refilled_at_us(rule, entries, excess)
+    ends_us = now_us
+    for until_us, weight_of_entry in entries:
+        if excess <= 0:
+            break
+        excess -= weight_of_entry
+        ends_us = until_us + rule.period_us + 1
+    return ends_us
+
+
+def _read(rule: RateRule, state: Any, now_us: int) -> State:
+    """What of the state counts now. Nothing honest is later than the latest moment of a permit
+    given now."""
+    latest_us = now_us + CLOCK_US + LONGEST_MARGIN_US
+    if not _is_state(state):
+        return [[latest_us, rule.whole]]
+    entries = sorted([min(until_us, latest_us), weight] for until_us, weight in state)
+    if rule.burst:
+        return _refill(rule, entries, now_us)
+    return [entry for entry in entries if now_us <= entry[0] + rule.period_us]
+
+
+def _is_state(state: Any) -> bool:
+    return isinstance(state, list) and all(
+        isinstance(entry, list | tuple)
+        and len(entry) == 2
+        and all(type(number) is int and number >= 0 for number in entry)
+        for entry in state
+    )
+
+
+def _weight(entries: State) -> int:
+    return sum(weight for _, weight in entries)
+
+
+# -- the token bucket ------------------------------------------------------------------------------
+
+
+def _refill(rule: RateRule, entries: State, now_us: int) -> State:
+    """One entry for all that is over: how many tokens are missing, and since when; then those to
+    come."""
+    since_us = missing = 0
+    to_come = []
+    for until_us, weight in entries:
+        if until_us > now_us:
+            to_come.append([until_us, weight])
+        else:
+            since_us, missing = _started(rule, since_us, missing, until_us, weight)
+    since_us, missing = _missing(rule, since_us, missing, now_us)
+    return [[since_us, missing], *to_come] if missing else to_come
+
+
+def _refilled_at_us(rule: RateRule, entries: State, excess: int) -> int:
+    """When so many tokens more have come back."""
+    since_us = missing = 0
+    for until_us, weight in entries:
+        if excess <= missing and since_us + _time_us(rule, excess) <= until_us:
+            break
+        excess -= missing + weight
+        since_us, missing = _started(rule, since_us, missing, until_us, weight)
+        excess += missing
+        if excess <= 0:  # the burst was lowered: nothing is more than empty
+            return until_us
+    return since_us + _time_us(rule, excess)
+
+
+def _started(
+    rule: RateRule, since_us: int, missing: int, until_us: int, weight: int
+) -> tuple[int, int]:
+    """How many tokens are missing after an entry, and since when."""
+    since_us, missing = _missing(rule, since_us, missing, until_us)
+    return since_us, min(missing + weight, rule.burst)
+
+
+def _missing(rule: RateRule, since_us: int, missing: int, now_us: int) -> tuple[int, int]:
+    """How many tokens are missing at that moment, and since when exactly as many."""
+    came_back = (now_us - since_us) * rule.starts // rule.period_us
+    if came_back >= missing:
+        return now_us, 0
+    return since_us + _time_us(rule, came_back), missing - came_back
+
+
+def _time_us(rule: RateRule, tokens: int) -> int:
+    return -(-tokens * rule.period_us // max(1, rule.starts))
