@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .compat import TaskError as TaskError
     from .compat import TaskResultDoesNotExist as TaskResultDoesNotExist
     from .exceptions import Cancel as Cancel
+    from .exceptions import DuplicateJob as DuplicateJob
     from .exceptions import JobCancelled as JobCancelled
     from .exceptions import JobFailed as JobFailed
     from .exceptions import LockBusy as LockBusy
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from .exceptions import Snooze as Snooze
     from .exceptions import StokerError as StokerError
     from .exceptions import TaskTimeout as TaskTimeout
+    from .guard_options import InSequence as InSequence
+    from .guard_options import Limit as Limit
+    from .guard_options import Lock as Lock
+    from .guard_options import Rate as Rate
+    from .guard_options import Unique as Unique
     from .guards.locks import lock as lock
     from .progress import JobState as JobState
     from .results import Result as Result
@@ -36,11 +42,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Cancel": "exceptions",
+    "DuplicateJob": "exceptions",
+    "InSequence": "guard_options",
     "JobCancelled": "exceptions",
     "JobFailed": "exceptions",
     "JobState": "progress",
+    "Limit": "guard_options",
+    "Lock": "guard_options",
     "LockBusy": "exceptions",
     "LockLost": "exceptions",
+    "Rate": "guard_options",
     "Result": "results",
     "ResultTimeout": "exceptions",
     "Retry": "exceptions",
@@ -51,6 +62,7 @@ _HOMES = {
     "TaskError": "compat",
     "TaskResultDoesNotExist": "compat",
     "TaskTimeout": "exceptions",
+    "Unique": "guard_options",
     "constant": "backoff",
     "exponential": "backoff",
     "linear": "backoff",

@@ -25,19 +25,26 @@ from .compat import (
     DEFAULT_TASK_QUEUE_NAME,
     DjangoTask,
 )
-from .exceptions import InvalidTaskOption, UnknownTask
+from .exceptions import UnknownTask
 from .finding import find_task
+from .guard_options import InSequence, Limit, Lock, Rate, Unique
+from .key_templates import refuse_strangers
 from .options import (
     CHANGES,
+    GUARDS,
     BackoffOption,
     Changes,
     ErrorClasses,
     backoff,
     error_classes,
     expiry,
+    in_sequence,
+    not_before,
+    one_guard,
     option,
     positive_seconds,
     refuse_unknown,
+    some_guards,
     whole,
 )
 
@@ -58,7 +65,7 @@ Call = tuple[Iterable[Any], Mapping[str, Any]]
 class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in the stubs and the backport only
     """A task of ``django.tasks`` that also knows how often, how long and when its jobs are tried.
 
-    None and () mean: as the settings of its backend say.
+    None and () mean: as the settings of its backend say; for a guard, that there is none.
     """
 
     func: Callable[..., R]
@@ -108,6 +115,22 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
     """A job that was not started by then becomes a dead letter: seconds or a timedelta after its
     enqueue, or (given to ``using()``) an aware datetime."""
 
+    unique: Unique | None = option(None, one_guard(Unique))
+    """No second job of the same key."""
+
+    lock: Lock | None = option(None, one_guard(Lock))
+    """One job of the same key at a time."""
+
+    limit: Limit | tuple[Limit, ...] | None = option(None, some_guards(Limit))
+    """At most so many jobs of the same key at a time: one Limit or a tuple of them."""
+
+    rate: Rate | tuple[Rate, ...] | None = option(None, some_guards(Rate))
+    """At most so many starts of the same key in a period: one Rate or a tuple of them."""
+
+    sequence: str | InSequence | None = option(None, in_sequence)
+    """Jobs of the same key run one after another, in the order of their enqueues: a key, or an
+    InSequence."""
+
     def __post_init__(self) -> None:
         """Check every option.
 
@@ -121,6 +144,7 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
                 checked = spec.metadata["check"](spec.name, value)
                 object.__setattr__(self, spec.name, checked)
         DjangoTask.__post_init__(self)
+        refuse_strangers(self, GUARDS)
 
     def using(self, **changes: Unpack[Changes]) -> Self:
         """This task with other options.
@@ -130,6 +154,8 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
             run_after: a datetime, or seconds or a timedelta from the enqueue on; None = as it is.
             max_attempts, max_crashes, timeout, expires: as for ``@task``; None = as the backend's
                 settings say.
+            unique, lock, limit, rate, sequence: as for ``@task``; None = without this guard, also
+                where ``@task`` has it.
 
         Raises:
             InvalidTaskOption: an option is unknown, or has a wrong value.
@@ -141,7 +167,7 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
             if given.get(name, name) is None:
                 del given[name]
         if "run_after" in given:
-            given |= _not_before(given.pop("run_after"))
+            given |= not_before(given.pop("run_after"))
         return replace(self, **given)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
@@ -230,20 +256,6 @@ def option_fields() -> list[Field[Any]]:
     return [spec for spec in fields(Task) if "check" in spec.metadata]
 
 
-def _not_before(run_after: Any) -> dict[str, Any]:
-    """The fields that say when a job may start."""
-    if isinstance(run_after, datetime):
-        return {"run_after": run_after, "run_after_seconds": None}
-    seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not abs(seconds) < LONGEST_DELAY_SECONDS:
-        raise InvalidTaskOption(
-            f"run_after={run_after!r}: write a datetime, or seconds or a timedelta from the "
-            "enqueue on."
-        )
-    return {"run_after": None, "run_after_seconds": float(seconds)}
-
-
 def _restored(kind: type[Task[..., Any]], path: str, values: dict[str, Any]) -> Task[..., Any]:
     if issubclass(kind, AbsentTask):
         return absent_task(path, values["backend"])
@@ -282,6 +294,3 @@ class _Absent:
 def absent_task(path: str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> AbsentTask:
     """A stand-in for the task of that name. Never raises; calling it raises UnknownTask."""
     return AbsentTask(func=_Absent(path), backend=backend)
-
-
-LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0

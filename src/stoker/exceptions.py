@@ -15,6 +15,7 @@
     ├── BrokerError
     │   └── BrokerUnavailable                            retried with back-off by the cluster
     ├── NotMigrated                                      the tables are not there yet
+    ├── DuplicateJob                                     the key is taken, and "raise" was asked for
     ├── LockError
     │   ├── LockBusy                  (also TimeoutError) another has the lock
     │   ├── LockLost                                      it is held no longer
@@ -88,6 +89,18 @@ class BrokerUnavailable(BrokerError):
 
 class NotMigrated(StokerError):
     """Stoker's tables are missing: run ``manage.py migrate``."""
+
+
+class DuplicateJob(StokerError):
+    """What ``enqueue`` raises where the key of ``Unique(..., on_conflict="raise")`` is taken.
+
+    Args:
+        result: that of the job which has the key.
+    """
+
+    def __init__(self, sentence: str, result: Any = None) -> None:
+        super().__init__(sentence)
+        self.result = result
 
 
 class LockError(StokerError):

@@ -14,6 +14,7 @@ from django.utils import timezone
 from .backoff import Backoff, Seconds, as_backoff
 from .conf import Settings
 from .exceptions import InvalidTaskOption
+from .guard_options import Guard, InSequence, Limit, Lock, Rate, Unique
 
 ErrorClasses = type[BaseException] | tuple[type[BaseException], ...]
 BackoffOption = Seconds | Sequence[Seconds] | Backoff
@@ -24,6 +25,11 @@ class _Carried(TypedDict, total=False):
     max_attempts: int | None
     max_crashes: int | None
     timeout: Seconds | None
+    unique: Unique | None
+    lock: Lock | None
+    limit: Limit | tuple[Limit, ...] | None
+    rate: Rate | tuple[Rate, ...] | None
+    sequence: str | InSequence | None
 
 
 class Options(_Carried, total=False):
@@ -48,6 +54,8 @@ class Changes(_Carried, total=False):
 
 OPTIONS = tuple(Options.__annotations__)
 CHANGES = tuple(Changes.__annotations__)
+GUARDS = ("unique", "lock", "limit", "rate", "sequence")
+"""The options that are guards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,25 @@ def as_timestamp(moment: datetime) -> float:
     """Seconds since 1970. A naive moment is one of the project's time zone, as Django has it."""
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     return aware.timestamp()
+
+
+def is_guarded(task: Any) -> bool:
+    """Whether any task, Stoker's own or a plain one of Django's, has a guard."""
+    return any(getattr(task, name, None) for name in GUARDS)
+
+
+def not_before(run_after: Any) -> dict[str, Any]:
+    """The fields of Task that say when a job may start."""
+    if isinstance(run_after, datetime):
+        return {"run_after": run_after, "run_after_seconds": None}
+    seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not abs(seconds) < LONGEST_DELAY_SECONDS:
+        raise InvalidTaskOption(
+            f"run_after={run_after!r}: write a datetime, or seconds or a timedelta from the "
+            "enqueue on."
+        )
+    return {"run_after": None, "run_after_seconds": float(seconds)}
 
 
 def option(default: Any, check: Check) -> Any:
@@ -151,6 +178,63 @@ def error_classes(name: str, value: Any) -> tuple[type[BaseException], ...]:
     return classes
 
 
+def one_guard(kind: type[Guard]) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise InvalidTaskOption(f"{name}={value!r}: write {name}={EXAMPLES[kind]}.")
+        return value
+
+    return check
+
+
+def some_guards(kind: type[Limit | Rate]) -> Check:
+    """One of that kind, or a tuple of them; kept as a tuple."""
+
+    def check(name: str, value: Any) -> Any:
+        guards = value if isinstance(value, tuple) else (value,)
+        for one in guards:
+            if not isinstance(one, kind):
+                raise InvalidTaskOption(
+                    f"{name}={value!r}: write {name}={EXAMPLES[kind]}, or a tuple of such."
+                )
+        _refuse_twins(name, guards)
+        return guards
+
+    return check
+
+
+def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
+    """Each of the rates of one key needs a period of its own, each limit a key."""
+    seen: set[Any] = set()
+    for guard in guards:
+        twin = (guard.key, guard.window if isinstance(guard, Rate) else None)
+        if twin in seen:
+            raise InvalidTaskOption(
+                f"{name}: two of them count the same jobs, under the key {guard.key!r}. Write the "
+                "stricter one alone, or another key."
+            )
+        seen.add(twin)
+
+
+def in_sequence(name: str, value: Any) -> InSequence:
+    """A key alone, or an InSequence."""
+    if isinstance(value, InSequence):
+        return value
+    if isinstance(value, str):
+        return InSequence(value)
+    raise InvalidTaskOption(
+        f'{name}={value!r}: write {name}="account:{{account_id}}", or {EXAMPLES[InSequence]}.'
+    )
+
+
+EXAMPLES: dict[type[Guard], str] = {
+    Unique: 'Unique("feed:{feed_id}")',
+    Lock: 'Lock("feed:{feed_id}")',
+    Limit: 'Limit(4, "smtp")',
+    Rate: 'Rate("100/m", "smtp")',
+    InSequence: 'InSequence("account:{account_id}", after_failure="halt")',
+}
+
 WORDS_OF_OTHERS = {
     "max_retries": "max_attempts",
     "retries": "max_attempts",
@@ -162,6 +246,11 @@ WORDS_OF_OTHERS = {
     "soft_time_limit": "timeout",
     "retry_backoff": "backoff",
     "autoretry_for": "retry_on",
+    "rate_limit": "rate",
+    "concurrency": "limit",
+    "max_concurrency": "limit",
+    "unique_for": "unique",
+    "dedupe": "unique",
 }
 """What other task queues call it."""
 
@@ -181,3 +270,6 @@ def refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> No
 def _limit_seconds(timeout: float | timedelta) -> float | None:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     return None if math.isinf(seconds) else seconds
+
+
+LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0

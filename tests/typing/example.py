@@ -6,12 +6,19 @@ there; every other line must not.
 
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
+from uuid import UUID
 
 from stoker import (
+    DuplicateJob,
+    InSequence,
     JobState,
+    Limit,
+    Lock,
+    Rate,
     Result,
     Task,
     TaskContext,
+    Unique,
     constant,
     exponential,
     linear,
@@ -38,6 +45,22 @@ def bare(number: int, *, name: str = "") -> str:
 )
 def full(user_id: int) -> list[int]:
     return [user_id]
+
+
+@task(
+    unique=Unique(
+        "feed:{feed_id}", on_conflict="postpone", delay=30, longest_wait=timedelta(hours=1)
+    ),
+    lock=Lock("smtp", on_busy="retry", retry_delay=5),
+    limit=(Limit(4, "host:{host}"), Limit(100)),
+    rate=Rate("100/m", burst=5, weight=lambda feed_id, host: len(host)),
+    sequence="feed:{feed_id}",
+)
+def guarded(feed_id: int, host: str) -> None: ...
+
+
+def own_key(feed_id: int, host: str) -> UUID | tuple[int, str] | None:
+    return (feed_id, host) if host else None
 
 
 @task()
@@ -76,6 +99,20 @@ task(retry_on=[OSError])  # E: matches argument type "list
 task(retry_on=int)  # E: incompatible type
 task(max_atempts=3)  # E: "max_atempts"
 task(run_after=3)  # E: "run_after"
+task(unique=Unique(), limit=Limit(4), sequence=InSequence(own_key, after_failure="halt"))
+task(unique=True)  # E: matches argument type "bool"
+task(lock="smtp")  # E: matches argument type "str"
+task(limit=[Limit(4)])  # E: matches argument type "list
+task(limit=(Limit(4), Rate("4/s")))  # E: incompatible type "tuple
+task(rate="100/m")  # E: matches argument type "str"
+task(sequence=5)  # E: matches argument type "int"
+Unique("feed", "global")  # E: Too many positional arguments
+Unique(on_conflict="skip")  # E: incompatible type "Literal['skip']"
+Lock(5)  # E: incompatible type "int"
+Lock(lambda feed_id: [feed_id])  # E: incompatible
+Limit("smtp")  # E: incompatible type "str"
+Rate(100)  # E: incompatible type "int"
+InSequence()  # E: Missing positional argument "key"
 task(takes_context="yes")  # E: matches argument type "str"
 
 assert_type(bare.enqueue(3), Result[str])
@@ -112,8 +149,16 @@ assert_type(bare.using(run_after=5).enqueue(3), Result[str])
 assert_type(bare.using(run_after=datetime(2030, 1, 1, tzinfo=UTC)).enqueue(3), Result[str])
 changed.enqueue("3")  # E: incompatible type "str"; expected "int"
 bare.using(run_after="5")  # E: incompatible type "str"
+bare.using(unique=None, lock=None, limit=None, rate=None, sequence=None)
+bare.using(lock=Lock(own_key), limit=(Limit(4),)).enqueue("3")  # E: incompatible type "str"
+bare.using(unique="feed")  # E: incompatible type "str"
 bare.using(priorty=3)  # E: Unexpected keyword argument "priorty"
 bare.using(takes_context=True)  # E: Unexpected keyword argument "takes_context"
+
+try:
+    guarded.enqueue(7, host="example.com")
+except DuplicateJob as duplicate:
+    print(duplicate.result)
 
 many = bare.enqueue_many([((3,), {"name": "x"}), ((4,), {})])
 assert_type([result.wait() for result in many], list[str])
