@@ -16,6 +16,7 @@ from .cancelling import cancel_waiting
 from .compat import DjangoTaskResult, TaskResultStatus
 from .conf import Settings, settings_for
 from .exceptions import (
+    BrokerUnavailable,
     JobCancelled,
     JobFailed,
     ResultTimeout,
@@ -35,7 +36,7 @@ from .progress import (
     progress_of_one,
     task_of,
 )
-from .waiting import Commitment, pauses, refuse_endless_wait
+from .waiting import Commitment, Outage, pauses, refuse_endless_wait
 
 R = TypeVar("R")
 
@@ -124,13 +125,15 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             JobFailed, JobCancelled: how it ended instead.
             TaskResultDoesNotExist: it is not there (any more).
             TransactionManagementError: the open transaction could never see it end.
+            BrokerUnavailable: the store was out of reach when the time was over; with no timeout,
+                for five minutes on end; in a transaction, at all.
         """
+        outage = Outage(settings_for(self.backend).database, timeout)
         for pause in pauses(timeout, poll_seconds):
-            if self._has_ended():
+            if self._is_seen_to_have_ended(outage):
                 return self._ending()
-            refuse_endless_wait(settings_for(self.backend).database, self.id, self._commitment)
             time.sleep(pause)
-        raise self._too_late(timeout)
+        raise outage.error or self._too_late(timeout)
 
     async def wait_async(
         self,
@@ -139,14 +142,13 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
         poll_seconds: float = 0.5,
     ) -> R:
         """The same without blocking the event loop; ``await result`` waits as long as it takes."""
+        outage = Outage(settings_for(self.backend).database, timeout)
+        has_ended = sync_to_async(self._is_seen_to_have_ended, thread_sensitive=True)
         for pause in pauses(timeout, poll_seconds):
-            if await sync_to_async(self._has_ended, thread_sensitive=True)():
+            if await has_ended(outage):
                 return self._ending()
-            await sync_to_async(refuse_endless_wait, thread_sensitive=True)(
-                settings_for(self.backend).database, self.id, self._commitment
-            )
             await asyncio.sleep(pause)
-        raise self._too_late(timeout)
+        raise outage.error or self._too_late(timeout)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.wait_async().__await__()
@@ -193,6 +195,18 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             seen["enqueued_at"] = job.enqueued_at
         for name, value in seen.items():
             object.__setattr__(self, name, value)
+
+    def _is_seen_to_have_ended(self, outage: Outage) -> bool:
+        """One look of a wait. While the store cannot be reached, nothing is seen."""
+        try:
+            has_ended = self._has_ended()
+        except BrokerUnavailable as error:
+            outage.goes_on(error)
+            return False
+        outage.is_over()
+        if not has_ended:
+            refuse_endless_wait(settings_for(self.backend).database, self.id, self._commitment)
+        return has_ended
 
     def _has_ended(self) -> bool:
         """One cheap look; a whole one when there is something to see."""

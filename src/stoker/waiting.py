@@ -1,4 +1,4 @@
-"""How to wait for a job: when to look again, and when waiting would never end."""
+"""How to wait for a job: when to look again, and when waiting is of no use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
-from .exceptions import as_seconds
+from .exceptions import BrokerUnavailable, as_seconds
 
 FIRST_PAUSE_SECONDS = 0.005
 GROWTH = 1.5
+OUTAGE_SECONDS = 300.0
+"""Longer than a restart or a fail-over takes. Whoever waits without a limit shall not hang in
+silence on a database that does not come back."""
 
 
 class Commitment:
@@ -33,6 +36,41 @@ def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterato
         yield min(pause, left)
         pause = min(pause * GROWTH, longest_seconds)
     yield 0.0
+
+
+class Outage:
+    """The store cannot be reached. A wait bears with that, for most outages are short.
+
+    Args:
+        timeout: that of the wait; with one, its end is the only limit.
+    """
+
+    __slots__ = ("_alias", "_is_limited", "_until", "error")
+
+    def __init__(self, alias: str, timeout: float | timedelta | None) -> None:
+        self._alias = alias
+        self._is_limited = timeout is not None
+        self._until = 0.0
+        self.error: BrokerUnavailable | None = None
+        """What the last look came to; None where it came to an answer."""
+
+    def goes_on(self, error: BrokerUnavailable) -> None:
+        """Raises the error where it is no use to look again."""
+        connection = connections[self._alias]
+        if connection.in_atomic_block:  # it was lost with the connection, and what it wrote too
+            raise error
+        now = time.monotonic()
+        if self.error is None:
+            self._until = now + OUTAGE_SECONDS
+        elif now >= self._until and not self._is_limited:
+            raise error
+        self.error = error
+        # One that still works stays: the caller may hold something in its session.
+        if connection.connection is not None and not connection.is_usable():
+            connection.close()
+
+    def is_over(self) -> None:
+        self.error = None
 
 
 def refuse_endless_wait(alias: str, job_id: str, commitment: Commitment | None) -> None:

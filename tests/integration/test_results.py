@@ -30,6 +30,7 @@ from stoker.models import Attempt, Claimed, Deferred, Job, Ready
 from stoker.progress import JobState
 from stoker.results import Result, fetch, fetch_many
 from stoker.tasks import AbsentTask
+from stoker.waiting import Outage
 
 from tests.app.tasks import (
     add,
@@ -63,6 +64,23 @@ def working(after_seconds: float = 0.1) -> Iterator[None]:
         yield
     finally:
         thread.join()
+
+
+def session_id() -> int:
+    """The server's name for the connection of this thread."""
+    with connection.cursor() as cursor:
+        asked = "pg_backend_pid()" if connection.vendor == "postgresql" else "connection_id()"
+        cursor.execute(f"SELECT {asked}")
+        return int(cursor.fetchone()[0])
+
+
+def end_session(session: int) -> None:
+    """Have the server end a connection, as a restart does."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_terminate_backend(%s)", [session])
+        else:
+            cursor.execute(f"KILL {session}")
 
 
 def fetched(result: Result[Any]) -> Result[Any]:
@@ -308,6 +326,56 @@ class TestWaiting:
     def test_asynchronously_no_longer_than_allowed(self) -> None:
         with pytest.raises(ResultTimeout):
             async_to_sync(add.enqueue(1, 2).wait_async)(0.05)
+
+    @pytest.mark.postgres
+    @pytest.mark.mariadb
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    def test_beyond_the_end_of_its_connection(self, way: str) -> None:
+        result = add.enqueue(1, 2)
+        session = session_id()
+
+        def break_connection() -> None:
+            try:
+                end_session(session)
+                work_off_when_due()
+            finally:
+                connections.close_all()
+
+        thread = threading.Thread(target=break_connection)
+        looks = 0
+
+        def is_seen(self: Result[Any], outage: Outage) -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 2:  # it has begun to wait
+                thread.start()
+            return seen(self, outage)
+
+        seen = Result._is_seen_to_have_ended
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Result, "_is_seen_to_have_ended", is_seen)
+            wait = result.wait if way == "sync" else async_to_sync(result.wait_async)
+            assert wait(60) == 3
+        thread.join()
+        assert session_id() != session
+
+    def test_until_the_time_is_over_though_the_database_is_away(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody knows how the job stands, so it is not said that it had not ended."""
+        result = add.enqueue(1, 2)
+        looks = []
+
+        def look_in_vain(result: Result[Any]) -> bool:
+            looks.append(result)
+            raise BrokerUnavailable("away")
+
+        monkeypatch.setattr(Result, "_has_ended", look_in_vain)
+        with pytest.raises(BrokerUnavailable, match="away"):
+            result.wait(0.1)
+        assert len(looks) > 2
+        with pytest.raises(BrokerUnavailable, match="away"):
+            async_to_sync(result.wait_async)(0.1)
 
     def test_not_in_the_transaction_that_enqueued_it(self) -> None:
         with transaction.atomic():
