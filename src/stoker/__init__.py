@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .guard_options import Rate as Rate
     from .guard_options import Unique as Unique
     from .guards.locks import lock as lock
+    from .lifecycle.running import fencing_number as fencing_number
     from .progress import JobState as JobState
     from .results import Result as Result
     from .tasks import Task as Task
@@ -65,6 +66,7 @@ _HOMES = {
     "Unique": "guard_options",
     "constant": "backoff",
     "exponential": "backoff",
+    "fencing_number": "lifecycle.running",
     "linear": "backoff",
     "lock": "guards.locks",
     "task": "tasks",

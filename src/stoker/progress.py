@@ -13,7 +13,7 @@ from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.db.models import TextChoices
 
 from .brokers import broker_for
-from .brokers.orm import explain
+from .brokers.orm_errors import explain
 from .compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from .conf import Settings
 from .exceptions import PackageError, UnknownTask

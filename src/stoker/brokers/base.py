@@ -16,10 +16,12 @@ nothing is changed for it, and it is returned, so that its holder knows that it 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
+
+from stoker.models.need import NewNeed
 
 if TYPE_CHECKING:
     from stoker.conf import Settings
@@ -42,6 +44,8 @@ class Capabilities:
     lists_holders: bool = True
     """The leases of one holder can be listed."""
     lease_extension: bool = True
+    guards: bool = False
+    """Locks, limits, rates and sequences are kept by it."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
     max_lease_seconds: float | None = None
@@ -59,6 +63,8 @@ class Message:
     run_after: float | None = None
     """Seconds since 1970, UTC; None = at once."""
     enqueued_at: float = 0.0
+    needs: Sequence[NewNeed] = ()
+    """Its guards: of brokers that have the capability ``guards`` only."""
 
 
 class Lease(NamedTuple):
@@ -80,6 +86,13 @@ class Delivery(NamedTuple):
     """Which attempt this is, from 1, this claim included."""
     crashes: int = 0
     """How many of the attempts before ended with the worker's death."""
+    fence: int = 0
+    """The fencing number, where the job has guards: higher than any that one of its keys had."""
+    permit_seconds: float = 0.0
+    """How long from the claim's beginning on it may be started, if it has a rate; 0 = as long as
+    the lease lasts."""
+    refused: str = ""
+    """Why a guard will not have it run at all: it ends as cancelled, unrun."""
 
     @property
     def lease(self) -> Lease:
@@ -129,18 +142,25 @@ class Broker(ABC):
 
     @abstractmethod
     def claim(
-        self, queues: Sequence[str], limit: int, *, holder: UUID, lease_seconds: float
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
     ) -> list[Delivery]:
         """Lease up to ``limit`` due jobs of these queues to ``holder``, highest priority first,
-        then first in first out. No queue named = every queue."""
+        then first in first out. No queue named = every queue. Of jobs with a rate, which must be
+        started at once, up to ``rated_limit``."""
 
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         """Let each lease end ``lease_seconds`` from now. Returns the stale ones."""
 
     @abstractmethod
-    def ack(self, leases: Sequence[Lease]) -> set[Lease]:
-        """Forget these jobs. Returns the stale ones."""
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
+        """Forget these jobs, of which ``failed`` became dead letters. Returns the stale ones."""
 
     @abstractmethod
     def release(self, returns: Sequence[Return]) -> set[Lease]:
@@ -190,8 +210,12 @@ class Broker(ABC):
         """What a pusher of this broker sleeps on."""
         return NoWake()
 
-    def next_due_seconds(self) -> float | None:
-        """Seconds until the next deferred job is due; None when none is known."""
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        """Seconds until the next deferred job is due; None when none is known.
+
+        Args:
+            rated: whether jobs that wait for their rate count, too.
+        """
         return None
 
     def close(self) -> None:

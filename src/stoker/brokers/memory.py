@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -75,7 +75,13 @@ class MemoryBroker(Broker):
                     waiting[job.job_id] = job
 
     def claim(
-        self, queues: Sequence[str], limit: int, *, holder: UUID, lease_seconds: float
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
     ) -> list[Delivery]:
         with self._lock:
             self._promote_due()
@@ -93,7 +99,7 @@ class MemoryBroker(Broker):
                 self._claimed[lease.job_id].leased_until = until
             return stale
 
-    def ack(self, leases: Sequence[Lease]) -> set[Lease]:
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         with self._lock:
             stale = self._stale(leases)
             for lease in set(leases) - stale:
@@ -170,7 +176,7 @@ class MemoryBroker(Broker):
     def open_wake(self) -> Wake:
         return _Counted(lambda: self._wake_ups)
 
-    def next_due_seconds(self) -> float | None:
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
         with self._lock:
             first = min((job.due_at for job in self._deferred.values()), default=None)
             return None if first is None else max(0.0, first - self._clock())

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError, ProgrammingError, connections, transaction
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 from django.db.models import CharField, Count, Value
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, ConfigurationError, NotMigrated
+from stoker.events import tell
+from stoker.exceptions import ConfigurationError
 from stoker.ids import new_lease_id
-from stoker.models import Attempt, Claimed, Deferred, Job, Ready
+from stoker.models import Attempt, Blocked, Claimed, Deferred, Job, Ready
+from stoker.models.admission import free
 from stoker.models.claimed import Claim, GivenBack
-from stoker.models.clock import microseconds
+from stoker.models.clock import MICROSECONDS, microseconds
+from stoker.models.guard_upkeep import call_due, next_due_seconds
 from stoker.models.job import NewJob
 
 from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from .orm_errors import explain
 from .orm_wake import open_wake, wake_up
 
 PROMOTE_AT_ONCE = 500
@@ -32,7 +44,7 @@ PURGE_AT_ONCE = 500
 class OrmBroker(Broker):
     """Jobs in the tables of one database alias (``orm://ALIAS``)."""
 
-    capabilities = Capabilities(transactional=True)
+    capabilities = Capabilities(transactional=True, guards=True)
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -57,43 +69,62 @@ class OrmBroker(Broker):
                         message.package,
                         message.enqueued_at,
                         message.run_after,
+                        message.needs,
                     )
                     for message in messages
                 ]
             )
 
     def claim(
-        self, queues: Sequence[str], limit: int, *, holder: UUID, lease_seconds: float
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
     ) -> list[Delivery]:
-        """Nothing here may fail once something is leased: its holder would not know of it."""
-        lease_us = microseconds(lease_seconds)
+        claim = partial(
+            self._claim_ready, queues, limit, holder, microseconds(lease_seconds), rated_limit
+        )
         with self._explained():
             has_looked = self._had_room or time.monotonic() >= self._promote_at
             if has_looked:
-                self._promote_due()
-            deliveries = self._claim_ready(queues, limit, holder, lease_us)
-            if not deliveries and not has_looked and self._promote_due():
-                deliveries = self._claim_ready(queues, limit, holder, lease_us)
+                self._promote_due(rated_limit)
+            deliveries = claim()
+            if not deliveries and not has_looked and self._promote_due(rated_limit):
+                deliveries = claim()
         self._had_room = len(deliveries) < limit
         return deliveries
 
     def _claim_ready(
-        self, queues: Sequence[str], limit: int, holder: UUID, lease_us: int
+        self, queues: Sequence[str], limit: int, holder: UUID, lease_us: int, rated_limit: int
     ) -> list[Delivery]:
+        """Nothing may be raised once something is leased: its holder would not know of it."""
         lease_id = new_lease_id()
-        rows = Claimed.objects.using(self.alias).claim(
+        deliveries: list[Delivery] = []
+        steps = Claimed.objects.using(self.alias).claim(
             list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues(),
             limit,
             lease_id=lease_id,
             holder=holder,
             lease_us=lease_us,
+            rated_limit=rated_limit,
         )
-        return [_delivery(row, lease_id) for row in rows]
+        try:
+            for rows in steps:
+                deliveries += [_delivery(row, lease_id) for row in rows]
+        except DatabaseError as error:
+            if not deliveries:
+                raise
+            tell("guards_put_off", error=error)
+        return deliveries
 
-    def _promote_due(self) -> int:
-        """Move deferred jobs whose moment has come to where claims find them."""
+    def _promote_due(self, rated_limit: int) -> int:
+        """Move jobs whose moment has come to where claims find them."""
         self._promote_at = time.monotonic() + PROMOTE_SECONDS
-        return Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE)
+        called = call_due(self.alias, rated_limit) if rated_limit > 0 else 0
+        return Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE) + called
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         with self._explained():
@@ -102,10 +133,11 @@ class OrmBroker(Broker):
             )
         return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
 
-    def ack(self, leases: Sequence[Lease]) -> set[Lease]:
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         with self._explained():
-            valid = Claimed.objects.using(self.alias).ack(_keys(leases))
-        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
+            freed = Claimed.objects.using(self.alias).ack(_keys(leases), failed)
+        self._call(freed.queues)
+        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
 
     def release(self, returns: Sequence[Return]) -> set[Lease]:
         given_back = [
@@ -119,10 +151,15 @@ class OrmBroker(Broker):
             for back in returns
         ]
         with self._explained():
-            valid = Claimed.objects.using(self.alias).give_back(given_back)
-        return {
-            back.lease for back in returns if (back.lease.job_id, back.lease.lease_id) not in valid
-        }
+            freed = Claimed.objects.using(self.alias).give_back(given_back)
+        self._call(freed.queues)
+        leases = [back.lease for back in returns]
+        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
+
+    def _call(self, queues: Collection[str]) -> None:
+        """Somebody's turn has come there: it counts from the commit on."""
+        if queues:
+            transaction.on_commit(lambda: self.wake_up(queues), using=self.alias, robust=True)
 
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
         lease_id = new_lease_id()
@@ -145,10 +182,13 @@ class OrmBroker(Broker):
         ]
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        with self._explained():
-            return Ready.objects.using(self.alias).withdraw(job_ids) | Deferred.objects.using(
-                self.alias
-            ).withdraw(job_ids)
+        guards: dict[UUID, int] = {}
+        with self._explained(), transaction.atomic(using=self.alias):
+            for model in _WAITING:
+                guards |= model.objects.using(self.alias).withdraw(job_ids)
+            held = {job_id: count for job_id, count in guards.items() if count}
+            self._call(free(self.alias, over=held) if held else set())
+        return set(guards)
 
     def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         """One statement, so one snapshot: a job that moves meanwhile is seen here or there."""
@@ -178,7 +218,7 @@ class OrmBroker(Broker):
         """Remove every waiting job of a queue, with all that is kept of it, in batches."""
         removed = 0
         with self._explained():
-            for model in (Ready, Deferred):
+            for model in _WAITING:
                 waiting = model.objects.using(self.alias).filter(queue=queue)
                 while job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
                     removed += self._purge(job_ids)
@@ -208,9 +248,13 @@ class OrmBroker(Broker):
     def open_wake(self) -> Wake:
         return open_wake(self.alias)
 
-    def next_due_seconds(self) -> float | None:
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
         with self._explained():
-            return Deferred.objects.using(self.alias).next_due_seconds()
+            due = [
+                Deferred.objects.using(self.alias).next_due_seconds(),
+                next_due_seconds(self.alias) if rated else None,
+            ]
+        return min((seconds for seconds in due if seconds is not None), default=None)
 
     def close(self) -> None:
         connections[self.alias].close()
@@ -227,30 +271,25 @@ class OrmBroker(Broker):
             raise explained from error
 
 
-def explain(error: Exception, alias: str) -> Exception:
-    """The error of Stoker's own that says what to do about this one; else the error itself."""
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    lowered = message.lower()
-    signs = ["no such table", "no such column", "unknown column"]
-    if isinstance(error, ProgrammingError):  # else it is the database itself, or the role
-        signs += ["does not exist", "doesn't exist"]
-    if any(sign in lowered for sign in signs):
-        return NotMigrated(
-            f"Stoker's tables are not in the database {alias!r} yet ({message}). "
-            f"Run: python manage.py migrate --database {alias}"
-        )
-    if isinstance(error, ProgrammingError):
-        return error
-    return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")
-
-
 _STATES = ("ready", "deferred", "blocked", "running")
-_PLACES = (("ready", Ready), ("deferred", Deferred), ("running", Claimed))
+_PLACES = (
+    ("ready", Ready), ("deferred", Deferred), ("blocked", Blocked), ("running", Claimed)
+)  # fmt: skip
+_WAITING = (Ready, Deferred, Blocked)
 
 
 def _delivery(row: Claim, lease_id: int) -> Delivery:
     return Delivery(
-        row.job_id, lease_id, bytes(row.package), row.queue, -row.rank, row.attempts, row.crashes
+        row.job_id,
+        lease_id,
+        bytes(row.package),
+        row.queue,
+        -row.rank,
+        row.attempts,
+        row.crashes,
+        row.fence,
+        row.permit_us / MICROSECONDS,
+        row.refused,
     )
 
 

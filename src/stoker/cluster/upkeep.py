@@ -24,10 +24,22 @@ from stoker.events import tell
 from stoker.exceptions import StokerError
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Attempted, Crashed
-from stoker.models import Attempt, Claimed, Cluster, Deferred, Job, Lock, Ready
+from stoker.models import (
+    Attempt,
+    Blocked,
+    Claimed,
+    Cluster,
+    Deferred,
+    GuardKey,
+    Job,
+    Lock,
+    Need,
+    Ready,
+)
 from stoker.models.statements import moves_rows_in_one_statement
 
 from .board import Board, board_path
+from .guard_sweep import GuardSweep
 from .plan import Plan
 
 BATCH = 500
@@ -37,7 +49,7 @@ LOCKS_SECONDS = 3600.0
 """How often locks are forgotten that nobody has had for a day."""
 UNUSED_LOCK_SECONDS = 24 * 3600.0
 OLD_BOARD_SECONDS = 86_400.0
-HOT_TABLES = (Ready, Claimed, Deferred)
+HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey)
 
 
 class Grave(NamedTuple):
@@ -68,11 +80,13 @@ class Upkeep:
         self._vacuum_at = 0.0
         self._locks_at = 0.0
         self._pages: dict[str, int] = {}
+        self._guards = GuardSweep(settings, broker, beat)
 
     def clean_up_at_start(self) -> None:
         """Free at once what earlier clusters of this host left behind; needs no upkeep lease."""
         self._step("clusters of this host", self.bury_clusters_of_this_host)
         self._step("rescue", self.rescue)
+        self._step("guards", self._guards.sweep)
         self._step("boards", self.remove_old_boards)
 
     def run(self) -> None:
@@ -82,6 +96,7 @@ class Upkeep:
             self._step("clusters", self.bury_clusters_of_this_host)
             self._step("silent clusters", self.bury_silent_clusters)
             self._step("rescue", self.rescue)
+            self._step("guards", self._guards.sweep)
             self._step("prune", self.prune)
             self._step("locks", self.forget_locks)
 

@@ -3,7 +3,8 @@
 ::
 
     pusher -> worker     ("jobs", [job, ...])             job = (number, job id, lease id, package,
-                         ("recorded", [number, ...])             queue, priority, attempt, crashes)
+                         ("recorded", [number, ...])             queue, priority, attempt, crashes,
+                                                                 fence, refused)
     worker -> pusher     ("hello", [(job, report or None), ...])
                          ("reports", [report, ...])       report = (number, started, finished,
                          ("skipped", [number, ...])                 worker id, outcome)
@@ -31,7 +32,7 @@ from stoker.lifecycle.outcomes import (
     TimedOut,
 )
 
-Job = tuple[int, bytes, int | str, bytes, str, int, int, int]
+Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str]
 Report = tuple[int, float | None, float, str, tuple[Any, ...]]
 
 
@@ -45,12 +46,24 @@ def pack_job(number: int, delivery: Delivery, *, with_package: bool = True) -> J
         delivery.priority,
         delivery.attempt,
         delivery.crashes,
+        delivery.fence,
+        delivery.refused,
     )
 
 
 def open_job(job: Job) -> Delivery:
-    _, job_id, lease_id, package, queue, priority, attempt, crashes = job
-    return Delivery(UUID(bytes=job_id), lease_id, package, queue, priority, attempt, crashes)
+    _, job_id, lease_id, package, queue, priority, attempt, crashes, fence, refused = job
+    return Delivery(
+        UUID(bytes=job_id),
+        lease_id,
+        package,
+        queue,
+        priority,
+        attempt,
+        crashes,
+        fence,
+        refused=refused,
+    )
 
 
 def pack_outcome(outcome: Outcome) -> tuple[Any, ...]:

@@ -122,6 +122,8 @@ class Executor:
     def open(self, delivery: Delivery) -> Opened | Attempted:
         """The job ready to run; or the attempt already over when it can't be."""
         started_at = time.time()
+        if delivery.refused:
+            return self._not_run(delivery, started_at, outcomes.Cancelled(delivery.refused))
         package = None
         try:
             package = self._sealer.open(delivery.package)
@@ -207,7 +209,9 @@ class Executor:
     def _announce(self, opened: Opened) -> Token[Running | None]:
         """Let everybody know what runs here, until the token is given back."""
         delivery, package = opened.delivery, opened.package
-        token = current.set(Running(delivery.job_id, package.task, delivery.attempt, package.queue))
+        token = current.set(
+            Running(delivery.job_id, package.task, delivery.attempt, package.queue, delivery.fence)
+        )
         if opened.result is not None:
             task_signals.task_started.send_robust(self._sender, task_result=opened.result)
             pre_execute.send_robust(self._sender, task_result=opened.result)

@@ -129,7 +129,8 @@ def _free(broker: Broker, verdicts: Sequence[Verdict]) -> set[Lease]:
     """Ack what is over, release what is to be tried again. Returns the stale leases."""
     over = [verdict.lease for verdict in verdicts if verdict.is_over]
     again = [_return(verdict) for verdict in verdicts if not verdict.is_over]
-    stale = broker.ack(over) if over else set()
+    failed = {verdict.lease.job_id for verdict in verdicts if isinstance(verdict.outcome, Failed)}
+    stale = broker.ack(over, failed=failed) if over else set()
     return stale | (broker.release(again) if again else set())
 
 

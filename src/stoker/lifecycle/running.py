@@ -34,12 +34,25 @@ class Running:
     task: str
     attempt: int
     queue: str
+    fence: int = 0
 
 
 tasks_logger = logging.getLogger(TASKS_APP)
 DJANGOS_OWN = {id(task_signals.log_task_started), id(task_signals.log_task_finished)}
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
+
+
+def fencing_number() -> int:
+    """The fencing number of the attempt that runs here: it rises with each attempt that is given a
+    place under the same key. Hand it to what the task writes to, and let that refuse a write with a
+    lower number than the last: it comes from one who has lost the place.
+
+    Returns:
+        0 outside of a job, and in one whose task has neither lock, limit, rate nor sequence.
+    """
+    running = current.get()
+    return 0 if running is None else running.fence
 
 
 def is_heard(signal: Signal) -> bool:

@@ -5,15 +5,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
 
-from .statements import delete_returning_keys
+from .ready import Place
+from .statements import delete_by_key, delete_returning_guards
 
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
-    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Remove these jobs, unless their turn has come. Returns those removed."""
-        return delete_returning_keys(self, job_ids)
+    def withdraw(self, job_ids: Sequence[UUID]) -> dict[UUID, int]:
+        """Remove these jobs, unless their turn has come. Returns those removed, each
+        with the number of its needs."""
+        return delete_returning_guards(self, job_ids)
+
+    def first_of(self, key_id: UUID, queue: str) -> tuple[int, UUID] | None:
+        """Rank and id of the first in this line."""
+        line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
+        return line.values_list("rank", "job_id").first()
+
+    def take_first(self, key_id: UUID, count: int) -> list[Place]:
+        """Remove the first ``count`` of each queue from a key's line. Returns them."""
+        taken: list[Place] = []
+        for queue in self._queues_of(key_id):
+            line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
+            taken += self._locked(line, count)
+        delete_by_key(self, [place.job_id for place in taken])
+        return taken
+
+    def take(self, job_ids: Sequence[UUID], key_id: UUID) -> list[Place]:
+        """Remove these jobs from a key's line, if they are in it. Returns them."""
+        taken = self._locked(self.filter(pk__in=job_ids, key_id=key_id), len(job_ids))
+        delete_by_key(self, [place.job_id for place in taken])
+        return taken
+
+    def _locked(self, rows: models.QuerySet[Blocked], limit: int) -> list[Place]:
+        """Whoever locks one of them withdraws it, or looks after its key next."""
+        if connections[self.db].features.has_select_for_update_skip_locked:
+            rows = rows.select_for_update(skip_locked=True)
+        return [Place(*row) for row in rows.values_list(*Place._fields)[:limit]]
+
+    def _queues_of(self, key_id: UUID) -> list[str]:
+        """A handful of index look-ups."""
+        found: list[str] = []
+        while True:
+            line = self.filter(key_id=key_id)
+            later = line.filter(queue__gt=found[-1]) if found else line
+            name = later.order_by("queue").values_list("queue", flat=True).first()
+            if name is None:
+                return found
+            found.append(name)
 
 
 class Blocked(models.Model):

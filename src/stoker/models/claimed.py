@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections, models, transaction
 
+from .admission import Admitted, admit, free
 from .clock import DatabaseNow, database_now_us
 from .deferred import Deferred
 from .job import Job
@@ -34,6 +35,19 @@ class Claim(NamedTuple):
     rank: int
     attempts: int
     crashes: int
+    guards: int = 0
+    fence: int = 0
+    permit_us: int = 0
+    refused: str = ""
+
+
+class Freed(NamedTuple):
+    """What became of leases that were to end."""
+
+    valid: set[LeaseKey]
+    """Those that were still valid; nothing was done about the others."""
+    queues: set[str]
+    """Where a blocked job's turn has come by it."""
 
 
 class GivenBack(NamedTuple):
@@ -48,10 +62,20 @@ class GivenBack(NamedTuple):
 
 class ClaimedQuerySet(models.QuerySet["Claimed"]):
     def claim(
-        self, queues: Sequence[str], limit: int, *, lease_id: int, holder: UUID, lease_us: int
-    ) -> list[Claim]:
-        """Move up to ``limit`` jobs of these queues to claimed, best rank first, then oldest."""
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        lease_id: int,
+        holder: UUID,
+        lease_us: int,
+        rated_limit: int,
+    ) -> Iterator[list[Claim]]:
+        """Move up to ``limit`` jobs of these queues to claimed, best rank first, then oldest; of
+        those with a rate up to ``rated_limit``. What has been given is leased, even if the next
+        step raises."""
         connection = connections[self.db]
+        lease = (lease_id, holder, lease_us)
         if moves_rows_in_one_statement(connection):
             parameters = {
                 "queues": list(queues),
@@ -60,15 +84,40 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
                 "holder": holder,
                 "lease_us": lease_us,
             }
-            return [Claim(*row) for row in fetch(connection, "claim", parameters)]
+            found = [Claim(*row) for row in fetch(connection, "claim", parameters)]
+            guarded = [row.job_id for row in found if row.guards]
+            if not guarded:
+                yield found
+                return
+            yield [row for row in found if not row.guards]
+            with transaction.atomic(using=self.db):
+                claims = self._admit(self._lock_ready(guarded), lease, rated_limit)
+            yield claims
+            return
         if not Ready.objects.using(self.db).filter(queue__in=queues).exists():
-            return []  # without a transaction, which on SQLite would be everybody's only one
+            return  # without a transaction, which on SQLite would be everybody's only one
         with transaction.atomic(using=self.db):
-            best = self._lock_best(queues, limit)
-            delete_by_key(Ready.objects.using(self.db), [place.job_id for place in best])
-            leased = [place._replace(attempts=place.attempts + 1) for place in best]
-            self._lease(leased, lease_id, holder, lease_us)
-            return self._with_packages(leased)
+            claims = self._admit(self._lock_best(queues, limit), lease, rated_limit)
+        yield claims
+
+    def _admit(
+        self, places: Sequence[Place], lease: tuple[int, UUID, int], rated_limit: int
+    ) -> list[Claim]:
+        """Lease those of these ready jobs that no guard holds back."""
+        guarded = [place for place in places if place.guards]
+        admitted = [Admitted(place) for place in places if not place.guards]
+        if guarded:
+            admitted += admit(self.db, guarded, rated_limit=rated_limit)
+            admitted.sort(key=lambda one: (one.place.rank, one.place.job_id))
+        delete_by_key(Ready.objects.using(self.db), [place.job_id for place in places])
+        leased = [one.place._replace(attempts=one.place.attempts + 1) for one in admitted]
+        self._lease(leased, *lease)
+        return [
+            claim._replace(fence=one.fence, permit_us=one.permit_us, refused=one.refused)
+            if one.place.guards
+            else claim
+            for claim, one in zip(self._with_packages(leased), admitted, strict=True)
+        ]
 
     def extend(self, keys: Sequence[LeaseKey], lease_us: int) -> set[LeaseKey]:
         """Let these leases end ``lease_us`` from now. Returns those that were still valid."""
@@ -84,28 +133,40 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
             update_by_key(self, [job_id for job_id, _ in valid], leased_until_us=until_us)
             return set(valid)
 
-    def ack(self, keys: Sequence[LeaseKey]) -> set[LeaseKey]:
-        """Delete these leases. Returns those that were still valid."""
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            return {(row[0], row[1]) for row in fetch(connection, "claimed_ack", _key_arrays(keys))}
-        with transaction.atomic(using=self.db):
-            valid = self._lock_valid(keys)
-            delete_by_key(self, [job_id for job_id, _ in valid])
-            return set(valid)
+    def ack(self, keys: Sequence[LeaseKey], failed: Collection[UUID] = ()) -> Freed:
+        """Delete these leases, whose jobs have ended.
 
-    def give_back(self, returns: Sequence[GivenBack]) -> set[LeaseKey]:
-        """Move these jobs to ready, or with a delay to deferred. Returns those still valid."""
+        Args:
+            failed: those of the jobs that became dead letters.
+        """
         connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            names = ("job_ids", "lease_ids", "delays_us", "attempts", "crashes")
-            arrays = dict(zip(names, columns(returns, len(names)), strict=True))
-            return {(row[0], row[1]) for row in fetch(connection, "claimed_give_back", arrays)}
-        with transaction.atomic(using=self.db):
-            valid = self._lock_valid([(back.job_id, back.lease_id) for back in returns])
-            by_key = {(back.job_id, back.lease_id): back for back in returns}
-            self._move(valid, [back for key, back in by_key.items() if key in valid])
-            return set(valid)
+        with transaction.atomic(using=self.db, savepoint=False):
+            if moves_rows_in_one_statement(connection):
+                rows = fetch(connection, "claimed_ack", _key_arrays(keys))
+            else:
+                valid = self._lock_valid(keys)
+                delete_by_key(self, [job_id for job_id, _ in valid])
+                rows = [(*key, row.guards) for key, row in valid.items()]
+            guards = {job_id: count for job_id, _, count in rows if count}
+            queues = free(self.db, over=guards, failed=failed) if guards else set()
+        return Freed({(row[0], row[1]) for row in rows}, queues)
+
+    def give_back(self, returns: Sequence[GivenBack]) -> Freed:
+        """Move these jobs to ready, or with a delay to deferred."""
+        connection = connections[self.db]
+        with transaction.atomic(using=self.db, savepoint=False):
+            if moves_rows_in_one_statement(connection):
+                names = ("job_ids", "lease_ids", "delays_us", "attempts", "crashes")
+                arrays = dict(zip(names, columns(returns, len(names)), strict=True))
+                rows = fetch(connection, "claimed_give_back", arrays)
+            else:
+                valid = self._lock_valid([(back.job_id, back.lease_id) for back in returns])
+                by_key = {(back.job_id, back.lease_id): back for back in returns}
+                self._move(valid, [back for key, back in by_key.items() if key in valid])
+                rows = [(*key, row.guards) for key, row in valid.items()]
+            guards = {job_id: count for job_id, _, count in rows if count}
+            queues = free(self.db, again=guards) if guards else set()
+        return Freed({(row[0], row[1]) for row in rows}, queues)
 
     def claim_expired(
         self, limit: int, *, lease_id: int, holder: UUID, lease_us: int
@@ -154,6 +215,11 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         best.sort(key=lambda place: (place.rank, place.job_id))
         return best[:limit]
 
+    def _lock_ready(self, job_ids: Sequence[UUID]) -> list[Place]:
+        waiting = Ready.objects.using(self.db).filter(pk__in=job_ids).order_by("rank", "job_id")
+        locked = waiting.select_for_update(skip_locked=True)
+        return [Place(*row) for row in locked.values_list(*Place._fields)]
+
     def _lease(self, places: Iterable[Place], lease_id: int, holder: UUID, lease_us: int) -> None:
         until_us = database_now_us(self.db) + lease_us
         written = Written(connections[self.db])
@@ -171,6 +237,7 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
                 row.rank,
                 row.attempts,
                 row.crashes,
+                row.guards,
             )
             for row in rows
         ]
@@ -178,7 +245,7 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
     def _lock_valid(self, keys: Sequence[LeaseKey]) -> dict[LeaseKey, Any]:
         wanted = set(keys)
         job_ids = {job_id for job_id, _ in keys}
-        rows = lock_by_key(self, job_ids, "job_id", "lease_id", "queue", "rank")
+        rows = lock_by_key(self, job_ids, "job_id", "lease_id", "queue", "rank", "guards")
         locked = {(row.job_id, row.lease_id): row for row in rows}
         return {key: locked[key] for key in wanted & locked.keys()}
 
@@ -188,7 +255,8 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         for back in returns:
             row = valid[back.job_id, back.lease_id]
             counts = {"attempts": back.attempts, "crashes": back.crashes}
-            place = {"job_id": row.job_id, "queue": row.queue, "rank": row.rank, **counts}
+            same = {"job_id": row.job_id, "queue": row.queue, "rank": row.rank}
+            place = {**same, "guards": row.guards, **counts}
             if back.delay_us > 0:
                 deferred.append(Deferred(due_us=now_us + back.delay_us, **place))
             else:

@@ -11,16 +11,17 @@ from .clock import MICROSECONDS, DatabaseNow, database_now_us
 from .ready import Place, Ready
 from .statements import (
     delete_by_key,
-    delete_returning_keys,
+    delete_returning_guards,
     fetch,
     moves_rows_in_one_statement,
 )
 
 
 class DeferredQuerySet(models.QuerySet["Deferred"]):
-    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Remove these jobs, if no claim was quicker. Returns those removed."""
-        return delete_returning_keys(self, job_ids)
+    def withdraw(self, job_ids: Sequence[UUID]) -> dict[UUID, int]:
+        """Remove these jobs, if no claim was quicker. Returns those removed, each
+        with the number of its needs."""
+        return delete_returning_guards(self, job_ids)
 
     def promote(self, limit: int) -> int:
         """Move up to ``limit`` jobs whose moment has come to ready. Returns how many."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from .clock import instant_us, microseconds
 from .deferred import Deferred
+from .need import Need, NewNeed
 from .ready import Place, Ready
 from .rows import Written, insert_rows
 from .statements import columns, fetch, moves_rows_in_one_statement, with_keys
@@ -36,6 +37,7 @@ class NewJob:
     package: bytes
     enqueued_at: float
     run_after: float | None = None
+    needs: Sequence[NewNeed] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         if not jobs:
             return
         if moves_rows_in_one_statement(connection):
-            if len(jobs) == 1:
-                fetch(connection, "job_add_one", _as_parameters(jobs[0]))
-            else:
-                fetch(connection, "job_add", _as_arrays(jobs))
+            self._add_in_one_statement(jobs)
             return
         try:
             self._add_unknown(jobs)
@@ -71,6 +70,21 @@ class JobQuerySet(models.QuerySet["Job"]):
             if connection.in_atomic_block:
                 raise
             self._add_unknown(jobs)  # somebody added one of them just now: this time it is seen
+
+    def _add_in_one_statement(self, jobs: Sequence[NewJob]) -> None:
+        connection = connections[self.db]
+        if any(job.needs for job in jobs):
+            with transaction.atomic(using=self.db, savepoint=False):
+                added = {row[0] for row in fetch(connection, "job_add", _as_arrays(jobs))}
+                self._add_needs([job for job in jobs if job.job_id in added])
+        elif len(jobs) == 1:
+            fetch(connection, "job_add_one", _as_parameters(jobs[0]))
+        else:
+            fetch(connection, "job_add", _as_arrays(jobs))
+
+    def _add_needs(self, jobs: Iterable[NewJob]) -> None:
+        needed = [(job.job_id, job.needs) for job in jobs if job.needs]
+        Need.objects.using(self.db).add(needed)
 
     def _add_unknown(self, jobs: Sequence[NewJob]) -> None:
         with transaction.atomic(using=self.db, savepoint=False):
@@ -82,10 +96,11 @@ class JobQuerySet(models.QuerySet["Job"]):
                 [_deferred(job, job.run_after) for job in fresh if job.run_after is not None]
             )
             Ready.objects.using(self.db).add(
-                Place(job.job_id, job.queue, -job.priority)
+                Place(job.job_id, job.queue, -job.priority, guards=len(job.needs))
                 for job in fresh
                 if job.run_after is None
             )
+            self._add_needs(fresh)
 
     def finish(self, endings: Sequence[Ending]) -> None:
         """Write how these jobs ended."""
@@ -185,6 +200,7 @@ def _deferred(job: NewJob, run_after: float) -> Deferred:
         queue=job.queue,
         rank=-job.priority,
         due_us=microseconds(run_after),
+        guards=len(job.needs),
     )
 
 
@@ -198,6 +214,7 @@ def _as_parameters(job: NewJob) -> dict[str, Any]:
         "enqueued_us": instant_us(job.enqueued_at),
         "run_after_us": instant_us(job.run_after),
         "due_us": None if job.run_after is None else microseconds(job.run_after),
+        "guards": len(job.needs),
     }
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from django.db import connections, models
 
 from .rows import Written, insert_rows
+from .statements import (
+    delete_by_key,
+    fetch_by_key,
+    joins_a_list_in_json,
+    update_by_key,
+    with_keys,
+)
 
 
 class NewNeed(NamedTuple):
@@ -34,7 +41,13 @@ class NewNeed(NamedTuple):
     """Whether the job's failure for good stops all that come after it."""
 
 
-COLUMNS = ("job_id", *NewNeed._fields)
+COLUMNS = ("id", "job_id", *NewNeed._fields)
+
+
+def need_ids(job_id: UUID, guards: int) -> list[UUID]:
+    """The ids of a job's needs: its own id and those that follow it. So they are found by primary
+    key, lie beside each other, and cannot be written twice."""
+    return [UUID(int=job_id.int + number) for number in range(guards)]
 
 
 class NeedQuerySet(models.QuerySet["Need"]):
@@ -42,16 +55,53 @@ class NeedQuerySet(models.QuerySet["Need"]):
         """Write down what these jobs need."""
         written = Written(connections[self.db])
         rows = [
-            (written.id(job_id), written.id(need.key_id), *need[1:])
+            (written.id(need_id), written.id(job_id), written.id(need.key_id), *need[1:])
             for job_id, needed in needs
-            for need in needed
+            for need_id, need in zip(need_ids(job_id, len(needed)), needed, strict=True)
         ]
         insert_rows(self, COLUMNS, rows)
 
+    def of_jobs(self, guards: Mapping[UUID, int]) -> dict[UUID, list[Need]]:
+        """Job id -> its needs, in the order in which they were stated.
+
+        Args:
+            guards: job id -> how many it has.
+        """
+        ids = [one for job_id, count in guards.items() for one in need_ids(job_id, count)]
+        found: dict[UUID, list[Need]] = {job_id: [] for job_id in guards}
+        for need in with_keys(self, ids).order_by("pk"):
+            if need.job_id in found:
+                found[need.job_id].append(need)
+        return found
+
+    def holders(self, key_ids: Collection[UUID]) -> dict[UUID, set[UUID]]:
+        """Key -> the jobs that have a place there. The keys are locked."""
+        if joins_a_list_in_json(connections[self.db]):
+            rows = fetch_by_key("need_holders", self, key_ids, index="stoker_need_holders")
+        else:
+            rows = list(self.filter(holds__in=key_ids).values_list("holds", "job_id"))
+        found: dict[UUID, set[UUID]] = {key_id: set() for key_id in key_ids}
+        for key_id, job_id in rows:
+            found[_as_uuid(key_id)].add(_as_uuid(job_id))
+        return found
+
+    def note_holders(self, needs: Collection[Need], fence: int) -> None:
+        """These have their places now. The keys are locked."""
+        update_by_key(self, [need.pk for need in needs], holds=models.F("key_id"), fence=fence)
+
+    def remove(self, need_ids: Collection[UUID]) -> None:
+        """Their jobs have ended. The keys are locked."""
+        delete_by_key(self, need_ids)
+
+    def first_of(self, key_id: UUID) -> UUID | None:
+        """The oldest job that has this need."""
+        waiting = self.filter(key_id=key_id).order_by("job_id")
+        return waiting.values_list("job_id", flat=True).first()
+
 
 class Need(models.Model):
-    """Lives as long as its job. It holds a place while it has a fence and its job is claimed; one
-    of a sequence as long as it has a fence."""
+    """Lives as long as its job. It has a place while its job is claimed; that of a sequence is kept
+    until the job has ended."""
 
     class Kind(models.TextChoices):
         LOCK = "lock"
@@ -59,8 +109,9 @@ class Need(models.Model):
         RATE = "rate"
         SEQUENCE = "sequence"
 
-    id = models.BigAutoField(primary_key=True)
-    job_id = models.UUIDField(db_index=True)
+    id = models.UUIDField(primary_key=True)
+    """See ``need_ids``."""
+    job_id = models.UUIDField()
     key_id = models.UUIDField()
     kind = models.CharField(max_length=8, choices=Kind.choices)
     name = models.CharField(max_length=255)
@@ -71,17 +122,24 @@ class Need(models.Model):
     on_busy = models.CharField(max_length=5, default="wait")
     retry_us = models.BigIntegerField(default=0)
     halts = models.BooleanField(default=False)
-    fence = models.BigIntegerField(null=True)
-    """The fencing number of the attempt that has the place; NULL while it has none."""
+    holds = models.UUIDField(null=True)
+    """The key again while it has a place there, so that an index finds the holders alone."""
+    fence = models.BigIntegerField(default=0, db_default=0)
+    """The fencing number of the last attempt that had the place."""
 
     objects = NeedQuerySet.as_manager()
 
     class Meta:
         verbose_name = "need"
         indexes = (
-            models.Index(fields=["key_id", "fence"], name="stoker_need_holders"),
+            models.Index(fields=["holds"], name="stoker_need_holders"),
             models.Index(fields=["key_id", "job_id"], name="stoker_need_order"),
         )
 
     def __str__(self) -> str:
         return f"{self.name} for {self.job_id}"
+
+
+def _as_uuid(value: UUID | str) -> UUID:
+    """Drivers without UUIDs of their own give text."""
+    return value if isinstance(value, UUID) else UUID(value)

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db import connections, models
 
 from .rows import Written, insert_rows
-from .statements import delete_returning_keys
+from .statements import delete_returning_guards
 
 
 class Place(NamedTuple):
@@ -20,12 +20,14 @@ class Place(NamedTuple):
     rank: int
     attempts: int = 0
     crashes: int = 0
+    guards: int = 0
 
 
 class ReadyQuerySet(models.QuerySet["Ready"]):
-    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Remove these jobs, if no claim was quicker. Returns those removed."""
-        return delete_returning_keys(self, job_ids)
+    def withdraw(self, job_ids: Sequence[UUID]) -> dict[UUID, int]:
+        """Remove these jobs, if no claim was quicker. Returns those removed, each
+        with the number of its needs."""
+        return delete_returning_guards(self, job_ids)
 
     def add(self, places: Iterable[Place]) -> None:
         """Let jobs wait here."""

@@ -33,14 +33,17 @@ def reads_a_list_in_json(connection: Any) -> bool:
     return bool(connection.vendor == "sqlite" and connection.features.supports_json_field)
 
 
-def fetch(connection: Any, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Run ``sql/<name>.sql`` and return its rows. Lists become arrays."""
+def fetch(
+    connection: Any, name: str, parameters: dict[str, Any], **words: str
+) -> list[tuple[Any, ...]]:
+    """Run ``sql/<name>.sql`` and return its rows. Lists become arrays; words, where there are any,
+    replace their names in braces."""
     written = {
         key: array_literal(value) if isinstance(value, list) else value
         for key, value in parameters.items()
     }
     with connection.cursor() as cursor:
-        cursor.execute(_statement(name), written)
+        cursor.execute(statement(name, **words), written)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
@@ -58,6 +61,17 @@ def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.Quer
         return rows.filter(pk__in=keys)
     listed = json.dumps([key.hex for key in keys])
     return rows.filter(pk__in=RawSQL("SELECT value FROM json_each(%s)", [listed]))
+
+
+def listed(connection: Any, keys: Collection[UUID]) -> tuple[str, list[Any]]:
+    """What follows a column's name to say that it has one of these values, and its parameters."""
+    if moves_rows_in_one_statement(connection):
+        return "= ANY (%s::uuid[])", [array_literal(list(keys))]
+    if reads_a_list_in_json(connection):
+        return "IN (SELECT value FROM json_each(%s))", [json.dumps([key.hex for key in keys])]
+    native = connection.features.has_native_uuid_field
+    marks = ", ".join(["%s"] * len(keys))
+    return f"IN ({marks})", [str(key) if native else key.hex for key in keys]
 
 
 def lock_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], *names: str) -> list[Any]:
@@ -79,6 +93,8 @@ def lock_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], *names: str)
 def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
     """Delete the rows of these primary keys, which the caller has locked."""
     connection = connections[rows.db]
+    if not keys:
+        return
     if joins_a_list_in_json(connection):
         with connection.cursor() as cursor:
             cursor.execute(_by_key("delete_by_key", rows), [_as_json(keys)])
@@ -87,15 +103,13 @@ def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
 
 
 def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any) -> None:
-    """Write these values to the rows of these primary keys, which the caller has locked."""
+    """Write these values to the rows of these primary keys, which the caller has locked. A value
+    may be an ``F``: another field of the same row."""
     connection = connections[rows.db]
+    if not keys:
+        return
     if joins_a_list_in_json(connection):
-        fields = [rows.model._meta.get_field(name) for name in values]
-        assignments = ", ".join(f"narrow.{field.column} = %s" for field in fields)
-        prepared = [
-            field.get_db_prep_save(value, connection)
-            for field, value in zip(fields, values.values(), strict=True)
-        ]
+        assignments, prepared = _assignments(rows.model, values, connection)
         with connection.cursor() as cursor:
             statement = _by_key("update_by_key", rows, assignments=assignments)
             cursor.execute(statement, [_as_json(keys), *prepared])
@@ -103,23 +117,58 @@ def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: 
         with_keys(rows, keys).update(**values)
 
 
-def delete_returning_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> set[UUID]:
-    """Delete rows and say which: what another transaction deletes at the same time is not ours."""
+def _assignments(
+    model: type[models.Model], values: dict[str, Any], connection: Any
+) -> tuple[str, list[Any]]:
+    """The SET of an UPDATE, and its parameters."""
+    written, prepared = [], []
+    columns = {field.name: field for field in model._meta.concrete_fields}
+    for name, value in values.items():
+        field = columns[name]
+        if isinstance(value, models.F):
+            other = columns[value.name]  # type: ignore[attr-defined] # missing in the stubs
+            written.append(f"narrow.{field.column} = narrow.{other.column}")
+        else:
+            written.append(f"narrow.{field.column} = %s")
+            prepared.append(field.get_db_prep_save(value, connection))
+    return ", ".join(written), prepared
+
+
+def fetch_by_key(
+    name: str, rows: models.QuerySet[Any], keys: Collection[UUID], **words: str
+) -> list[tuple[Any, ...]]:
+    """Run ``sql/<name>.sql``, which joins this table to a list of keys (MariaDB)."""
+    with connections[rows.db].cursor() as cursor:
+        cursor.execute(_by_key(name, rows, **words), [_as_json(keys)])
+        found: list[tuple[Any, ...]] = list(cursor.fetchall())
+        return found
+
+
+def delete_returning_guards(rows: models.QuerySet[Any], keys: Collection[UUID]) -> dict[UUID, int]:
+    """Delete rows of a narrow table and say which, with the number of each one's needs: what
+    another transaction deletes at the same time is not ours."""
     with transaction.atomic(using=rows.db):
-        gone = {row.job_id for row in lock_by_key(rows, keys, "job_id")}
-        delete_by_key(rows, gone)
+        gone = {row.job_id: row.guards for row in lock_by_key(rows, keys, "job_id", "guards")}
+        delete_by_key(rows, gone.keys())
         return gone
 
 
 def _by_key(name: str, rows: models.QuerySet[Any], **words: str) -> str:
     table = connections[rows.db].ops.quote_name(rows.model._meta.db_table)
-    return _statement(name).format(table=table, **words)
+    key = connections[rows.db].ops.quote_name(rows.model._meta.pk.column)
+    return statement(name, table=table, key=key, **words)
 
 
 def _as_json(keys: Iterable[UUID]) -> str:
     return json.dumps([str(key) for key in sorted(keys)])
 
 
+def statement(name: str, **words: str) -> str:
+    """What stands in ``sql/<name>.sql``, with these words put in for their names in braces."""
+    text = _text(name)
+    return text.format(**words) if words else text
+
+
 @cache
-def _statement(name: str) -> str:
+def _text(name: str) -> str:
     return (files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")

@@ -72,6 +72,14 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Cluster {name} on {host} is gone; {count} of its leases are freed.",
     ),
+    "places_freed": (
+        logging.WARNING,
+        "{count} places under guards were taken back from jobs that do not run any more.",
+    ),
+    "guards_put_off": (
+        logging.WARNING,
+        "Jobs with guards were left waiting for the next claim: {error}",
+    ),
     "pruned": (logging.INFO, "{count} old results were removed."),
     "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and is tried again later: {error}"),
     "lock_lost": (

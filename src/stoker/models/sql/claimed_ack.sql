@@ -7,4 +7,4 @@ USING unnest(
     (SELECT %(job_ids)s::uuid[]), (SELECT %(lease_ids)s::bigint[])
 ) AS held (job_id, lease_id)
 WHERE claimed.job_id = held.job_id AND claimed.lease_id = held.lease_id
-RETURNING claimed.job_id, claimed.lease_id
+RETURNING claimed.job_id, claimed.lease_id, claimed.guards

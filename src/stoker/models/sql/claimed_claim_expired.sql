@@ -16,9 +16,10 @@ rescued AS (
     FROM over
     WHERE claimed.job_id = over.job_id
       AND claimed.leased_until_us < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
-    RETURNING claimed.job_id, claimed.queue, claimed.rank, claimed.attempts, claimed.crashes
+    RETURNING claimed.job_id, claimed.queue, claimed.rank, claimed.attempts, claimed.crashes,
+              claimed.guards
 )
 SELECT rescued.job_id, coalesce(job.package, ''::bytea), rescued.queue, rescued.rank,
-       rescued.attempts, rescued.crashes
+       rescued.attempts, rescued.crashes, rescued.guards
 FROM rescued
 LEFT JOIN stoker_job AS job ON job.id = rescued.job_id

@@ -14,19 +14,19 @@ freed AS (
     USING back
     WHERE claimed.job_id = back.job_id AND claimed.lease_id = back.lease_id
     RETURNING claimed.job_id, claimed.lease_id, claimed.queue, claimed.rank,
-              back.delay_us, back.attempts, back.crashes
+              back.delay_us, back.attempts, back.crashes, claimed.guards
 ),
 to_wait AS (
-    INSERT INTO stoker_deferred (job_id, due_us, queue, rank, attempts, crashes)
+    INSERT INTO stoker_deferred (job_id, due_us, queue, rank, attempts, crashes, guards)
     SELECT job_id, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + delay_us,
-           queue, rank, attempts, crashes
+           queue, rank, attempts, crashes, guards
     FROM freed
     WHERE delay_us > 0
 ),
 to_run AS (
-    INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes)
-    SELECT job_id, queue, rank, attempts, crashes
+    INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes, guards)
+    SELECT job_id, queue, rank, attempts, crashes, guards
     FROM freed
     WHERE delay_us <= 0
 )
-SELECT job_id, lease_id FROM freed
+SELECT job_id, lease_id, guards FROM freed

@@ -13,8 +13,8 @@ WITH due AS MATERIALIZED (
 moved AS (
     DELETE FROM stoker_deferred
     WHERE ctid = ANY (ARRAY(SELECT place FROM due))
-    RETURNING job_id, queue, rank, attempts, crashes
+    RETURNING job_id, queue, rank, attempts, crashes, guards
 )
-INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes)
-SELECT job_id, queue, rank, attempts, crashes FROM moved
+INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes, guards)
+SELECT job_id, queue, rank, attempts, crashes, guards FROM moved
 RETURNING job_id

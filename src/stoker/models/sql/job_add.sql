@@ -6,8 +6,10 @@ WITH incoming AS (
     FROM unnest(
         %(id)s::uuid[], %(task)s::varchar[], %(queue)s::varchar[], %(priority)s::smallint[],
         %(package)s::bytea[], %(enqueued_us)s::bigint[], %(run_after_us)s::bigint[],
-        %(due_us)s::bigint[]
-    ) AS job (id, task, queue, priority, package, enqueued_us, run_after_us, due_us)
+        %(due_us)s::bigint[], %(guards)s::smallint[]
+    ) AS job (
+        id, task, queue, priority, package, enqueued_us, run_after_us, due_us, guards
+    )
 ),
 added AS (
     INSERT INTO stoker_job (
@@ -21,14 +23,14 @@ added AS (
     RETURNING id
 ),
 to_wait AS (
-    INSERT INTO stoker_deferred (job_id, due_us, queue, rank, attempts, crashes)
-    SELECT incoming.id, incoming.due_us, incoming.queue, -incoming.priority, 0, 0
+    INSERT INTO stoker_deferred (job_id, due_us, queue, rank, attempts, crashes, guards)
+    SELECT incoming.id, incoming.due_us, incoming.queue, -incoming.priority, 0, 0, incoming.guards
     FROM incoming JOIN added USING (id)
     WHERE incoming.due_us IS NOT NULL
 ),
 to_run AS (
-    INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes)
-    SELECT incoming.id, incoming.queue, -incoming.priority, 0, 0
+    INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes, guards)
+    SELECT incoming.id, incoming.queue, -incoming.priority, 0, 0, incoming.guards
     FROM incoming JOIN added USING (id)
     WHERE incoming.due_us IS NULL
 )

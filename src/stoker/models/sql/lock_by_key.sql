@@ -1,6 +1,6 @@
 -- Lock rows by primary key, in the order of the list (MariaDB).
 -- Plan: eq_ref over the primary key for each entry of the list; never a scan.
 SELECT narrow.*
-FROM JSON_TABLE(%s, '$[*]' COLUMNS (job_id CHAR(36) PATH '$')) AS wanted
-STRAIGHT_JOIN {table} AS narrow FORCE INDEX (PRIMARY) ON narrow.job_id = wanted.job_id
+FROM JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) PATH '$')) AS wanted
+STRAIGHT_JOIN {table} AS narrow FORCE INDEX (PRIMARY) ON narrow.{key} = wanted.id
 FOR UPDATE

@@ -1,0 +1,24 @@
+"""Database errors in the contract's words, with what is to be done about them."""
+
+from __future__ import annotations
+
+from django.db import ProgrammingError
+
+from stoker.exceptions import BrokerUnavailable, NotMigrated
+
+
+def explain(error: Exception, alias: str) -> Exception:
+    """The error of Stoker's own that says what to do about this one; else the error itself."""
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lowered = message.lower()
+    signs = ["no such table", "no such column", "unknown column"]
+    if isinstance(error, ProgrammingError):  # else it is the database itself, or the role
+        signs += ["does not exist", "doesn't exist"]
+    if any(sign in lowered for sign in signs):
+        return NotMigrated(
+            f"Stoker's tables are not in the database {alias!r} yet ({message}). "
+            f"Run: python manage.py migrate --database {alias}"
+        )
+    if isinstance(error, ProgrammingError):
+        return error
+    return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")

@@ -1,0 +1,252 @@
+"""Who may start: jobs with needs are decided about one by one, under the locks of their keys.
+
+All of this is called within a transaction. Rows are locked in one order everywhere: the narrow row
+of a job, then keys by their ids; whoever has keys waits for no other row. See
+``docs/decisions/0015-guards-decide-at-claim.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from stoker import rate_window
+
+from .blocked import Blocked
+from .clock import database_now_us
+from .deferred import Deferred
+from .guard_key import GuardKey
+from .need import Need
+from .ready import Place, Ready
+from .statements import update_by_key
+
+ALREADY_RUNNING = "already running"
+_NONE: Mapping[UUID, int] = {}
+
+
+class Admitted(NamedTuple):
+    """A job that is to be leased now."""
+
+    place: Place
+    fence: int = 0
+    """Higher than that of everybody who has had one of its keys."""
+    permit_us: int = 0
+    """How long it may be started for, if it has a rate; 0 = as long as the lease lasts."""
+    refused: str = ""
+    """Why it must not run, but end as cancelled."""
+
+
+def admit(alias: str, places: Sequence[Place], *, rated_limit: int) -> list[Admitted]:
+    """Decide about ready jobs that have needs.
+
+    Args:
+        alias: of the database.
+        places: their rows, locked by the caller, in the order in which they are to be started. The
+            caller removes all of them from ready, and leases what is returned; those left out wait
+            elsewhere.
+        rated_limit: how many jobs with a rate may be started.
+    """
+    return _Admission(alias, places, rated_limit).decide() if places else []
+
+
+def free(
+    alias: str,
+    *,
+    over: Mapping[UUID, int] = _NONE,
+    again: Mapping[UUID, int] = _NONE,
+    failed: Collection[UUID] = (),
+) -> set[str]:
+    """Give up the places of jobs that are not claimed any more, and let the next ones come.
+
+    Args:
+        alias: of the database.
+        over: job id -> number of its needs; these jobs have ended, or are withdrawn.
+        again: the same, of those that will be tried again: they keep their needs.
+        failed: those of ``over`` that became dead letters.
+
+    Returns:
+        The queues in which somebody's turn has come.
+    """
+    needs = Need.objects.using(alias).of_jobs({**over, **again})
+    keys = GuardKey.objects.using(alias).lock(
+        {need.key_id for needed in needs.values() for need in needed}
+    )
+    gone: list[UUID] = []
+    let_go: list[UUID] = []
+    vacant: dict[UUID, int] = {}
+    for job_id, needed in needs.items():
+        for need in needed:
+            if job_id in over and not (need.halts and job_id in failed):
+                gone.append(need.pk)
+            elif need.kind != Need.Kind.SEQUENCE:
+                let_go.append(need.pk)
+            if need.kind != Need.Kind.RATE:  # its places come free by time
+                vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
+    Need.objects.using(alias).remove(gone)
+    update_by_key(Need.objects.using(alias), let_go, holds=None)
+    queues: set[str] = set()
+    for key_id, count in sorted(vacant.items()):
+        if key_id in keys:
+            queues |= call_next(alias, keys[key_id], count)
+    return queues
+
+
+def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
+    """Move up to ``count`` jobs of each queue from the front of a key's line to ready, where they
+    take part in the next claim as any other. The key is locked.
+
+    Returns:
+        Those queues.
+    """
+    if not key.has_line:
+        return set()
+    if key.kind == Need.Kind.SEQUENCE:
+        first = Need.objects.using(alias).first_of(key.pk)
+        called = Blocked.objects.using(alias).take([first] if first else [], key.pk)
+    else:
+        called = Blocked.objects.using(alias).take_first(key.pk, count)
+    Ready.objects.using(alias).add(called)
+    if not Blocked.objects.using(alias).filter(key_id=key.pk).exists():
+        key.has_line = False
+        key.due_us = None
+        key.save(using=alias, update_fields=["has_line", "due_us"])
+    return {place.queue for place in called}
+
+
+class _Admission:
+    """One round of decisions."""
+
+    def __init__(self, alias: str, places: Sequence[Place], rated_limit: int) -> None:
+        self._alias = alias
+        self._places = places
+        self._rated_left = rated_limit
+        self._needs = Need.objects.using(alias).of_jobs(
+            {place.job_id: place.guards for place in places}
+        )
+        stated = [need for needed in self._needs.values() for need in needed]
+        self._keys = GuardKey.objects.using(alias).lock_or_make(stated)
+        self._holders = Need.objects.using(alias).holders(self._keys)
+        self._now_us = database_now_us(alias)
+        self._heads: dict[tuple[UUID, str], tuple[int, UUID] | None] = {}
+        self._firsts: dict[UUID, UUID | None] = {}
+        self._blocked: list[Blocked] = []
+        self._deferred: list[Deferred] = []
+        self._passed_over: dict[UUID, int] = {}
+        """Key -> how many had their turn there and could not take it, for want of another."""
+        self._changed: dict[UUID, set[str]] = {}
+        """Key -> the fields that are to be written."""
+        for key in GuardKey.learn(self._keys, stated):
+            self._note(key, "places", "places_by", "period_us", "burst")
+        self._fence = 1 + max((key.fence for key in self._keys.values()), default=0)
+
+    def decide(self) -> list[Admitted]:
+        admitted = []
+        for place in self._places:
+            needed = self._needs[place.job_id]
+            refusal = next((need for need in needed if not self._may_start(need, place)), None)
+            if refusal is None:
+                permit_us = self._enter(place, needed)
+                admitted.append(Admitted(place, self._fence, permit_us))
+            elif refusal.on_busy == "skip":
+                admitted.append(Admitted(place, refused=ALREADY_RUNNING))
+            else:
+                self._turn_away(place, needed, refusal)
+        self._write([one for one in admitted if not one.refused])
+        return admitted
+
+    # -- the rules --------------------------------------------------------------------------------
+
+    def _may_start(self, need: Need, place: Place) -> bool:
+        key, holders = self._keys[need.key_id], self._holders[need.key_id]
+        if need.kind == Need.Kind.SEQUENCE:
+            return holders <= {place.job_id} and (bool(holders) or self._is_first(need))
+        if self._is_somebody_before(key, place):
+            return False
+        if need.kind == Need.Kind.RATE:
+            return self._rated_left > 0 and self._is_permitted(key, need)
+        return len(holders - {place.job_id}) < key.room
+
+    def _is_permitted(self, key: GuardKey, need: Need) -> bool:
+        if rate_window.free(key.rule, key.starts, self._now_us) >= self._weight(need):
+            return True
+        key.starts = rate_window.take(key.rule, key.starts, self._now_us, 0)
+        self._note(key, "starts")
+        return False
+
+    def _is_first(self, need: Need) -> bool:
+        if need.key_id not in self._firsts:
+            first = Need.objects.using(self._alias).first_of(need.key_id)
+            self._firsts[need.key_id] = first
+        return self._firsts[need.key_id] == need.job_id
+
+    def _is_somebody_before(self, key: GuardKey, place: Place) -> bool:
+        """Whether the line of this key in this queue has one whose turn is earlier."""
+        line = (key.pk, place.queue)
+        if line not in self._heads:
+            self._heads[line] = (
+                Blocked.objects.using(self._alias).first_of(*line) if key.has_line else None
+            )
+        head = self._heads[line]
+        return head is not None and head < (place.rank, place.job_id)
+
+    def _weight(self, need: Need) -> int:
+        """What is more than the limit would never start: it takes all of it."""
+        rule = self._keys[need.key_id].rule
+        return min(need.weight, rule.burst or rule.starts)
+
+    # -- what follows -----------------------------------------------------------------------------
+
+    def _enter(self, place: Place, needed: Iterable[Need]) -> int:
+        """Take the places. Returns how long the permit is good for."""
+        permits_us = []
+        for need in needed:
+            key = self._keys[need.key_id]
+            if need.kind == Need.Kind.RATE:
+                weight = self._weight(need)
+                key.starts = rate_window.take(key.rule, key.starts, self._now_us, weight)
+                permits_us.append(rate_window.margin_us(key.rule))
+                self._note(key, "starts")
+            else:
+                self._holders[need.key_id].add(place.job_id)
+        self._rated_left -= bool(permits_us)
+        return min(permits_us, default=0)
+
+    def _turn_away(self, place: Place, needed: Iterable[Need], refusal: Need) -> None:
+        for need in needed:
+            if need is refusal:
+                break
+            self._passed_over[need.key_id] = self._passed_over.get(need.key_id, 0) + 1
+        counts = place._asdict()
+        if refusal.on_busy == "retry":
+            self._deferred.append(Deferred(due_us=self._now_us + refusal.retry_us, **counts))
+            return
+        key = self._keys[refusal.key_id]
+        self._blocked.append(Blocked(key_id=key.pk, **counts))
+        if not key.has_line:
+            key.has_line = True
+            self._note(key, "has_line")
+        line, turn = (key.pk, place.queue), (place.rank, place.job_id)
+        head = self._heads.get(line)
+        self._heads[line] = turn if head is None else min(head, turn)
+
+    def _write(self, admitted: Sequence[Admitted]) -> None:
+        Blocked.objects.using(self._alias).bulk_create(self._blocked)
+        Deferred.objects.using(self._alias).bulk_create(self._deferred)
+        entered = [need for one in admitted for need in self._needs[one.place.job_id]]
+        Need.objects.using(self._alias).note_holders(entered, self._fence)
+        fenced = {need.key_id for need in entered}
+        update_by_key(GuardKey.objects.using(self._alias), fenced, fence=self._fence)
+        for key in self._keys.values():
+            if key.kind == Need.Kind.RATE and key.has_line:
+                key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us)
+                self._note(key, "due_us")
+        for key_id, names in self._changed.items():
+            self._keys[key_id].save(using=self._alias, update_fields=sorted(names))
+        for key_id, count in self._passed_over.items():
+            key = self._keys[key_id]
+            if key.kind != Need.Kind.RATE and len(self._holders[key_id]) < key.room:
+                call_next(self._alias, key, count)
+
+    def _note(self, key: GuardKey, *names: str) -> None:
+        self._changed.setdefault(key.pk, set()).update(names)

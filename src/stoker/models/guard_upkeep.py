@@ -1,0 +1,142 @@
+"""What guards need from time to time: rates whose moment has come, and what a crash or a hand in
+the tables has left behind. Each look locks its keys and decides then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from django.db import transaction
+
+from stoker import rate_window
+
+from .admission import call_next
+from .claimed import Claimed
+from .clock import MICROSECONDS, DatabaseNow, database_now_us
+from .guard_key import GuardKey
+from .job import Job
+from .need import Need
+from .statements import update_by_key, with_keys
+
+KEYS_AT_ONCE = 200
+LOOK_AGAIN_US = 1 * MICROSECONDS
+"""When to look after a rate again whose next jobs have been called: they may not come."""
+
+
+def call_due(alias: str, rated_limit: int) -> int:
+    """Call the next jobs of rates that have a permit again. Returns how many rates had."""
+    due = GuardKey.objects.using(alias).filter(due_us__lte=DatabaseNow())
+    key_ids = list(due.order_by("due_us").values_list("pk", flat=True)[:KEYS_AT_ONCE])
+    if not key_ids:
+        return 0
+    with transaction.atomic(using=alias):
+        keys = GuardKey.objects.using(alias).lock(key_ids)
+        now_us = database_now_us(alias)
+        for key in keys.values():
+            if key.due_us is not None and key.due_us <= now_us:
+                _call_rated(alias, key, now_us, rated_limit)
+    return len(keys)
+
+
+def next_due_seconds(alias: str) -> float | None:
+    """Seconds until a rate has a permit for somebody who waits; None when nobody does."""
+    keys = GuardKey.objects.using(alias).filter(due_us__isnull=False).order_by("due_us")
+    due_us = keys.values_list("due_us", flat=True).first()
+    if due_us is None:
+        return None
+    return max(0, due_us - database_now_us(alias)) / MICROSECONDS
+
+
+def _call_rated(alias: str, key: GuardKey, now_us: int, limit: int) -> None:
+    permits = rate_window.free(key.rule, key.starts, now_us)
+    if permits > 0:
+        call_next(alias, key, min(permits, limit))
+        key.due_us = now_us + LOOK_AGAIN_US if key.has_line else None
+    else:
+        key.due_us = rate_window.next_us(key.rule, key.starts, now_us)
+    key.save(using=alias, update_fields=["due_us"])
+
+
+def sweep_keys(
+    alias: str, after: UUID | None, limit: int, *, only_lines: bool
+) -> tuple[int, UUID | None]:
+    """Take places from those that do not run any more, and call the next where one is free.
+
+    Args:
+        alias: of the database.
+        after: the last key that was looked at; None = begin.
+        limit: how many keys to look at.
+        only_lines: at those that have a line only; else those that nobody needs are forgotten, too.
+
+    Returns:
+        How many places were taken back, and the last key of these; None when there are no more.
+    """
+    later = GuardKey.objects.using(alias).order_by("pk")
+    if after is not None:
+        later = later.filter(pk__gt=after)
+    if only_lines:
+        later = later.filter(has_line=True)
+    key_ids = list(later.values_list("pk", flat=True)[:limit])
+    if not key_ids:
+        return 0, None
+    with transaction.atomic(using=alias):
+        keys = GuardKey.objects.using(alias).lock(key_ids)
+        holders = Need.objects.using(alias).holders(keys)
+        stale = _stale_places(alias, keys, holders)
+        update_by_key(Need.objects.using(alias), stale, holds=None)
+        holders = Need.objects.using(alias).holders(keys)
+        for key_id, key in keys.items():
+            _look_after(alias, key, len(holders[key_id]))
+        if not only_lines:
+            GuardKey.objects.using(alias).forget(keys)
+    return len(stale), key_ids[-1] if len(key_ids) == limit else None
+
+
+def _stale_places(
+    alias: str, keys: dict[UUID, GuardKey], holders: dict[UUID, set[UUID]]
+) -> list[UUID]:
+    """Needs whose place nobody uses: their job is not claimed; in a sequence, it has ended."""
+    job_ids = {job_id for key_id in keys for job_id in holders[key_id]}
+    claimed = Claimed.objects.using(alias)
+    running = set(with_keys(claimed, job_ids).values_list("pk", flat=True))
+    idle = job_ids - running
+    alive = _alive(alias, idle)
+    needs = Need.objects.using(alias).filter(job_id__in=idle, holds__isnull=False)
+    return [
+        need.pk
+        for need in needs
+        if need.kind != Need.Kind.SEQUENCE or not (need.job_id in alive or need.halts)
+    ]
+
+
+def _look_after(alias: str, key: GuardKey, taken: int) -> None:
+    if not key.has_line:
+        return
+    if key.kind == Need.Kind.RATE:
+        if key.due_us is None:
+            key.due_us = database_now_us(alias)
+            key.save(using=alias, update_fields=["due_us"])
+    elif taken < key.room:
+        call_next(alias, key, key.room - taken)
+
+
+def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
+    """Delete needs of jobs that have ended or are gone, but for those that halt a sequence.
+
+    Args and returns: as ``sweep_keys``, with the ids of needs.
+    """
+    later = Need.objects.using(alias).order_by("pk")
+    if after is not None:
+        later = later.filter(pk__gt=after)
+    rows: Sequence[Need] = list(later.only("pk", "job_id", "halts")[:limit])
+    alive = _alive(alias, {row.job_id for row in rows})
+    over = [row.pk for row in rows if row.job_id not in alive and not row.halts]
+    Need.objects.using(alias).remove(over)
+    return len(over), rows[-1].pk if len(rows) == limit else None
+
+
+def _alive(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
+    """Those of these jobs that have not ended."""
+    jobs = with_keys(Job.objects.using(alias).filter(status=None), job_ids)
+    return set(jobs.values_list("pk", flat=True))

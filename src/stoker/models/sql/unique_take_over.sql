@@ -1,0 +1,32 @@
+-- Take unique keys over from the jobs that were seen to have them, if these still do, and still may
+-- be replaced. Locked in the order of the ids, for the reason that unique_insert.sql gives.
+-- The arrays stand in subqueries for the reason that claimed_ack.sql gives.
+-- Plan: nested loops over the primary key of stoker_unique.
+WITH taking AS MATERIALIZED (
+    SELECT *
+    FROM unnest(
+        (SELECT %(key_id)s::uuid[]), (SELECT %(name)s::varchar[]), (SELECT %(job_id)s::uuid[]),
+        (SELECT %(taken_us)s::bigint[]), (SELECT %(until_us)s::bigint[]),
+        (SELECT %(old_job_id)s::uuid[])
+    ) AS given (key_id, name, job_id, taken_us, until_us, old_job_id)
+),
+locked AS MATERIALIZED (
+    SELECT stoker_unique.key_id
+    FROM stoker_unique
+    JOIN taking ON taking.key_id = stoker_unique.key_id
+        AND taking.old_job_id = stoker_unique.job_id
+    ORDER BY stoker_unique.key_id
+    FOR UPDATE OF stoker_unique
+)
+UPDATE stoker_unique
+SET name = taking.name,
+    job_id = taking.job_id,
+    taken_us = taking.taken_us,
+    until_us = taking.until_us
+FROM taking
+JOIN locked ON locked.key_id = taking.key_id
+WHERE stoker_unique.key_id = taking.key_id
+  AND stoker_unique.job_id = taking.old_job_id
+  AND stoker_unique.until_us <= taking.taken_us
+  AND {condition}
+RETURNING stoker_unique.key_id

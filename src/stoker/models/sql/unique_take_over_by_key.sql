@@ -1,0 +1,20 @@
+-- The same as unique_take_over.sql (MariaDB), in the order of the list.
+-- Plan: eq_ref over the primary key for each entry of the list; never a scan.
+UPDATE JSON_TABLE(
+    %s, '$[*]' COLUMNS (
+        key_id CHAR(36) PATH '$[0]',
+        name VARCHAR(255) PATH '$[1]',
+        job_id CHAR(36) PATH '$[2]',
+        taken_us BIGINT PATH '$[3]',
+        until_us BIGINT PATH '$[4]',
+        old_job_id CHAR(36) PATH '$[5]'
+    )
+) AS taking
+STRAIGHT_JOIN stoker_unique FORCE INDEX (PRIMARY) ON stoker_unique.key_id = taking.key_id
+SET stoker_unique.name = taking.name,
+    stoker_unique.job_id = taking.job_id,
+    stoker_unique.taken_us = taking.taken_us,
+    stoker_unique.until_us = taking.until_us
+WHERE stoker_unique.job_id = taking.old_job_id
+  AND stoker_unique.until_us <= taking.taken_us
+  AND {condition}
