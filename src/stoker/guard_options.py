@@ -239,7 +239,7 @@ class InSequence:
 Guard = Unique | Lock | Limit | Rate | InSequence
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_RATE = re.compile(r"(\d{1,10})/(\d{0,9}(?:\.\d{1,6})?)([smhd])", re.ASCII)
+_RATE = re.compile(r"(\d{1,10})/(\d{0,9})([smhd])", re.ASCII)
 
 
 def _check_rate(rate: Any) -> None:

@@ -109,7 +109,10 @@ def as_timestamp(moment: datetime) -> float:
 
 def is_guarded(task: Any) -> bool:
     """Whether any task, Stoker's own or a plain one of Django's, has a guard."""
-    return any(getattr(task, name, None) for name in GUARDS)
+    try:
+        return bool(task.unique or task.lock or task.limit or task.rate or task.sequence)
+    except AttributeError:  # a plain one
+        return False
 
 
 def not_before(run_after: Any) -> dict[str, Any]:

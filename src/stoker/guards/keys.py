@@ -1,0 +1,249 @@
+"""What holds one job back: its guards, with the keys that its arguments make of them.
+
+A key is the first 16 bytes of a SHA-256, as a UUID, over the kind of guard, what the key was made
+of, whose it is ("" = everybody's), and last its text. A NUL stands between: only the text may have
+one of its own, so none is taken for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from stoker import codec
+from stoker.backoff import Seconds
+from stoker.codec import Refusal
+from stoker.exceptions import InvalidTaskOption, NotSerializable, as_seconds
+from stoker.guard_options import Limit, Lock, Rate, Unique
+from stoker.key_templates import names_in
+from stoker.models.need import Need, NewNeed
+from stoker.options import is_guarded
+
+from .arguments import Arguments, problem_of, write
+
+LONGEST_NAME = 255
+FOLLOWERS = ("replace", "postpone", "after")
+"""Where a job of the same key may be enqueued that has to follow the one that runs."""
+
+
+class UniqueClaim(NamedTuple):
+    """What an enqueue asks of the table of unique keys."""
+
+    key_id: UUID
+    name: str
+    """For screens and errors; the key is what counts."""
+    until: str
+    """ "finished" or "started"."""
+    within_us: int
+    """0 = not at all."""
+    on_conflict: str
+    delay_us: int
+    longest_wait_us: int | None
+    blocks_overlap: bool
+    """Whether its jobs also need a lock of this key (``needs_of`` has it)."""
+
+
+def needs_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[NewNeed, ...]:
+    """The places that a job of this task, called so, needs: locks, limits, rates, sequence.
+
+    Works for any task; a plain one of Django's needs none. No two have the same key: where the
+    arguments make one of two, the stricter counts.
+
+    Raises:
+        InvalidTaskOption: a key or weight is none.
+        NotSerializable: no key can be made of the arguments.
+        Whatever the task's own callables raise, with a note.
+    """
+    if not is_guarded(task):
+        return ()
+    needs: dict[UUID, NewNeed] = {}
+    for need in _needs(Arguments(task, args, kwargs)):
+        other = needs.get(need.key_id)
+        needs[need.key_id] = need if other is None else _stricter(other, need)
+    return tuple(needs.values())
+
+
+def unique_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> UniqueClaim | None:
+    """The key of which this job shall be the only one; None = it has none.
+
+    Raises: as ``needs_of``.
+    """
+    unique: Unique | None = getattr(task, "unique", None)
+    if unique is None:
+        return None
+    key = _unique_key(Arguments(task, args, kwargs), unique)
+    if key is None:
+        return None
+    return UniqueClaim(
+        key_id=key.id("unique"),
+        name=key.name("unique"),
+        until=unique.until,
+        within_us=_microseconds(unique.within),
+        on_conflict=unique.on_conflict,
+        delay_us=_microseconds(unique.delay),
+        longest_wait_us=None if unique.longest_wait is None else _microseconds(unique.longest_wait),
+        blocks_overlap=_blocks_overlap(unique),
+    )
+
+
+def _needs(call: Arguments) -> Iterator[NewNeed]:
+    task = call.task
+    if task.unique is not None and _blocks_overlap(task.unique):
+        key = _unique_key(call, task.unique)
+        if key is not None:
+            yield NewNeed(key.id("overlap"), Need.Kind.LOCK.value, key.name("unique"))
+    if task.lock is not None:
+        yield from _place(call, "lock", task.lock, 1)
+    for limit in task.limit or ():
+        yield from _place(call, "limit", limit, limit.n)
+    for rate in task.rate or ():
+        yield from _starts(call, rate)
+    if task.sequence is not None:
+        key = _key(call, "sequence", task.sequence.key)
+        if key is not None:
+            halts = task.sequence.after_failure == "halt"
+            kind = Need.Kind.SEQUENCE.value
+            yield NewNeed(key.id(kind), kind, key.name(kind), halts=halts)
+
+
+def _place(call: Arguments, kind: str, guard: Lock | Limit, places: int) -> Iterator[NewNeed]:
+    key = _key(call, kind, guard.key)
+    if key is not None:
+        yield NewNeed(
+            key.id(kind),
+            kind,
+            key.name(kind),
+            places=places,
+            on_busy=guard.on_busy,
+            retry_us=_microseconds(guard.retry_delay) if guard.on_busy == "retry" else 0,
+        )
+
+
+def _starts(call: Arguments, rate: Rate) -> Iterator[NewNeed]:
+    """Rates of different periods have keys of their own: what one has counted says the other
+    nothing."""
+    key = _key(call, "rate", rate.key)
+    if key is None:
+        return
+    weight = rate.weight
+    if callable(weight):
+        with _told(call, "rate", "weight"):
+            weight = weight(*call.args, **call.kwargs)
+            rate.check_weight(weight)
+    yield NewNeed(
+        key.id(f"rate {rate.window}"),
+        Need.Kind.RATE.value,
+        key.name("rate", f" per {rate.period_seconds:g} s"),
+        places=rate.starts,
+        weight=weight,
+        period_us=_microseconds(rate.period_seconds),
+        burst=rate.burst or 0,
+    )
+
+
+def _stricter(one: NewNeed, other: NewNeed) -> NewNeed:
+    return one._replace(
+        places=min(one.places, other.places),
+        burst=min(one.burst, other.burst),
+        weight=max(one.weight, other.weight),
+    )
+
+
+def _blocks_overlap(unique: Unique) -> bool:
+    """With ``until="started"`` a job that runs has given its key back: nobody follows it."""
+    return unique.on_conflict in FOLLOWERS and unique.until == "finished"
+
+
+class _Key(NamedTuple):
+    made_of: str
+    """What the text is: "text", "values", "arguments" or "task"."""
+    owner: str
+    """The task whose own it is; "" = everybody's who writes it."""
+    text: str
+    shown: str
+
+    def id(self, kind: str) -> UUID:
+        return _hashed(f"{kind}\0{self.made_of}\0{self.owner}\0{self.text}")
+
+    def name(self, kind: str, more: str = "") -> str:
+        """As a text that any database takes."""
+        shown = self.shown[: LONGEST_NAME - len(kind) - len(more) - 1]
+        if not (shown.isascii() and shown.isprintable()):
+            shown = "".join(
+                letter if letter.isprintable() and letter <= "\uffff" else "?" for letter in shown
+            )
+        return f"{kind} {shown}{more}"
+
+
+def _unique_key(call: Arguments, unique: Unique) -> _Key | None:
+    owner = call.task.module_path
+    if unique.key is not None:
+        key = _key(call, "unique", unique.key)
+        return key if key is None or unique.scope == "global" else key._replace(owner=owner)
+    text = call.written()
+    return _Key("arguments", owner, text, f"{owner} {_hashed(text).hex[:8]}")
+
+
+def _key(call: Arguments, option: str, key: Any) -> _Key | None:
+    """What an option's key comes to for this job; None = it has no such guard."""
+    path = call.task.module_path
+    if key is None:
+        return _Key("task", path, "", path)
+    if isinstance(key, str):
+        arguments = call.by_name if names_in(key) else {}
+        with _told(call, option, "key"):
+            return _text_key(key.format_map(arguments))
+    with _told(call, option, "key"):
+        value = key(*call.args, **call.kwargs)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _text_key(str.__str__(value))
+    if isinstance(value, UUID):
+        return _text_key(str(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _text_key(int.__repr__(value))
+    if isinstance(value, tuple):
+        return _values_key(call, option, value)
+    raise InvalidTaskOption(
+        f"{option}: the key of {path} gave {value!r}. Let it give a str, an int, a UUID, a tuple "
+        "of such, or None for a job without this guard."
+    )
+
+
+def _text_key(text: str) -> _Key:
+    return _Key("text", "", text, text)
+
+
+def _values_key(call: Arguments, option: str, values: tuple[Any, ...]) -> _Key:
+    try:
+        text = write(codec.encode(values))
+    except Refusal as refusal:
+        raise NotSerializable(
+            f"{option}: what the key of {call.task.module_path} gave {problem_of(refusal)}."
+        ) from None
+    return _Key("values", "", text, ", ".join(map(str, values)))
+
+
+@contextmanager
+def _told(call: Arguments, option: str, part: str) -> Iterator[None]:
+    """What the project's own code raises goes on, and says where it was called."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"Raised by the {part} of {option}, an option of {call.task.module_path}, for a job "
+            "that was to be enqueued."
+        )
+        raise
+
+
+def _hashed(text: str) -> UUID:
+    return UUID(bytes=sha256(text.encode("utf-8", "surrogatepass")).digest()[:16])
+
+
+def _microseconds(delay: Seconds | None) -> int:
+    return 0 if delay is None else round(as_seconds(delay) * 1_000_000)

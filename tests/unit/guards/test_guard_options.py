@@ -1,0 +1,307 @@
+"""Guards as users write them: what is wrong is refused at once, with a sentence that helps."""
+
+import math
+import pickle
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker import DuplicateJob, InSequence, Limit, Lock, Rate, Unique
+from stoker.compat import DjangoTask, TaskContext
+from stoker.definition import absent_task
+from stoker.exceptions import InvalidTaskOption, StokerError
+from stoker.key_templates import names_in, signature_of_call
+from stoker.options import CHANGES, GUARDS, OPTIONS, is_guarded
+from stoker.tasks import task
+
+pytestmark = pytest.mark.unit
+
+
+def function(feed_id: int, tenant_id: int = 1) -> None: ...
+
+
+def with_context(context: TaskContext, feed_id: int) -> None: ...
+
+
+def flexible(*args: Any, **kwargs: Any) -> None: ...
+
+
+def bare() -> None: ...
+
+
+def own_key(feed_id: int, tenant_id: int = 1) -> int:
+    return feed_id
+
+
+WRONG: list[tuple[type, dict[str, Any], str]] = [
+    (Unique, {"key": ""}, r"Unique\(key=''\): it is no text"),
+    (Unique, {"key": 3}, r"Unique\(key=3\): it is no text. Write a text such as"),
+    (Lock, {"key": b"x"}, r"a callable of the arguments"),
+    (Lock, {"key": "{"}, r"Lock\(key='\{'\): .*stands twice"),
+    (Lock, {"key": "x}"}, r"stands twice"),
+    (Lock, {"key": "feed:{}"}, r"\{\} does not begin with the name of a parameter"),
+    (Lock, {"key": "feed:{0}"}, r"\{0\} does not begin with"),
+    (Lock, {"key": "{a!x}"}, r"no conversion !x"),
+    (Lock, {"key": "{a:{}}"}, r"does not begin with"),
+    (Unique, {"scope": "all"}, r'scope=\'all\'\): write "task" or "global"'),
+    (Unique, {"until": "done"}, r'write "finished" or "started"'),
+    (Unique, {"on_conflict": "skip"}, r'write "keep" or "replace" or'),
+    (Unique, {"on_conflict": ["keep"]}, r'write "keep" or "replace" or'),
+    (Unique, {"within": 0}, r"within=0\): write a number of seconds above 0, or a timedelta"),
+    (Unique, {"within": "60"}, r"a number of seconds above 0"),
+    (Unique, {"within": True}, r"a number of seconds above 0"),
+    (Unique, {"within": math.nan}, r"a number of seconds above 0"),
+    (Unique, {"within": math.inf}, r"a number of seconds above 0"),
+    (Unique, {"within": timedelta(0)}, r"a number of seconds above 0"),
+    (Unique, {"within": 3, "on_conflict": "replace"}, r'write on_conflict="keep" or "raise"'),
+    (Unique, {"within": 3, "on_conflict": "postpone", "delay": 3}, r'"keep" or "raise"'),
+    (Unique, {"within": 3, "on_conflict": "after"}, r'"keep" or "raise"'),
+    (Unique, {"until": "started", "on_conflict": "after"}, r"leave until out"),
+    (Unique, {"on_conflict": "postpone"}, r"as in delay=30"),
+    (Unique, {"on_conflict": "postpone", "longest_wait": 3}, r"as in delay=30"),
+    (Unique, {"delay": 3}, r'Unique\(delay=...\) is for on_conflict="postpone"'),
+    (Unique, {"longest_wait": 3}, r'Unique\(longest_wait=...\) is for on_conflict="postpone"'),
+    (Unique, {"on_conflict": "postpone", "delay": 9, "longest_wait": 3}, r"not shorter than delay"),
+    (Unique, {"on_conflict": "postpone", "delay": 0}, r"delay=0\): write a number"),
+    (Lock, {"on_busy": "fail"}, r'on_busy=\'fail\'\): write "wait" or "skip" or "retry"'),
+    (Lock, {"retry_delay": 5}, r'is for on_busy="retry"'),
+    (Lock, {"on_busy": "skip", "retry_delay": timedelta(seconds=1)}, r'is for on_busy="retry"'),
+    (Lock, {"on_busy": "retry", "retry_delay": -1}, r"retry_delay=-1\): write a number"),
+    (Limit, {"n": 0}, r"Limit\(n=0\): write a whole number, at least 1"),
+    (Limit, {"n": 2.0}, r"a whole number"),
+    (Limit, {"n": True}, r"a whole number"),
+    (Limit, {"n": "smtp", "key": "smtp"}, r"a whole number"),
+    (Limit, {"n": 10**10}, r"a whole number"),
+    (Limit, {"n": 4, "on_busy": "later"}, r'write "wait" or "skip" or "retry"'),
+    (Limit, {"n": 4, "key": 5}, r"Limit\(key=5\)"),
+    (Rate, {"rate": "10/s", "weight": 11}, r"weight=11\): such a job could never start.* 10 at m"),
+    (Rate, {"rate": "10/s", "burst": 3, "weight": 4}, r"3 at most"),
+    (Rate, {"rate": "10/s", "weight": 0}, r"weight=0\): write a whole number"),
+    (Rate, {"rate": "10/s", "weight": "1"}, r"a whole number"),
+    (Rate, {"rate": "10/s", "burst": 0}, r"burst=0\): write a whole number"),
+    (Rate, {"rate": "10/s", "key": ("a",)}, r"Rate\(key="),
+    (InSequence, {"key": None}, r"write the key under which"),
+    (InSequence, {"key": 7}, r"InSequence\(key=7\)"),
+    (InSequence, {"key": "a", "after_failure": "stop"}, r'write "go_on" or "halt"'),
+]
+
+
+@pytest.mark.parametrize(("kind", "words", "sentence"), WRONG)
+def test_what_is_wrong_is_refused_where_it_is_written(
+    kind: type, words: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidTaskOption, match=sentence):
+        kind(**words)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    ["100", "100/", "/m", "100/w", "100/month", "0/s", "-1/s", "1.5/s", "10/0s", "10 /s", "10/s ",
+     "10/367d", "10000000000/s", "10/0.5s", "\u0661/s", "", 100, None, ["1/s"], b"1/s"],
+)  # fmt: skip
+def test_a_wrong_rate_is_refused(rate: Any) -> None:
+    with pytest.raises(InvalidTaskOption, match=r"starts in which period.*100/m.*100/30s"):
+        Rate(rate)
+
+
+@pytest.mark.parametrize(
+    ("rate", "starts", "period_seconds"),
+    [
+        ("100/m", 100, 60),
+        ("10/s", 10, 1),
+        ("5000/h", 5000, 3600),
+        ("1000/d", 1000, 86400),
+        ("100/30s", 100, 30),
+        ("20/5m", 20, 300),
+        ("1/366d", 1, 366 * 86400),
+    ],
+)
+def test_a_rate_is_starts_per_period(rate: str, starts: int, period_seconds: float) -> None:
+    read = Rate(rate)
+    assert (read.starts, read.period_seconds, read.most) == (starts, period_seconds, starts)
+    assert Rate(rate, burst=7).most == 7
+
+
+def test_guards_are_values() -> None:
+    assert Lock("smtp") == Lock("smtp") != Limit(1, "smtp")
+    assert len({Unique("a"), Unique("a"), Unique("a", scope="global")}) == 2
+    assert pickle.loads(pickle.dumps(Rate("10/s", burst=3))) == Rate("10/s", burst=3)
+    with pytest.raises(AttributeError):
+        Lock("smtp").key = "imap"  # type: ignore[misc] # that is the point
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        ("smtp", set()),
+        ("{{feed_id}}", set()),
+        ("{a}:{b.c}:{d[0]}:{e!r:>{f}}", {"a", "b", "d", "e", "f"}),
+    ],
+)
+def test_the_names_in_a_template_are_found(template: str, names: set[str]) -> None:
+    assert names_in(template) == names
+
+
+@pytest.mark.parametrize("option", ["unique", "lock", "limit", "rate", "sequence"])
+def test_a_key_that_names_no_parameter_is_refused_where_the_task_is_defined(option: str) -> None:
+    made: dict[str, Any] = {
+        "unique": Unique("{feed}"),
+        "lock": Lock("{feed}"),
+        "limit": (Limit(4, "{feed_id}"), Limit(4, "{feed}")),
+        "rate": Rate("1/s", "{feed}"),
+        "sequence": "{feed}",
+    }
+    sentence = (
+        f"{option}: the key '{{feed}}' names 'feed', which is no parameter of {__name__}.function: "
+        "write one of feed_id, tenant_id."
+    )
+    with pytest.raises(InvalidTaskOption, match=re.escape(sentence)):
+        task(**{option: made[option]})(function)
+    with pytest.raises(InvalidTaskOption, match=re.escape(sentence)):
+        task(function).using(**{option: made[option]})  # type: ignore[misc] # chosen by name
+
+
+def test_the_context_is_no_argument() -> None:
+    task(takes_context=True, lock=Lock("{feed_id}"))(with_context)
+    with pytest.raises(InvalidTaskOption, match=r"names 'context'.*: write one of feed_id\."):
+        task(takes_context=True, lock=Lock("{context}"))(with_context)
+
+
+def test_a_function_without_parameters_has_none_to_name() -> None:
+    with pytest.raises(InvalidTaskOption, match=r"names 'x'.*there are none"):
+        task(lock=Lock("{x}"))(bare)
+
+
+def test_arguments_that_a_function_collects_are_named_as_it_names_them() -> None:
+    task(lock=Lock("{args[0]} {kwargs[feed_id]}"))(flexible)
+    with pytest.raises(InvalidTaskOption, match=r"names 'feed_id'.*args, kwargs"):
+        task(lock=Lock("{feed_id}"))(flexible)
+
+
+def test_there_may_be_no_signature() -> None:
+    def strange() -> None: ...
+
+    strange.__signature__ = "none"  # type: ignore[attr-defined] # a function may have one
+    assert signature_of_call(strange, False) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "advice"),
+    [
+        ("unique", True, 'write unique=Unique("feed:{feed_id}")'),
+        ("unique", "feed", 'write unique=Unique("feed:{feed_id}")'),
+        ("unique", Unique, "write unique=Unique("),
+        ("lock", "smtp", 'write lock=Lock("feed:{feed_id}")'),
+        ("lock", Limit(1), "write lock=Lock("),
+        ("lock", (Lock("a"), Lock("b")), "write lock=Lock("),
+        ("limit", 4, 'write limit=Limit(4, "smtp"), or a tuple of such'),
+        ("limit", [Limit(4)], "or a tuple of such"),
+        ("limit", (Limit(4), 5), "or a tuple of such"),
+        ("rate", "100/m", 'write rate=Rate("100/m", "smtp"), or a tuple of such'),
+        ("rate", Limit(4), "or a tuple of such"),
+        ("sequence", 5, 'write sequence="account:{account_id}"'),
+        ("sequence", Lock("a"), "or InSequence("),
+        ("sequence", "", "it is no text"),
+    ],
+)
+def test_an_option_takes_its_own_guards_only(option: str, wrong: Any, advice: str) -> None:
+    with pytest.raises(InvalidTaskOption, match=re.escape(advice)):
+        task(**{option: wrong})(function)
+
+
+@pytest.mark.parametrize(
+    ("option", "twins"),
+    [
+        ("limit", (Limit(2), Limit(5))),
+        ("limit", (Limit(2, "a"), Limit(5, "b"), Limit(3, "a", on_busy="skip"))),
+        ("limit", (Limit(2, own_key), Limit(5, own_key))),
+        ("rate", (Rate("2/m"), Rate("5/60s"))),
+        ("rate", (Rate("2/m", "a", burst=1), Rate("5/m", "a", burst=2))),
+    ],
+)
+def test_two_guards_that_count_the_same_are_refused(option: str, twins: Any) -> None:
+    with pytest.raises(InvalidTaskOption, match=r"two of them count the same"):
+        task(**{option: twins})(function)
+
+
+def test_one_key_may_have_rates_of_several_periods() -> None:
+    rates = (Rate("2/s"), Rate("50/m"), Rate("50/m", burst=5), Rate("50/m", "a"))
+    assert task(rate=rates)(function).rate == rates
+
+
+def test_one_guard_is_kept_as_a_tuple_where_there_may_be_several() -> None:
+    made = task(limit=Limit(4), rate=Rate("1/s"), sequence="{feed_id}")(function)
+    assert (made.limit, made.rate) == ((Limit(4),), (Rate("1/s"),))
+    assert made.sequence == InSequence("{feed_id}")
+
+
+def test_using_takes_guards_and_none_takes_them_away() -> None:
+    guards: dict[str, Any] = {
+        "unique": Unique(),
+        "lock": Lock(),
+        "limit": Limit(4),
+        "rate": Rate("1/s"),
+        "sequence": "all",
+    }
+    made = task(function).using(**guards)
+    assert made == task(**guards)(function)
+    assert made.using(timeout=3).lock == Lock()
+    for name in guards:
+        without = made.using(**{name: None})  # type: ignore[misc] # chosen by name
+        assert getattr(without, name) is None
+        assert all(getattr(without, other) for other in guards if other != name)
+    assert made.using(**dict.fromkeys(guards)) == task(function)  # type: ignore[misc] # as above
+
+
+def test_every_guard_is_an_option_and_a_change() -> None:
+    assert set(GUARDS) <= set(OPTIONS)
+    assert set(GUARDS) <= set(CHANGES)
+
+
+def test_any_task_can_be_asked_whether_it_is_guarded() -> None:
+    assert not is_guarded(task(function))
+    assert not is_guarded(task(limit=(), rate=())(function))
+    assert not is_guarded(absent_task("shop.tasks.send"))
+    plain = DjangoTask(
+        func=function,
+        priority=0,
+        backend="default",
+        queue_name="default",
+        run_after=None,
+        takes_context=False,
+    )
+    assert not is_guarded(plain)
+    for name, guard in {
+        "unique": Unique(),
+        "lock": Lock(),
+        "limit": Limit(4),
+        "rate": Rate("1/s"),
+        "sequence": "a",
+    }.items():
+        assert is_guarded(task(**{name: guard})(function)), name
+
+
+def test_a_guarded_task_can_be_pickled() -> None:
+    assert pickle.loads(pickle.dumps(guarded)) == guarded
+
+
+@task(unique=Unique("{feed_id}"), limit=(Limit(4, own_key),), sequence="a")
+def guarded(feed_id: int, tenant_id: int = 1) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("strange", "meant"), [("rate_limit", "rate"), ("uniqe", "unique"), ("concurrency", "limit")]
+)
+def test_words_of_others_lead_to_ours(strange: str, meant: str) -> None:
+    with pytest.raises(InvalidTaskOption, match=f"Did you mean '{meant}'"):
+        task(**{strange: 1})(function)
+
+
+def test_a_duplicate_names_the_job_that_is_there() -> None:
+    error = DuplicateJob("taken", "the result")
+    assert isinstance(error, StokerError)
+    assert (str(error), error.result) == ("taken", "the result")
+    assert stoker.DuplicateJob is DuplicateJob
