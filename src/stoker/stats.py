@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from .brokers import broker_for
 from .conf import Settings
-from .models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
+from .models import Attempt, Blocked, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
 from .models.clock import MICROSECONDS, database_now_us
 from .models.counting import Shares, count_of, shares_of
 from .progress import explained
@@ -154,17 +154,16 @@ def queues(settings: Settings) -> tuple[QueueDepth, ...]:
         )
     with explained(settings.database):
         ready = _ready_by_queue(settings.database)
-        deferred = shares_of(Deferred.objects.using(settings.database), "queue")
-        running = shares_of(Claimed.objects.using(settings.database), "queue")
-        names = {*settings.queues, *ready.numbers, *deferred.numbers, *running.numbers}
+        places = {"ready": ready} | {
+            state: shares_of(model.objects.using(settings.database), "queue")
+            for state, model in (("deferred", Deferred), ("blocked", Blocked), ("running", Claimed))
+        }
+        names = {*settings.queues, *(name for place in places.values() for name in place.numbers)}
         return tuple(
             QueueDepth(
                 name=name,
-                ready=ready.numbers.get(name, 0),
-                deferred=deferred.numbers.get(name, 0),
-                blocked=0,
-                running=running.numbers.get(name, 0),
-                is_exact=ready.is_exact and deferred.is_exact and running.is_exact,
+                **{state: place.numbers.get(name, 0) for state, place in places.items()},
+                is_exact=all(place.is_exact for place in places.values()),
                 oldest_ready_seconds=_oldest_ready_seconds(settings.database, name),
             )
             for name in sorted(names)

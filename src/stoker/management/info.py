@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
 
+from stoker.guards.crowded import Crowded, CrowdedKey, crowded
 from stoker.stats import ClusterState, Overview, QueueDepth, WorkerState, overview
 
 from .subcommand import (
@@ -37,6 +39,10 @@ beyond 100,000 may be estimates; they are marked with a ~.
       running[]    job_id, task, queue, attempt or null, seconds
   finished         successful, failed, cancelled, is_exact
   dead_letters     total, by_reason {reason: number}, is_exact
+  guards           keys[] (of which somebody waits, the longest lines first, 20 at most), more (how
+                   many other keys have a line)
+    keys[]         name, kind, places, period_seconds or null, holders[] {job_id, task}, waiting,
+                   is_exact, next_start_seconds or null
 Keys may be added; those above stay."""
     examples = """\
   manage.py stoker info
@@ -47,11 +53,12 @@ Keys may be added; those above stay."""
         parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        seen = overview(within_deadlines(backend_settings(options["backend"])))
+        settings = within_deadlines(backend_settings(options["backend"]))
+        seen, guards = overview(settings), crowded(settings)
         if options["json"]:
-            self.say(as_json(seen))
+            self.say(as_json({**asdict(seen), "guards": asdict(guards)}))
         else:
-            for line in self._lines(seen):
+            for line in (*self._lines(seen), *self._guard_lines(guards)):
                 self.say(line)
         return ExitCode.DONE
 
@@ -81,6 +88,16 @@ Keys may be added; those above stay."""
         by_reason = ", ".join(f"{reason} {about}{n:,}" for reason, n in letters.by_reason.items())
         yield f"  {by_reason or 'none'}"
 
+    def _guard_lines(self, guards: Crowded) -> Iterator[str]:
+        if not guards.keys:
+            return
+        yield ""
+        yield self.command.style.MIGRATE_HEADING("Guards that hold jobs back")
+        for key in guards.keys:
+            yield from _key_lines(key)
+        if guards.more:
+            yield f"  and {guards.more:,} other keys"
+
 
 QUEUE_COLUMNS = ("queue", "ready", "deferred", "blocked", "running", "next has waited")
 
@@ -101,6 +118,19 @@ def _worker_lines(worker: WorkerState) -> Iterator[str]:
     for job in worker.running:
         attempt = f", attempt {job.attempt}" if job.attempt else ""
         yield f"{done}{job.task or 'a job'} {job.job_id}{attempt}, for {duration(job.seconds)}"
+
+
+def _key_lines(key: CrowdedKey) -> Iterator[str]:
+    yield f"  {key.name}: {_about(key.is_exact)}{key.waiting:,} wait, {_room(key)}"
+    for holder in key.holders:
+        yield f"    held by {holder.task or 'a job'} {holder.job_id}"
+
+
+def _room(key: CrowdedKey) -> str:
+    if key.period_seconds is None:
+        return "one at a time" if key.places == 1 else f"{key.places} at a time"
+    rate = f"{key.places} in {duration(key.period_seconds)}"
+    return rate + f", the next in {duration(key.next_start_seconds or 0.0)}"
 
 
 def _queue_row(queue: QueueDepth) -> Sequence[str]:

@@ -1,0 +1,69 @@
+"""Who has the places under a guard, and who waits for them."""
+
+import time
+import uuid
+
+import pytest
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery, Message
+from stoker.conf import settings_for
+from stoker.guards.crowded import crowded
+from stoker.ids import new_job_id
+from stoker.models.need import NewNeed
+from stoker.stats import queues
+
+pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
+
+
+def put(name: str, count: int = 1, **options: object) -> None:
+    key_id = uuid.uuid5(uuid.NAMESPACE_OID, name)
+    need = NewNeed(key_id, name.partition(" ")[0], name, **options)  # type: ignore[arg-type]
+    broker_for(settings_for()).enqueue(
+        [
+            Message(new_job_id(), "shop.tasks.send", "mail", 0, b"", None, time.time(), (need,))
+            for _ in range(count)
+        ]
+    )
+
+
+def claim() -> list[Delivery]:
+    broker = broker_for(settings_for())
+    return broker.claim(["mail"], 100, holder=uuid.uuid4(), lease_seconds=60, rated_limit=100)
+
+
+def test_nobody_waits() -> None:
+    put("lock smtp")
+    claim()
+    assert crowded(settings_for()).keys == ()
+
+
+def test_the_longest_line_comes_first_with_those_that_hold_it_up() -> None:
+    put("lock smtp", 3)
+    put("limit tenant:7", 9, places=2)
+    running = claim()
+    tenant, smtp = crowded(settings_for()).keys
+    assert (tenant.name, tenant.places, tenant.waiting) == ("limit tenant:7", 2, 7)
+    assert len(tenant.holders) == 2
+    assert (smtp.kind, smtp.places, smtp.waiting, smtp.is_exact) == ("lock", 1, 2, True)
+    (holder,) = smtp.holders
+    assert holder.job_id in {str(delivery.job_id) for delivery in running}
+    assert holder.task == "shop.tasks.send"
+    assert {one.name: one.blocked for one in queues(settings_for())} == {"mail": 9}
+
+
+def test_of_a_rate_it_says_when_the_next_may_start() -> None:
+    put("rate api", 5, places=2, period_us=3_600_000_000)
+    claim()
+    (rate,) = crowded(settings_for()).keys
+    assert (rate.waiting, rate.places, rate.period_seconds) == (3, 2, 3600)
+    assert rate.holders == ()
+    assert 3500 < (rate.next_start_seconds or 0) < 3700
+
+
+def test_of_very_many_the_first_are_shown() -> None:
+    for number in range(23):
+        put(f"lock {number}", 2)
+    claim()
+    seen = crowded(settings_for())
+    assert (len(seen.keys), seen.more) == (20, 3)
