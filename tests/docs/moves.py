@@ -15,7 +15,7 @@ from stoker.setting_values import Retention
 
 from .pages import DOCS
 from .stand import Stand
-from tests.app import tasks
+from tests.app import guarded, tasks
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def changes_between(before: dict[str, Any], after: dict[str, Any]) -> frozenset[
 
 def attempts_in(rows: dict[str, Any]) -> int | None:
     """Attempts used, as the place says where the job is."""
-    for place in ("ready", "deferred", "claimed", "job"):
+    for place in ("ready", "deferred", "blocked", "claimed", "job"):
         for row in rows[place]:
             return int(row["attempts"])
     return None
@@ -81,6 +81,28 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
     def due(stand: Stand) -> None:
         deferred(stand)
         Deferred.objects.update(due_us=1)
+
+    def behind(task: Any) -> Prepare:
+        """Another one has the lock that it needs."""
+
+        def prepare(stand: Stand) -> None:
+            stand.enqueue(guarded.enter)
+            stand.claim()
+            stand.other = stand.delivery
+            stand.enqueue(task)
+
+        return prepare
+
+    def blocked(stand: Stand) -> None:
+        behind(guarded.enter)(stand)
+        stand.claim_in_vain()
+
+    def skipped(stand: Stand) -> None:
+        behind(guarded.enter_or_leave_it)(stand)
+        stand.claim()
+
+    def free_the_lock(stand: Stand) -> None:
+        assert not stand.broker.ack([stand.other.lease])
 
     def ended(task: Any) -> Prepare:
         def prepare(stand: Stand) -> None:
@@ -159,6 +181,23 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
         ("DEFERRED", "`result.cancel()`"): (deferred, cancel),
         ("READY", "`result.cancel()`"): (ready(nothing), cancel),
         ("READY", "a cluster claims it"): (ready(nothing), Stand.claim),
+        ("none", "`enqueue` of a task with guards"): (lambda _: None, ready(guarded.enter)),
+        ("READY", "another has the place it needs"): (
+            behind(guarded.enter),
+            Stand.claim_in_vain,
+        ),
+        ("READY", 'another has the place it needs, `on_busy="retry"`'): (
+            behind(guarded.enter_or_come_back),
+            Stand.claim_in_vain,
+        ),
+        ("READY", 'another has the place it needs, `on_busy="skip"`'): (
+            behind(guarded.enter_or_leave_it),
+            Stand.claim,
+        ),
+        ("BLOCKED", "its turn comes"): (blocked, free_the_lock),
+        ("BLOCKED", "`result.cancel()`"): (blocked, cancel),
+        ("RUNNING", "it is to be skipped"): (skipped, run),
+        ("RUNNING", "the task with guards returns"): (running(guarded.enter), run),
         ("RUNNING", "the cluster extends its lease"): (running(nothing), extend),
         ("RUNNING", "the task returns"): (running(nothing), run),
         ("RUNNING", "the task returns, and successes are not kept"): (

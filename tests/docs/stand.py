@@ -13,7 +13,7 @@ from stoker.ids import parse_job_id
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Attempted, Outcome
-from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Need, Ready
 from stoker.progress import progress_of
 
 
@@ -27,6 +27,8 @@ class Stand:
         self.executor = Executor(self.settings, worker_id="the stand's")
         self.result: Any = None
         self.delivery: Any = None
+        self.other: Any = None
+        """The delivery of a job that has what this one needs."""
 
     def enqueue(self, task: Any, *args: Any) -> None:
         self.result = task.enqueue(*args)
@@ -34,6 +36,10 @@ class Stand:
     def claim(self) -> None:
         holder = self.plan.cluster_id
         [self.delivery] = self.broker.claim([], 10, holder=holder, lease_seconds=60)
+
+    def claim_in_vain(self) -> None:
+        """A claim that leases none."""
+        assert not self.broker.claim([], 10, holder=self.plan.cluster_id, lease_seconds=60)
 
     def promote(self) -> None:
         Deferred.objects.promote(500)
@@ -64,7 +70,9 @@ class Stand:
         by_job = {
             "ready": Ready,
             "deferred": Deferred,
+            "blocked": Blocked,
             "claimed": Claimed,
+            "need": Need,
             "attempt": Attempt,
             "dead letter": DeadLetter,
         }

@@ -3,14 +3,14 @@
 from collections import defaultdict
 from itertools import pairwise
 
-from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Ready
 
 from tests.app.models import Ledger
 
 
 def unfinished() -> dict[str, int]:
     """How many jobs wait or run, by state; empty when nothing does."""
-    tables = {"ready": Ready, "deferred": Deferred, "claimed": Claimed}
+    tables = {"ready": Ready, "deferred": Deferred, "blocked": Blocked, "claimed": Claimed}
     counts = {name: table.objects.count() for name, table in tables.items()}
     return {name: count for name, count in counts.items() if count}
 

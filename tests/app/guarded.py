@@ -1,0 +1,54 @@
+"""Tasks with guards, which write down who ran when, and with which fencing number."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker import Limit, Lock, fencing_number, task
+
+BEAT_SECONDS = 0.02
+
+
+@task(lock=Lock("door"))
+def enter() -> None:
+    """Wait for its turn."""
+
+
+@task(lock=Lock("door", on_busy="skip"))
+def enter_or_leave_it() -> None:
+    """Do nothing if the door is taken."""
+
+
+@task(lock=Lock("door", on_busy="retry"))
+def enter_or_come_back() -> None:
+    """Look again later."""
+
+
+def _beat(context: Any, path: str, key: str, seconds: float) -> None:
+    """One line for each moment in which this attempt was seen to run; without any database."""
+    until = time.monotonic() + seconds
+    began_ns = time.monotonic_ns()
+    job = f"{key} {fencing_number()} {context.task_result.id} {context.attempt} {os.getpid()}"
+    with Path(path).open("ab", buffering=0) as file:
+        while True:
+            file.write(f"{job} {began_ns} {time.monotonic_ns()}\n".encode())
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(BEAT_SECONDS, left))
+
+
+@task(takes_context=True, lock=Lock("{key}"))
+def run_alone(context, path: str, key: str, seconds: float) -> None:  # type: ignore[no-untyped-def] # Django's own context has two types
+    _beat(context, path, key, seconds)
+
+
+@task(takes_context=True, limit=Limit(2, "{key}"))
+def run_in_pairs(context, path: str, key: str, seconds: float) -> None:  # type: ignore[no-untyped-def] # as above
+    _beat(context, path, key, seconds)
+
+
+@task(takes_context=True, limit=(Limit(5, "{key}"), Limit(40, "everybody")))
+def run_in_fives(context, path: str, key: str, seconds: float) -> None:  # type: ignore[no-untyped-def] # as above
+    _beat(context, path, key, seconds)
