@@ -116,7 +116,7 @@ class Lock:
     """One job of the same key at a time.
 
     Args:
-        key: see above; None = the task: one of its jobs at a time.
+        key: see above; None = the task with all its arguments: never the same call twice at once.
         on_busy: what becomes of a job whose turn it is while the lock is taken. "wait": it is
             blocked, and runs as soon as it can, in the order of enqueues. "skip": it ends as
             cancelled. "retry": it is tried again after ``retry_delay``.
@@ -139,7 +139,8 @@ class Limit:
 
     Args:
         n: at least 1. Where tasks or releases differ, that of the newest job counts.
-        key, on_busy, retry_delay: as for Lock.
+        key: see above; None = the task: so many of its jobs.
+        on_busy, retry_delay: as for Lock.
     """
 
     n: int

@@ -180,18 +180,23 @@ class _Key(NamedTuple):
 
 def _unique_key(call: Arguments, unique: Unique) -> _Key | None:
     owner = call.task.module_path
-    if unique.key is not None:
-        key = _key(call, "unique", unique.key)
-        return key if key is None or unique.scope == "global" else key._replace(owner=owner)
-    text = call.written()
-    return _Key("arguments", owner, text, f"{owner} {_hashed(text).hex[:8]}")
+    if unique.key is None:
+        return _call_key(call)
+    key = _key(call, "unique", unique.key)
+    return key if key is None or unique.scope == "global" else key._replace(owner=owner)
+
+
+def _call_key(call: Arguments) -> _Key:
+    """The task with all its arguments."""
+    path, text = call.task.module_path, call.written()
+    return _Key("arguments", path, text, f"{path} {_hashed(text).hex[:8]}")
 
 
 def _key(call: Arguments, option: str, key: Any) -> _Key | None:
     """What an option's key comes to for this job; None = it has no such guard."""
     path = call.task.module_path
     if key is None:
-        return _Key("task", path, "", path)
+        return _call_key(call) if option == "lock" else _Key("task", path, "", path)
     if isinstance(key, str):
         arguments = call.by_name if names_in(key) else {}
         with _told(call, option, "key"):

@@ -210,7 +210,14 @@ def test_who_writes_the_same_key_shares_it(option: str, key: Any) -> None:
     assert needed(task(**guard)(function), 7) == needed(task(**guard)(other_function), 7)
 
 
-@pytest.mark.parametrize("option", ["lock", "limit", "rate"])
+def test_without_a_key_a_lock_is_for_the_same_call() -> None:
+    made = task(lock=Lock())(function)
+    assert needed(made, 7) == needed(made, feed=7)
+    assert needed(made, 7).key_id != needed(made, 8).key_id
+    assert needed(made, 7).key_id != needed(task(lock=Lock())(other_function), 7).key_id
+
+
+@pytest.mark.parametrize("option", ["limit", "rate"])
 def test_without_a_key_all_jobs_of_a_task_share_one(option: str) -> None:
     guard = {option: GUARDED[option](None)}
     one, other = task(**guard)(function), task(**guard)(other_function)
@@ -521,7 +528,10 @@ def test_keys_stay_what_they_are() -> None:
     path = f"{__name__}.function".encode()
     made_of = {
         needed(locked("feed {feed}"), 7).key_id: b"lock\0text\0\0feed 7",
-        needed(locked(None), 7).key_id: b"lock\0task\0" + path + b"\0",
+        needed(locked(None), 7).key_id: (
+            b"lock\0arguments\0" + path + b'\0[["feed",7],["tenant",1],["note",null]]'
+        ),
+        needed(task(limit=Limit(3))(function), 7).key_id: b"limit\0task\0" + path + b"\0",
         needed(locked(lambda feed: (feed, "x")), 7).key_id: b'lock\0values\0\0{"$tuple":[7,"x"]}',
         needed(task(rate=Rate("9/m", "api"))(function), 7).key_id: (
             b"rate (60.0, True)\0text\0\0api"
