@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .guard_options import Lock as Lock
     from .guard_options import Rate as Rate
     from .guard_options import Unique as Unique
+    from .guards.limits import set_limit as set_limit
     from .guards.locks import lock as lock
     from .lifecycle.running import fencing_number as fencing_number
     from .progress import JobState as JobState
@@ -69,6 +70,7 @@ _HOMES = {
     "fencing_number": "lifecycle.running",
     "linear": "backoff",
     "lock": "guards.locks",
+    "set_limit": "guards.limits",
     "task": "tasks",
 }
 """Name -> the module that it is from."""

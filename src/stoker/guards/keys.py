@@ -89,6 +89,16 @@ def unique_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Uniq
     )
 
 
+def text_key_id(kind: str, text: str) -> UUID:
+    """The id of the key that a text is under this kind of guard."""
+    return _text_key(text).id(kind)
+
+
+def text_key_name(kind: str, text: str) -> str:
+    """Its name for screens."""
+    return _text_key(text).name(kind)
+
+
 def _needs(call: Arguments) -> Iterator[NewNeed]:
     task = call.task
     if task.unique is not None and _blocks_overlap(task.unique):

@@ -1,0 +1,58 @@
+"""A limit that is changed while jobs run under it."""
+
+import uuid
+
+import pytest
+
+from stoker import Limit, set_limit, task
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery
+from stoker.conf import settings_for
+
+pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
+
+
+@task(limit=Limit(2, "tenant:{tenant_id}"))
+def send(tenant_id: int) -> None:
+    """Do nothing."""
+
+
+def claim() -> list[Delivery]:
+    return broker_for(settings_for()).claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
+
+
+def ack(deliveries: list[Delivery]) -> None:
+    assert not broker_for(settings_for()).ack([delivery.lease for delivery in deliveries])
+
+
+def test_a_higher_limit_lets_more_in_at_once() -> None:
+    send.enqueue_many([((7,), {})] * 6)
+    assert len(claim()) == 2
+    set_limit("tenant:7", 5)
+    assert len(claim()) == 3
+
+
+def test_a_lower_limit_counts_for_those_that_come() -> None:
+    send.enqueue_many([((7,), {})] * 6)
+    running = claim()
+    set_limit("tenant:7", 1)
+    ack(running[:1])
+    assert claim() == []
+    ack(running[1:])
+    assert len(claim()) == 1
+
+
+def test_none_may_start_until_it_is_taken_back() -> None:
+    set_limit("tenant:7", 0)
+    send.enqueue_many([((7,), {})] * 3 + [((8,), {})])
+    assert len(claim()) == 1
+    set_limit("tenant:7", None)
+    assert len(claim()) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "n", "sentence"), [(7, 1, "a text"), ("k", -1, "whole number"), ("k", True, "whole")]
+)
+def test_bad_arguments_are_refused(key: object, n: object, sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        set_limit(key, n)  # type: ignore[arg-type] # on purpose
