@@ -21,7 +21,7 @@ from .flights import Flight, Flights
 from .recall import Recall
 from .roster import Roster
 from .watch import Death
-from .wire import Job, Report, open_job
+from .wire import Job, Report, open_job, permit_of
 
 PATIENCE_SECONDS = 5.0
 """How long a worker may take to say hello."""
@@ -80,7 +80,7 @@ class Adoption:
         reported, unknown = [], []
         for job, report in jobs:
             number = job[0]
-            flight = self._adopt(worker, number, open_job(job))
+            flight = self._adopt(worker, number, open_job(job), permit_of(job))
             if flight is None and report is None:
                 unknown.append(number)
             elif flight is None:
@@ -126,7 +126,9 @@ class Adoption:
         if orphan is not None and lease_mark(orphan.delivery.lease_id) == mark:
             self._adopt(worker, number, orphan.delivery)
 
-    def _adopt(self, worker: int, number: int, delivery: Delivery) -> Flight | None:
+    def _adopt(
+        self, worker: int, number: int, delivery: Delivery, permit_ns: int = 0
+    ) -> Flight | None:
         known = self._flights.get(number)
         if known is not None:
             is_the_same = known.worker == worker and known.delivery.lease == delivery.lease
@@ -139,7 +141,7 @@ class Adoption:
         self._flights.orphans.pop(delivery.job_id, None)
         leased_at = orphan.leased_at if orphan else time.monotonic()
         self._adopted += 1
-        return self._flights.adopt(number, delivery, worker, leased_at)
+        return self._flights.adopt(number, delivery, worker, leased_at, permit_ns)
 
     def _heard(self, worker: tuple[int, int]) -> None:
         if self._expected is not None:

@@ -17,6 +17,8 @@ from .tempo import Tempo
 
 CLAIM_AT_ONCE = 500
 GIVE_BACK_AT_ONCE = 500
+RATED_SECONDS = 60.0
+"""How long the next moment of a rate is looked after closely when there was a job with one."""
 
 
 class Claims:
@@ -35,11 +37,23 @@ class Claims:
         self.tempo = Tempo(self._settings.poll_seconds)
         self._are_in_doubt = False
         """Whether a claim failed that the broker may have granted all the same."""
+        self._rated_until = 0.0
+        """Until then rates count as being in use; monotonic seconds."""
+        self._had_no_slot = False
+        """Whether the last claim had to leave jobs with a rate alone."""
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing."""
 
-    def claim(self, room: int, *, is_hungry: bool) -> None:
-        """Claim up to so many jobs, if it is time to."""
+    def claim(self, room: int, *, prompt_room: int, is_hungry: bool) -> None:
+        """Claim up to so many jobs, if it is time to.
+
+        Args:
+            prompt_room: how many of them may have a rate, and must be started at once.
+            is_hungry: whether some worker will soon have nothing to do.
+        """
+        if self._had_no_slot and prompt_room > 0:
+            self._had_no_slot = False
+            self.tempo.hurry()
         if room <= 0 or not self.tempo.is_due(is_hungry):
             return
         limit = min(room, CLAIM_AT_ONCE)
@@ -51,6 +65,7 @@ class Claims:
                 limit,
                 holder=self._plan.cluster_id,
                 lease_seconds=self._settings.lease_seconds,
+                rated_limit=max(0, prompt_room),
             )
         )
         if answer is None:
@@ -61,9 +76,13 @@ class Claims:
         if deliveries:
             self._flights.add(deliveries, asked_at)
             self.leases.include(asked_at)
+        if any(delivery.permit_seconds for delivery in deliveries):
+            self._rated_until = asked_at + RATED_SECONDS
+        uses_rates = asked_at < self._rated_until
+        self._had_no_slot = uses_rates and prompt_room <= 0
         self.tempo.note(len(deliveries), limit)
-        if self.tempo.is_going_to_sleep:
-            due = self._patience.call(self._broker.next_due_seconds)
+        if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
+            due = self._patience.call(lambda: self._broker.next_due_seconds(rated=prompt_room > 0))
             self.tempo.wake_in(due.value if due else None)
 
     def give_back(self) -> None:

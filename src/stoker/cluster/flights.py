@@ -9,32 +9,46 @@ from uuid import UUID
 
 from stoker.brokers.base import Delivery
 
-from .wire import Report
+from .wire import Report, is_over
 
 
 class Flight:
     """One claimed job, from its claim until its outcome is recorded or it is given back."""
 
-    __slots__ = ("delivery", "is_open", "leased_at", "number", "report", "sent_at", "worker")
+    __slots__ = (
+        "delivery", "is_open", "leased_at", "number", "permit_ns", "report", "sent_at", "worker",
+    )  # fmt: skip
 
-    def __init__(self, number: int, delivery: Delivery, leased_at: float) -> None:
+    def __init__(
+        self, number: int, delivery: Delivery, leased_at: float, permit_ns: int = 0
+    ) -> None:
         self.number = number
         self.delivery = delivery
         self.leased_at = leased_at
+        self.permit_ns = permit_ns
+        """When it can be started at the latest, see ``wire``."""
         self.worker: int | None = None
         self.sent_at = 0.0
         self.report: Report | None = None
         self.is_open = True
         """Until it is recorded, given back, or lost."""
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its permit is over."""
+        return is_over(self.permit_ns)
+
 
 class Flights:
     """All flights. A flight waits for a worker, is with one, or has its report and waits for the
-    monitor to record it; it is extended all the while."""
+    monitor to record it; it is extended all the while. One that is not started while its permit is
+    good is given back."""
 
     def __init__(self, last_number: int) -> None:
         self.last_number = last_number
         self.waiting: deque[Flight] = deque()
+        self.permitted: deque[Flight] = deque()
+        """Those of the waiting that have a permit."""
         self.orphans: dict[UUID, Flight] = {}
         """Leases of the pusher before this one, until a worker says that it has the job."""
         self._all: dict[int, Flight] = {}
@@ -59,11 +73,16 @@ class Flights:
     def add(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
         """Take fresh claims into the books; they wait for a worker."""
         for delivery in deliveries:
-            self._wait(Flight(0, delivery, leased_at))
+            permit_ns = 0
+            if delivery.permit_seconds:
+                permit_ns = round((leased_at + delivery.permit_seconds) * 1e9)
+            self._wait(Flight(0, delivery, leased_at, permit_ns))
 
-    def adopt(self, number: int, delivery: Delivery, worker: int, leased_at: float) -> Flight:
+    def adopt(
+        self, number: int, delivery: Delivery, worker: int, leased_at: float, permit_ns: int = 0
+    ) -> Flight:
         """Take over what a worker got from the pusher before this one."""
-        flight = Flight(number, delivery, leased_at)
+        flight = Flight(number, delivery, leased_at, permit_ns)
         flight.worker = worker
         flight.sent_at = time.monotonic()
         self._all[number] = flight
@@ -72,10 +91,17 @@ class Flights:
         return flight
 
     def send(self, worker: int, count: int) -> list[Flight]:
-        """Hand up to ``count`` waiting flights to a worker."""
+        """Hand up to ``count`` waiting flights without a permit to a worker."""
+        return self._send(self.waiting, worker, count)
+
+    def send_permitted(self, worker: int, count: int) -> list[Flight]:
+        """Hand up to ``count`` waiting flights with a permit to a worker."""
+        return self._send(self.permitted, worker, count)
+
+    def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
         now = time.monotonic()
         held = self.with_worker(worker)
-        chosen = [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
+        chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         for flight in chosen:
             flight.worker = worker
             flight.sent_at = now
@@ -83,7 +109,11 @@ class Flights:
         return chosen
 
     def take_back(self, flight: Flight) -> None:
-        """An unstarted flight leaves its worker and waits again, under a new number."""
+        """An unstarted flight leaves its worker and waits again, under a new number. One that is
+        late is given back, and so is one that was adopted without its package and its permit."""
+        if flight.is_late or not flight.delivery.package:
+            self.give_back(flight)
+            return
         self._leave_worker(flight)
         del self._all[flight.number]
         self._wait(flight)
@@ -112,8 +142,20 @@ class Flights:
         self._hand_in([flight])
 
     def give_back_waiting(self) -> None:
-        while self.waiting:
-            self.give_back(self.waiting.popleft())
+        for waiting in (self.waiting, self.permitted):
+            while waiting:
+                self.give_back(waiting.popleft())
+
+    def give_back_late(self) -> None:
+        """Those whose permit ran out before there was a worker for them."""
+        for flight in [flight for flight in self.permitted if flight.is_late]:
+            self.permitted.remove(flight)
+            self.give_back(flight)
+
+    def permits_end_at(self) -> float:
+        """When the first permit of those that wait runs out; monotonic seconds."""
+        ends_ns = min((flight.permit_ns for flight in self.permitted), default=None)
+        return float("inf") if ends_ns is None else ends_ns / 1e9
 
     def given_back(self) -> list[Flight]:
         """Those that the broker is to have again."""
@@ -121,8 +163,9 @@ class Flights:
 
     def lose(self, flight: Flight) -> None:
         """Its lease is somebody else's now: forget it, wherever it is."""
-        if flight in self.waiting:
-            self.waiting.remove(flight)
+        for waiting in (self.waiting, self.permitted):
+            if flight in waiting:
+                waiting.remove(flight)
         self.remove(flight.number)
         self.orphans.pop(flight.delivery.job_id, None)
         self.forget_given_back([flight])
@@ -158,7 +201,7 @@ class Flights:
         self.last_number += 1
         flight.number = self.last_number
         self._all[flight.number] = flight
-        self.waiting.append(flight)
+        (self.permitted if flight.permit_ns else self.waiting).append(flight)
 
     def _leave_worker(self, flight: Flight) -> None:
         if flight.worker is not None:

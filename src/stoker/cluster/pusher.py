@@ -80,11 +80,16 @@ class Pusher:
         if self.wake.is_due():
             self.claims.tempo.hurry()
         self._extend()
+        self.flights.give_back_late()
         self.claims.give_back()
         self.claims.clear_up_doubts()
         self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping)
         if not self.is_stopping:
-            self.claims.claim(self._room(), is_hungry=self.roster.is_hungry())
+            self.claims.claim(
+                self._room(),
+                prompt_room=self.roster.prompt_room(),
+                is_hungry=self.roster.is_hungry(),
+            )
         self.recall.recall_for_the_idle()
         if not self.is_stopping and not is_fenced(self.board, self.settings):
             self.claims.note_numbers()
@@ -96,7 +101,7 @@ class Pusher:
         self.child.control.flush()
 
     def _room(self) -> int:
-        return self.roster.room() - len(self.flights.waiting)
+        return self.roster.room() - len(self.flights.waiting) - len(self.flights.permitted)
 
     def _extend(self) -> None:
         lost = self.claims.leases.extend_due(self.patience)
@@ -249,7 +254,11 @@ class Pusher:
 
     def _awake_at(self) -> float:
         """When something is due, at the latest; monotonic seconds."""
-        until = [self.claims.leases.next_check, self.heartbeat.next_beat]
+        until = [
+            self.claims.leases.next_check,
+            self.heartbeat.next_beat,
+            self.flights.permits_end_at(),
+        ]
         if not self.is_stopping and self._room() > 0:
             until.append(self.claims.tempo.next_claim)
         if self.patience.is_waiting:

@@ -2,6 +2,7 @@
 
 Short jobs are prefetched so that a worker never waits; the allowance shrinks with the time that
 jobs take, down to none. What was prefetched behind a long one all the same is recalled (recall.py).
+Jobs with a rate have a permit for a moment only: they go first, to where a slot is free or will be.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from .wire import Report, pack_job, pack_outcome
 FRAME_JOBS = 50
 PREFETCH_SECONDS = 0.05
 """How much work may wait inside a worker."""
+PROMPT_SECONDS = 0.01
+"""How much of it may be before a job that has a permit: it is good for at least twice as long."""
 OUTGOING_LIMIT_BYTES = 8 << 20
 
 
@@ -57,9 +60,7 @@ class Roster:
 
     def target(self) -> int:
         """How many jobs one worker may hold, those that it runs included."""
-        concurrency = self._settings.concurrency
-        allowance = int(PREFETCH_SECONDS * concurrency / max(self._job_seconds, 1e-6))
-        return concurrency + min(self._settings.prefetch, allowance)
+        return self._target(PREFETCH_SECONDS)
 
     def room(self) -> int:
         """How many more jobs all workers may hold."""
@@ -68,13 +69,22 @@ class Roster:
 
     def is_hungry(self) -> bool:
         """Whether some worker will soon have nothing to do."""
-        low = max(1, self.target() // 2)
+        low = self._low()
         return not self._flights.waiting and any(
             len(self._held(worker)) < low for worker in self._takers()
         )
 
+    def prompt_room(self) -> int:
+        """How many more jobs can be started at once, or nearly so. One at least when somebody will
+        soon have nothing to do: where others always wait, those with a rate must have a turn, too.
+        """
+        target = self._prompt_target()
+        room = sum(max(0, target - len(self._held(worker))) for worker in self._takers())
+        return max(room, self.is_hungry()) - len(self._flights.permitted)
+
     def hand_out(self) -> None:
         """Queue frames of waiting jobs for the workers with the most room."""
+        self._hand_out_permitted()
         target = self.target()
         while self._flights.waiting:
             takers = self._takers()
@@ -85,9 +95,32 @@ class Roster:
             if room <= 0:
                 break
             share = -(-len(self._flights.waiting) // len(takers))
-            flights = self._flights.send(worker, min(room, share, FRAME_JOBS))
-            jobs = [pack_job(flight.number, flight.delivery) for flight in flights]
-            self.links[worker].queue(("jobs", jobs))
+            self._queue(worker, self._flights.send(worker, min(room, share, FRAME_JOBS)))
+
+    def _hand_out_permitted(self) -> None:
+        target = max(self._prompt_target(), self._low())
+        while self._flights.permitted and (takers := self._takers()):
+            worker = min(takers, key=lambda one: len(self._held(one)))
+            if len(self._held(worker)) >= target:
+                break
+            self._queue(worker, self._flights.send_permitted(worker, 1))
+
+    def _queue(self, worker: int, flights: Iterable[Flight]) -> None:
+        jobs = [pack_job(flight.number, flight.delivery, flight.permit_ns) for flight in flights]
+        self.links[worker].queue(("jobs", jobs))
+
+    def _low(self) -> int:
+        """Who has less than that will soon have nothing to do."""
+        return max(1, self.target() // 2)
+
+    def _prompt_target(self) -> int:
+        """Who has less than that starts at once what he is sent, or nearly so."""
+        return self._target(PROMPT_SECONDS)
+
+    def _target(self, seconds: float) -> int:
+        concurrency = self._settings.concurrency
+        allowance = int(seconds * concurrency / max(self._job_seconds, 1e-6))
+        return concurrency + min(self._settings.prefetch, allowance)
 
     # -- what comes back --------------------------------------------------------------------------
 

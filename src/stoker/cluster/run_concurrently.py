@@ -10,14 +10,13 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 
-from stoker.brokers.base import Delivery
 from stoker.lifecycle.execute import Opened
 from stoker.lifecycle.outcomes import Attempted
 
 from .channel import Closed, Stream
 from .connections import tidy_broken_connections, tidy_connections
 from .process import leave
-from .worker import FLUSH_SECONDS, Worker
+from .worker import FLUSH_SECONDS, Begun, Worker
 
 T = TypeVar("T")
 
@@ -93,7 +92,7 @@ class ConcurrentRunner:
                 self._slots.append(slot)
                 self._plan_flush()
                 continue
-            task = asyncio.get_running_loop().create_task(self._attend(slot, *begun))
+            task = asyncio.get_running_loop().create_task(self._attend(slot, begun))
             self._running.add(task)
             task.add_done_callback(self._done)
 
@@ -104,18 +103,17 @@ class ConcurrentRunner:
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1)
 
-    async def _attend(self, slot: int, number: int, delivery: Delivery) -> None:
-        worker = self._worker
+    async def _attend(self, slot: int, begun: Begun) -> None:
+        worker, delivery = self._worker, begun.delivery
         if delivery.attempt > 1:  # its earlier attempts are read from the database
             opened = await self._in_thread(lambda: worker.executor.open(delivery))
         else:
             opened = worker.executor.open(delivery)
-        if isinstance(opened, Opened):
+        if not isinstance(opened, Opened):
+            worker.end(slot, begun.number, opened)
+        elif not worker.leave_if_late(slot, begun):
             worker.limit(slot, opened)
-            attempted = await self._run_opened(opened)
-        else:
-            attempted = opened
-        worker.end(slot, number, attempted)
+            worker.end(slot, begun.number, await self._run_opened(opened))
         self._slots.append(slot)
         self._plan_flush()
         if not self._workload.is_leaving and worker.should_be_replaced():

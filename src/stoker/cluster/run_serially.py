@@ -40,12 +40,13 @@ class SerialRunner:
         begun = worker.begin(0)
         if begun is None:
             return
-        number, delivery = begun
-        opened = worker.executor.open(delivery)
+        opened = worker.executor.open(begun.delivery)
         if isinstance(opened, Opened):
+            if worker.leave_if_late(0, begun):
+                return
             worker.limit(0, opened)
             attempted = worker.executor.run_opened(opened)
         else:
             attempted = opened
         tidy_connections()
-        worker.end(0, number, attempted)
+        worker.end(0, begun.number, attempted)

@@ -22,9 +22,14 @@ class Tempo:
         """Monotonic seconds; infinity while more is there and only the workers' hunger counts."""
 
     @property
+    def is_pausing(self) -> bool:
+        """Whether time decides when to claim again, not the workers' hunger."""
+        return not self._there_is_more
+
+    @property
     def is_going_to_sleep(self) -> bool:
         """Whether the pause has grown long enough to ask when the next deferred job is due."""
-        return not self._there_is_more and self._pause_seconds >= min(0.05, self._poll_seconds)
+        return self.is_pausing and self._pause_seconds >= min(0.05, self._poll_seconds)
 
     def is_due(self, is_hungry: bool) -> bool:
         """Whether to claim now."""

@@ -4,17 +4,21 @@
 
     pusher -> worker     ("jobs", [job, ...])             job = (number, job id, lease id, package,
                          ("recorded", [number, ...])             queue, priority, attempt, crashes,
-                                                                 fence, refused)
+                                                                 fence, refused, permit)
     worker -> pusher     ("hello", [(job, report or None), ...])
                          ("reports", [report, ...])       report = (number, started, finished,
                          ("skipped", [number, ...])                 worker id, outcome)
                          ("leaving",)
     pusher -> monitor    ("reports", [(report, job without package), ...])
     monitor -> pusher    ("recorded", [number, ...])
+
+A permit is when a job of a rate can be started at the latest: nanoseconds of this host's monotonic
+clock, which all of its processes share; 0 = whenever its lease lasts.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from uuid import UUID
 
@@ -32,11 +36,13 @@ from stoker.lifecycle.outcomes import (
     TimedOut,
 )
 
-Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str]
+Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str, int]
 Report = tuple[int, float | None, float, str, tuple[Any, ...]]
 
 
-def pack_job(number: int, delivery: Delivery, *, with_package: bool = True) -> Job:
+def pack_job(
+    number: int, delivery: Delivery, permit_ns: int = 0, *, with_package: bool = True
+) -> Job:
     return (
         number,
         delivery.job_id.bytes,
@@ -48,11 +54,20 @@ def pack_job(number: int, delivery: Delivery, *, with_package: bool = True) -> J
         delivery.crashes,
         delivery.fence,
         delivery.refused,
+        permit_ns,
     )
 
 
+def permit_of(job: Job) -> int:
+    return job[10]
+
+
+def is_over(permit_ns: int) -> bool:
+    return 0 < permit_ns <= time.monotonic_ns()
+
+
 def open_job(job: Job) -> Delivery:
-    _, job_id, lease_id, package, queue, priority, attempt, crashes, fence, refused = job
+    _, job_id, lease_id, package, queue, priority, attempt, crashes, fence, refused, _ = job
     return Delivery(
         UUID(bytes=job_id),
         lease_id,

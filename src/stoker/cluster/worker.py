@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stoker.brokers.base import Delivery
 from stoker.lifecycle.execute import Executor, Opened
@@ -22,7 +22,7 @@ from .board import Occupied, lease_mark
 from .channel import Closed, is_readable, take_stream
 from .process import ORPHANED, Child, leave
 from .watch import is_fenced
-from .wire import open_job, pack_report
+from .wire import is_over, open_job, pack_report, permit_of
 from .workload import Workload
 
 FLUSH_SECONDS = 0.002
@@ -30,6 +30,14 @@ COMPANION_SECONDS = 0.05
 IDLE_SECONDS = 1.0
 LEAVE_SECONDS = 5.0
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Begun(NamedTuple):
+    """A job that has its slot."""
+
+    number: int
+    delivery: Delivery
+    permit_ns: int
 
 
 class Runner(Protocol):
@@ -79,13 +87,16 @@ class Worker:
 
     # -- the main thread --------------------------------------------------------------------------
 
-    def begin(self, slot: int) -> tuple[int, Delivery] | None:
+    def begin(self, slot: int) -> Begun | None:
         """Start the next job in a slot; None when it must not be. The order of the two board
         accesses is what makes a recall safe: show first, then look."""
         job = self.workload.next()
         if job is None:
             return None
-        number = job[0]
+        number, permit_ns = job[0], permit_of(job)
+        if is_over(permit_ns):
+            self.workload.skip(number)
+            return None
         delivery = open_job(job)
         now_ns = time.monotonic_ns()
         mark = lease_mark(delivery.lease_id)
@@ -100,7 +111,18 @@ class Worker:
         if self._companion_dozes:
             self._companion_dozes = False
             os.write(self._wake_writer, b".")
-        return number, delivery
+        return Begun(number, delivery, permit_ns)
+
+    def leave_if_late(self, slot: int, begun: Begun) -> bool:
+        """Leave a job that took so long to open that its permit is over: it was not begun then.
+        Returns whether it was left."""
+        if not is_over(begun.permit_ns):
+            return False
+        if self.board.worker(self.number, place.LAST_STARTED) == begun.number:
+            self.board.set_worker(self.number, place.LAST_STARTED, begun.number - 1)
+        self.board.vacate(self.number, slot)
+        self.workload.skip(begun.number)
+        return True
 
     def limit(self, slot: int, opened: Opened) -> None:
         """Show when the sentinel is to kill this worker for the job in the slot."""

@@ -17,7 +17,7 @@ from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
     "adoption", "claims", "flights", "leases", "patience", "recall", "restarts", "roster", "tempo",
-    "watch", "workload",
+    "watch", "wire", "workload",
 )  # fmt: skip
 """Modules of the cluster that look at the clock."""
 

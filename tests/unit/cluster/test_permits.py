@@ -1,0 +1,417 @@
+"""Jobs with a rate are started while their permit is good, or given back; the others don't mind."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.brokers.memory import MemoryBroker
+from stoker.cluster import board as place
+from stoker.cluster.adoption import Adoption
+from stoker.cluster.board import Board
+from stoker.cluster.channel import Stream, socket_pair
+from stoker.cluster.claims import RATED_SECONDS, Claims
+from stoker.cluster.flights import Flights
+from stoker.cluster.patience import Patience
+from stoker.cluster.plan import Plan
+from stoker.cluster.recall import Recall
+from stoker.cluster.roster import Roster
+from stoker.cluster.tempo import SHORTEST_PAUSE_SECONDS
+from stoker.cluster.wire import Job, is_over, pack_job, permit_of
+from stoker.cluster.worker import Worker
+
+from tests.unit.cluster.parts import Clock, make_delivery
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("clock")]
+
+PERMIT_SECONDS = 0.02
+
+
+@pytest.fixture
+def arrive(roster: Roster, board: Board) -> Iterator[Callable[[int], Stream]]:
+    """Let a worker come, and say hello. Gives its end of the line."""
+    opened: list[socket.socket] = []
+
+    def come(worker: int) -> Stream:
+        ours, theirs = socket_pair()
+        opened.extend([ours, theirs])
+        roster.welcome(worker, 1, Stream(ours)).has_said_hello = True
+        board.set_worker(worker, place.INCARNATION, 1)
+        return Stream(theirs)
+
+    yield come
+    for end in opened:
+        end.close()
+
+
+def rated(count: int = 1) -> list[Delivery]:
+    return [make_delivery()._replace(permit_seconds=PERMIT_SECONDS) for _ in range(count)]
+
+
+def plain(count: int = 1) -> list[Delivery]:
+    return [make_delivery() for _ in range(count)]
+
+
+def let_jobs_take(seconds: float, roster: Roster, flights: Flights) -> None:
+    """Let worker 0 report jobs that took so long."""
+    for _ in range(30):
+        flights.add(plain(), 1.0)
+        (flight,) = flights.send(0, 1)
+        roster.reported(0, [(flight.number, 1.0, 1.0 + seconds, "worker", ("succeeded", b""))])
+        roster.recorded([flight.number])
+
+
+# -- the books -------------------------------------------------------------------------------------
+
+
+def test_a_permit_counts_from_before_the_claim(flights: Flights, clock: Clock) -> None:
+    asked_at = clock.now
+    clock.turn(0.015)
+    flights.add(rated(), asked_at)
+    (flight,) = flights.permitted
+    assert not flights.waiting
+    assert not flight.is_late
+    assert flights.permits_end_at() == pytest.approx(asked_at + PERMIT_SECONDS)
+    clock.turn(0.005)
+    assert flight.is_late
+
+
+def test_who_has_no_permit_is_never_late(flights: Flights, clock: Clock) -> None:
+    flights.add(plain(), clock.now)
+    clock.turn(10_000)
+    flights.give_back_late()
+    assert not flights.waiting[0].is_late
+    assert flights.given_back() == []
+    assert flights.permits_end_at() == float("inf")
+
+
+def test_who_waits_until_his_permit_is_over_is_given_back(flights: Flights, clock: Clock) -> None:
+    late, in_time = rated(2)
+    flights.add([late], clock.now - PERMIT_SECONDS)
+    flights.add([in_time], clock.now)
+    flights.give_back_late()
+    assert [flight.delivery for flight in flights.given_back()] == [late]
+    assert [flight.delivery for flight in flights.permitted] == [in_time]
+    assert len(flights) == 2
+
+
+def test_one_taken_back_in_time_waits_and_a_late_one_is_given_back(
+    flights: Flights, clock: Clock
+) -> None:
+    flights.add(rated(2), clock.now)
+    first, second = flights.send_permitted(0, 2)
+    flights.take_back(first)
+    assert list(flights.permitted) == [first]
+    assert first.number == 3
+    clock.turn(PERMIT_SECONDS)
+    flights.take_back(second)
+    assert flights.given_back() == [second]
+    assert not flights.with_worker(0)
+
+
+def test_one_that_is_known_from_the_board_alone_is_not_sent_to_another_worker(
+    flights: Flights,
+) -> None:
+    """Nobody knows whether it had a permit, and its package is not here."""
+    adopted = flights.adopt(4, make_delivery()._replace(package=b""), worker=0, leased_at=1.0)
+    flights.take_back(adopted)
+    assert flights.given_back() == [adopted]
+
+
+@pytest.mark.parametrize(
+    "forget", [Flights.give_back_waiting, lambda one: one.lose(next(iter(one)))]
+)
+def test_no_permit_outlasts_its_flight(forget: Callable[[Flights], None], flights: Flights) -> None:
+    flights.add(rated(), 1000.0)
+    forget(flights)
+    assert not flights.permitted
+
+
+def test_the_permit_of_an_adopted_job_is_what_its_worker_says(
+    flights: Flights,
+    roster: Roster,
+    recall: Recall,
+    board: Board,
+    clock: Clock,
+    arrive: Callable[[int], Stream],
+) -> None:
+    adoption = Adoption(flights, roster, recall, board, trusts_workers=False)
+    known, unknown = rated(2)
+    adoption.take([one._replace(package=b"", permit_seconds=0.0) for one in (known, unknown)], 1.0)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    permit_ns = clock.monotonic_ns() + 5_000_000
+    adoption.hello(0, [(pack_job(4, known, permit_ns), None)])
+    adoption.close_when_complete()
+    assert [flight.delivery for flight in flights.given_back()] == [
+        unknown._replace(package=b"", permit_seconds=0.0)
+    ]
+    (flight,) = flights.with_worker(0).values()
+    assert flight.permit_ns == permit_ns
+    clock.turn(0.005)
+    roster.skipped(0, [4])
+    assert flight in flights.given_back()
+
+
+# -- who gets it -----------------------------------------------------------------------------------
+
+
+def test_there_is_room_for_as_many_as_there_are_free_slots(
+    roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
+) -> None:
+    assert roster.prompt_room() == 0
+    arrive(0)
+    arrive(1)
+    let_jobs_take(10.0, roster, flights)
+    assert roster.prompt_room() == 2
+    flights.add(rated(), clock.now)
+    assert roster.prompt_room() == 1
+    roster.hand_out()
+    assert roster.prompt_room() == 1
+    flights.add(plain(5), clock.now)
+    roster.hand_out()
+    assert roster.prompt_room() == 0
+
+
+def test_where_jobs_are_short_some_more_are_started_almost_at_once(
+    roster: Roster, flights: Flights, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    let_jobs_take(0.002, roster, flights)
+    assert roster.prompt_room() in (5, 6)
+    assert roster.target() == 11
+
+
+def test_where_others_always_wait_one_with_a_rate_has_its_turn(
+    roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
+) -> None:
+    """A worker that works off a backlog is sent more before it has nothing to do."""
+    arrive(0)
+    let_jobs_take(0.0045, roster, flights)
+    flights.add(plain(roster.target()), clock.now)
+    roster.hand_out()
+    assert roster.prompt_room() <= 0
+    for number in list(flights.with_worker(0))[:7]:
+        roster.reported(0, [(number, 1.0, 1.0045, "worker", ("succeeded", b""))])
+    assert roster.is_hungry()
+    assert roster.prompt_room() == 1
+    flights.add(rated(), clock.now)
+    roster.hand_out()
+    assert not flights.permitted
+
+
+def test_permits_go_first_and_to_free_slots_only(
+    roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
+) -> None:
+    lines = [arrive(0), arrive(1)]
+    let_jobs_take(10.0, roster, flights)
+    before, *others = plain(3)
+    flights.add([before], clock.now)
+    flights.send(0, 1)
+    first, second = rated(2)
+    flights.add([*others, first, second], clock.now)
+    roster.hand_out()
+    assert [one.delivery for one in flights.with_worker(1).values()] == [first]
+    assert [one.delivery for one in flights.permitted] == [second]
+    assert [one.delivery for one in flights.waiting] == others
+    roster.links[1].flush()
+    ((_, (job,)),) = lines[1].receive(block=True)
+    assert permit_of(job) == round((clock.now + PERMIT_SECONDS) * 1e9)
+
+
+def test_others_are_handed_out_though_somebody_with_a_permit_finds_no_slot(
+    roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    let_jobs_take(0.02, roster, flights)
+    assert roster.target() == 3
+    flights.add(plain(), clock.now)
+    roster.hand_out()
+    flights.add([*rated(), *plain(2)], clock.now)
+    roster.hand_out()
+    assert len(flights.permitted) == 1
+    assert not flights.waiting
+
+
+# -- the worker ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker(plan: Plan, board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    child = SimpleNamespace(plan=plan, board=board, number=0, incarnation=1)
+    worker = Worker(child)  # type: ignore[arg-type]
+    yield worker
+    os.close(worker._wake_reader)
+    os.close(worker._wake_writer)
+
+
+@pytest.fixture
+def pusher(worker: Worker) -> Iterator[Stream]:
+    """Its end of the worker's line."""
+    ours, theirs = map(Stream, socket_pair())
+    worker.workload.meet(ours)
+    theirs.receive(block=True)
+    yield theirs
+    ours.close()
+    theirs.close()
+
+
+def give(worker: Worker, pusher: Stream, jobs: Sequence[Job]) -> None:
+    pusher.send(("jobs", jobs))
+    line = worker.workload.line
+    assert line is not None
+    worker.workload.take_in(line, line.receive(block=True))
+
+
+def test_a_worker_leaves_a_job_that_it_comes_to_too_late(
+    worker: Worker, pusher: Stream, board: Board, clock: Clock
+) -> None:
+    permit_ns = clock.monotonic_ns() + 20_000_000
+    give(worker, pusher, [pack_job(number, make_delivery(), permit_ns) for number in (1, 2)])
+    begun = worker.begin(0)
+    assert begun is not None
+    board.vacate(0, 0)
+    clock.turn(0.02)
+    assert worker.begin(0) is None
+    assert list(board.occupied(0)) == []
+    assert board.worker(0, place.LAST_STARTED) == 1, (
+        "the death of the worker is not held against it"
+    )
+    worker.workload.flush()
+    assert pusher.receive(block=True) == [("skipped", [2])]
+
+
+def test_a_worker_leaves_a_job_that_took_too_long_to_open(
+    worker: Worker, pusher: Stream, board: Board, clock: Clock
+) -> None:
+    permit_ns = clock.monotonic_ns() + 20_000_000
+    give(worker, pusher, [pack_job(7, make_delivery(), permit_ns)])
+    begun = worker.begin(0)
+    assert begun is not None
+    assert not worker.leave_if_late(0, begun)
+    assert len(list(board.occupied(0))) == 1
+    clock.turn(0.02)
+    assert worker.leave_if_late(0, begun)
+    assert list(board.occupied(0)) == []
+    assert board.worker(0, place.LAST_STARTED) == 6
+    worker.workload.flush()
+    assert pusher.receive(block=True) == [("skipped", [7])]
+
+
+def test_jobs_without_a_permit_are_begun_whenever(
+    worker: Worker, pusher: Stream, clock: Clock
+) -> None:
+    give(worker, pusher, [pack_job(1, make_delivery())])
+    clock.turn(10_000)
+    begun = worker.begin(0)
+    assert begun is not None
+    assert not worker.leave_if_late(0, begun)
+    assert not is_over(begun.permit_ns)
+
+
+# -- claims ----------------------------------------------------------------------------------------
+
+
+class Stand(MemoryBroker):
+    """Notes what it is asked for."""
+
+    def __init__(self, plan: Plan, clock: Clock) -> None:
+        super().__init__(plan.settings, clock.time)
+        self.asked: list[int] = []
+        self.next: list[Delivery] = []
+        self.due_seconds: dict[bool, float | None] = {True: None, False: None}
+
+    def claim(self, queues: Sequence[str], limit: int, **options: Any) -> list[Delivery]:
+        assert isinstance(options["holder"], UUID)
+        self.asked.append(options["rated_limit"])
+        deliveries, self.next = self.next, []
+        return deliveries
+
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        return self.due_seconds[rated]
+
+
+@pytest.fixture
+def broker(plan: Plan, clock: Clock) -> Stand:
+    return Stand(plan, clock)
+
+
+@pytest.fixture
+def claims(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Claims:
+    return Claims(plan, broker, Patience(plan.settings, broker), flights, board)
+
+
+def test_no_more_jobs_with_a_rate_are_asked_for_than_can_start(
+    claims: Claims, broker: Stand, clock: Clock
+) -> None:
+    for prompt_room in (3, 0, -1):
+        claims.claim(10, prompt_room=prompt_room, is_hungry=True)
+        clock.turn(1.0)
+    assert broker.asked == [3, 0, 0]
+
+
+def test_where_rates_are_in_use_their_next_moment_is_known_at_once(
+    claims: Claims, broker: Stand, clock: Clock
+) -> None:
+    broker.due_seconds[True] = SHORTEST_PAUSE_SECONDS / 2
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    clock.turn(SHORTEST_PAUSE_SECONDS * 1.5)
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    assert len(broker.asked) == 1, "there was no job with a rate"
+    clock.turn(1.0)
+    broker.next = rated()
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    clock.turn(SHORTEST_PAUSE_SECONDS)
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    clock.turn(SHORTEST_PAUSE_SECONDS)
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    assert len(broker.asked) == 4, "the pause has not doubled"
+
+
+def test_as_soon_as_a_slot_is_free_jobs_with_a_rate_are_asked_for(
+    claims: Claims, broker: Stand, clock: Clock
+) -> None:
+    broker.next = rated()
+    for _ in range(12):
+        claims.claim(10, prompt_room=0, is_hungry=False)
+        clock.turn(max(0.0, claims.tempo.next_claim - clock.now))
+    claims.claim(10, prompt_room=0, is_hungry=False)
+    asked = len(broker.asked)
+    claims.claim(10, prompt_room=0, is_hungry=False)
+    assert len(broker.asked) == asked
+    claims.claim(10, prompt_room=1, is_hungry=False)
+    assert broker.asked[asked:] == [1]
+    claims.claim(10, prompt_room=1, is_hungry=False)
+    assert len(broker.asked) == asked + 1, "once"
+
+
+def test_when_rates_were_not_in_use_for_long_nobody_looks_closely(
+    claims: Claims, broker: Stand, clock: Clock
+) -> None:
+    broker.next = rated()
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    clock.turn(RATED_SECONDS + 1)
+    claims.claim(10, prompt_room=0, is_hungry=False)
+    claims.claim(10, prompt_room=1, is_hungry=False)
+    assert broker.asked == [1, 0]
+
+
+def test_a_late_one_gets_its_attempt_back(
+    claims: Claims, broker: Stand, flights: Flights, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned: list[Any] = []
+    monkeypatch.setattr(broker, "release", lambda returns: returned.extend(returns) or set())
+    late = rated()[0]._replace(attempt=3, crashes=1)
+    broker.next = [late]
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    clock.turn(PERMIT_SECONDS)
+    flights.give_back_late()
+    claims.give_back()
+    assert [(one.lease, one.attempts, one.crashes) for one in returned] == [(late.lease, 2, 1)]
+    assert len(flights) == 0
