@@ -66,7 +66,10 @@ class Ran:
 
 
 class Drained(list[Ran]):
-    """The attempts that were made, in order."""
+    """The attempts that were made, in order. Printed, it has a line for each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "Nothing was due."
 
     @property
     def succeeded(self) -> list[Ran]:
