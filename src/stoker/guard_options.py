@@ -6,7 +6,8 @@ A key says which jobs concern one another. It is one of
   ``"feed:{feed_id}"``; what ``str.format`` knows works, and defaults are filled in;
 - a callable, which is called with the arguments as they are given to ``enqueue`` and returns a str,
   an int, a UUID, or a tuple of whatever arguments may be; None = this job has no such guard;
-- None: for ``Unique`` the task with all its arguments, for the others the task.
+- None: for ``Unique`` and ``Lock`` the task with all its arguments, for ``Limit`` and ``Rate`` the
+  task.
 
 Tasks of one database that write the same key for the same guard share it. That of ``Unique`` is
 the task's own, unless its scope is "global".
@@ -54,11 +55,11 @@ class Unique:
             "started", after which another may be enqueued, and may run beside it.
         within: seconds or a timedelta: the key also stays taken for so long after the enqueue, even
             when the job has finished. With "keep" and "raise" only.
-        on_conflict: what an enqueue does when the key is taken. "keep": it returns the job that is
-            there. "replace": it takes the waiting job's place. "postpone": so too, and starts
-            ``delay`` after the last enqueue. "after": where the job runs already, one job follows
-            it. "raise": DuplicateJob. A job that runs is never disturbed: with "replace" and
-            "postpone", too, the newcomer follows it.
+        on_conflict: what an enqueue does when the key is taken. "keep": the job stays as it is.
+            "after": so too while it waits; one that runs is followed by one more. "replace": the
+            job that waits gets the new arguments; one that runs is followed by one more.
+            "postpone": the same, and it starts ``delay`` after the last enqueue. "raise":
+            DuplicateJob.
         delay: seconds or a timedelta; for "postpone", and needed there.
         longest_wait: for "postpone": start so long after the first enqueue, though more come.
     """

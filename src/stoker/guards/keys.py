@@ -1,8 +1,8 @@
 """What holds one job back: its guards, with the keys that its arguments make of them.
 
-A key is the first 16 bytes of a SHA-256, as a UUID, over the kind of guard, what the key was made
-of, whose it is ("" = everybody's), and last its text. A NUL stands between: only the text may have
-one of its own, so none is taken for another.
+A key is a UUID of version 8 (RFC 9562), with 122 bits of a SHA-256 over the kind of guard, what the
+key was made of, whose it is ("" = everybody's), and last its text. A NUL stands between: only the
+text may have one of its own, so none is taken for another.
 """
 
 from __future__ import annotations
@@ -257,7 +257,10 @@ def _told(call: Arguments, option: str, part: str) -> Iterator[None]:
 
 
 def _hashed(text: str) -> UUID:
-    return UUID(bytes=sha256(text.encode("utf-8", "surrogatepass")).digest()[:16])
+    """MariaDB takes no UUID without a version, and has an order of its own for those up to 5."""
+    digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
+    number = int.from_bytes(digest[:16], "big") & ~(0xF << 76 | 0b11 << 62)
+    return UUID(int=number | 8 << 76 | 0b10 << 62)
 
 
 def _microseconds(delay: Seconds | None) -> int:

@@ -540,4 +540,8 @@ def test_keys_stay_what_they_are() -> None:
             b"unique\0arguments\0" + path + b'\0[["feed",{"a":2,"b":1}],["tenant",1],["note",null]]'
         ),
     }
-    assert list(made_of) == [UUID(bytes=sha256(text).digest()[:16]) for text in made_of.values()]
+    for key_id, text in made_of.items():
+        digest = sha256(text).hexdigest()[:32]
+        assert key_id.hex == f"{digest[:12]}8{digest[13:16]}{key_id.hex[16]}{digest[17:]}"
+        assert int(digest[16], 16) & 0b11 | 0b1000 == int(key_id.hex[16], 16)
+        assert key_id.version == 8
