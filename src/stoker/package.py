@@ -5,7 +5,9 @@ The bytes are an envelope (envelope.py) around a body (serializers.py). The body
 ::
 
     [job id, task, queue, priority, enqueued_at,
-     [max_attempts, max_crashes, timeout_seconds, expires_at], args, kwargs, metadata]
+     [max_attempts, max_crashes, timeout_seconds, expires_at, identity], args, kwargs, metadata]
+
+The identity is there only where it is not "".
 
 Changing it, or the meaning of one of the codec's tags, takes a new version and a reader for the one
 before: see ``READERS``.
@@ -50,6 +52,8 @@ class JobOptions:
     timeout_seconds: float | None = None
     expires_at: float | None = None
     """Seconds since 1970, UTC, after which the job is not started any more."""
+    identity: str = ""
+    """The logical job, where its unique key says which; "" = this job is one by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,10 @@ def _sealer(
 
 def _head(package: Package) -> list[Any]:
     given = package.options
+    options: tuple[Any, ...]
     options = (given.max_attempts, given.max_crashes, given.timeout_seconds, given.expires_at)
+    if given.identity:
+        options += (given.identity,)
     return [
         package.job_id.hex,
         package.task,

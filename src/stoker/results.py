@@ -50,6 +50,8 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
     It shows the job as it was when it was enqueued, fetched or refreshed last.
     """
 
+    was_duplicate: bool = False
+    """Whether ``enqueue`` made no job, as there was one of the same unique key: this one."""
     _progress: Progress | None = field(default=None, repr=False, compare=False)
     _commitment: Commitment | None = field(default=None, repr=False, compare=False)
     """None where the job was seen in the store, so that it is committed, or ours to see."""

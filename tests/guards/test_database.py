@@ -208,7 +208,7 @@ def test_upkeep_forgets_what_nobody_has_had_for_a_day(ids: tuple[uuid.UUID, uuid
     Lock.objects.filter(name="old").update(leased_until_us=1)
     settings = settings_for()
     upkeep = Upkeep(Plan(), settings, broker_for(settings), beat=lambda: None)
-    assert upkeep.forget_locks() == 1
+    assert upkeep.leftovers.forget_locks() == 1
     assert set(Lock.objects.values_list("name", flat=True)) == {"held", "just released"}
     Lock.objects.update(leased_until_us=1)
-    assert upkeep.forget_locks() == 0, "once an hour is enough"
+    assert upkeep.leftovers.forget_locks() == 0, "once an hour is enough"

@@ -59,21 +59,7 @@ class OrmBroker(Broker):
 
     def enqueue(self, messages: Sequence[Message]) -> None:
         with self._explained():
-            Job.objects.using(self.alias).add(
-                [
-                    NewJob(
-                        message.job_id,
-                        message.task,
-                        message.queue,
-                        message.priority,
-                        message.package,
-                        message.enqueued_at,
-                        message.run_after,
-                        message.needs,
-                    )
-                    for message in messages
-                ]
-            )
+            Job.objects.using(self.alias).add([as_new_job(message) for message in messages])
 
     def claim(
         self,
@@ -269,6 +255,19 @@ class OrmBroker(Broker):
             if explained is error:
                 raise
             raise explained from error
+
+
+def as_new_job(message: Message) -> NewJob:
+    return NewJob(
+        message.job_id,
+        message.task,
+        message.queue,
+        message.priority,
+        message.package,
+        message.enqueued_at,
+        message.run_after,
+        message.needs,
+    )
 
 
 _STATES = ("ready", "deferred", "blocked", "running")

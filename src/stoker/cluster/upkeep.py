@@ -40,14 +40,12 @@ from stoker.models.statements import moves_rows_in_one_statement
 
 from .board import Board, board_path
 from .guard_sweep import GuardSweep
+from .leftovers import Leftovers
 from .plan import Plan
 
 BATCH = 500
 LOCK = "stoker:upkeep"
 VACUUM_SECONDS = 2.0
-LOCKS_SECONDS = 3600.0
-"""How often locks are forgotten that nobody has had for a day."""
-UNUSED_LOCK_SECONDS = 24 * 3600.0
 OLD_BOARD_SECONDS = 86_400.0
 HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey)
 
@@ -78,9 +76,9 @@ class Upkeep:
         self._alias = settings.database
         self._holds_lease = False
         self._vacuum_at = 0.0
-        self._locks_at = 0.0
         self._pages: dict[str, int] = {}
         self._guards = GuardSweep(settings, broker, beat)
+        self.leftovers = Leftovers(self._alias, beat)
 
     def clean_up_at_start(self) -> None:
         """Free at once what earlier clusters of this host left behind; needs no upkeep lease."""
@@ -98,7 +96,8 @@ class Upkeep:
             self._step("rescue", self.rescue)
             self._step("guards", self._guards.sweep)
             self._step("prune", self.prune)
-            self._step("locks", self.forget_locks)
+            self._step("locks", self.leftovers.forget_locks)
+            self._step("unique keys", self.leftovers.forget_keys)
 
     def vacuum_if_due(self) -> None:
         """Claims walk the left edge of the hot tables: dead rows there must go within seconds, not
@@ -238,19 +237,6 @@ class Upkeep:
             removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
             self._beat()
         return removed
-
-    def forget_locks(self) -> int:
-        """Remove the rows of named locks that are used no more: there is one for each name."""
-        now = time.monotonic()
-        if now < self._locks_at:
-            return 0
-        self._locks_at = now + LOCKS_SECONDS
-        forgotten = 0
-        locks = Lock.objects.using(self._alias)
-        while count := locks.forget(UNUSED_LOCK_SECONDS, BATCH):
-            forgotten += count
-            self._beat()
-        return forgotten
 
     # -- the lease, the vacuum, the error boundary ------------------------------------------------
 

@@ -1,39 +1,42 @@
 """Enqueue: a call becomes a job, in the caller's transaction.
 
-The task is checked against the backend as it is now, the arguments against the function, and the
-package is sealed, all before the database is touched: what is refused leaves no trace, and an open
-transaction usable.
+Sealing (see there) comes first, and refuses what can't be a job before the database is touched.
 """
 
 from __future__ import annotations
 
-import inspect
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import fields
+from functools import partial
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from stoker.brokers import broker_for
-from stoker.brokers.base import Message
-from stoker.compat import InvalidTask, TaskResultStatus, task_backends, task_signals
+from stoker.compat import InvalidTask, task_backends, task_signals
 from stoker.conf import Settings
-from stoker.exceptions import InvalidTaskOption
-from stoker.ids import new_job_id
-from stoker.models.job import moment
-from stoker.options import as_timestamp, expires_at, options_of
-from stoker.package import JobOptions, Package, sealer_for
-from stoker.progress import JobState, Progress, explained
+from stoker.exceptions import BrokerUnavailable
+from stoker.models.conflicts import is_conflict
+from stoker.models.guard_upkeep import look_after
+from stoker.options import is_guarded
+from stoker.progress import explained
 from stoker.results import Result
-from stoker.signals import pre_enqueue
 from stoker.waiting import Commitment
+
+from .newcomers import Newcomer, Newcomers
+from .sealing import Call, Sealing
 
 AT_ONCE = 1000
 """Jobs per round trip."""
+TRIES = 10
+RETRY_SECONDS = 0.05
 
-Call = tuple[Iterable[Any], Mapping[str, Any]]
+Transaction = Callable[[], AbstractContextManager[Any]]
 
 
 def enqueue(
@@ -44,11 +47,10 @@ def enqueue(
     Raises: see ``Task.enqueue``.
     """
     line = _Line(settings, task)
-    batch = line.prepare([(args, kwargs)])
+    batch = line.sealing.seal([(args, kwargs)])
     with explained(settings.database):
-        line.send(batch)
-    line.announce(batch)
-    return batch[0][1]
+        (result,) = line.send([batch], nullcontext)
+    return result
 
 
 def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> list[Result[Any]]:
@@ -58,158 +60,125 @@ def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> list[R
     """
     line = _Line(settings, task)
     rest = iter(calls)
-    batches: list[list[_Job]] = []
-    with explained(settings.database), line.all_or_none():
-        while part := list(islice(rest, AT_ONCE)):
-            batch = line.prepare(part)
-            line.send(batch)
-            batches.append(batch)
-    for batch in batches:
-        line.announce(batch)
-    return [result for batch in batches for _, result in batch]
-
-
-_Job = tuple[Message, Result[Any]]
+    batches = []
+    while part := list(islice(rest, AT_ONCE)):
+        batches.append(line.sealing.seal(part))
+    with explained(settings.database):
+        return line.send(batches, partial(transaction.atomic, using=settings.database))
 
 
 class _Line:
     """What is the same for all jobs of one task that are enqueued together."""
 
     def __init__(self, settings: Settings, task: Any) -> None:
-        backend = task_backends[settings.alias]
-        backend.validate_task(task)
-        _refuse_script(task)
-        self.settings = settings
         self.task = task
-        self.sender = type(backend)
-        self.broker = broker_for(settings)
-        self.sealer = sealer_for(settings)
-        self.options = options_of(task, settings)
         self.commitment = Commitment()
-        self.open_transaction = _open_transaction(settings.database)
-        self.joins_transaction = self.broker.capabilities.transactional and (
-            self.open_transaction in (None, settings.database)
+        self.sealing = Sealing(settings, task, self.commitment)
+        self.again = self.sealing.again
+        self.broker = broker_for(settings)
+        self._alias = settings.database
+        self._sender = type(task_backends[settings.alias])
+        self._is_unique = getattr(task, "unique", None) is not None
+        self._neglected: set[UUID] = set()
+        self._open_transaction = _open_transaction(self._alias)
+        self._joins_transaction = self.broker.capabilities.transactional and (
+            self._open_transaction in (None, self._alias)
         )
+        self._refuse_guards()
 
-    def prepare(self, calls: Sequence[Call]) -> list[_Job]:
-        """Check and seal. Nothing is stored yet."""
-        now = time.time()
-        run_after = self._run_after(now)
-        expires = expires_at(self.task, now)
-        if expires is not None and run_after is not None and expires <= run_after:
-            raise InvalidTaskOption(
-                f"A job of {self.task.module_path} would expire before it may start: "
-                "let expires be later than run_after."
-            )
-        options = JobOptions(
-            max_attempts=self.options.max_attempts,
-            max_crashes=self.options.max_crashes,
-            timeout_seconds=self.options.timeout_seconds,
-            expires_at=expires,
-        )
-        return [self._job(args, kwargs, now, run_after, options) for args, kwargs in calls]
+    def send(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
+        """Store the jobs; tell of them when they can be seen.
 
-    def send(self, batch: Sequence[_Job]) -> None:
-        """Store the jobs; say so when they can be seen."""
-        messages = [message for message, _ in batch]
-        if self.joins_transaction:
-            self.broker.enqueue(messages)
-            self._after_commit(self._commit)
-        elif self.open_transaction is not None:
-            # The one place where an outbox belongs: a process that dies between that commit and
-            # this loses the jobs.
-            transaction.on_commit(lambda: self._relay(messages), using=self.open_transaction)
-        else:
-            self._relay(messages)
+        Args:
+            own: a transaction for all of them.
+        """
+        if self._open_transaction is None or self._joins_transaction:
+            results = self._store(batches, own)
+            self._announce(results)
+            return results
+        # The one place where an outbox belongs: a process that dies between that commit and this
+        # loses the jobs.
+        relay = partial(self._relay, batches, own)
+        transaction.on_commit(relay, using=self._open_transaction)
+        results = _own_results(batches)
+        if not self._is_unique:
+            self._announce(results)
+        return results
 
-    def announce(self, batch: Sequence[_Job]) -> None:
-        """Send Django's signal. A receiver that raises is logged, and harms nothing."""
-        for _, result in batch:
-            task_signals.task_enqueued.send_robust(self.sender, task_result=result)
+    def _relay(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> None:
+        """What the caller was given tells from now on what has become of it."""
+        results = self._store(batches, own)
+        for given, result in zip(_own_results(batches), results, strict=True):
+            for one in fields(result):
+                object.__setattr__(given, one.name, getattr(result, one.name))
+        if self._is_unique:
+            self._announce(results)
 
-    def all_or_none(self) -> Any:
-        return transaction.atomic(using=self.settings.database)
+    def _store(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
+        """Once more, where the database has ended a transaction of our own for another's sake."""
+        is_ours = not connections[self._alias].in_atomic_block
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with own():
+                    results = [one for batch in batches for one in self._store_batch(batch)]
+            except (BrokerUnavailable, OperationalError) as error:
+                if not (tries_left and is_ours and is_conflict(error)):
+                    raise
+                time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
+            else:
+                break
+        self._after_commit()
+        return results
 
-    def _job(
-        self,
-        args: Iterable[Any],
-        kwargs: Mapping[str, Any],
-        now: float,
-        run_after: float | None,
-        options: JobOptions,
-    ) -> _Job:
-        task, positional, named = self.task, tuple(args), dict(kwargs)
-        _refuse_wrong_arguments(task, positional, named)
-        package = Package(
-            job_id=new_job_id(),
-            task=task.module_path,
-            args=positional,
-            kwargs=named,
-            queue=task.queue_name,
-            priority=int(task.priority),
-            enqueued_at=now,
-            options=options,
-            metadata=self._metadata(positional, named),
-        )
-        message = Message(
-            job_id=package.job_id,
-            task=package.task,
-            queue=package.queue,
-            priority=package.priority,
-            package=self.sealer.seal(package),
-            run_after=run_after,
-            enqueued_at=now,
-        )
-        return message, self._result(package, run_after)
+    def _store_batch(self, batch: Sequence[Newcomer]) -> Sequence[Result[Any]]:
+        if not self._is_unique:
+            self.broker.enqueue([newcomer.message for newcomer in batch])
+            return [newcomer.result for newcomer in batch]
+        results, neglected = Newcomers(self, batch).store()
+        self._neglected |= neglected
+        return results
 
-    def _metadata(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
-        metadata: dict[Any, Any] = {}
-        pre_enqueue.send_robust(
-            self.sender, task=self.task, args=args, kwargs=kwargs, metadata=metadata
-        )
-        return {str(key): str(value) for key, value in metadata.items()}
-
-    def _result(self, package: Package, run_after: float | None) -> Result[Any]:
-        state = JobState.READY if run_after is None else JobState.DEFERRED
-        return Result(
-            task=self.task,
-            id=str(package.job_id),
-            status=TaskResultStatus.READY,
-            enqueued_at=moment(package.enqueued_at),
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
-            args=list(package.args),
-            kwargs=package.kwargs,
-            backend=self.settings.alias,
-            errors=[],
-            worker_ids=[],
-            _progress=Progress(None, state),
-            _commitment=self.commitment,
-        )
-
-    def _run_after(self, now: float) -> float | None:
-        """When the jobs may start, in seconds since 1970."""
-        delay = getattr(self.task, "run_after_seconds", None)
-        if delay is not None:
-            return now + float(delay)
-        return None if self.task.run_after is None else as_timestamp(self.task.run_after)
-
-    def _after_commit(self, then: Callable[[], None]) -> None:
-        connection = connections[self.settings.database]
-        if connection.in_atomic_block:
-            transaction.on_commit(then, using=self.settings.database, robust=True)
+    def _after_commit(self) -> None:
+        connection = connections[self._alias]
+        if not self.broker.capabilities.transactional:
+            self._commit()
+        elif connection.in_atomic_block:
+            transaction.on_commit(self._commit, using=self._alias, robust=True)
         elif connection.get_autocommit():
-            then()
+            self._commit()
         # Else the caller commits by hand, and nobody can be told when: polling finds the jobs.
 
     def _commit(self) -> None:
         self.commitment.is_made = True
+        if self._neglected:
+            with suppress(DatabaseError):  # upkeep looks after them, too
+                look_after(self._alias, self._neglected)
         self.broker.wake_up({self.task.queue_name})
 
-    def _relay(self, messages: Sequence[Message]) -> None:
-        self.broker.enqueue(messages)
-        self._commit()
+    def _announce(self, results: Iterable[Result[Any]]) -> None:
+        """Send Django's signal. A receiver that raises is logged, and harms nothing."""
+        for result in results:
+            if not result.was_duplicate:
+                task_signals.task_enqueued.send_robust(self._sender, task_result=result)
+
+    def _refuse_guards(self) -> None:
+        if is_guarded(self.task) and not self.broker.capabilities.guards:
+            raise InvalidTask(
+                f"{self.task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
+                f"{self.broker.info()['broker']} keeps none: let BROKER be the database."
+            )
+        is_put_off = self._open_transaction is not None and not self._joins_transaction
+        if self._is_unique and is_put_off and self.task.unique.on_conflict == "raise":
+            raise InvalidTask(
+                f"{self.task.module_path} cannot be enqueued inside a transaction of "
+                f"{self._open_transaction!r}: its jobs are stored when that is committed, too late "
+                'for Unique(on_conflict="raise") to be raised. Enqueue it outside, or in a '
+                f"transaction of {self._alias!r}."
+            )
+
+
+def _own_results(batches: Iterable[Iterable[Newcomer]]) -> list[Result[Any]]:
+    return [newcomer.result for batch in batches for newcomer in batch]
 
 
 def _open_transaction(store: str) -> str | None:
@@ -217,33 +186,3 @@ def _open_transaction(store: str) -> str | None:
     before any other."""
     opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     return store if store in opened else next(iter(opened), None)
-
-
-def _refuse_script(task: Any) -> None:
-    if task.module_path.startswith("__main__."):
-        raise InvalidTask(
-            f"No worker finds {task.module_path}: it is of the program that runs now. "
-            "Move the function into a module of an app."
-        )
-
-
-def _refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises TypeError here, where the mistake is, and not in a worker."""
-    signature = _signature(task.func)
-    if signature is None:
-        return
-    context = (None,) if task.takes_context else ()
-    try:
-        signature.bind(*context, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(
-            f"{task.module_path}{signature} does not take these arguments: {error}."
-        ) from None
-
-
-@lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None

@@ -153,7 +153,7 @@ def _record(settings: Settings, verdicts: Sequence[Verdict]) -> list[DeadLetter]
         for verdict in verdicts
         if isinstance(verdict.outcome, Failed)
     ]
-    entries = bury(alias, buried)
+    entries = bury(settings, buried)
     over = [verdict for verdict in verdicts if verdict.is_over]
     if not settings.keep_results.keeps_successes:
         _forget(alias, [verdict for verdict in over if _succeeded(verdict)])

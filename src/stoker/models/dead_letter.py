@@ -42,7 +42,7 @@ class DeadLetter(models.Model):
 
     id = models.UUIDField(primary_key=True)
     identity = models.CharField(max_length=255, unique=True)
-    """The logical job: ``task|key`` where it has a unique key, else the id of the first job."""
+    """The logical job: its unique key where it has one, else the id of the first job."""
     job_id = models.UUIDField(db_index=True)
     """The job that failed last."""
     task = models.CharField(max_length=255)

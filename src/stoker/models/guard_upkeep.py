@@ -93,6 +93,15 @@ def sweep_keys(
     return len(stale), key_ids[-1] if len(key_ids) == limit else None
 
 
+def look_after(alias: str, key_ids: Collection[UUID]) -> None:
+    """Call the next jobs under these keys, where there is room: their turn may have been missed."""
+    with transaction.atomic(using=alias):
+        keys = GuardKey.objects.using(alias).lock(key_ids)
+        holders = Need.objects.using(alias).holders(keys)
+        for key_id, key in keys.items():
+            _look_after(alias, key, len(holders[key_id]))
+
+
 def _stale_places(
     alias: str, keys: dict[UUID, GuardKey], holders: dict[UUID, set[UUID]]
 ) -> list[UUID]:

@@ -39,6 +39,11 @@ class Written:
         return None if value is None else self._connection.Database.Binary(value)
 
 
+def as_uuid(value: UUID | str) -> UUID:
+    """What a driver gave for an id: those without UUIDs of their own give text."""
+    return value if isinstance(value, UUID) else UUID(value)
+
+
 def insert_rows(
     rows: models.QuerySet[Any], names: Sequence[str], values: Sequence[Sequence[Any]]
 ) -> None:

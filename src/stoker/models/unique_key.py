@@ -1,12 +1,182 @@
-"""Keys of which one job may be alive: a row per key, and its primary key is the rule."""
+"""Keys of which one job may be alive: a row per key, and its primary key is the rule.
+
+Whoever wants a key looks, and then takes it by a statement that changes nothing if somebody was
+quicker: an INSERT where there was no row, else an UPDATE that names the job which had the key.
+"""
 
 from __future__ import annotations
 
-from django.db import models
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import IntegrityError, connections, models, transaction
+
+from .clock import NOW_SQL, database_now_us
+from .job import Job
+from .rows import Written, as_uuid, insert_rows
+from .statements import (
+    columns,
+    delete_by_key,
+    fetch,
+    joins_a_list_in_json,
+    listed,
+    moves_rows_in_one_statement,
+    statement,
+    with_keys,
+)
+
+JOB_HAS_ENDED = (
+    "NOT EXISTS (SELECT 1 FROM stoker_job AS job"
+    " WHERE job.id = stoker_unique.job_id AND job.status IS NULL)"
+)
+JOB_HAS_STARTED = " AND ".join(
+    f"NOT EXISTS (SELECT 1 FROM {table} AS narrow"  # noqa: S608 - our own names
+    " WHERE narrow.job_id = stoker_unique.job_id AND narrow.attempts = 0)"
+    for table in ("stoker_ready", "stoker_deferred", "stoker_blocked")
+)
+NO_MATTER_WHAT = "0 = 0"
+
+INSERTED = ("key_id", "name", "job_id", "taken_us", "until_us")
+LAST_US = 2**63 - 1
+PLACES = ("ready", "deferred", "blocked")
+"""Where a job may wait, in the order of the columns of unique_look.sql."""
+
+
+class Taking(NamedTuple):
+    """A key on its way to a job."""
+
+    key_id: UUID
+    name: str
+    job_id: UUID
+    taken_us: int
+    """Now, on the database's clock."""
+    until_us: int
+    over_us: int = LAST_US
+    """Of a key that somebody has had: its ``until_us`` may not be later."""
+    old_job_id: UUID | None = None
+    """The job that was seen to have it; None = nobody had."""
+
+
+class KeySeen(NamedTuple):
+    """A key, and where its job was at that moment."""
+
+    key_id: UUID
+    job_id: UUID
+    taken_us: int
+    until_us: int
+    status: str | None
+    """How the job ended; "" = it is alive, None = it is gone."""
+    waits: str | None
+    """The table in which it waits: "ready", "deferred" or "blocked"."""
+    attempts: int
+    """Used so far, where it waits."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status == ""
 
 
 class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
-    pass
+    def look(self, key_ids: Collection[UUID]) -> tuple[int, dict[UUID, KeySeen]]:
+        """See who has these keys.
+
+        Returns:
+            The database's time; and key -> what was seen, for those that somebody has had.
+        """
+        connection = connections[self.db]
+        among, keys = listed(connection, key_ids)
+        text = statement("unique_look", now=NOW_SQL[connection.vendor], among=among)
+        with connection.cursor() as cursor:
+            cursor.execute(text, keys)
+            rows = cursor.fetchall()
+        seen = [_seen(row[1:]) for row in rows if row[1] is not None]
+        return int(rows[0][0]), {one.key_id: one for one in seen}
+
+    def insert(self, takings: Sequence[Taking]) -> bool:
+        """Take keys that nobody has had. Waits for others who are about to take one of them.
+
+        Returns:
+            Whether all of them are ours now; if not, one has to look which.
+        """
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            rows = fetch(connection, "unique_insert", _arrays(takings))
+            return len(rows) == len(takings)
+        written = Written(connection)
+        rows = [
+            (written.id(one.key_id), one.name, written.id(one.job_id), one.taken_us, one.until_us)
+            for one in sorted(takings)  # for the reason that unique_insert.sql gives
+        ]
+        try:
+            insert_rows(self, INSERTED, rows)
+        except IntegrityError:
+            return False  # here, that ends a statement, and no transaction
+        return True
+
+    def take_over(self, takings: Sequence[Taking], condition: str) -> bool:
+        """Take keys from the jobs that were seen to have them, unless somebody was quicker.
+
+        Args:
+            condition: what must be so of that job when it comes to it: JOB_HAS_ENDED,
+                JOB_HAS_STARTED or NO_MATTER_WHAT.
+
+        Returns:
+            Whether all of them are ours now; if not, one has to look which.
+        """
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            arrays = _arrays(takings)
+            rows = fetch(connection, "unique_take_over", arrays, condition=condition)
+            return len(rows) == len(takings)
+        takings = sorted(takings)
+        with connection.cursor() as cursor:
+            if joins_a_list_in_json(connection):
+                text = statement("unique_take_over_by_key", condition=condition)
+                cursor.execute(text, [json.dumps(takings, default=str)])
+            else:
+                text = statement("unique_take_over_one", condition=condition)
+                cursor.executemany(text, _as_parameters(takings, Written(connection)))
+            return bool(cursor.rowcount == len(takings))
+
+    def forget(self, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
+        """Delete keys that are not taken any more.
+
+        Args:
+            after: the last key that was looked at; None = begin.
+            limit: how many keys to look at.
+
+        Returns:
+            How many were deleted, and the last key of these; None when there are no more.
+        """
+        later = self.order_by("pk")
+        if after is not None:
+            later = later.filter(pk__gt=after)
+        rows = list(later.values_list("pk", "job_id", "until_us")[:limit])
+        job_ids = [job_id for _, job_id, _ in rows]
+        alive = Job.objects.using(self.db).filter(status=None)
+        alive_ids = set(with_keys(alive, job_ids).values_list("pk", flat=True))
+        now_us = database_now_us(self.db) if rows else 0
+        over = {
+            key_id: job_id
+            for key_id, job_id, until_us in rows
+            if until_us <= now_us and job_id not in alive_ids
+        }
+        with transaction.atomic(using=self.db):
+            deleted = self._delete(over)
+        return deleted, rows[-1][0] if len(rows) == limit else None
+
+    def _delete(self, over: Mapping[UUID, UUID]) -> int:
+        """Delete these keys where they still are that job's. One that is being taken is locked."""
+        features = connections[self.db].features
+        rows = with_keys(self, over.keys())
+        if features.has_select_for_update:
+            skip_locked = features.has_select_for_update_skip_locked
+            rows = rows.select_for_update(skip_locked=skip_locked)
+        still = [pk for pk, job_id in rows.values_list("pk", "job_id") if over[pk] == job_id]
+        delete_by_key(self, still)
+        return len(still)
 
 
 class UniqueKey(models.Model):
@@ -32,3 +202,30 @@ class UniqueKey(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+def _seen(row: Sequence[Any]) -> KeySeen:
+    key_id, job_id, taken_us, until_us, status, *places = row
+    found = [(name, used) for name, used in zip(PLACES, places, strict=True) if used is not None]
+    waits, attempts = found[0] if found else (None, 0)
+    return KeySeen(as_uuid(key_id), as_uuid(job_id), taken_us, until_us, status, waits, attempts)
+
+
+def _arrays(takings: Sequence[Taking]) -> dict[str, list[Any]]:
+    return dict(zip(Taking._fields, columns(takings, len(Taking._fields)), strict=True))
+
+
+def _as_parameters(takings: Sequence[Taking], written: Written) -> list[tuple[Any, ...]]:
+    return [
+        (
+            one.name,
+            written.id(one.job_id),
+            one.taken_us,
+            one.until_us,
+            written.id(one.key_id),
+            written.id(one.old_job_id),
+            one.over_us,
+        )
+        for one in takings
+        if one.old_job_id is not None
+    ]

@@ -6,8 +6,8 @@ INSERT INTO stoker_unique (key_id, name, job_id, taken_us, until_us)
 SELECT key_id, name, job_id, taken_us, until_us
 FROM unnest(
     %(key_id)s::uuid[], %(name)s::varchar[], %(job_id)s::uuid[], %(taken_us)s::bigint[],
-    %(until_us)s::bigint[], %(old_job_id)s::uuid[]
-) AS taking (key_id, name, job_id, taken_us, until_us, old_job_id)
+    %(until_us)s::bigint[]
+) AS taking (key_id, name, job_id, taken_us, until_us)
 ORDER BY key_id
 ON CONFLICT (key_id) DO NOTHING
 RETURNING key_id

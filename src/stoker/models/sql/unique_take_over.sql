@@ -7,8 +7,8 @@ WITH taking AS MATERIALIZED (
     FROM unnest(
         (SELECT %(key_id)s::uuid[]), (SELECT %(name)s::varchar[]), (SELECT %(job_id)s::uuid[]),
         (SELECT %(taken_us)s::bigint[]), (SELECT %(until_us)s::bigint[]),
-        (SELECT %(old_job_id)s::uuid[])
-    ) AS given (key_id, name, job_id, taken_us, until_us, old_job_id)
+        (SELECT %(over_us)s::bigint[]), (SELECT %(old_job_id)s::uuid[])
+    ) AS given (key_id, name, job_id, taken_us, until_us, over_us, old_job_id)
 ),
 locked AS MATERIALIZED (
     SELECT stoker_unique.key_id
@@ -27,6 +27,6 @@ FROM taking
 JOIN locked ON locked.key_id = taking.key_id
 WHERE stoker_unique.key_id = taking.key_id
   AND stoker_unique.job_id = taking.old_job_id
-  AND stoker_unique.until_us <= taking.taken_us
+  AND stoker_unique.until_us <= taking.over_us
   AND {condition}
 RETURNING stoker_unique.key_id

@@ -7,7 +7,8 @@ UPDATE JSON_TABLE(
         job_id CHAR(36) PATH '$[2]',
         taken_us BIGINT PATH '$[3]',
         until_us BIGINT PATH '$[4]',
-        old_job_id CHAR(36) PATH '$[5]'
+        over_us BIGINT PATH '$[5]',
+        old_job_id CHAR(36) PATH '$[6]'
     )
 ) AS taking
 STRAIGHT_JOIN stoker_unique FORCE INDEX (PRIMARY) ON stoker_unique.key_id = taking.key_id
@@ -16,5 +17,5 @@ SET stoker_unique.name = taking.name,
     stoker_unique.taken_us = taking.taken_us,
     stoker_unique.until_us = taking.until_us
 WHERE stoker_unique.job_id = taking.old_job_id
-  AND stoker_unique.until_us <= taking.taken_us
+  AND stoker_unique.until_us <= taking.over_us
   AND {condition}

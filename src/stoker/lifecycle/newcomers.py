@@ -1,0 +1,177 @@
+"""Calls on their way into the store. One with a unique key becomes a job, or is found to be a
+duplicate: then the job that is there stays as it is, or becomes what the newcomer says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from uuid import UUID
+
+from django.db import transaction
+
+from stoker.brokers.base import Broker, Message
+from stoker.brokers.orm import as_new_job
+from stoker.exceptions import DuplicateJob
+from stoker.guards.keys import UniqueClaim
+from stoker.models import waiting_jobs
+from stoker.models.clock import MICROSECONDS
+from stoker.package import Package
+from stoker.results import Result, fetch_many
+from stoker.waiting import Commitment
+
+from .uniqueness import CHANGES, Decision, Fate, Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """One call, checked and sealed."""
+
+    package: Package
+    message: Message
+    result: Result[Any]
+    claim: UniqueClaim | None = None
+
+
+class Line(Protocol):
+    """What newcomers have in common."""
+
+    broker: Broker
+    commitment: Commitment
+
+    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+        """The same call under another id, or at another moment."""
+
+
+class _Group:
+    """The newcomers of one key: the later ones meet the first."""
+
+    def __init__(self, claim: UniqueClaim) -> None:
+        self.claim = claim
+        self.members: list[Newcomer] = []
+        self.decision: Decision
+        self.job: Newcomer | None = None
+        """What their job shall be, once that is known, and unless one is kept."""
+
+    @property
+    def fate(self) -> Fate:
+        return self.decision.fate
+
+    @property
+    def is_refused(self) -> bool:
+        is_duplicate = self.fate is not Fate.ENQUEUED or len(self.members) > 1
+        return is_duplicate and self.claim.on_conflict == "raise"
+
+    @property
+    def has_history(self) -> bool:
+        """Whether there is more to tell of its job than what the newcomers say."""
+        held = self.decision.held
+        return self.fate is Fate.KEPT or (held is not None and held.place.attempts > 0)
+
+    def shape(self, line: Line, now_us: int) -> Message:
+        """Make of them what their job shall be."""
+        speaker = self.members[-1 if self.claim.on_conflict in CHANGES else 0]
+        run_after = speaker.message.run_after
+        if self.claim.on_conflict == "postpone":
+            due_us = now_us + self.claim.delay_us
+            if self.claim.longest_wait_us is not None:
+                due_us = min(due_us, self.decision.taken_us + self.claim.longest_wait_us)
+            run_after = max(run_after or 0.0, due_us / MICROSECONDS)
+        self.job = line.again(speaker, self.decision.job_id, run_after)
+        return self.job.message
+
+
+class Newcomers:
+    """Calls of one task that are stored together.
+
+    Args:
+        batch: in their order.
+    """
+
+    def __init__(self, line: Line, batch: Sequence[Newcomer]) -> None:
+        self._line = line
+        self._batch = batch
+        self._alias = line.broker.settings.database
+        self._groups: dict[UUID, _Group] = {}
+        for newcomer in batch:
+            if newcomer.claim is not None:
+                group = self._groups.setdefault(newcomer.claim.key_id, _Group(newcomer.claim))
+                group.members.append(newcomer)
+
+    def store(self) -> tuple[list[Result[Any]], set[UUID]]:
+        """Store what becomes a job, in the open transaction or in one of its own.
+
+        Returns:
+            The results, in order; and the keys of guards that are to be looked after when the
+            transaction has ended.
+
+        Raises:
+            DuplicateJob: with ``on_conflict="raise"``. Of one call, nothing was written then.
+        """
+        with transaction.atomic(using=self._alias, savepoint=False):
+            now_us = self._decide()
+            refused = next((group for group in self._groups.values() if group.is_refused), None)
+            if refused is None:
+                neglected = self._write(now_us)
+                return self._results(), neglected
+            (result,) = self._results_of([refused]).values()
+        raise DuplicateJob(
+            f"There is a job of the key {refused.claim.name!r} already: {result.id}.", result
+        )
+
+    def _decide(self) -> int:
+        """Returns the time of it, on the database's clock."""
+        wanted = {
+            key_id: (group.claim, group.members[0].message.job_id)
+            for key_id, group in self._groups.items()
+        }
+        keys = Keys(self._alias, wanted)
+        for key_id, decision in keys.decide().items():
+            self._groups[key_id].decision = decision
+        return keys.now_us
+
+    def _write(self, now_us: int) -> set[UUID]:
+        messages = [newcomer.message for newcomer in self._batch if newcomer.claim is None]
+        changed, kept = [], []
+        for group in self._groups.values():
+            held = group.decision.held
+            if group.fate is Fate.KEPT:
+                kept += [] if held is None else [held]
+                continue
+            message = group.shape(self._line, now_us)
+            if held is None:
+                messages.append(message)
+            else:
+                changed.append((held, as_new_job(message)))
+        self._line.broker.enqueue(messages)
+        return waiting_jobs.replace(self._alias, changed) | waiting_jobs.lines_of(self._alias, kept)
+
+    def _results(self) -> list[Result[Any]]:
+        of_jobs = self._results_of(self._groups.values())
+        results = []
+        for newcomer in self._batch:
+            result = newcomer.result
+            if newcomer.claim is not None:
+                group = self._groups[newcomer.claim.key_id]
+                is_new = group.fate is Fate.ENQUEUED and newcomer is group.members[0]
+                result = of_jobs[group.claim.key_id]
+                result = result if is_new else replace(result, was_duplicate=True)
+            results.append(result)
+        return results
+
+    def _results_of(self, groups: Iterable[_Group]) -> dict[UUID, Result[Any]]:
+        """Key -> the result of its job."""
+        historic = [group.decision.job_id for group in groups if group.has_history]
+        found = fetch_many(self._line.broker.settings, historic) if historic else []
+        by_id = {result.id: result for result in found}
+        return {group.claim.key_id: self._result_of(group, by_id) for group in groups}
+
+    def _result_of(self, group: _Group, found: dict[str, Result[Any]]) -> Result[Any]:
+        job_id = str(group.decision.job_id)
+        if not group.has_history:
+            return (group.job or group.members[0]).result
+        held = group.decision.held is not None
+        known = found.get(job_id) or replace(group.members[0].result, id=job_id)
+        return replace(
+            known, was_duplicate=True, _commitment=self._line.commitment if held else None
+        )

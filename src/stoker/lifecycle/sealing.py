@@ -1,0 +1,192 @@
+"""Sealing: a call becomes what can be stored. The task is checked against the backend as it is now,
+and the arguments against the function, before the database is touched: what is refused leaves no
+trace, and an open transaction usable."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+from stoker.brokers.base import Message
+from stoker.compat import InvalidTask, TaskResultStatus, task_backends
+from stoker.conf import Settings
+from stoker.exceptions import InvalidTaskOption, as_seconds
+from stoker.guards.keys import needs_of, unique_of
+from stoker.ids import new_job_id
+from stoker.models.job import moment
+from stoker.options import as_timestamp, expires_at, options_of
+from stoker.package import JobOptions, Package, sealer_for
+from stoker.progress import JobState, Progress
+from stoker.results import Result
+from stoker.signals import pre_enqueue
+from stoker.waiting import Commitment
+
+from .newcomers import Newcomer
+from .uniqueness import identity_of
+
+Call = tuple[Iterable[Any], Mapping[str, Any]]
+
+
+class Sealing:
+    """Calls of one task that are enqueued together.
+
+    Args:
+        commitment: that of the transaction in which they are stored.
+
+    Raises: see ``StokerBackend.validate_task``.
+    """
+
+    def __init__(self, settings: Settings, task: Any, commitment: Commitment) -> None:
+        backend = task_backends[settings.alias]
+        backend.validate_task(task)
+        _refuse_script(task)
+        self._settings = settings
+        self._task = task
+        self._sender = type(backend)
+        self._commitment = commitment
+        self._sealer = sealer_for(settings)
+        self._options = options_of(task, settings)
+
+    def seal(self, calls: Sequence[Call]) -> list[Newcomer]:
+        """Check and seal these calls."""
+        now = time.time()
+        run_after = self._run_after(now)
+        expires = expires_at(self._task, now)
+        if expires is not None and expires <= self._earliest_start(now, run_after):
+            raise InvalidTaskOption(
+                f"A job of {self._task.module_path} would expire before it may start: "
+                "let expires be later than run_after, and than the delay of Unique."
+            )
+        options = JobOptions(
+            max_attempts=self._options.max_attempts,
+            max_crashes=self._options.max_crashes,
+            timeout_seconds=self._options.timeout_seconds,
+            expires_at=expires,
+        )
+        return [self._seal_one(args, kwargs, now, run_after, options) for args, kwargs in calls]
+
+    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+        """The same call under another id, or at another moment."""
+        package, message = newcomer.package, newcomer.message
+        if (message.job_id, message.run_after) == (job_id, run_after):
+            return newcomer
+        data = message.package
+        if package.job_id != job_id:
+            package = replace(package, job_id=job_id)
+            data = self._sealer.seal(package)
+        return replace(
+            newcomer,
+            package=package,
+            message=replace(message, job_id=job_id, package=data, run_after=run_after),
+            result=self._result(package, run_after),
+        )
+
+    def _seal_one(
+        self,
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+        now: float,
+        run_after: float | None,
+        options: JobOptions,
+    ) -> Newcomer:
+        task, positional, named = self._task, tuple(args), dict(kwargs)
+        _refuse_wrong_arguments(task, positional, named)
+        claim = unique_of(task, positional, named)
+        if claim is not None:
+            options = replace(options, identity=identity_of(claim))
+        package = Package(
+            job_id=new_job_id(),
+            task=task.module_path,
+            args=positional,
+            kwargs=named,
+            queue=task.queue_name,
+            priority=int(task.priority),
+            enqueued_at=now,
+            options=options,
+            metadata=self._metadata(positional, named),
+        )
+        message = Message(
+            job_id=package.job_id,
+            task=package.task,
+            queue=package.queue,
+            priority=package.priority,
+            package=self._sealer.seal(package),
+            run_after=run_after,
+            enqueued_at=now,
+            needs=needs_of(task, positional, named),
+        )
+        return Newcomer(package, message, self._result(package, run_after), claim)
+
+    def _metadata(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+        metadata: dict[Any, Any] = {}
+        pre_enqueue.send_robust(
+            self._sender, task=self._task, args=args, kwargs=kwargs, metadata=metadata
+        )
+        return {str(key): str(value) for key, value in metadata.items()}
+
+    def _result(self, package: Package, run_after: float | None) -> Result[Any]:
+        state = JobState.READY if run_after is None else JobState.DEFERRED
+        return Result(
+            task=self._task,
+            id=str(package.job_id),
+            status=TaskResultStatus.READY,
+            enqueued_at=moment(package.enqueued_at),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=list(package.args),
+            kwargs=package.kwargs,
+            backend=self._settings.alias,
+            errors=[],
+            worker_ids=[],
+            _progress=Progress(None, state),
+            _commitment=self._commitment,
+        )
+
+    def _run_after(self, now: float) -> float | None:
+        """When the jobs may start, in seconds since 1970."""
+        delay = getattr(self._task, "run_after_seconds", None)
+        if delay is not None:
+            return now + float(delay)
+        return None if self._task.run_after is None else as_timestamp(self._task.run_after)
+
+    def _earliest_start(self, now: float, run_after: float | None) -> float:
+        unique = getattr(self._task, "unique", None)
+        delay = unique.delay if unique is not None else None
+        postponed = float("-inf") if delay is None else now + as_seconds(delay)
+        return max(float("-inf") if run_after is None else run_after, postponed)
+
+
+def _refuse_script(task: Any) -> None:
+    if task.module_path.startswith("__main__."):
+        raise InvalidTask(
+            f"No worker finds {task.module_path}: it is of the program that runs now. "
+            "Move the function into a module of an app."
+        )
+
+
+def _refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises TypeError here, where the mistake is, and not in a worker."""
+    signature = _signature(task.func)
+    if signature is None:
+        return
+    context = (None,) if task.takes_context else ()
+    try:
+        signature.bind(*context, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{task.module_path}{signature} does not take these arguments: {error}."
+        ) from None
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
