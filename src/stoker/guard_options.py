@@ -221,7 +221,7 @@ class InSequence:
     Args:
         key: see above; it cannot be left out.
         after_failure: "go_on": when a job has failed for good, the next one starts. "halt": those
-            after it wait until its dead letter is requeued and succeeds, or is discarded.
+            after it wait until somebody has seen to its dead letter.
     """
 
     key: Key

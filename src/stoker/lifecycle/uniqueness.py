@@ -91,6 +91,8 @@ class Keys:
         Raises:
             BrokerUnavailable: a key changed hands again and again.
         """
+        if not self._open:
+            return {}
         for _ in range(ROUNDS):
             self._go_round()
             if not self._open:
