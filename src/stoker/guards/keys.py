@@ -257,10 +257,11 @@ def _told(call: Arguments, option: str, part: str) -> Iterator[None]:
 
 
 def _hashed(text: str) -> UUID:
-    """MariaDB takes no UUID without a version, and has an order of its own for those up to 5."""
+    """MariaDB takes no UUID without a version, and has an order of its own for those up to 5. Of
+    version 8 it refuses those whose ninth byte is 0x80, hence the last bit of that."""
     digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
     number = int.from_bytes(digest[:16], "big") & ~(0xF << 76 | 0b11 << 62)
-    return UUID(int=number | 8 << 76 | 0b10 << 62)
+    return UUID(int=number | 8 << 76 | 0b10 << 62 | 1 << 56)
 
 
 def _microseconds(delay: Seconds | None) -> int:

@@ -542,6 +542,6 @@ def test_keys_stay_what_they_are() -> None:
     }
     for key_id, text in made_of.items():
         digest = sha256(text).hexdigest()[:32]
-        assert key_id.hex == f"{digest[:12]}8{digest[13:16]}{key_id.hex[16]}{digest[17:]}"
-        assert int(digest[16], 16) & 0b11 | 0b1000 == int(key_id.hex[16], 16)
+        assert key_id.hex == f"{digest[:12]}8{digest[13:16]}{key_id.hex[16:18]}{digest[18:]}"
+        assert int(digest[16:18], 16) & 0x3F | 0x81 == int(key_id.hex[16:18], 16)
         assert key_id.version == 8
