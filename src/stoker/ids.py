@@ -7,6 +7,9 @@ import threading
 import time
 import uuid
 
+STEP_BITS = 8
+"""Ids that close belong to one job: its needs have those that follow its own."""
+_LAST_ID = (1 << 128) - 1
 _lock = threading.Lock()
 _last_tick = 0
 
@@ -14,6 +17,12 @@ _last_tick = 0
 def new_job_id() -> uuid.UUID:
     """A fresh id. Ids made by one process are strictly increasing."""
     return uuid.UUID(int=_assemble(_next_tick(), int.from_bytes(os.urandom(8), "big")))
+
+
+def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
+    """A fresh id that sorts right after this one: for a job that takes its place in line."""
+    step = 1 + int.from_bytes(os.urandom(5), "big")
+    return uuid.UUID(int=min(job_id.int + (step << STEP_BITS), _LAST_ID))
 
 
 def new_lease_id() -> int:

@@ -1,4 +1,5 @@
-"""Dead letters: what is kept of a job that used up its tries."""
+"""Dead letters: what is kept of a job that used up its tries, until a job that carries it on
+succeeds."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from uuid import UUID
 from stoker.conf import Settings
 from stoker.exceptions import PackageError
 from stoker.ids import new_job_id
-from stoker.models import DeadLetter, Job
+from stoker.models import DeadLetter, Job, Requeue
 from stoker.models.job import moment
 from stoker.package import sealer_for
 
@@ -23,21 +24,50 @@ def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list
     job_ids = [attempted.delivery.job_id for attempted, _ in buried]
     alias = settings.database
     jobs = {job.pk: job for job in Job.objects.using(alias).filter(pk__in=job_ids)}
-    entries = [_entry(settings, attempted, failed, jobs) for attempted, failed in buried]
-    DeadLetter.objects.using(alias).upsert(entries)
-    return entries
+    known = Requeue.objects.using(alias).identities(job_ids)
+    entries = [
+        _entry(settings, attempted, failed, jobs.get(attempted.delivery.job_id), known)
+        for attempted, failed in sorted(buried, key=lambda pair: pair[0].finished_at)
+    ]
+    return DeadLetter.objects.using(alias).upsert(entries)
+
+
+def resolve(alias: str, succeeded: Sequence[UUID]) -> None:
+    """These jobs have succeeded: close the entries that they carried on, in the caller's
+    transaction."""
+    known = Requeue.objects.using(alias).identities(succeeded)
+    if not known:
+        return
+    letters = DeadLetter.objects.using(alias)
+    by_identity = {
+        one.identity: one for one in letters.unclosed().filter(identity__in=known.values())
+    }
+    for job_id, identity in sorted(known.items(), key=lambda pair: pair[1]):
+        letter = by_identity.get(identity)
+        if letter is not None and letter.job_id < job_id:
+            letters.close(letter, DeadLetter.State.RESOLVED, "", f"job {job_id} succeeded")
+
+
+def key_of(identity: str) -> str:
+    """The name of the unique key that a logical job is known by; "" = it has none."""
+    return identity.rpartition(" ")[0]
 
 
 def _entry(
-    settings: Settings, attempted: Attempted, failed: Failed, jobs: Mapping[UUID, Job]
+    settings: Settings,
+    attempted: Attempted,
+    failed: Failed,
+    job: Job | None,
+    known: Mapping[UUID, str],
 ) -> DeadLetter:
     delivery = attempted.delivery
-    job = jobs.get(delivery.job_id)
     package = bytes(job.package) if job else delivery.package
+    identity = known.get(delivery.job_id) or _identity(settings, package) or str(delivery.job_id)
     failed_at = moment(attempted.finished_at)
     return DeadLetter(
         id=new_job_id(),
-        identity=_identity(settings, package) or str(delivery.job_id),
+        identity=identity,
+        key=key_of(identity),
         job_id=delivery.job_id,
         task=job.task if job else "",
         queue=delivery.queue,
@@ -50,6 +80,7 @@ def _entry(
         fingerprint=fingerprint(failed.fault),
         attempts=delivery.attempt,
         worker_id=attempted.worker_id,
+        enqueued_at=job.enqueued_at if job else None,
         first_failed_at=failed_at,
         failed_at=failed_at,
     )

@@ -29,7 +29,7 @@ from stoker.package import JobOptions, Package, sealer_for
 from stoker.signals import dead_lettered
 
 from . import outcomes
-from .dead_letters import bury
+from .dead_letters import bury, resolve
 from .faults import plain_fault
 from .outcomes import Attempted, Failed, Fault, Outcome
 from .retries import crash_delay_seconds
@@ -155,6 +155,7 @@ def _record(settings: Settings, verdicts: Sequence[Verdict]) -> list[DeadLetter]
     ]
     entries = bury(settings, buried)
     over = [verdict for verdict in verdicts if verdict.is_over]
+    resolve(alias, [verdict.lease.job_id for verdict in over if _succeeded(verdict)])
     if not settings.keep_results.keeps_successes:
         _forget(alias, [verdict for verdict in over if _succeeded(verdict)])
         over = [verdict for verdict in over if not _succeeded(verdict)]

@@ -16,6 +16,7 @@ from .job import Job
 from .lock import Lock
 from .need import Need
 from .ready import Ready
+from .requeue import Requeue
 from .unique_key import UniqueKey
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "Lock",
     "Need",
     "Ready",
+    "Requeue",
     "UniqueKey",
 ]

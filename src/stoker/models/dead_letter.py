@@ -1,34 +1,103 @@
-"""Dead letters: one entry per logical job, however often it was sent again and failed again."""
+"""Dead letters: one entry per logical job, however often it was sent again and failed again.
+
+::
+
+    open --requeue--> requeued --the job fails--> open, failure_count + 1
+      |                  |------the job succeeds, or a newer one of its key--> resolved
+      |                  '------the job is cancelled or gone--> open
+      '--discard--> discarded
+
+Resolved and discarded entries are closed. A closed entry whose logical job fails again begins anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from uuid import UUID
 
 from django.db import models
 from django.db.models import F
 from django.db.models.functions import Now
 
+from .clock import DatabaseNow, database_now_us
+from .dead_letter_rows import upsert_rows
+
 
 class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
-    def upsert(self, entries: Sequence[DeadLetter]) -> None:
+    def upsert(
+        self, entries: Iterable[DeadLetter], cooldowns_us: Mapping[str, int] | None = None
+    ) -> list[DeadLetter]:
         """Add these entries; where the logical job has one, the newest failure replaces the older
-        and is counted. ``first_failed_at`` and the requeue history stay."""
-        for entry in entries:
-            newest = {name: getattr(entry, name) for name in NEWEST_FIELDS}
-            changed = self.filter(identity=entry.identity).update(
-                **newest, failure_count=F("failure_count") + 1
-            )
-            if not changed:
-                self._insert_or_count(entry, newest)
+        and is counted once. ``first_failed_at`` and the requeue history stay.
 
-    def _insert_or_count(self, entry: DeadLetter, newest: dict[str, object]) -> None:
-        """Another process may add the same logical job between our look and our insert."""
-        added = self.bulk_create([entry], ignore_conflicts=True)
-        present = self.filter(identity=entry.identity, pk=added[0].pk).exists()
-        if not present:
-            self.filter(identity=entry.identity).update(
-                **newest, failure_count=F("failure_count") + 1
-            )
+        Args:
+            entries: failures, oldest first.
+            cooldowns_us: identity -> when to send it again by itself, from now on.
+
+        Returns:
+            The entries as they are now.
+        """
+        merged = _each_identity_once(entries)
+        if not merged:
+            return []
+        if cooldowns_us:
+            now_us = database_now_us(self.db)
+            for identity, delay_us in cooldowns_us.items():
+                merged[identity].requeue_due_us = now_us + delay_us
+        upsert_rows(self.db, [merged[identity] for identity in sorted(merged)])
+        stored = {one.identity: one for one in self.filter(identity__in=[*merged])}
+        return [stored[identity] for identity in merged if identity in stored]
+
+    def unclosed(self) -> DeadLetterQuerySet:
+        """Those about which something is to be done still."""
+        return self.filter(state__in=UNCLOSED)
+
+    def note_requeue(self, seen: DeadLetter, job_id: UUID, by: str, because: str) -> bool:
+        """That job carries this entry on. False: it is not any more as it was seen."""
+        changed = self._as_seen(seen).update(
+            state=DeadLetter.State.REQUEUED,
+            successor_id=job_id,
+            requeued_count=F("requeued_count") + 1,
+            last_requeued_at=Now(),
+            last_requeued_by=by[:150],
+            last_requeued_because=because[:255],
+            requeue_due_us=None,
+        )
+        return bool(changed)
+
+    def close(self, seen: DeadLetter, state: str, by: str, because: str) -> bool:
+        """Nothing is to be done about it any more. False: it is not any more as it was seen."""
+        changed = self._as_seen(seen).update(
+            state=state,
+            closed_at=Now(),
+            closed_by=by[:150],
+            closed_because=because[:255],
+            requeue_due_us=None,
+        )
+        return bool(changed)
+
+    def reopen(self, seen: DeadLetter) -> bool:
+        """The job that carried it on is gone, or was cancelled."""
+        changed = self._as_seen(seen).update(state=DeadLetter.State.OPEN, successor_id=None)
+        return bool(changed)
+
+    def put_off(self, seen: DeadLetter) -> bool:
+        """It is not sent again by itself any more."""
+        return bool(self._as_seen(seen).update(requeue_due_us=None))
+
+    def due(self) -> DeadLetterQuerySet:
+        """Those that are to be sent again by themselves, the longest due first."""
+        due = self.filter(state=DeadLetter.State.OPEN, requeue_due_us__lte=DatabaseNow())
+        return due.order_by("requeue_due_us")
+
+    def _as_seen(self, seen: DeadLetter) -> DeadLetterQuerySet:
+        return self.filter(
+            pk=seen.pk,
+            state=seen.state,
+            job_id=seen.job_id,
+            attempts=seen.attempts,
+            successor_id=seen.successor_id,
+        )
 
 
 class DeadLetter(models.Model):
@@ -40,9 +109,18 @@ class DeadLetter(models.Model):
         UNREADABLE = "unreadable"
         UNKNOWN_TASK = "unknown_task"
 
+    class State(models.TextChoices):
+        OPEN = "open"
+        REQUEUED = "requeued"
+        RESOLVED = "resolved"
+        DISCARDED = "discarded"
+
     id = models.UUIDField(primary_key=True)
     identity = models.CharField(max_length=255, unique=True)
     """The logical job: its unique key where it has one, else the id of the first job."""
+    key = models.CharField(max_length=255, default="", db_default="")
+    """The name of its unique key; "" = it has none."""
+    state = models.CharField(max_length=9, choices=State.choices, default="open", db_default="open")
     job_id = models.UUIDField(db_index=True)
     """The job that failed last."""
     task = models.CharField(max_length=255)
@@ -54,23 +132,54 @@ class DeadLetter(models.Model):
     message = models.TextField(default="")
     traceback = models.TextField(default="")
     fingerprint = models.CharField(max_length=64, default="", db_index=True)
+    """The same for the same fault: error class and where it was raised."""
     attempts = models.SmallIntegerField(default=0)
+    """Of the job that failed last."""
     worker_id = models.CharField(max_length=128, default="")
     failure_count = models.IntegerField(default=1)
+    """How many jobs have failed for good, one after the other."""
+    enqueued_at = models.DateTimeField(null=True)
+    """When the job that failed last was enqueued."""
     first_failed_at = models.DateTimeField(db_default=Now())
-    failed_at = models.DateTimeField(db_default=Now(), db_index=True)
+    failed_at = models.DateTimeField(db_default=Now())
+    requeued_count = models.IntegerField(default=0, db_default=0)
+    last_requeued_at = models.DateTimeField(null=True)
+    last_requeued_by = models.CharField(max_length=150, default="", db_default="")
+    last_requeued_because = models.CharField(max_length=255, default="", db_default="")
+    requeue_due_us = models.BigIntegerField(null=True)
+    """When it is sent again by itself, on the database's clock; NULL = never."""
+    successor_id = models.UUIDField(null=True)
+    """The job that it was requeued as, while its state is "requeued"."""
+    closed_at = models.DateTimeField(null=True)
+    closed_by = models.CharField(max_length=150, default="", db_default="")
+    closed_because = models.CharField(max_length=255, default="", db_default="")
 
     objects = DeadLetterQuerySet.as_manager()
 
     class Meta:
         verbose_name = "dead letter"
+        indexes = (
+            models.Index(fields=["failed_at", "id"], name="stoker_dead_newest"),
+            models.Index(fields=["task", "failed_at", "id"], name="stoker_dead_of_task"),
+            models.Index(fields=["state", "failed_at"], name="stoker_dead_state"),
+            models.Index(fields=["requeue_due_us"], name="stoker_dead_due"),
+        )
 
     def __str__(self) -> str:
         return f"{self.task} {self.job_id}: {self.reason}"
 
 
-NEWEST_FIELDS = (
-    "job_id", "queue", "priority", "package", "reason", "exception_class", "message",
-    "traceback", "fingerprint", "attempts", "worker_id", "failed_at",
-)  # fmt: skip
-"""What a further failure of the same logical job replaces."""
+UNCLOSED = (DeadLetter.State.OPEN, DeadLetter.State.REQUEUED)
+CLOSED = (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED)
+
+
+def _each_identity_once(entries: Iterable[DeadLetter]) -> dict[str, DeadLetter]:
+    """Two jobs of one key may have failed together: the later says what, both are counted."""
+    merged: dict[str, DeadLetter] = {}
+    for entry in entries:
+        earlier = merged.get(entry.identity)
+        if earlier is not None:
+            entry.failure_count += earlier.failure_count
+            entry.first_failed_at = earlier.first_failed_at
+        merged[entry.identity] = entry
+    return merged
