@@ -44,10 +44,11 @@ class RateRule:
         return self.burst or self.starts if self.starts > 0 else 0
 
 
-def margin_us(rule: RateRule) -> int:
-    """How long a permit is good for: 1 % of the time in which the whole limit comes again."""
+def margin_us(rule: RateRule, at_least_us: int = 0) -> int:
+    """How long a permit is good for: 1 % of the time in which the whole limit comes again, or as
+    long as somebody needs who could use none in time. A second at most."""
     span_us = rule.period_us * rule.whole // max(1, rule.starts)
-    return min(max(SHORTEST_MARGIN_US, span_us // 100), LONGEST_MARGIN_US)
+    return min(max(SHORTEST_MARGIN_US, span_us // 100, at_least_us), LONGEST_MARGIN_US)
 
 
 def cost(rule: RateRule, weight: int) -> int:
@@ -60,17 +61,16 @@ def free(rule: RateRule, state: Any, now_us: int) -> int:
     return max(0, rule.whole - _weight(_read(rule, state, now_us)))
 
 
-def take(rule: RateRule, state: Any, now_us: int, weight: int, *, good_for_us: int = 0) -> State:
+def take(rule: RateRule, state: Any, now_us: int, weight: int, *, at_least_us: int = 0) -> State:
     """The state after a permit for this weight; for none, with 0.
 
     Args:
-        good_for_us: how long the permit is good for, if longer than the margin: on a slow database
-            none would ever be used in time. A second at most.
+        at_least_us: as for ``margin_us``.
     """
     entries = _read(rule, state, now_us)
     if weight <= 0:
         return entries
-    good_for_us = min(max(good_for_us, margin_us(rule)), LONGEST_MARGIN_US)
+    good_for_us = margin_us(rule, at_least_us)
     until_us = now_us + CLOCK_US + good_for_us
     share_us = max(1, (good_for_us if rule.burst else rule.period_us) // ENTRIES)
     for entry in entries:

@@ -54,9 +54,9 @@ def histories(draw: st.DrawFn, rules: st.SearchStrategy[RateRule]) -> tuple[Rate
         clock_us = now_us - chance.randrange(CLOCK_US)
         weight = min(free(rule, state, clock_us), chance.randint(1, 2 * rule.whole))
         if weight:
-            state = take(rule, state, clock_us, weight, good_for_us=slowness)
-            good_for_us = max(slowness, margin_us(rule))
-            late_us = chance.choice([0, good_for_us, chance.randint(0, good_for_us)])
+            state = take(rule, state, clock_us, weight, at_least_us=slowness)
+            longest_us = margin_us(rule, slowness)
+            late_us = chance.choice([0, longest_us, chance.randint(0, longest_us)])
             starts.append((now_us + late_us, weight))
             if chance.random() < 0.5:
                 now_us = max(now_us, next_us(rule, state, clock_us))
@@ -145,7 +145,7 @@ def test_little_is_kept_however_many_start(rule: RateRule) -> None:
     state: State = []
     for step in range(2000):
         now_us = NOON_US + step * 1000
-        state = take(rule, state, now_us, 1, good_for_us=LONGEST_MARGIN_US if step == 0 else 0)
+        state = take(rule, state, now_us, 1, at_least_us=LONGEST_MARGIN_US if step == 0 else 0)
     assert len(state) <= 4 * ENTRIES
 
 

@@ -82,6 +82,7 @@ class MemoryBroker(Broker):
         holder: UUID,
         lease_seconds: float,
         rated_limit: int = 1,
+        permit_seconds: float = 0.0,
     ) -> list[Delivery]:
         with self._lock:
             self._promote_due()

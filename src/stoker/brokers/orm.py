@@ -24,9 +24,9 @@ from stoker.events import tell
 from stoker.exceptions import ConfigurationError
 from stoker.ids import new_lease_id
 from stoker.models import Attempt, Blocked, Claimed, Deferred, Job, Ready
-from stoker.models.admission import free
+from stoker.models.admission import Rated, free
 from stoker.models.claimed import Claim, GivenBack
-from stoker.models.clock import MICROSECONDS, microseconds
+from stoker.models.clock import microseconds
 from stoker.models.guard_upkeep import call_due, next_due_seconds
 from stoker.models.job import NewJob
 
@@ -69,9 +69,11 @@ class OrmBroker(Broker):
         holder: UUID,
         lease_seconds: float,
         rated_limit: int = 1,
+        permit_seconds: float = 0.0,
     ) -> list[Delivery]:
+        rated = Rated(rated_limit, microseconds(permit_seconds), time.monotonic())
         claim = partial(
-            self._claim_ready, queues, limit, holder, microseconds(lease_seconds), rated_limit
+            self._claim_ready, queues, limit, holder, microseconds(lease_seconds), rated
         )
         with self._explained():
             has_looked = self._had_room or time.monotonic() >= self._promote_at
@@ -84,7 +86,7 @@ class OrmBroker(Broker):
         return deliveries
 
     def _claim_ready(
-        self, queues: Sequence[str], limit: int, holder: UUID, lease_us: int, rated_limit: int
+        self, queues: Sequence[str], limit: int, holder: UUID, lease_us: int, rated: Rated
     ) -> list[Delivery]:
         """Nothing may be raised once something is leased: its holder would not know of it."""
         lease_id = new_lease_id()
@@ -95,7 +97,7 @@ class OrmBroker(Broker):
             lease_id=lease_id,
             holder=holder,
             lease_us=lease_us,
-            rated_limit=rated_limit,
+            rated=rated,
         )
         try:
             for rows in steps:
@@ -287,7 +289,7 @@ def _delivery(row: Claim, lease_id: int) -> Delivery:
         row.attempts,
         row.crashes,
         row.fence,
-        row.permit_us / MICROSECONDS,
+        row.permit_seconds,
         row.refused,
     )
 

@@ -54,6 +54,7 @@ class Flights:
         self._all: dict[int, Flight] = {}
         self._with_worker: dict[int, dict[int, Flight]] = {}
         self._to_give_back: list[Flight] = []
+        self._longest_seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._all) + len(self._to_give_back) + len(self.orphans)
@@ -111,7 +112,10 @@ class Flights:
     def take_back(self, flight: Flight) -> None:
         """An unstarted flight leaves its worker and waits again, under a new number. One that is
         late is given back, and so is one that was adopted without its package and its permit."""
-        if flight.is_late or not flight.delivery.package:
+        if flight.is_late:
+            self._give_back_late(flight)
+            return
+        if not flight.delivery.package:
             self.give_back(flight)
             return
         self._leave_worker(flight)
@@ -150,7 +154,13 @@ class Flights:
         """Those whose permit ran out before there was a worker for them."""
         for flight in [flight for flight in self.permitted if flight.is_late]:
             self.permitted.remove(flight)
-            self.give_back(flight)
+            self._give_back_late(flight)
+
+    def take_longest_late_seconds(self) -> float:
+        """The longest time since its claim after which one was late, since the last call; 0 when
+        none was."""
+        longest_seconds, self._longest_seconds = self._longest_seconds, 0.0
+        return longest_seconds
 
     def permits_end_at(self) -> float:
         """When the first permit of those that wait runs out; monotonic seconds."""
@@ -191,6 +201,11 @@ class Flights:
     def oldest_lease(self) -> float | None:
         """When the lease that was extended longest ago was; monotonic seconds."""
         return min((flight.leased_at for flight in self), default=None)
+
+    def _give_back_late(self, flight: Flight) -> None:
+        seconds = time.monotonic() - flight.leased_at
+        self._longest_seconds = max(self._longest_seconds, seconds)
+        self.give_back(flight)
 
     def _hand_in(self, flights: Iterable[Flight]) -> None:
         for flight in flights:

@@ -7,6 +7,7 @@ of a job, then keys by their ids; whoever has keys waits for no other row. See
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
@@ -14,7 +15,7 @@ from uuid import UUID
 from stoker import rate_window
 
 from .blocked import Blocked
-from .clock import database_now_us
+from .clock import MICROSECONDS, database_now_us
 from .deferred import Deferred
 from .guard_key import GuardKey
 from .need import Need
@@ -25,19 +26,31 @@ ALREADY_RUNNING = "already running"
 _NONE: Mapping[UUID, int] = {}
 
 
+class Rated(NamedTuple):
+    """What is wanted of jobs with a rate."""
+
+    limit: int
+    """How many of them may be started."""
+    permit_us: int = 0
+    """How long their permits shall be good for, at least."""
+    asked_at: float = 0.0
+    """When they were asked for; monotonic seconds of this process."""
+
+
 class Admitted(NamedTuple):
     """A job that is to be leased now."""
 
     place: Place
     fence: int = 0
     """Higher than that of everybody who has had one of its keys."""
-    permit_us: int = 0
-    """How long it may be started for, if it has a rate; 0 = as long as the lease lasts."""
+    permit_seconds: float = 0.0
+    """How long after it was asked for it may be started, if it has a rate; 0 = as long as the lease
+    lasts."""
     refused: str = ""
     """Why it must not run, but end as cancelled."""
 
 
-def admit(alias: str, places: Sequence[Place], *, rated_limit: int) -> list[Admitted]:
+def admit(alias: str, places: Sequence[Place], rated: Rated) -> list[Admitted]:
     """Decide about ready jobs that have needs.
 
     Args:
@@ -45,9 +58,9 @@ def admit(alias: str, places: Sequence[Place], *, rated_limit: int) -> list[Admi
         places: their rows, locked by the caller, in the order in which they are to be started. The
             caller removes all of them from ready, and leases what is returned; those left out wait
             elsewhere.
-        rated_limit: how many jobs with a rate may be started.
+        rated: what is wanted of jobs with a rate.
     """
-    return _Admission(alias, places, rated_limit).decide() if places else []
+    return _Admission(alias, places, rated).decide() if places else []
 
 
 def free(
@@ -117,16 +130,18 @@ def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
 class _Admission:
     """One round of decisions."""
 
-    def __init__(self, alias: str, places: Sequence[Place], rated_limit: int) -> None:
+    def __init__(self, alias: str, places: Sequence[Place], rated: Rated) -> None:
         self._alias = alias
         self._places = places
-        self._rated_left = rated_limit
+        self._rated = rated
+        self._rated_left = rated.limit
         self._needs = Need.objects.using(alias).of_jobs(
             {place.job_id: place.guards for place in places}
         )
         stated = [need for needed in self._needs.values() for need in needed]
         self._keys = GuardKey.objects.using(alias).lock_or_make(stated)
         self._holders = Need.objects.using(alias).holders(self._keys)
+        self._waited_seconds = time.monotonic() - rated.asked_at
         self._now_us = database_now_us(alias)
         self._heads: dict[tuple[UUID, str], tuple[int, UUID] | None] = {}
         self._firsts: dict[UUID, UUID | None] = {}
@@ -134,6 +149,8 @@ class _Admission:
         self._deferred: list[Deferred] = []
         self._passed_over: dict[UUID, int] = {}
         """Key -> how many had their turn there and could not take it, for want of another."""
+        self._next_weight: dict[UUID, int] = {}
+        """Key of a rate -> the weight of the next who is to start."""
         self._changed: dict[UUID, set[str]] = {}
         """Key -> the fields that are to be written."""
         for key in GuardKey.learn(self._keys, stated):
@@ -146,8 +163,8 @@ class _Admission:
             needed = self._needs[place.job_id]
             refusal = next((need for need in needed if not self._may_start(need, place)), None)
             if refusal is None:
-                permit_us = self._enter(place, needed)
-                admitted.append(Admitted(place, self._fence, permit_us))
+                permit_seconds = self._enter(place, needed)
+                admitted.append(Admitted(place, self._fence, permit_seconds))
             elif refusal.on_busy == "skip":
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
@@ -168,7 +185,8 @@ class _Admission:
         return len(holders - {place.job_id}) < key.room
 
     def _is_permitted(self, key: GuardKey, need: Need) -> bool:
-        if rate_window.free(key.rule, key.starts, self._now_us) >= self._weight(need):
+        weight = rate_window.cost(key.rule, need.weight)
+        if rate_window.free(key.rule, key.starts, self._now_us) >= weight:
             return True
         key.starts = rate_window.take(key.rule, key.starts, self._now_us, 0)
         self._note(key, "starts")
@@ -190,27 +208,26 @@ class _Admission:
         head = self._heads[line]
         return head is not None and head < (place.rank, place.job_id)
 
-    def _weight(self, need: Need) -> int:
-        """What is more than the limit would never start: it takes all of it."""
-        rule = self._keys[need.key_id].rule
-        return min(need.weight, rule.burst or rule.starts)
-
     # -- what follows -----------------------------------------------------------------------------
 
-    def _enter(self, place: Place, needed: Iterable[Need]) -> int:
+    def _enter(self, place: Place, needed: Iterable[Need]) -> float:
         """Take the places. Returns how long the permit is good for."""
         permits_us = []
+        at_least_us = self._rated.permit_us
         for need in needed:
             key = self._keys[need.key_id]
             if need.kind == Need.Kind.RATE:
-                weight = self._weight(need)
-                key.starts = rate_window.take(key.rule, key.starts, self._now_us, weight)
-                permits_us.append(rate_window.margin_us(key.rule))
+                key.starts = rate_window.take(
+                    key.rule, key.starts, self._now_us, need.weight, at_least_us=at_least_us
+                )
+                permits_us.append(rate_window.margin_us(key.rule, at_least_us))
                 self._note(key, "starts")
             else:
                 self._holders[need.key_id].add(place.job_id)
-        self._rated_left -= bool(permits_us)
-        return min(permits_us, default=0)
+        if not permits_us:
+            return 0.0
+        self._rated_left -= 1
+        return self._waited_seconds + min(permits_us) / MICROSECONDS
 
     def _turn_away(self, place: Place, needed: Iterable[Need], refusal: Need) -> None:
         for need in needed:
@@ -222,6 +239,7 @@ class _Admission:
             self._deferred.append(Deferred(due_us=self._now_us + refusal.retry_us, **counts))
             return
         key = self._keys[refusal.key_id]
+        self._next_weight.setdefault(key.pk, refusal.weight)
         self._blocked.append(Blocked(key_id=key.pk, **counts))
         if not key.has_line:
             key.has_line = True
@@ -239,7 +257,8 @@ class _Admission:
         update_by_key(GuardKey.objects.using(self._alias), fenced, fence=self._fence)
         for key in self._keys.values():
             if key.kind == Need.Kind.RATE and key.has_line:
-                key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us)
+                weight = self._next_weight.get(key.pk, 1)
+                key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
                 self._note(key, "due_us")
         for key_id, names in self._changed.items():
             self._keys[key_id].save(using=self._alias, update_fields=sorted(names))

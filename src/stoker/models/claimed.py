@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.db import connections, models, transaction
 
-from .admission import Admitted, admit, free
+from .admission import Admitted, Rated, admit, free
 from .clock import DatabaseNow, database_now_us
 from .deferred import Deferred
 from .job import Job
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
     crashes: int
     guards: int = 0
     fence: int = 0
-    permit_us: int = 0
+    permit_seconds: float = 0.0
     refused: str = ""
 
 
@@ -69,10 +69,10 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         lease_id: int,
         holder: UUID,
         lease_us: int,
-        rated_limit: int,
+        rated: Rated,
     ) -> Iterator[list[Claim]]:
         """Move up to ``limit`` jobs of these queues to claimed, best rank first, then oldest; of
-        those with a rate up to ``rated_limit``. What has been given is leased, even if the next
+        those with a rate up to ``rated.limit``. What has been given is leased, even if the next
         step raises."""
         connection = connections[self.db]
         lease = (lease_id, holder, lease_us)
@@ -91,29 +91,29 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
                 return
             yield [row for row in found if not row.guards]
             with transaction.atomic(using=self.db):
-                claims = self._admit(self._lock_ready(guarded), lease, rated_limit)
+                claims = self._admit(self._lock_ready(guarded), lease, rated)
             yield claims
             return
         if not Ready.objects.using(self.db).filter(queue__in=queues).exists():
             return  # without a transaction, which on SQLite would be everybody's only one
         with transaction.atomic(using=self.db):
-            claims = self._admit(self._lock_best(queues, limit), lease, rated_limit)
+            claims = self._admit(self._lock_best(queues, limit), lease, rated)
         yield claims
 
     def _admit(
-        self, places: Sequence[Place], lease: tuple[int, UUID, int], rated_limit: int
+        self, places: Sequence[Place], lease: tuple[int, UUID, int], rated: Rated
     ) -> list[Claim]:
         """Lease those of these ready jobs that no guard holds back."""
         guarded = [place for place in places if place.guards]
         admitted = [Admitted(place) for place in places if not place.guards]
         if guarded:
-            admitted += admit(self.db, guarded, rated_limit=rated_limit)
+            admitted += admit(self.db, guarded, rated)
             admitted.sort(key=lambda one: (one.place.rank, one.place.job_id))
         delete_by_key(Ready.objects.using(self.db), [place.job_id for place in places])
         leased = [one.place._replace(attempts=one.place.attempts + 1) for one in admitted]
         self._lease(leased, *lease)
         return [
-            claim._replace(fence=one.fence, permit_us=one.permit_us, refused=one.refused)
+            claim._replace(fence=one.fence, permit_seconds=one.permit_seconds, refused=one.refused)
             if one.place.guards
             else claim
             for claim, one in zip(self._with_packages(leased), admitted, strict=True)

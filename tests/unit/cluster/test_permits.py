@@ -15,7 +15,7 @@ from stoker.cluster import board as place
 from stoker.cluster.adoption import Adoption
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.claims import RATED_SECONDS, Claims
+from stoker.cluster.claims import LONGER_SECONDS, RATED_SECONDS, Claims
 from stoker.cluster.flights import Flights
 from stoker.cluster.patience import Patience
 from stoker.cluster.plan import Plan
@@ -324,12 +324,14 @@ class Stand(MemoryBroker):
     def __init__(self, plan: Plan, clock: Clock) -> None:
         super().__init__(plan.settings, clock.time)
         self.asked: list[int] = []
+        self.permits: list[float] = []
         self.next: list[Delivery] = []
         self.due_seconds: dict[bool, float | None] = {True: None, False: None}
 
     def claim(self, queues: Sequence[str], limit: int, **options: Any) -> list[Delivery]:
         assert isinstance(options["holder"], UUID)
         self.asked.append(options["rated_limit"])
+        self.permits.append(round(options["permit_seconds"], 6))
         deliveries, self.next = self.next, []
         return deliveries
 
@@ -415,3 +417,25 @@ def test_a_late_one_gets_its_attempt_back(
     claims.give_back()
     assert [(one.lease, one.attempts, one.crashes) for one in returned] == [(late.lease, 2, 1)]
     assert len(flights) == 0
+
+
+def test_when_one_came_too_late_permits_are_asked_for_that_last_longer(
+    claims: Claims, broker: Stand, flights: Flights, clock: Clock
+) -> None:
+    """On a slow database or a busy host nothing would ever start else."""
+
+    def come_late(seconds: float) -> None:
+        broker.next = rated()
+        claims.claim(10, prompt_room=1, is_hungry=True)
+        clock.turn(seconds)
+        flights.give_back_late()
+
+    come_late(0.024)
+    come_late(7.0)
+    come_late(0.5)
+    claims.claim(10, prompt_room=1, is_hungry=True)
+    assert broker.permits == [0.0, 0.03, 0.06, 0.12], "one that waited for long proves little"
+    for seconds in (LONGER_SECONDS - 1, 2, 2):
+        clock.turn(seconds)
+        claims.claim(10, prompt_room=1, is_hungry=True)
+    assert broker.permits[4:] == [0.12, 0.08, 0.08]

@@ -1,0 +1,162 @@
+"""Rates at the claim: how many start, for how long they may, and who comes next."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+from stoker.brokers.base import Delivery, Return
+from stoker.models import GuardKey
+from stoker.models.clock import MICROSECONDS, microseconds
+from stoker.models.guard_key import GuardKeyQuerySet
+from stoker.models.need import NewNeed
+
+from tests.conformance.stands import Stand
+
+PERIOD_SECONDS = 600.0
+MARGIN_SECONDS = 1.0
+
+
+@pytest.fixture(autouse=True)
+def _only_with_guards(stand: Stand) -> None:
+    stand.needs("guards")
+
+
+def rate(starts: int, **options: Any) -> NewNeed:
+    """So many starts in ten minutes."""
+    key_id = uuid.uuid5(uuid.NAMESPACE_OID, "rate")
+    period_us = microseconds(PERIOD_SECONDS)
+    return NewNeed(key_id, "rate", "rate", starts, period_us=period_us, **options)
+
+
+def put(stand: Stand, need: NewNeed, count: int = 1, **options: Any) -> list[uuid.UUID]:
+    return stand.put(count, needs=[need], **options)
+
+
+def claim(stand: Stand, rated_limit: int = 100, **options: Any) -> list[Delivery]:
+    return stand.claim(100, rated_limit=rated_limit, **options)
+
+
+def ids(deliveries: list[Delivery]) -> list[uuid.UUID]:
+    return [delivery.job_id for delivery in deliveries]
+
+
+def let_pass(seconds: float) -> None:
+    """Let everything that the keys remember be so much older."""
+    past_us = microseconds(seconds)
+    for key in GuardKey.objects.all():
+        key.starts = [[until_us - past_us, weight] for until_us, weight in key.starts]
+        key.due_us = None if key.due_us is None else key.due_us - past_us
+        key.save()
+
+
+def test_so_many_start_in_a_period_and_the_others_after_it_in_their_order(stand: Stand) -> None:
+    jobs = put(stand, rate(3), 8)
+    assert ids(claim(stand)) == jobs[:3]
+    assert claim(stand) == []
+    assert stand.where(jobs[3]) == "blocked"
+    let_pass(PERIOD_SECONDS - MARGIN_SECONDS)
+    assert claim(stand) == []
+    let_pass(3 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == jobs[3:6]
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == jobs[6:]
+
+
+def test_no_more_are_started_than_somebody_has_room_for(stand: Stand) -> None:
+    jobs = put(stand, rate(10), 5)
+    free = stand.put(2)
+    assert ids(claim(stand, rated_limit=0)) == free
+    assert ids(claim(stand, rated_limit=2)) == jobs[:2]
+    assert claim(stand, rated_limit=0) == []
+    assert ids(claim(stand, rated_limit=2)) == jobs[2:4]
+    assert ids(claim(stand, rated_limit=2)) == jobs[4:]
+
+
+def test_a_permit_is_good_for_one_percent_of_the_period_or_as_long_as_is_wanted(
+    stand: Stand,
+) -> None:
+    put(stand, rate(1))
+    (delivery,) = claim(stand)
+    assert MARGIN_SECONDS <= delivery.permit_seconds < MARGIN_SECONDS + 30
+    stand.broker.ack([delivery.lease])
+    let_pass(PERIOD_SECONDS * 2)
+    put(stand, rate(1)._replace(period_us=MICROSECONDS))
+    (delivery,) = claim(stand, permit_seconds=0.3)
+    assert 0.3 <= delivery.permit_seconds < 30
+    ((until_us, _),) = GuardKey.objects.get().starts
+    assert until_us >= stand.now() * MICROSECONDS - microseconds(30) + microseconds(0.3)
+
+
+def test_a_permit_is_not_used_up_while_its_claim_waits_for_somebody_else(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only once the claim has its turn, it looks at the clock."""
+    lock = GuardKeyQuerySet.lock_or_make
+
+    def wait(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return lock(*arguments)
+
+    monkeypatch.setattr(GuardKeyQuerySet, "lock_or_make", wait)
+    put(stand, rate(1))
+    (delivery,) = claim(stand)
+    assert delivery.permit_seconds >= MARGIN_SECONDS + 0.1
+
+
+def test_jobs_without_a_rate_may_be_started_whenever(stand: Stand) -> None:
+    stand.put(1)
+    (delivery,) = claim(stand, permit_seconds=0.5)
+    assert delivery.permit_seconds == 0.0
+
+
+def test_a_heavy_job_is_not_overtaken_and_not_looked_after_all_the_time(stand: Stand) -> None:
+    light, heavy, behind = (
+        job_id for weight in (3, 5, 1) for job_id in put(stand, rate(7, weight=weight))
+    )
+    assert ids(claim(stand)) == [light]
+    assert claim(stand) == []
+    seconds = stand.broker.next_due_seconds()
+    assert seconds is not None
+    assert seconds > PERIOD_SECONDS - 60
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == [heavy, behind]
+
+
+def test_where_nobody_has_room_the_next_moment_is_none_of_his_concern(stand: Stand) -> None:
+    put(stand, rate(1), 2)
+    claim(stand)
+    assert stand.broker.next_due_seconds() is not None
+    assert stand.broker.next_due_seconds(rated=False) is None
+
+
+def test_who_came_too_late_gets_another_permit_and_his_attempt_back(stand: Stand) -> None:
+    first, second = put(stand, rate(1), 2)
+    (delivery,) = claim(stand)
+    stand.broker.release([Return(delivery.lease)])
+    assert claim(stand) == [], "it is not known that it was not started"
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    (again,) = claim(stand)
+    assert (again.job_id, again.attempt) == (first, 1)
+    assert stand.where(second) == "blocked"
+
+
+def test_nothing_starts_where_the_rate_was_set_to_nothing(stand: Stand) -> None:
+    put(stand, rate(5), 3)
+    assert len(claim(stand, rated_limit=1)) == 1
+    GuardKey.objects.update(places_set=0)
+    assert claim(stand) == []
+    GuardKey.objects.update(places_set=None)
+    let_pass(PERIOD_SECONDS)
+    assert len(claim(stand)) == 2
+
+
+def test_a_bucket_gives_its_burst_and_then_one_after_the_other(stand: Stand) -> None:
+    jobs = put(stand, rate(10, burst=3), 5)
+    assert ids(claim(stand)) == jobs[:3]
+    assert claim(stand) == []
+    let_pass(PERIOD_SECONDS / 10 + 2 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == jobs[3:4]
