@@ -4,18 +4,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import psutil
 
 import stoker
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.cluster.launcher import COMMAND as DJANGO
+from tests.cluster.launcher import ROOT, Launched, launcher
+
 SOURCE = Path(stoker.__file__).resolve().parents[1]
 WAIT_SECONDS = 60.0
 
@@ -28,9 +30,6 @@ QUICK = {
     "SHUTDOWN_SECONDS": 10,
 }
 """Options that let a test see within seconds what takes minutes by default."""
-
-DJANGO = (sys.executable, "-m", "django")
-"""Does what manage.py does."""
 
 KERNEL_NAMES = {
     f"stoker-{role}"[:15]: role for role in ("pusher", "monitor", "scheduler", "worker")
@@ -51,6 +50,45 @@ def environment_of_commands(
     }
 
 
+def start_command(
+    command: Sequence[str],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    output: IO[bytes],
+    errors: IO[bytes],
+) -> subprocess.Popen[bytes] | Launched:
+    """A command in a process and a session of its own; that of Django is had at a bargain."""
+    if tuple(command) == DJANGO:
+        return launcher().start(arguments, environment, output.fileno(), errors.fileno())
+    return subprocess.Popen(
+        [*command, *arguments],
+        cwd=ROOT,
+        env=dict(environment),
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+    )
+
+
+def run_command(
+    *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """`manage.py` with these arguments, to its end."""
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        process = start_command(
+            DJANGO, arguments, environment_of_commands(environment, **options), output, errors
+        )
+        try:
+            code = process.wait(WAIT_SECONDS)
+        finally:
+            process.kill()
+        said = []
+        for file in (output, errors):
+            file.seek(0)
+            said.append(file.read().decode())
+    return subprocess.CompletedProcess([*DJANGO, *arguments], code, *said)
+
+
 class ProcessCluster:
     """One cluster that a test may stop, kill, and look into."""
 
@@ -64,13 +102,12 @@ class ProcessCluster:
     ) -> None:
         self.log = folder / f"cluster-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "stoker", "run", *arguments],
-                cwd=ROOT,
-                env=environment_of_commands(environment, **options),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self.process = start_command(
+                command,
+                ["stoker", "run", *arguments],
+                environment_of_commands(environment, **options),
+                log,
+                log,
             )
         self.sentinel = psutil.Process(self.process.pid)
 

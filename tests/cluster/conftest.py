@@ -5,19 +5,19 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from tests.cluster.clusters import ProcessCluster, running_cluster
+from tests.tables import empty_tables
 
 
 @pytest.fixture(scope="module")
 def shared_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """The database for a whole module: its tests look at their own jobs only."""
     with django_db_blocker.unblock():
-        call_command("flush", interactive=False, verbosity=0)
+        empty_tables(DEFAULT_DB_ALIAS)
         yield
-        call_command("flush", interactive=False, verbosity=0)
+        empty_tables(DEFAULT_DB_ALIAS)
         connections.close_all()
 
 

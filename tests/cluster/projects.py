@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.clusters import ROOT, environment_of_commands
+from tests.cluster.clusters import ROOT, SOURCE, environment_of_commands
 
 MANAGE = """\
 import os
@@ -22,16 +22,6 @@ from {settings} import *
 
 INSTALLED_APPS = [*INSTALLED_APPS, "changing"]
 """
-APP = """\
-from django.apps import AppConfig
-
-
-class ChangingConfig(AppConfig):
-    name = "changing"
-
-    def ready(self):
-        {at_start}
-"""
 TASKS = """\
 from stoker import task
 
@@ -43,17 +33,12 @@ def version():
 
 
 class Project:
-    """An app `changing` on top of the tests' settings, with a task that returns a version.
+    """An app `changing` on top of the tests' settings, with a task that returns a version."""
 
-    Args:
-        at_start: a statement that the app runs when Django starts.
-    """
-
-    def __init__(self, folder: Path, at_start: str = "pass") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
         (self.folder / "changing").mkdir(parents=True)
         (self.folder / "changing/__init__.py").touch()
-        (self.folder / "changing/apps.py").write_text(APP.format(at_start=at_start))
         self.tasks = self.folder / "changing/tasks.py"
         self.manage = self.folder / "manage.py"
         self.manage.write_text(MANAGE)
@@ -65,7 +50,7 @@ class Project:
     def environment(self) -> dict[str, str]:
         return {
             "DJANGO_SETTINGS_MODULE": "project_settings",
-            "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}",
+            "PYTHONPATH": os.pathsep.join(map(str, (self.folder, SOURCE, ROOT))),
             # A file that changes twice within a second would be taken for the same.
             "PYTHONDONTWRITEBYTECODE": "1",
         }

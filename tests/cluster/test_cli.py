@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,15 +18,18 @@ from django.utils import timezone
 from stoker.models import Attempt, Cluster, Job, Ready
 from stoker.models.clock import DatabaseNow
 
+from tests.app.mischief import open_files
 from tests.app.models import Ledger
 from tests.app.tasks import add, fail_once, write_ledger
 from tests.cluster.clusters import (
     DJANGO,
     ROOT,
     environment_of_commands,
+    run_command,
     running_cluster,
     wait_for,
 )
+from tests.cluster.ends import value_of
 from tests.cluster.projects import Project
 from tests.story.ledgers import assert_all_recorded_once, unfinished
 
@@ -33,19 +37,9 @@ from tests.story.ledgers import assert_all_recorded_once, unfinished
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def stoker(
-    *arguments: str, environment: dict[str, str] | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
+def stoker(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
-    return subprocess.run(
-        [*DJANGO, "stoker", *arguments],
-        cwd=ROOT,
-        env=environment_of_commands(environment, **options),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_command("stoker", *arguments, **options)
 
 
 def without_database() -> dict[str, str]:
@@ -61,7 +55,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str]) -> None:
 # -- run ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.sqlite)])
 def test_drain_ends_when_there_is_nothing_to_do(start_method: str) -> None:
     job_ids = [result.id for result in write_ledger.enqueue_many([((), {})] * 50)]
     later = write_ledger.using(run_after=3600).enqueue()
@@ -205,17 +199,12 @@ def test_a_mistake_made_while_the_cluster_stops_is_waited_out(tmp_path: Path) ->
 
 
 def test_the_sentinel_has_no_connection_whatever_the_project_opened(tmp_path: Path) -> None:
-    project = Project(
-        tmp_path, at_start="from django.db import connection; connection.ensure_connection()"
-    )
-    with running_cluster(tmp_path, environment=project.environment) as cluster:
+    with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "open"}) as cluster:
         cluster.wait_for_crew()
-        assert project.version() == 1
-        if connection.vendor == "sqlite":
-            name = str(connection.settings_dict["NAME"])
-            assert not [one for one in cluster.sentinel.open_files() if name in one.path]
-        else:
-            assert not cluster.sentinel.net_connections("tcp")
+        assert value_of(add.enqueue(1, 2), cluster) == 3
+        opened = re.findall(r"^opened (\S+)", cluster.text(), re.MULTILINE)
+        assert opened
+        assert not set(opened) & set(open_files(cluster.sentinel.pid))
 
 
 # -- run: what keeps it from starting -------------------------------------------------------------

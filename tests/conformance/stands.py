@@ -144,11 +144,11 @@ class OrmStand(Stand):
         return transaction.atomic(using=self.settings.database)
 
 
-COMMITTING = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
-"""Emptying only the tables of Stoker's takes less time than most tests, that of all tables more."""
+COMMITTING = pytest.mark.django_db(transaction=True)
+WITHOUT_DATABASE = pytest.mark.sqlite  # once is enough
 
 STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
-    "memory": (MemoryStand, []),
+    "memory": (MemoryStand, [WITHOUT_DATABASE]),
     "orm": (OrmStand, [COMMITTING]),
 }
 """Name -> the stand, and the marks of tests that use it (of a service that may be missing, say)."""

@@ -262,6 +262,7 @@ class OrmMachine(BrokerMachine):
     make_stand = OrmStand
 
 
+@pytest.mark.sqlite
 def test_memory_agrees_with_the_model(seed: int) -> None:
     run(MemoryMachine, seed, examples=100)
 

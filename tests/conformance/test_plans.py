@@ -24,6 +24,9 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.django_db(tran
 ROWS = 100_000
 LARGE = {"stoker_job", "stoker_ready", "stoker_deferred", "stoker_claimed"}
 
+EMPTY = "TRUNCATE stoker_job, stoker_ready, stoker_deferred, stoker_claimed CASCADE"
+"""Unlike DELETE it forgets how large the tables have been."""
+
 FILL = """
 INSERT INTO stoker_job (
     id, task, queue, priority, package, enqueued_at, attempts, worker_id, reason
@@ -50,11 +53,14 @@ FROM generate_series(1, 10000) AS n;
 
 
 @pytest.fixture
-def stand() -> OrmStand:
+def stand() -> Iterator[OrmStand]:
     """Give the ORM broker with many jobs in every place."""
     with connection.cursor() as cursor:
+        cursor.execute(EMPTY)
         cursor.execute(FILL, {"rows": ROWS})
-    return OrmStand()
+    yield OrmStand()
+    with connection.cursor() as cursor:
+        cursor.execute(EMPTY)
 
 
 @pytest.mark.parametrize("is_analyzed", [False, True], ids=["as loaded", "analyzed"])

@@ -1,29 +1,66 @@
 """Plant each mistake, and run the tests that have to notice: python -m tests.planted [WORD ...]
 
-A word chooses the mistakes whose name contains it. Ends with 1 when one was not noticed.
+Without a word it is the mistakes that tests notice without a cluster, with `all` every one; another
+word chooses the mistakes whose name contains it. Ends with 1 when one was not noticed.
 """
 
+import importlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
-from tests.planted.mistakes import MISTAKES, Mistake
+import pytest
+
+from tests.planted.mistakes import MISTAKES, Change, Mistake
 
 ROOT = Path(__file__).resolve().parents[2]
-PASSED, FAILED = 0, 1
+FAILED, NO_TESTS = 1, 5
 """Exit codes of pytest."""
+
+# Each run of pytest is forked from this process, and finds there what it would have to import. It
+# must be nothing of ours: that comes from the copy.
+LOADED_ONCE = (
+    "asgiref.sync",
+    "django.contrib.auth.hashers",
+    "django.core.management",
+    "django.db.backends.postgresql.base",
+    "django.db.backends.sqlite3.base",
+    "django.db.migrations",
+    "django.db.models",
+    "django.test.utils",
+    "django.test",
+    "django.urls",
+    "django_tasks",
+    "hypothesis.stateful",
+    "pytest_django.plugin",
+    "pytest_timeout",
+    "xdist.plugin",
+)
 
 
 def main(words: list[str]) -> int:
-    chosen = [one for one in MISTAKES if not words or any(word in one.name for word in words)]
+    chosen = [one for one in MISTAKES if _is_chosen(one, words)]
     unnoticed = 0
-    with tempfile.TemporaryDirectory(prefix="stoker-planted-") as folder:
+    for name in LOADED_ONCE:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    assert "stoker" not in sys.modules
+    with tempfile.TemporaryDirectory(prefix="stoker-planted-") as name:
+        folder = Path(name)
+        # With the compiled files, and the times by which they are known to be those of the source.
+        shutil.copytree(ROOT / "src", folder / "src")
         for mistake in chosen:
-            code, output = run_with(mistake, Path(folder))
-            print(f"{'noticed' if code == FAILED else 'NOT NOTICED'}: {mistake.name}", flush=True)
+            began = os.times()
+            code, output = _run_with(mistake, folder)
+            ended = os.times()
+            seconds = ended.children_user + ended.children_system
+            seconds -= began.children_user + began.children_system
+            said = "noticed" if code == FAILED else "NOT NOTICED"
+            print(f"{said}: {mistake.name} ({seconds:.1f} s)", flush=True)
             if code != FAILED:
                 unnoticed += 1
                 print(output[-3000:])
@@ -31,33 +68,66 @@ def main(words: list[str]) -> int:
     return 1 if unnoticed or not chosen else 0
 
 
-def run_with(mistake: Mistake, folder: Path) -> tuple[int, str]:
-    """Run its tests on a copy of the source that has the mistake."""
-    source = folder / "src"
-    shutil.rmtree(source, ignore_errors=True)
-    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-    path = source / "stoker" / mistake.path
-    text = path.read_text()
-    if text.count(mistake.right) != 1:
-        return -1, f"{mistake.path} has changed: it has not exactly one {mistake.right!r}"
-    path.write_text(text.replace(mistake.right, mistake.wrong))
-    environment = {
-        **os.environ,
+def _is_chosen(mistake: Mistake, words: list[str]) -> bool:
+    if not words:
+        return not mistake.needs_cluster
+    return words == ["all"] or any(word in mistake.name for word in words)
+
+
+def _run_with(mistake: Mistake, folder: Path) -> tuple[int, str]:
+    """Run its tests on the copy of the source, with the mistake in it."""
+    source = folder / "src" / "stoker"
+    for change in mistake.changes:
+        text = (source / change.path).read_text()
+        if text.count(change.right) != change.times:
+            return NO_TESTS, f"{change.path} has changed: not {change.times} x {change.right!r}"
+    try:
+        for change in mistake.changes:
+            text = (source / change.path).read_text()
+            (source / change.path).write_text(text.replace(change.right, change.wrong))
+        return _run_tests(mistake, folder)
+    finally:
+        for change in mistake.changes:
+            _restore(change, source)
+
+
+def _run_tests(mistake: Mistake, folder: Path) -> tuple[int, str]:
+    output = folder / "output"
+    with output.open("wb") as file:
+        pid = os.fork()
+        if pid == 0:
+            code = NO_TESTS
+            try:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+                code = _become_pytest(mistake, str(folder / "src"))
+            except BaseException:  # noqa: BLE001 - this fork must not go on as its parent
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), output.read_text(errors="replace")
+
+
+def _become_pytest(mistake: Mistake, source: str) -> int:
+    os.chdir(ROOT)
+    os.environ |= {
         "DJANGO_SETTINGS_MODULE": f"tests.settings.{mistake.database}",
-        "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([source, str(ROOT)]),
         "STOKER_TEST_RUN": f"{os.environ.get('STOKER_TEST_RUN', os.getpid())}_planted",
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *mistake.tests],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, source)
+    loaded_early = "ignore::pytest.PytestAssertRewriteWarning"
+    command = ["-q", "-x", "-p", "no:cacheprovider", "-W", loaded_early]
+    return int(pytest.main([*command, *mistake.tests]))
+
+
+def _restore(change: Change, source: Path) -> None:
+    shutil.copy2(ROOT / "src" / "stoker" / change.path, source / change.path)
 
 
 if __name__ == "__main__":

@@ -1,194 +1,344 @@
-"""The mistakes: one line each, such as somebody might make, and the tests that have to notice."""
+"""The mistakes, such as somebody might make, and the tests that have to notice."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Mistake:
+class Change:
     """In this file, this becomes that."""
 
-    name: str
     path: str
     right: str
     wrong: str
+    times: int = 1
+    """How often it stands there."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What somebody might get wrong."""
+
+    name: str
+    changes: tuple[Change, ...]
+    """More than one where each place alone makes up for the other."""
     tests: tuple[str, ...]
     database: str = "sqlite"
+    needs_cluster: bool = False
+    """The tests start one, which takes its time."""
 
 
 MISTAKES = (
     Mistake(
         "ack does not ask for the lease id",
-        "models/sql/claimed_ack.sql",
-        "WHERE claimed.job_id = held.job_id AND claimed.lease_id = held.lease_id",
-        "WHERE claimed.job_id = held.job_id",
-        ("tests/lifecycle/test_finish.py", "-k", "stale"),
+        (
+            Change(
+                "models/sql/claimed_ack.sql",
+                "WHERE claimed.job_id = held.job_id AND claimed.lease_id = held.lease_id",
+                "WHERE claimed.job_id = held.job_id",
+            ),
+        ),
+        (
+            "tests/lifecycle/test_finish.py",
+            "-k",
+            "stale",
+        ),
         "postgres",
     ),
     Mistake(
         "release does not ask for the lease id",
-        "models/sql/claimed_give_back.sql",
-        "WHERE claimed.job_id = back.job_id AND claimed.lease_id = back.lease_id",
-        "WHERE claimed.job_id = back.job_id",
-        ("tests/lifecycle/test_finish.py", "-k", "stale"),
+        (
+            Change(
+                "models/sql/claimed_give_back.sql",
+                "WHERE claimed.job_id = back.job_id AND claimed.lease_id = back.lease_id",
+                "WHERE claimed.job_id = back.job_id",
+            ),
+        ),
+        (
+            "tests/lifecycle/test_finish.py",
+            "-k",
+            "stale",
+        ),
         "postgres",
     ),
     Mistake(
         "rescue takes leases that are not over",
-        "models/sql/claimed_claim_expired.sql",
-        "WHERE leased_until_us < (extract",
-        "WHERE 0 < (extract",
+        (
+            Change(
+                "models/sql/claimed_claim_expired.sql",
+                "leased_until_us < (extract",
+                "leased_until_us <> (extract",
+                times=2,
+            ),
+        ),
         ("tests/conformance/test_leases.py",),
         "postgres",
     ),
     Mistake(
         "a claim does not count the attempt",
-        "models/sql/claim.sql",
-        "queue, rank, attempts + 1, crashes",
-        "queue, rank, attempts, crashes",
+        (
+            Change(
+                "models/sql/claim.sql",
+                "queue, rank, attempts + 1, crashes",
+                "queue, rank, attempts, crashes",
+            ),
+        ),
         ("tests/conformance/test_claim.py",),
         "postgres",
     ),
     Mistake(
         "leases are never extended",
-        "cluster/leases.py",
-        "        if old:\n",
-        "        if not old:\n",
+        (Change("cluster/leases.py", "        if old:\n", "        if not old:\n"),),
         ("tests/unit/cluster/test_leases.py",),
     ),
     Mistake(
         "the fence counts from after the call",
-        "cluster/leases.py",
-        "                flight.leased_at = now\n",
-        "                flight.leased_at = time.monotonic()\n",
+        (
+            Change(
+                "cluster/leases.py",
+                "                flight.leased_at = now\n",
+                "                flight.leased_at = time.monotonic()\n",
+            ),
+        ),
         ("tests/unit/cluster/test_leases.py",),
     ),
     Mistake(
         "nobody heeds the fence",
-        "cluster/watch.py",
-        "    return bool(fence_ns) and",
-        "    return not fence_ns and",
+        (
+            Change(
+                "cluster/watch.py", "    return bool(fence_ns) and", "    return not fence_ns and"
+            ),
+        ),
         ("tests/unit/cluster/test_watch.py",),
     ),
     Mistake(
         "what is given back keeps its attempt",
-        "cluster/claims.py",
-        "attempts=flight.delivery.attempt - 1",
-        "attempts=flight.delivery.attempt",
-        ("tests/cluster/test_stop.py", "-k", "interrupted and deadline"),
+        (
+            Change(
+                "cluster/claims.py",
+                "attempts=flight.delivery.attempt - 1",
+                "attempts=flight.delivery.attempt",
+            ),
+        ),
+        (
+            "tests/cluster/test_stop.py",
+            "-k",
+            "interrupted and deadline",
+        ),
+        needs_cluster=True,
     ),
     Mistake(
         "ack and record are two transactions",
-        "lifecycle/finish.py",
-        "    with transaction.atomic(using=settings.database):\n",
-        "    if True:\n",
-        ("tests/lifecycle/test_finish.py", "-k", "not_acked"),
+        (
+            Change(
+                "lifecycle/finish.py",
+                "    with transaction.atomic(using=settings.database):\n",
+                "    if True:\n",
+            ),
+        ),
+        (
+            "tests/lifecycle/test_finish.py",
+            "-k",
+            "not_acked",
+        ),
     ),
     Mistake(
         "crashes are not counted",
-        "lifecycle/finish.py",
-        "        crashes += 1\n",
-        "        crashes += 0\n",
-        ("tests/lifecycle/test_finish.py", "-k", "moves"),
+        (Change("lifecycle/finish.py", "        crashes += 1\n", "        crashes += 0\n"),),
+        (
+            "tests/lifecycle/test_finish.py",
+            "-k",
+            "moves",
+        ),
     ),
     Mistake(
         "a snooze uses up an attempt",
-        "lifecycle/finish.py",
-        "        attempts -= 1\n",
-        "        attempts -= 0\n",
-        ("tests/lifecycle/test_finish.py", "-k", "moves"),
+        (Change("lifecycle/finish.py", "        attempts -= 1\n", "        attempts -= 0\n"),),
+        (
+            "tests/lifecycle/test_finish.py",
+            "-k",
+            "moves",
+        ),
     ),
     Mistake(
         "a recall does not look what was started",
-        "cluster/recall.py",
-        "return not is_there or number <= last_started",
-        "return not is_there",
+        (
+            Change(
+                "cluster/recall.py",
+                "return not is_there or number <= last_started",
+                "return not is_there",
+            ),
+        ),
         ("tests/unit/cluster/test_roster.py",),
     ),
     Mistake(
         "a worker does not look whether a job was recalled",
-        "cluster/worker.py",
-        "place.RECALLED_THROUGH) >= number",
-        "place.RECALLED_THROUGH) < 0",
-        ("tests/cluster/test_stop.py", "-k", "prefetched"),
+        (
+            Change(
+                "cluster/worker.py",
+                "place.RECALLED_THROUGH) >= number",
+                "place.RECALLED_THROUGH) < 0",
+            ),
+        ),
+        (
+            "tests/cluster/test_stop.py",
+            "-k",
+            "prefetched",
+        ),
+        needs_cluster=True,
     ),
     Mistake(
         "a worker takes jobs from the line of a dead pusher",
-        "cluster/workload.py",
-        "elif line is self._line and not self.is_leaving:",
-        "elif not self.is_leaving:",
+        (
+            Change(
+                "cluster/workload.py",
+                "elif line is self._line and not self.is_leaving:",
+                "elif not self.is_leaving:",
+            ),
+        ),
         ("tests/unit/cluster/test_workload.py",),
     ),
     Mistake(
         "a worker forgets what it has reported before it is recorded",
-        "cluster/workload.py",
-        "            self._reports[number] = report\n",
-        "            self._jobs.pop(number, None)\n",
+        (
+            Change(
+                "cluster/workload.py",
+                "            self._reports[number] = report\n",
+                "            self._jobs.pop(number, None)\n",
+            ),
+        ),
         ("tests/unit/cluster/test_workload.py",),
     ),
     Mistake(
         "a new pusher gives back what it has not asked about",
-        "cluster/adoption.py",
-        "return self._expected is None or bool(self._expected)",
-        "return self._expected is None",
+        (
+            Change(
+                "cluster/adoption.py",
+                "return self._expected is None or bool(self._expected)",
+                "return self._expected is None",
+            ),
+        ),
         ("tests/unit/cluster/test_adoption.py",),
     ),
     Mistake(
         "an old death is held against a new lease",
-        "cluster/adoption.py",
-        "lease_mark(orphan.delivery.lease_id) == mark",
-        "lease_mark(orphan.delivery.lease_id) != 0",
+        (
+            Change(
+                "cluster/adoption.py",
+                "lease_mark(orphan.delivery.lease_id) == mark",
+                "lease_mark(orphan.delivery.lease_id) != 0",
+            ),
+        ),
         ("tests/unit/cluster/test_adoption.py",),
     ),
     Mistake(
         "a death under a job is told once only",
-        "cluster/watch.py",
-        "            self.unsettled[worker, incarnation] = death\n",
-        "            pass\n",
-        ("tests/cluster/test_processes.py", "-k", "while_the_pusher_is_down"),
+        (
+            Change(
+                "cluster/watch.py",
+                "            self.unsettled[worker, incarnation] = death\n",
+                "            pass\n",
+            ),
+        ),
+        (
+            "tests/cluster/test_processes.py",
+            "-k",
+            "while_the_pusher_is_down",
+        ),
+        needs_cluster=True,
     ),
     Mistake(
         "a message that does not fit is dropped",
-        "cluster/channel.py",
-        "                if error.errno in TRY_LATER:\n                    return\n",
-        "                if error.errno in TRY_LATER:\n"
-        "                    self._outgoing.clear()\n",
-        ("tests/unit/cluster/test_channel.py", "-k", "kept"),
+        (
+            Change(
+                "cluster/channel.py",
+                "                if error.errno in TRY_LATER:\n                    return\n",
+                "                if error.errno in TRY_LATER:\n"
+                "                    self._outgoing.clear()\n",
+            ),
+        ),
+        (
+            "tests/unit/cluster/test_channel.py",
+            "-k",
+            "kept",
+        ),
     ),
     Mistake(
         "the monitor confirms what it could not record",
-        "cluster/monitor.py",
-        "                self.aside.append(Aside(due, pause_seconds, (number, attempted)))\n"
-        "                return\n",
-        "                self.aside.append(Aside(due, pause_seconds, (number, attempted)))\n",
+        (
+            Change(
+                "cluster/monitor.py",
+                "pause_seconds, (number, attempted)))\n                return\n",
+                "pause_seconds, (number, attempted)))\n",
+            ),
+        ),
         ("tests/unit/cluster/test_monitor.py",),
     ),
     Mistake(
         "a transaction left open goes on into the next job",
-        "cluster/connections.py",
-        "        if connection.in_atomic_block:\n            tell",
-        "        if not connection:\n            tell",
-        ("tests/cluster/test_attempts.py", "-k", "left_open"),
+        (
+            Change(
+                "cluster/connections.py",
+                "        if connection.in_atomic_block:\n            tell",
+                "        if not connection:\n            tell",
+            ),
+        ),
+        (
+            "tests/cluster/test_attempts.py",
+            "-k",
+            "left_open",
+        ),
+        needs_cluster=True,
     ),
     Mistake(
         "children of tasks ignore being told to end",
-        "cluster/process.py",
-        "        signal.signal(number, _do_nothing)\n",
-        "        signal.signal(number, signal.SIG_IGN)\n",
-        ("tests/cluster/test_attempts.py", "-k", "children_of_its_own"),
+        (
+            Change(
+                "cluster/process.py",
+                "        signal.signal(number, _do_nothing)\n",
+                "        signal.signal(number, signal.SIG_IGN)\n",
+            ),
+        ),
+        (
+            "tests/cluster/test_attempts.py",
+            "-k",
+            "children_of_its_own",
+        ),
+        needs_cluster=True,
     ),
     Mistake(
-        "a connection that was opened early is shared by all processes",
-        "cluster/crew.py",
-        "        connections.close_all()",
-        "        connections.all()",
-        ("tests/cluster/test_processes.py", "-k", "across_a_fork"),
+        "a connection that was opened early stays open in the sentinel",
+        (
+            Change(
+                "cluster/crew.py", "        connections.close_all()", "        connections.all()"
+            ),
+            Change(
+                "management/preflight.py",
+                "    connections.close_all()\n    for connection in connections.all",
+                "    for connection in [] and connections.all",
+            ),
+        ),
+        (
+            "tests/cluster/test_cli.py",
+            "-k",
+            "sentinel_has_no_connection",
+        ),
         "postgres",
+        needs_cluster=True,
     ),
     Mistake(
         "a retry under concurrency reads the database on the event loop",
-        "cluster/run_concurrently.py",
-        "        if delivery.attempt > 1:",
-        "        if delivery.attempt > 100:",
-        ("tests/cluster/test_concurrent_workers.py", "-k", "tried_again"),
+        (
+            Change(
+                "cluster/run_concurrently.py",
+                "        if delivery.attempt > 1:",
+                "        if delivery.attempt > 100:",
+            ),
+        ),
+        (
+            "tests/cluster/test_concurrent_workers.py",
+            "-k",
+            "tried_again",
+        ),
+        needs_cluster=True,
     ),
 )

@@ -18,14 +18,10 @@ def seen() -> Iterator[list[Any]]:
     tasks.seen.clear()
 
 
-COMMITTING = pytest.mark.django_db(transaction=True, available_apps=["stoker", "tests.app"])
-"""Emptying only these tables afterwards takes less time than a test does; all of them, more."""
-
-
 @pytest.fixture(
     params=[
         pytest.param("in a transaction", marks=pytest.mark.django_db),
-        pytest.param("committing", marks=COMMITTING),
+        pytest.param("committing", marks=pytest.mark.django_db(transaction=True)),
     ]
 )
 def database(request: pytest.FixtureRequest) -> str:

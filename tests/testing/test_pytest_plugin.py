@@ -76,6 +76,10 @@ def test_without_a_database(stoker_inline, stoker_drain, stoker_enqueued):
 """
 
 
+# Its project has a database of its own.
+pytestmark = pytest.mark.sqlite
+
+
 @pytest.mark.slow
 def test_the_fixtures_of_a_project(tmp_path: Path) -> None:
     for name, text in {"settings": SETTINGS, "tasks": TASKS, "test_notes": TESTS}.items():
