@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -12,7 +13,7 @@ from django.core.checks import CheckMessage
 
 from .compat import BaseTaskBackend, InvalidTask
 from .conf import Settings, problems, read_settings, settings_for
-from .exceptions import ConfigurationError, UnknownTask
+from .exceptions import ConfigurationError, InvalidTaskOption, UnknownTask
 from .tasks import AbsentTask, Call, Task
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class StokerBackend(BaseTaskBackend):
         """Check a task against this backend: when it is defined, and again when it is enqueued.
 
         Raises:
-            InvalidTask: with a sentence for the first thing that is wrong.
+            InvalidTask, InvalidTaskOption: with a sentence for the first thing that is wrong.
             UnknownTask: it only stands in for a task that is gone.
         """
         if isinstance(task, AbsentTask):
@@ -90,6 +91,11 @@ class StokerBackend(BaseTaskBackend):
                 f"{', '.join(sorted(self.queues))}; an empty list takes any name."
             )
         super().validate_task(task)
+        if getattr(task, "atomic", False) and iscoroutinefunction(task.func):
+            raise InvalidTaskOption(
+                f"{task.module_path} is async, where there are no transactions: atomic=True is for "
+                "def only."
+            )
         if len(task.module_path) > LONGEST_NAME:
             raise InvalidTask(
                 f"The name of the task {task.module_path} is longer than {LONGEST_NAME} characters."

@@ -46,6 +46,7 @@ from .options import (
     refuse_unknown,
     some_guards,
     whole,
+    yes_or_no,
 )
 
 if TYPE_CHECKING:
@@ -130,6 +131,9 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
     sequence: str | InSequence | None = option(None, in_sequence)
     """Jobs of the same key run one after another, in the order of their enqueues: a key, or an
     InSequence."""
+
+    atomic: bool = option(False, yes_or_no)
+    """Whether what it writes to the queues' database is committed with its completion, or not."""
 
     def __post_init__(self) -> None:
         """Check every option.

@@ -39,6 +39,7 @@ class Options(_Carried, total=False):
     retry_on: ErrorClasses
     give_up_on: ErrorClasses
     expires: Seconds | None
+    atomic: bool
 
 
 class Changes(_Carried, total=False):
@@ -132,6 +133,12 @@ def not_before(run_after: Any) -> dict[str, Any]:
 def option(default: Any, check: Check) -> Any:
     """A field of Task that knows its check, which gives the value to be kept."""
     return field(default=default, metadata={"check": check})
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidTaskOption(f"{name}={value!r}: write True or False.")
+    return value
 
 
 def whole(minimum: int, maximum: int) -> Check:

@@ -14,7 +14,7 @@ ended. Who gets the lock knows for certain that none of them runs any more.
     5  WORKERS           6  SLOTS (per worker)
     8  per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
-                         LEASE (see lease_mark)
+                         LEASE (see lease_mark), COMPLETING (the delivery that records itself now)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WOR
 _HEADER = 8
 INCARNATION, RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID = range(5)
 _PER_WORKER = 5
-DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE = range(7)
+DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING = range(8)
 _PER_SLOT = 8
 
 _HALVES = struct.Struct(">qq")
@@ -112,6 +112,16 @@ class Board:
 
     def set_deadline(self, worker: int, slot: int, deadline_ns: int) -> None:
         self._numbers[self._slot_start(worker, slot) + DEADLINE_NS] = deadline_ns
+
+    def complete(self, worker: int, slot: int) -> None:
+        """Say that what runs in a slot is about to record itself, and its lease to go with that."""
+        start = self._slot_start(worker, slot)
+        self._numbers[start + COMPLETING] = self._numbers[start + DELIVERY]
+
+    def is_completing(self, worker: int, delivery: int) -> bool:
+        """Whether a delivery is recording itself, or was the last in its slot to do so."""
+        starts = [self._slot_start(worker, slot) for slot in range(self[SLOTS])]
+        return any(self._numbers[start + COMPLETING] == delivery for start in starts)
 
     def vacate(self, worker: int, slot: int) -> None:
         self._numbers[self._slot_start(worker, slot) + DELIVERY] = 0

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from .channel import Closed, Stream, set_interest
 from .flights import Flight
 from .roster import Roster
+from .wire import is_recorded
 
 
 class MonitorLine:
@@ -27,8 +28,11 @@ class MonitorLine:
         self.pass_on(reported)
 
     def pass_on(self, flights: Iterable[Flight]) -> None:
-        """Send the reports of these flights; without a monitor they wait for the next one."""
-        reported = list(flights)
+        """Send the reports of these flights; without a monitor they wait for the next one. What the
+        worker itself has recorded is closed here."""
+        all_reported = list(flights)
+        reported = [flight for flight in all_reported if not _is_recorded(flight)]
+        self._roster.recorded(flight.number for flight in all_reported if _is_recorded(flight))
         if reported and self._stream is not None:
             self._stream.queue(self._roster.reports_frame(reported))
             self._serve(selectors.EVENT_WRITE)
@@ -53,3 +57,7 @@ class MonitorLine:
             self._selector.unregister(self._stream)
             self._stream.close()
             self._stream = None
+
+
+def _is_recorded(flight: Flight) -> bool:
+    return flight.report is not None and is_recorded(flight.report)

@@ -104,7 +104,11 @@ class Pusher:
         return self.roster.room() - len(self.flights.waiting) - len(self.flights.permitted)
 
     def _extend(self) -> None:
-        lost = self.claims.leases.extend_due(self.patience)
+        lost = [
+            flight
+            for flight in self.claims.leases.extend_due(self.patience)
+            if flight.worker is None or not self.board.is_completing(flight.worker, flight.number)
+        ]
         for worker in {flight.worker for flight in lost}:
             if worker is not None:
                 self.recall.recall(worker)

@@ -99,7 +99,8 @@ class Sentinel:
             case ("drained",):
                 self.stop("the queues are empty")
             case ("revoked", worker, delivery):
-                if any(job.delivery == delivery for job in self.board.occupied(worker)):
+                is_running = any(job.delivery == delivery for job in self.board.occupied(worker))
+                if is_running and not self.board.is_completing(worker, delivery):
                     self.crew.kill_worker(worker, "lost", delivery)
             case ("settled", worker, incarnation):
                 self.watch.unsettled.pop((worker, incarnation), None)

@@ -38,6 +38,8 @@ from stoker.lifecycle.outcomes import (
 
 Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str, int]
 Report = tuple[int, float | None, float, str, tuple[Any, ...]]
+RECORDED = ("recorded",)
+"""Stands in a report for an outcome that needs no recording any more."""
 
 
 def pack_job(
@@ -112,8 +114,13 @@ def pack_report(number: int, attempted: Attempted) -> Report:
         attempted.started_at,
         attempted.finished_at,
         attempted.worker_id,
-        pack_outcome(attempted.outcome),
+        RECORDED if attempted.is_recorded else pack_outcome(attempted.outcome),
     )
+
+
+def is_recorded(report: Report) -> bool:
+    """Whether the worker has recorded it, in the transaction of the task."""
+    return report[4] == RECORDED
 
 
 def open_report(report: Report, job: Job) -> Attempted:

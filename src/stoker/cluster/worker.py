@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -125,10 +126,13 @@ class Worker:
         return True
 
     def limit(self, slot: int, opened: Opened) -> None:
-        """Show when the sentinel is to kill this worker for the job in the slot."""
+        """Show when the sentinel is to kill this worker for the job in the slot, and later that it
+        should not do so for the lease's sake."""
         if opened.timeout_seconds is not None:
             seconds = opened.timeout_seconds + self.settings.timeout_grace_seconds
             self.board.set_deadline(self.number, slot, time.monotonic_ns() + round(seconds * 1e9))
+        if opened.is_atomic:
+            opened.on_completing = partial(self.board.complete, self.number, slot)
 
     def end(self, slot: int, number: int, attempted: Attempted) -> None:
         """A job is over: keep its report, send it soon."""

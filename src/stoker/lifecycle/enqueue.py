@@ -85,6 +85,7 @@ class _Line:
             self._open_transaction in (None, self._alias)
         )
         self._refuse_guards()
+        self._refuse_atomic()
 
     def send(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
         """Store the jobs; tell of them when they can be seen.
@@ -160,6 +161,14 @@ class _Line:
         for result in results:
             if not result.was_duplicate:
                 task_signals.task_enqueued.send_robust(self._sender, task_result=result)
+
+    def _refuse_atomic(self) -> None:
+        if getattr(self.task, "atomic", False) and not self.broker.capabilities.transactional:
+            raise InvalidTask(
+                f"{self.task.module_path} has atomic=True, and the jobs of "
+                f"{self.broker.info()['broker']} have no transaction to be part of: let BROKER be "
+                "the database."
+            )
 
     def _refuse_guards(self) -> None:
         if is_guarded(self.task) and not self.broker.capabilities.guards:

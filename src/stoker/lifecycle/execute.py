@@ -54,6 +54,12 @@ class Opened:
     started_at: float
     result: Result[Any] | None
     """None while nobody asks for it."""
+    on_completing: Callable[[], object] = lambda: None
+    """Called when an atomic task has returned, before that is recorded in its transaction."""
+
+    @property
+    def is_atomic(self) -> bool:
+        return bool(getattr(self.task, "atomic", False))
 
     @property
     def timeout_seconds(self) -> float | None:
@@ -92,15 +98,14 @@ class Executor:
     def run_opened(self, opened: Opened) -> Attempted:
         token = self._announce(opened)
         try:
-            with self._limit(None if opened.is_async else opened.timeout_seconds):
-                value = self._call(opened)
-            outcome: Outcome = outcomes.Succeeded(self._value(value))
+            value, outcome = self._complete(opened) if opened.is_atomic else self._try(opened)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
             return self._raised(opened, error)
         else:
-            return self._concluded(opened, outcome, value)
+            attempted = self._concluded(opened, outcome, value)
+            return replace(attempted, is_recorded=opened.is_atomic)
         finally:
             current.reset(token)
 
@@ -179,6 +184,22 @@ class Executor:
                 step = min(int(age_seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
                 return outcomes.Snoozed(UNKNOWN_TASK_DELAYS_SECONDS[step], str(error))
         return outcomes.Failed(fault_of(error), reason)
+
+    def _complete(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
+        """Run an atomic task and record it, in one transaction."""
+        from .atomic import run_and_record  # it needs the broker, which other tasks don't
+
+        def attempted(ran: tuple[Any, outcomes.Succeeded]) -> Attempted:
+            opened.on_completing()
+            started_at = opened.started_at
+            return Attempted(opened.delivery, ran[1], self.worker_id, started_at, time.time())
+
+        return run_and_record(self.settings, lambda: self._try(opened), attempted)
+
+    def _try(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
+        with self._limit(None if opened.is_async else opened.timeout_seconds):
+            value = self._call(opened)
+        return value, outcomes.Succeeded(self._value(value))
 
     def _call(self, opened: Opened) -> Any:
         positional = self._arguments(opened)

@@ -101,3 +101,5 @@ class Attempted:
     started_at: float | None
     """Seconds since 1970 by the worker's clock: shown, never decided on. None = not known."""
     finished_at: float
+    is_recorded: bool = False
+    """Whether that was done in the transaction of the task itself."""

@@ -173,7 +173,8 @@ class Runner:
     def _try(self, delivery: Delivery) -> Ran:
         with _between_savepoints():
             attempted = self._executor.run(delivery)
-        finish(self.settings, self.broker, [_without_waiting(attempted)])
+        if not attempted.is_recorded:
+            finish(self.settings, self.broker, [_without_waiting(attempted)])
         return self._told(attempted)
 
     def _told(self, attempted: Attempted) -> Ran:

@@ -1,0 +1,76 @@
+"""Atomic: what a task writes, and that it is done, are committed together or not at all.
+
+::
+
+    BEGIN
+        the task        raises: rolled back. What it raised is recorded then, as of any task.
+        ack, result     the lease is stale: rolled back. Somebody else has the job.
+    COMMIT              raises: nobody guesses what the database made of it. It is reported as a
+                        failure, and recorded as one only if the lease is still there: it goes with
+                        the commit. As long as that is not decided, the lease's row is locked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import transaction
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Lease
+from stoker.compat import InvalidTask
+from stoker.conf import Settings
+
+from .finish import finish
+from .outcomes import Attempted
+
+logger = logging.getLogger("stoker")
+
+T = TypeVar("T")
+
+
+class LeaseLost(Exception):
+    """An attempt had come to its end when somebody else had the job: nothing of it is kept."""
+
+
+def run_and_record(
+    settings: Settings, run: Callable[[], T], attempted_of: Callable[[T], Attempted]
+) -> T:
+    """Run a task and record that it succeeded, in one transaction on the database of the queues.
+
+    Args:
+        run: the task, its time limit included: that must be over when the attempt is recorded.
+        attempted_of: the attempt, given what ``run`` returned.
+
+    Returns:
+        What ``run`` returned; it is recorded.
+
+    Raises:
+        LeaseLost: nothing is written, and there is nothing to record.
+        Exception: as the task did, or the COMMIT. It is to be recorded, unless the lease is stale.
+    """
+    alias, broker = settings.database, broker_for(settings)
+    if not broker.capabilities.transactional:
+        raise InvalidTask(
+            f"A task with atomic=True needs a queue in the database, and {broker.info()['broker']} "
+            "is none."
+        )
+    is_committed: list[bool] = []
+    try:
+        with transaction.atomic(using=alias):
+            # Before any that the task adds, which may raise after the commit.
+            transaction.on_commit(lambda: is_committed.append(True), using=alias, robust=True)
+            ran = run()
+            _refuse_stale(finish(settings, broker, [attempted_of(ran)]))
+    except Exception:
+        if not is_committed:
+            raise
+        logger.exception("A hook of on_commit failed; its job is done and recorded all the same.")
+    return ran
+
+
+def _refuse_stale(stale: set[Lease]) -> None:
+    if stale:
+        raise LeaseLost("The lease was lost before the job could be recorded as done.")

@@ -1,0 +1,119 @@
+"""Tasks with atomic=True, and what may go wrong in them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from django.db import IntegrityError, connection, models, transaction
+
+from stoker import Cancel, Retry, Snooze, task
+
+from tests.app import tasks
+from tests.app.models import Account
+
+TRIES = {"max_attempts": 3, "backoff": 0.01}
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add(account_id: int, seconds: float = 0.0) -> int:
+    """Add 1, and be in the middle of it for a while."""
+    time.sleep(seconds / 2)
+    Account.objects.filter(pk=account_id).update(total=models.F("total") + 1)
+    time.sleep(seconds / 2)
+    return account_id
+
+
+@task
+def add_without(account_id: int, seconds: float = 0.0) -> int:
+    """The same without."""
+    Account.objects.filter(pk=account_id).update(total=models.F("total") + 1)
+    time.sleep(seconds)
+    return account_id
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add_and_enqueue(account_id: int) -> str:
+    add.func(account_id)
+    return tasks.nothing.enqueue().id
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add_and_raise(account_id: int, what: str) -> None:
+    add_and_enqueue.func(account_id)
+    raise {
+        "error": ValueError("no"),
+        "retry": Retry(0.01),
+        "snooze": Snooze(0.01),
+        "cancel": Cancel("enough"),
+        "exit": SystemExit(1),
+    }[what]
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add_and_return_what_cannot_be_kept(account_id: int) -> object:
+    add.func(account_id)
+    return {1, 2, 3}
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add_and_swallow_a_database_error(account_id: int) -> None:
+    """What Django then says of the transaction is what the task should have said."""
+    add.func(account_id)
+    try:
+        with transaction.atomic(savepoint=False):
+            Account.objects.create(pk=account_id)
+    except IntegrityError:
+        pass
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add_and_close_the_connection(account_id: int) -> None:
+    add.func(account_id)
+    connection.close()
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add_with_a_hook_that_raises(account_id: int) -> None:
+    add.func(account_id)
+    transaction.on_commit(_raise)
+
+
+def _raise() -> None:
+    raise ValueError("after the commit")
+
+
+@task(atomic=True, max_attempts=3)
+def add_and_die_once(account_id: int, path: str, moment: str) -> None:
+    """Killed before the commit, or right after it; the second time it lives."""
+    add.func(account_id)
+    if Path(path).exists():
+        return
+    Path(path).touch()
+    if moment == "before":
+        _die()
+    transaction.on_commit(_die)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(atomic=True)
+def add_and_stay_after_the_commit(account_id: int, seconds: float, path: str) -> None:
+    """Touches the file when the hook is over."""
+    add.func(account_id)
+    transaction.on_commit(lambda: time.sleep(seconds))
+    transaction.on_commit(Path(path).touch)
+
+
+@task(atomic=True, max_attempts=1, timeout=0.3)
+def add_too_long(account_id: int, seconds: float) -> None:
+    add.func(account_id)
+    time.sleep(seconds)
+
+
+@task(atomic=True, max_attempts=1, timeout=0.3)
+def add_and_swallow_the_timeout(account_id: int, seconds: float) -> None:
+    add.func(account_id)
+    tasks.swallow_timeout.func(seconds)

@@ -1,0 +1,90 @@
+"""Tasks with atomic=True in a real cluster: who dies when, and what is recorded of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker import Task
+from stoker.models import Claimed, Job
+
+from tests.app import atomic
+from tests.app.models import Account
+from tests.cluster.clusters import ProcessCluster, wait_for
+from tests.cluster.ends import End, end_of, value_of
+
+LEASE_SECONDS = 2.0
+
+pytestmark = pytest.mark.usefixtures("db")
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def cluster(
+    request: pytest.FixtureRequest, share_cluster: Callable[..., ProcessCluster]
+) -> ProcessCluster:
+    """In the main thread, and in threads beside an event loop."""
+    return share_cluster(
+        CONCURRENCY=request.param, LEASE_SECONDS=LEASE_SECONDS, TIMEOUT_GRACE_SECONDS=0.3
+    )
+
+
+@pytest.fixture
+def account() -> Account:
+    return Account.objects.create()
+
+
+def total(account: Account) -> int:
+    account.refresh_from_db()
+    return account.total
+
+
+def kinds(end: End) -> list[str]:
+    return [one.kind for one in end.attempts]
+
+
+def test_many_at_once_count_once_each(account: Account, cluster: ProcessCluster) -> None:
+    results = atomic.add.enqueue_many([((account.pk,), {})] * 50)
+    for result in results:
+        assert value_of(result, cluster) == account.pk
+    assert total(account) == 50
+    assert not Claimed.objects.filter(job_id__in=[one.id for one in results]).exists()
+
+
+@pytest.mark.parametrize(("moment", "died"), [("before", ["crashed"]), ("after", [])])
+def test_a_worker_that_dies_around_the_commit(
+    account: Account, cluster: ProcessCluster, tmp_path: Path, moment: str, died: list[str]
+) -> None:
+    """After the commit nobody hears of it from the worker, and nothing is tried again."""
+    end = end_of(
+        atomic.add_and_die_once.enqueue(account.pk, str(tmp_path / "died"), moment), cluster
+    )
+    assert (end.job.status, kinds(end)) == (Job.Status.SUCCESSFUL, died)
+    assert end.job.attempts == 1 + len(died)
+    # Another of the same worker comes through, whatever the crash had meant.
+    assert value_of(atomic.add.enqueue(account.pk), cluster) == account.pk
+    assert total(account) == 2
+
+
+@pytest.mark.parametrize("one", [atomic.add_too_long, atomic.add_and_swallow_the_timeout])
+def test_a_time_out_leaves_nothing(
+    account: Account, cluster: ProcessCluster, one: Task[..., None]
+) -> None:
+    """The soft one, and the hard one."""
+    end = end_of(one.enqueue(account.pk, 30.0), cluster)
+    assert end.dead_letter is not None
+    assert (end.dead_letter.reason, kinds(end)) == ("timeout", ["timed_out"])
+    assert total(account) == 0
+
+
+def test_a_worker_is_left_alone_when_its_lease_went_with_the_commit(
+    account: Account, cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    """Hooks of on_commit may go on for longer than the lease would have lasted."""
+    said_before, hook_is_over = len(cluster.text()), tmp_path / "over"
+    stays = atomic.add_and_stay_after_the_commit.enqueue(
+        account.pk, 1.5 * LEASE_SECONDS, str(hook_is_over)
+    )
+    assert end_of(stays, cluster).job.attempts == 1
+    wait_for(hook_is_over.exists, cluster.tail)
+    assert "lost" not in cluster.text()[said_before:]
+    assert "killed" not in cluster.text()[said_before:]

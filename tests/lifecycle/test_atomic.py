@@ -1,0 +1,259 @@
+"""What a task with atomic=True writes, and that it is done: both or neither."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import OperationalError, connection
+
+from stoker import task
+from stoker.brokers import broker_for
+from stoker.brokers.base import Broker, Delivery
+from stoker.compat import InvalidTask
+from stoker.conf import settings_for
+from stoker.exceptions import InvalidTaskOption
+from stoker.lifecycle import atomic as machinery
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted, Cancelled, Failed, Retry, Snoozed, Succeeded
+from stoker.models import Attempt, Claimed, Job
+from stoker.testing import drain
+
+from tests.app import atomic, tasks
+from tests.app.models import Account
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return broker_for(settings_for())
+
+
+@pytest.fixture
+def account() -> Account:
+    return Account.objects.create()
+
+
+@pytest.fixture
+def claim(broker: Broker) -> Callable[[], Delivery]:
+    def claim_one() -> Delivery:
+        (delivery,) = broker.claim(["default"], 1, holder=uuid4(), lease_seconds=60)
+        return delivery
+
+    return claim_one
+
+
+def run(delivery: Delivery, **options: Any) -> Attempted:
+    return Executor(settings_for(), worker_id="w", **options).run(delivery)
+
+
+def total(account: Account) -> int:
+    account.refresh_from_db()
+    return account.total
+
+
+def statuses() -> list[str | None]:
+    return list(Job.objects.order_by("enqueued_at", "pk").values_list("status", flat=True))
+
+
+# -- done -----------------------------------------------------------------------------------------
+
+
+def test_effects_result_and_follow_up_are_there_together(
+    account: Account, claim: Callable[[], Delivery]
+) -> None:
+    result = atomic.add_and_enqueue.enqueue(account.pk)
+    attempted = run(claim())
+    assert isinstance(attempted.outcome, Succeeded)
+    assert attempted.is_recorded
+    result.refresh()
+    assert (total(account), result.status.value) == (1, "SUCCESSFUL")
+    assert result.worker_ids == ["w"]
+    assert not Claimed.objects.exists()
+    follow_up = claim()
+    assert str(follow_up.job_id) == result.return_value
+
+
+def test_it_is_recorded_before_the_commit_and_not_after_it(
+    account: Account, claim: Callable[[], Delivery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two a worker may die."""
+    atomic.add.enqueue(account.pk)
+    delivery = claim()
+    seen = []
+
+    def look_and_commit() -> None:
+        seen.append((statuses(), Claimed.objects.count()))
+        connection.connection.commit()
+
+    monkeypatch.setattr(connection, "_commit", look_and_commit)
+    run(delivery)
+    assert seen == [(["SUCCESSFUL"], 0)]
+
+
+def test_nobody_records_it_a_second_time(
+    account: Account, broker: Broker, claim: Callable[[], Delivery]
+) -> None:
+    """As it is judged when the worker dies before it can say that it has recorded its job."""
+    atomic.add.enqueue(account.pk)
+    delivery = claim()
+    attempted = run(delivery)
+    assert finish(settings_for(), broker, [attempted]) == {delivery.lease}
+    assert statuses() == ["SUCCESSFUL"]
+
+
+def test_a_hook_that_raises_after_the_commit_undoes_nothing(
+    account: Account, claim: Callable[[], Delivery]
+) -> None:
+    atomic.add_with_a_hook_that_raises.enqueue(account.pk)
+    attempted = run(claim())
+    assert attempted.is_recorded
+    assert isinstance(attempted.outcome, Succeeded)
+    assert (total(account), statuses()) == (1, ["SUCCESSFUL"])
+
+
+def test_nothing_is_raised_in_the_task_any_more_while_it_is_recorded(
+    account: Account, claim: Callable[[], Delivery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The soft time-out is raised wherever the thread is."""
+    limited = []
+    during_finish = []
+
+    @contextmanager
+    def limit(seconds: float | None) -> Iterator[None]:
+        limited.append(seconds)
+        yield
+        limited.clear()
+
+    def look_and_finish(*arguments: Any) -> Any:
+        during_finish.append(list(limited))
+        return finish(*arguments)
+
+    monkeypatch.setattr(machinery, "finish", look_and_finish)
+    atomic.add.using(timeout=5).enqueue(account.pk)
+    assert run(claim(), limit=limit).is_recorded
+    assert during_finish == [[]]
+
+
+# -- not done -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome"),
+    [
+        ("error", Retry),
+        ("retry", Retry),
+        ("snooze", Snoozed),
+        ("cancel", Cancelled),
+        ("exit", Retry),
+    ],
+)
+def test_whatever_is_raised_nothing_is_kept_of_what_was_written(
+    account: Account, broker: Broker, claim: Callable[[], Delivery], what: str, outcome: type
+) -> None:
+    atomic.add_and_raise.enqueue(account.pk, what)
+    attempted = run(claim())
+    assert isinstance(attempted.outcome, outcome)
+    assert not attempted.is_recorded
+    assert (total(account), Job.objects.count(), Claimed.objects.count()) == (0, 1, 1)
+    assert finish(settings_for(), broker, [attempted]) == set()
+    assert statuses() == ["CANCELLED" if what == "cancel" else None]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        atomic.add_and_return_what_cannot_be_kept,
+        atomic.add_and_swallow_a_database_error,
+        atomic.add_and_close_the_connection,
+    ],
+    ids=lambda one: one.name,
+)
+def test_what_cannot_be_committed_is_a_failure(
+    account: Account, claim: Callable[[], Delivery], one: Any
+) -> None:
+    one.enqueue(account.pk)
+    attempted = run(claim())
+    assert isinstance(attempted.outcome, Retry | Failed)
+    assert not attempted.is_recorded
+    assert (total(account), statuses()) == (0, [None])
+
+
+def test_who_has_lost_the_lease_has_written_nothing(
+    account: Account, broker: Broker, claim: Callable[[], Delivery]
+) -> None:
+    atomic.add.enqueue(account.pk)
+    late = claim()
+    Claimed.objects.update(leased_until_us=0)
+    (newer,) = broker.claim_expired(1, holder=uuid4(), lease_seconds=60)
+    attempted = run(late)
+    assert not attempted.is_recorded
+    assert isinstance(attempted.outcome, Retry)
+    assert attempted.outcome.fault.exception_class.endswith("LeaseLost")
+    assert finish(settings_for(), broker, [attempted]) == {late.lease}
+    assert (total(account), statuses()) == (0, [None])
+    assert run(newer._replace(package=late.package)).is_recorded
+    assert (total(account), statuses()) == (1, ["SUCCESSFUL"])
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_commit_of_unknown_end_is_looked_up(
+    account: Account,
+    broker: Broker,
+    claim: Callable[[], Delivery],
+    monkeypatch: pytest.MonkeyPatch,
+    is_committed: bool,
+) -> None:
+    """The connection breaks while it is being asked for the commit, and after the answer was sent.
+    Whoever records the attempt sees by the lease what became of it."""
+    atomic.add.enqueue(account.pk)
+    delivery = claim()
+
+    def commit_and_break() -> None:
+        if is_committed:
+            connection.connection.commit()
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_commit", commit_and_break)
+        attempted = run(delivery)
+    assert isinstance(attempted.outcome, Retry)
+    assert not attempted.is_recorded
+    stale = finish(settings_for(), broker, [attempted])
+    assert stale == ({delivery.lease} if is_committed else set())
+    assert Attempt.objects.count() == (0 if is_committed else 1)
+    assert statuses() == (["SUCCESSFUL"] if is_committed else [None])
+    drain(include_deferred=True)
+    assert (total(account), statuses()) == (1, ["SUCCESSFUL"])
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+def test_async_tasks_are_refused_where_they_are_defined() -> None:
+    with pytest.raises(InvalidTaskOption, match="add_later is async"):
+        task(atomic=True)(tasks.add_later.func)
+
+
+def test_it_is_yes_or_no() -> None:
+    with pytest.raises(InvalidTaskOption, match="atomic='yes': write True or False"):
+        task(atomic="yes")(tasks.add.func)  # type: ignore[call-overload] # that is the point
+
+
+def test_it_belongs_to_the_task() -> None:
+    with pytest.raises(InvalidTaskOption, match="it belongs into @task"):
+        tasks.add.using(atomic=True)  # type: ignore[call-arg] # as above
+
+
+def test_a_queue_elsewhere_is_refused(settings: Any) -> None:
+    settings.TASKS = {
+        "default": {
+            "BACKEND": "stoker.backend.StokerBackend",
+            "OPTIONS": {"BROKER": "memory://"},
+        }
+    }
+    with pytest.raises(InvalidTask, match="let BROKER be the database"):
+        atomic.add.enqueue(1)
