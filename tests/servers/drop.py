@@ -2,11 +2,12 @@
 
 Usage: python -m tests.servers.drop RUN        (needs the drivers, so it is run in .venv)
 
-Only names that begin with `stoker_` and hold the run's own word are touched.
+Only databases whose names tests/settings/base.py makes of the run's own word are touched.
 """
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable
 from urllib.parse import unquote, urlsplit
@@ -19,7 +20,7 @@ def drop_on_postgres(url: str, run: str) -> None:
 
     with psycopg.connect(url, autocommit=True, connect_timeout=5) as connection:
         rows = connection.execute("SELECT datname FROM pg_database").fetchall()
-        for name in _names_of(run, (row[0] for row in rows)):
+        for name in names_of(run, (row[0] for row in rows)):
             drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
             connection.execute(drop.format(sql.Identifier(name)))
 
@@ -38,13 +39,15 @@ def drop_on_mariadb(url: str, run: str) -> None:
     )
     with connection.cursor() as cursor:
         cursor.execute("SHOW DATABASES")
-        for name in _names_of(run, [row[0] for row in cursor.fetchall()]):
+        for name in names_of(run, [row[0] for row in cursor.fetchall()]):
             cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
     connection.close()
 
 
-def _names_of(run: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith("stoker_") and f"_{run}" in name]
+def names_of(run: str, names: Iterable[str]) -> list[str]:
+    """Those of these names that are the run's: its word is whole, for another's may begin so."""
+    ours = re.compile(rf"stoker_(?:test_)?(?!test_)[a-z]+_{re.escape(run)}(?:_.*)?")
+    return [name for name in names if ours.fullmatch(name)]
 
 
 if __name__ == "__main__":
