@@ -16,6 +16,7 @@
     │   └── BrokerUnavailable                            retried with back-off by the cluster
     ├── NotMigrated                                      the tables are not there yet
     ├── DuplicateJob                                     the key is taken, and "raise" was asked for
+    ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
     ├── LockError
     │   ├── LockBusy                  (also TimeoutError) another has the lock
     │   ├── LockLost                                      it is held no longer
@@ -101,6 +102,10 @@ class DuplicateJob(StokerError):
     def __init__(self, sentence: str, result: Any = None) -> None:
         super().__init__(sentence)
         self.result = result
+
+
+class DeadLetterNotFound(StokerError, LookupError):
+    """There is no dead letter of that id, or not any more."""
 
 
 class LockError(StokerError):

@@ -9,7 +9,7 @@ import uuid
 
 STEP_BITS = 8
 """Ids that close belong to one job: its needs have those that follow its own."""
-_LAST_ID = (1 << 128) - 1
+RANDOM_PART = (1 << 62) - 1
 _lock = threading.Lock()
 _last_tick = 0
 
@@ -21,8 +21,9 @@ def new_job_id() -> uuid.UUID:
 
 def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
     """A fresh id that sorts right after this one: for a job that takes its place in line."""
-    step = 1 + int.from_bytes(os.urandom(5), "big")
-    return uuid.UUID(int=min(job_id.int + (step << STEP_BITS), _LAST_ID))
+    room = (RANDOM_PART - (job_id.int & RANDOM_PART)) >> STEP_BITS  # the bits before say the kind
+    step = 1 + int.from_bytes(os.urandom(5), "big") % max(1, min(room, 1 << 40))
+    return uuid.UUID(int=job_id.int + (step << STEP_BITS))
 
 
 def new_lease_id() -> int:

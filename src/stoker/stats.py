@@ -97,7 +97,7 @@ class FinishedCounts:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCounts:
-    """How many dead letters there are."""
+    """How many dead letters are open, or carried on by a job."""
 
     total: int
     by_reason: Mapping[str, int]
@@ -198,7 +198,7 @@ def finished(settings: Settings) -> FinishedCounts:
 def dead_letters(settings: Settings) -> DeadLetterCounts:
     """The dead letters by reason. Raises: as ``overview``."""
     with explained(settings.database):
-        shares = shares_of(DeadLetter.objects.using(settings.database), "reason")
+        shares = shares_of(DeadLetter.objects.using(settings.database).unclosed(), "reason")
     by_reason = dict(sorted(shares.numbers.items()))
     return DeadLetterCounts(sum(by_reason.values()), by_reason, shares.is_exact)
 

@@ -48,6 +48,29 @@ def resolve(alias: str, succeeded: Sequence[UUID]) -> None:
             letters.close(letter, DeadLetter.State.RESOLVED, "", f"job {job_id} succeeded")
 
 
+def note_successors(alias: str, enqueued: Mapping[str, UUID]) -> None:
+    """Newer jobs of the same unique keys carry on what is open there. No entry is changed: that
+    would lock it, in a transaction that may last.
+
+    Args:
+        enqueued: logical job -> the new one.
+    """
+    if not enqueued:
+        return
+    letters = DeadLetter.objects.using(alias).unclosed().filter(identity__in=enqueued)
+    notes = [
+        Requeue(
+            job_id=enqueued[identity],
+            identity=identity,
+            from_job_id=job_id,
+            kind=Requeue.By.SUCCESSOR,
+        )
+        for identity, job_id in letters.values_list("identity", "job_id")
+    ]
+    if notes:
+        Requeue.objects.using(alias).bulk_create(notes, ignore_conflicts=True)
+
+
 def key_of(identity: str) -> str:
     """The name of the unique key that a logical job is known by; "" = it has none."""
     return identity.rpartition(" ")[0]

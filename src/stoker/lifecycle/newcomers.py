@@ -20,6 +20,7 @@ from stoker.package import Package
 from stoker.results import Result, fetch_many
 from stoker.waiting import Commitment
 
+from .dead_letters import note_successors
 from .uniqueness import CHANGES, Decision, Fate, Keys
 
 
@@ -144,7 +145,16 @@ class Newcomers:
             else:
                 changed.append((held, as_new_job(message)))
         self._line.broker.enqueue(messages)
+        note_successors(self._alias, self._enqueued())
         return waiting_jobs.replace(self._alias, changed) | waiting_jobs.lines_of(self._alias, kept)
+
+    def _enqueued(self) -> dict[str, UUID]:
+        """Logical job -> the new one."""
+        return {
+            group.members[0].package.options.identity: group.decision.job_id
+            for group in self._groups.values()
+            if group.fate is Fate.ENQUEUED
+        }
 
     def _results(self) -> list[Result[Any]]:
         of_jobs = self._results_of(self._groups.values())

@@ -140,6 +140,10 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
                 cursor.executemany(text, _as_parameters(takings, Written(connection)))
             return bool(cursor.rowcount == len(takings))
 
+    def let_go(self, key_id: UUID, job_id: UUID) -> None:
+        """This job, which has ended, has the key no longer, even if its period is not over."""
+        self.filter(pk=key_id, job_id=job_id, until_us__gt=0).update(until_us=0)
+
     def forget(self, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
         """Delete keys that are not taken any more.
 

@@ -1,0 +1,263 @@
+"""Requeue: a job that carries on a dead letter, in one transaction with the note of it.
+
+The new job has the arguments and options of the one that failed, sealed again, and an id that sorts
+right after its: it takes that job's place in line, also at the head of a sequence that was halted.
+Its guards are those that the task has by now.
+
+Nothing is locked that a caller's long transaction may hold while others wait for it: first the
+unique key, then the keys of guards, and the dead letter last, by an UPDATE that changes nothing if
+it is not any more as it was seen. Then all of it is taken back.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from django.db import OperationalError, connections, transaction
+
+from stoker.brokers import broker_for
+from stoker.compat import InvalidTask, task_backends, task_signals
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, StokerError, UnreadablePackage
+from stoker.finding import find_task
+from stoker.guards.keys import UniqueClaim
+from stoker.ids import following_job_id
+from stoker.models import DeadLetter, Job, Requeue, UniqueKey
+from stoker.models.conflicts import is_conflict
+from stoker.models.guard_upkeep import look_after
+from stoker.models.halting import pass_on
+from stoker.package import Package, sealer_for
+from stoker.results import Result
+from stoker.waiting import Commitment
+
+from .dead_letters import key_of
+from .newcomers import Newcomer, Newcomers
+from .sealing import Sealing
+
+TRIES = 10
+RETRY_SECONDS = 0.05
+
+
+class Fate(Enum):
+    """What became of what was to be done about a dead letter."""
+
+    REQUEUED = "requeued"
+    """There is a new job."""
+    DISCARDED = "discarded"
+    """It is closed."""
+    NEWER = "newer"
+    """There is a newer job of the same unique key already: that one wins."""
+    UNDER_WAY = "under_way"
+    """It was sent again before, and that job has not ended."""
+    CLOSED = "closed"
+    """It is resolved or discarded."""
+    GONE = "gone"
+    """There is no such dead letter."""
+    REFUSED = "refused"
+    """No job can be made of it; ``because`` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one dead letter."""
+
+    dead_letter_id: UUID
+    fate: Fate
+    job_id: UUID | None = None
+    """The new job; or the one that is there already."""
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a dead letter is to be sent again, who says so, and why."""
+
+    by: str = ""
+    because: str = ""
+    kind: str = Requeue.By.PERSON
+    args: Sequence[Any] | None = None
+    """None = those of the job that failed."""
+    kwargs: Mapping[str, Any] | None = None
+    queue: str | None = None
+    run_after: datetime | timedelta | float | None = None
+
+
+class _Changed(Exception):
+    """The dead letter is not any more as it was seen."""
+
+
+def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> Answer:
+    """Send a dead letter again. Never makes two jobs that are alive of one, whoever else tries."""
+    alias = settings.database
+    is_ours = not connections[alias].in_atomic_block
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return _Requeue(settings, dead_letter_id, wish).run()
+        except _Changed:
+            if not tries_left:
+                raise BrokerUnavailable(
+                    f"The dead letter {dead_letter_id} changes faster than it can be looked at, or "
+                    "the open transaction does not see what others have committed: try again."
+                ) from None
+        except (BrokerUnavailable, OperationalError) as error:
+            if not (tries_left and is_ours and is_conflict(error)):
+                raise
+        time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
+    raise AssertionError("the loop returns or raises")
+
+
+class _Requeue:
+    """One try. Also the line that its newcomer is in."""
+
+    def __init__(self, settings: Settings, dead_letter_id: UUID, wish: Wish) -> None:
+        self.broker = broker_for(settings)
+        self.commitment = Commitment()
+        self._settings = settings
+        self._alias = settings.database
+        self._id = dead_letter_id
+        self._wish = wish
+        self._letters = DeadLetter.objects.using(self._alias)
+        self._sealing: Sealing | None = None
+        self._neglected: set[UUID] = set()
+        self._queues: set[str] = set()
+
+    def run(self) -> Answer:
+        seen = self._letters.filter(pk=self._id).first()
+        if seen is None:
+            return Answer(self._id, Fate.GONE, None, "there is no such dead letter")
+        known = self._known(seen)
+        if known is not None:
+            return known
+        try:
+            newcomer = self._newcomer(seen)
+        except (StokerError, InvalidTask, TypeError, ValueError) as error:
+            return Answer(self._id, Fate.REFUSED, None, _sentence(error))
+        with transaction.atomic(using=self._alias):
+            answer, result = self._send(seen, newcomer)
+            transaction.on_commit(self._commit, using=self._alias, robust=True)
+        if answer.fate is Fate.REQUEUED:
+            sender = type(task_backends[self._settings.alias])
+            task_signals.task_enqueued.send_robust(sender, task_result=result)
+        return answer
+
+    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+        """See ``Line``."""
+        assert self._sealing is not None
+        return self._sealing.again(newcomer, job_id, run_after)
+
+    def _known(self, seen: DeadLetter) -> Answer | None:
+        """The answer, where none is to be made."""
+        if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
+            return Answer(self._id, Fate.CLOSED, None, f"it is {seen.state}")
+        if seen.successor_id is not None and is_alive(self._alias, seen.successor_id):
+            sentence = f"job {seen.successor_id} carries it on already"
+            return Answer(self._id, Fate.UNDER_WAY, seen.successor_id, sentence)
+        return None
+
+    def _newcomer(self, seen: DeadLetter) -> Newcomer:
+        old = self._opened(seen)
+        task = self._task(seen, old)
+        self._sealing = Sealing(self._settings, task, self.commitment)
+        args = old.args if self._wish.args is None else tuple(self._wish.args)
+        kwargs = old.kwargs if self._wish.kwargs is None else dict(self._wish.kwargs)
+        (fresh,) = self._sealing.seal([(args, kwargs)])
+        is_same_call = self._wish.args is None and self._wish.kwargs is None
+        claim = fresh.claim
+        if claim is None and is_same_call:
+            claim = _claim_of(seen.identity)
+        job_id = following_job_id(seen.job_id)
+        package = replace(
+            fresh.package,
+            job_id=job_id,
+            options=replace(
+                old.options,
+                identity=seen.identity,
+                expires_at=fresh.package.options.expires_at,
+            ),
+            metadata=old.metadata,
+        )
+        message = replace(
+            fresh.message, job_id=job_id, package=sealer_for(self._settings).seal(package)
+        )
+        result = replace(fresh.result, id=str(job_id))
+        return Newcomer(package, message, result, claim and claim._replace(on_conflict="keep"))
+
+    def _opened(self, seen: DeadLetter) -> Package:
+        """What is said anew need not be read."""
+        try:
+            return sealer_for(self._settings).open(bytes(seen.package))
+        except UnreadablePackage as error:
+            if self._wish.args is None and self._wish.kwargs is None:
+                raise UnreadablePackage(f"{error} Say its arguments to send it again.") from error
+            return Package(seen.job_id, seen.task, (), {}, seen.queue, seen.priority, 0.0)
+
+    def _task(self, seen: DeadLetter, old: Package) -> Any:
+        task = find_task(old.task or seen.task)
+        changes: dict[str, Any] = {
+            "queue_name": self._wish.queue or seen.queue,
+            "priority": seen.priority,
+            "backend": self._settings.alias,
+        }
+        if self._wish.run_after is not None:
+            changes["run_after"] = self._wish.run_after
+        return task.using(**changes)
+
+    def _send(self, seen: DeadLetter, newcomer: Newcomer) -> tuple[Answer, Result[Any]]:
+        if newcomer.claim is not None:
+            UniqueKey.objects.using(self._alias).let_go(newcomer.claim.key_id, seen.job_id)
+        (result,), self._neglected = Newcomers(self, [newcomer]).store()
+        job_id = UUID(result.id)
+        requeues = Requeue.objects.using(self._alias)
+        note = Requeue(
+            job_id=job_id,
+            identity=seen.identity,
+            from_job_id=seen.job_id,
+            kind=Requeue.By.SUCCESSOR if result.was_duplicate else self._wish.kind,
+            by=self._wish.by[:150],
+            because=self._wish.because[:255],
+        )
+        if result.was_duplicate:
+            requeues.bulk_create([note], ignore_conflicts=True)
+            sentence = f"the newer job {job_id} has its key"
+            return Answer(self._id, Fate.NEWER, job_id, sentence), result
+        requeues.filter(pk=job_id).delete()  # it was noted as any newer job of the key is
+        requeues.bulk_create([note])
+        self._queues = {newcomer.message.queue} | pass_on(self._alias, seen.job_id, job_id)
+        wish = self._wish
+        if not self._letters.note_requeue(seen, job_id, wish.by, wish.because):
+            raise _Changed
+        return Answer(self._id, Fate.REQUEUED, job_id), result
+
+    def _commit(self) -> None:
+        self.commitment.is_made = True
+        if self._neglected:
+            look_after(self._alias, self._neglected)
+        if self._queues:
+            self.broker.wake_up(self._queues)
+
+
+def is_alive(alias: str, job_id: UUID) -> bool:
+    """Whether that job has not ended."""
+    return Job.objects.using(alias).filter(pk=job_id, status=None).exists()
+
+
+def _claim_of(identity: str) -> UniqueClaim | None:
+    """The key that the failed job was given by ``using(unique=...)``, which the task does not know
+    of."""
+    name = key_of(identity)
+    if not name:
+        return None
+    key_id = UUID(identity.rpartition(" ")[2])
+    return UniqueClaim(key_id, name, "finished", 0, "keep", 0, None, blocks_overlap=False)
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,37 @@
+"""Tasks that fail until somebody mends what they need, as a dead letter's do."""
+
+from stoker import InSequence, Unique, task
+
+broken: set[str] = set()
+"""What does not work, in this process."""
+
+
+class Broken(Exception):
+    """What the task needs does not work."""
+
+
+@task(max_attempts=1)
+def charge(order: str, note: str = "") -> str:
+    """An order is charged, if the bank answers."""
+    return _use(order)
+
+
+@task(max_attempts=1, unique=Unique("feed:{feed}"))
+def fetch(feed: str, note: str = "") -> str:
+    return _use(feed)
+
+
+@task(max_attempts=1, unique=Unique("page:{page}", within=3600))
+def fetch_hourly(page: str) -> str:
+    return _use(page)
+
+
+@task(max_attempts=1, sequence=InSequence("account:{account}", after_failure="halt"))
+def book(account: str, entry: str) -> str:
+    return _use(entry)
+
+
+def _use(thing: str) -> str:
+    if thing in broken:
+        raise Broken(f"{thing} is broken")
+    return thing

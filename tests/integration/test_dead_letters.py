@@ -1,0 +1,465 @@
+"""Dead letters as their reader has them: found, sent again, discarded, purged."""
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from stoker import DuplicateJob, Unique, dead_letters
+from stoker.dead_letters import Fate
+from stoker.exceptions import DeadLetterNotFound
+from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
+
+from tests.app import frail
+from tests.integration.work import work_off, work_off_when_due
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def mended() -> Iterator[None]:
+    """Begin and end with nothing broken."""
+    frail.broken.clear()
+    yield
+    frail.broken.clear()
+
+
+def dead(task: Any, *args: Any, **kwargs: Any) -> DeadLetter:
+    """The dead letter of a job whose first argument is broken."""
+    frail.broken.update(args)
+    result = task.enqueue(*args, **kwargs)
+    while work_off():
+        pass
+    return DeadLetter.objects.get(job_id=result.id)
+
+
+# -- requeue --------------------------------------------------------------------------------------
+
+
+def test_what_was_mended_succeeds_and_its_entry_is_resolved() -> None:
+    letter = dead(frail.charge, "order 1")
+    frail.broken.clear()
+    answer = dead_letters.requeue(letter.id, by="alice", because="the bank is back")
+    assert answer.fate is Fate.REQUEUED
+    letter.refresh_from_db()
+    assert (letter.state, letter.requeued_count, letter.last_requeued_by) == (
+        "requeued",
+        1,
+        "alice",
+    )
+    assert work_off() == 1
+    assert frail.charge.get_result(str(answer.job_id)).return_value == "order 1"
+    letter.refresh_from_db()
+    assert (letter.state, letter.requeued_count) == ("resolved", 1)
+    assert letter.last_requeued_because == "the bank is back"
+    assert letter.closed_at is not None
+    assert dead_letters.count() == 0
+
+
+def test_what_fails_again_updates_its_entry() -> None:
+    first = dead(frail.charge, "order 1")
+    for count in (2, 3, 4):
+        answer = dead_letters.requeue(first.id)
+        assert work_off() == 1
+        letter = DeadLetter.objects.get()
+        assert (letter.pk, letter.failure_count, letter.state) == (first.pk, count, "open")
+        assert letter.job_id == answer.job_id
+        assert letter.first_failed_at == first.first_failed_at
+        assert letter.failed_at > first.failed_at
+    story = dead_letters.get(first.id)
+    assert [one.exception_class for one in story.attempts] == ["tests.app.frail.Broken"] * 4
+    assert [one.job_id for one in story.requeues][-1] == letter.job_id
+    assert (story.args, story.kwargs) == (("order 1",), {})
+
+
+def test_there_are_never_two_of_one() -> None:
+    letter = dead(frail.charge, "order 1")
+    first, second = dead_letters.requeue(letter.id), dead_letters.requeue(letter.id)
+    assert (first.fate, second.fate) == (Fate.REQUEUED, Fate.UNDER_WAY)
+    assert second.job_id == first.job_id
+    assert Ready.objects.count() == 1
+
+
+def test_who_cancels_the_new_job_may_send_it_again() -> None:
+    letter = dead(frail.charge, "order 1")
+    answer = dead_letters.requeue(letter.id)
+    frail.charge.get_result(str(answer.job_id)).cancel()
+    again = dead_letters.requeue(letter.id)
+    assert again.fate is Fate.REQUEUED
+    assert again.job_id != answer.job_id
+    assert DeadLetter.objects.get().requeued_count == 2
+
+
+def test_a_requeue_is_of_the_callers_transaction() -> None:
+    letter = dead(frail.charge, "order 1")
+    with transaction.atomic():
+        dead_letters.requeue(letter.id)
+        transaction.set_rollback(True)
+    letter.refresh_from_db()
+    assert (letter.state, letter.requeued_count) == ("open", 0)
+    assert not Ready.objects.exists()
+    assert not Requeue.objects.exists()
+
+
+def test_it_can_be_sent_with_other_arguments_elsewhere_and_later() -> None:
+    letter = dead(frail.charge, "order 1")
+    answer = dead_letters.requeue(
+        letter.id, args=("order 2",), kwargs={"note": "again"}, to_queue="slow", run_after=60
+    )
+    result = frail.charge.get_result(str(answer.job_id))
+    assert (result.args, result.kwargs) == (["order 2"], {"note": "again"})
+    assert (result.task.queue_name, result.state) == ("slow", "DEFERRED")
+
+
+def test_the_options_of_the_job_stay() -> None:
+    frail.broken.add("order 1")
+    result = frail.charge.using(max_attempts=2, queue_name="mail", priority=7).enqueue("order 1")
+    work_off()
+    work_off_when_due()
+    letter = DeadLetter.objects.get(job_id=result.id)
+    answer = dead_letters.requeue(letter.id)
+    job = Job.objects.get(pk=answer.job_id)
+    assert (job.queue, job.priority) == ("mail", 7)
+    assert work_off() == 1
+    assert not DeadLetter.objects.filter(state="open"), "it has a second attempt"
+
+
+def test_what_is_not_there_is_told() -> None:
+    for call in (dead_letters.get, dead_letters.requeue):
+        with pytest.raises(DeadLetterNotFound):
+            call(uuid4())
+    with pytest.raises(DeadLetterNotFound):
+        dead_letters.get("no id at all")
+    assert not dead_letters.discard(uuid4())
+
+
+def test_a_task_that_is_gone_is_refused_and_nothing_changed() -> None:
+    letter = dead(frail.charge, "order 1")
+    DeadLetter.objects.update(task="tests.app.frail.gone", package=b"what nobody reads")
+    answer = dead_letters.requeue(letter.id)
+    assert answer.fate is Fate.REFUSED
+    assert "arguments" in answer.because
+    answer = dead_letters.requeue(letter.id, args=("order 1",))
+    assert answer.fate is Fate.REFUSED
+    assert "no task 'tests.app.frail.gone'" in answer.because
+    letter.refresh_from_db()
+    assert (letter.state, letter.requeued_count) == ("open", 0)
+
+
+def test_a_package_that_does_not_open_can_be_replaced() -> None:
+    """As after a change of SECRET_KEY."""
+    letter = dead(frail.charge, "order 1")
+    DeadLetter.objects.update(package=b"what nobody reads")
+    frail.broken.clear()
+    answer = dead_letters.requeue(letter.id, args=("order 1",))
+    assert answer.fate is Fate.REQUEUED
+    work_off()
+    assert DeadLetter.objects.get().state == "resolved"
+
+
+def test_a_job_that_becomes_unreadable_goes_on_counting_in_its_entry() -> None:
+    letter = dead(frail.charge, "order 1")
+    answer = dead_letters.requeue(letter.id)
+    Job.objects.filter(pk=answer.job_id).update(package=b"what nobody reads")
+    assert work_off() == 1
+    entry = DeadLetter.objects.get()
+    assert (entry.pk, entry.reason, entry.failure_count) == (letter.pk, "unreadable", 2)
+
+
+def test_a_requeued_job_comes_before_what_was_enqueued_later() -> None:
+    letter = dead(frail.charge, "order 1")
+    frail.charge.enqueue("order 2")
+    answer = dead_letters.requeue(letter.id)
+    first = Ready.objects.order_by("rank", "job_id").first()
+    assert first is not None
+    assert first.job_id == answer.job_id
+
+
+# -- unique keys ----------------------------------------------------------------------------------
+
+
+def test_an_entry_of_a_key_is_known_by_it() -> None:
+    letter = dead(frail.fetch, "a")
+    assert letter.key == "unique feed:a"
+    again = dead(frail.fetch, "a", note="a newer job")
+    assert (again.pk, again.failure_count) == (letter.pk, 2)
+    assert dead_letters.get(letter.id).kwargs == {"note": "a newer job"}
+
+
+def test_a_newer_job_of_the_key_wins_and_its_success_resolves_the_entry() -> None:
+    letter = dead(frail.fetch, "a", note="old")
+    newer = frail.fetch.enqueue("a", note="new")
+    answer = dead_letters.requeue(letter.id)
+    assert (answer.fate, str(answer.job_id)) == (Fate.NEWER, newer.id)
+    newer.refresh()
+    assert newer.kwargs == {"note": "new"}
+    assert Ready.objects.count() == 1
+    frail.broken.clear()
+    work_off()
+    assert DeadLetter.objects.get().state == "resolved"
+
+
+def test_a_requeued_job_has_its_key_again() -> None:
+    letter = dead(frail.fetch, "a")
+    answer = dead_letters.requeue(letter.id)
+    assert frail.fetch.enqueue("a").id == str(answer.job_id)
+    raising = frail.fetch.using(unique=Unique("feed:{feed}", on_conflict="raise"))
+    with pytest.raises(DuplicateJob):
+        raising.enqueue("a")
+    assert Ready.objects.count() == 1
+
+
+def test_a_period_that_is_not_over_does_not_hinder_a_requeue() -> None:
+    letter = dead(frail.fetch_hourly, "a")
+    assert frail.fetch_hourly.enqueue("a").was_duplicate
+    assert dead_letters.requeue(letter.id).fate is Fate.REQUEUED
+
+
+def test_a_key_given_by_using_counts_too() -> None:
+    frail.broken.add("order 1")
+    task = frail.charge.using(unique=Unique("order:{order}"))
+    task.enqueue("order 1")
+    work_off()
+    letter = DeadLetter.objects.get()
+    newer = task.enqueue("order 1")
+    answer = dead_letters.requeue(letter.id)
+    assert (answer.fate, str(answer.job_id)) == (Fate.NEWER, newer.id)
+
+
+def test_the_success_of_a_newer_job_of_the_key_resolves_the_entry() -> None:
+    """Nobody had to send it again."""
+    letter = dead(frail.fetch, "a")
+    frail.broken.clear()
+    frail.fetch.enqueue("a")
+    work_off()
+    letter.refresh_from_db()
+    assert letter.state == "resolved"
+
+
+# -- sequences ------------------------------------------------------------------------------------
+
+
+def test_a_halted_sequence_goes_on_after_a_requeue_has_succeeded() -> None:
+    letter = dead(frail.book, "account 1", "entry 1")
+    second = frail.book.enqueue("account 1", "entry 2")
+    assert not work_off()
+    dead_letters.requeue(letter.id)
+    assert work_off() == 1, "the requeued job, and it fails"
+    assert not work_off()
+    frail.broken.clear()
+    dead_letters.requeue(letter.id)
+    third = frail.book.enqueue("account 1", "entry 3")
+    assert [work_off(), work_off(), work_off(), work_off()] == [1, 1, 1, 0]
+    for result in (second, third):
+        result.refresh()
+    assert second.finished_at < third.finished_at
+    assert not Need.objects.exists()
+    assert DeadLetter.objects.get().state == "resolved"
+
+
+def test_a_halted_sequence_goes_on_after_a_discard() -> None:
+    letter = dead(frail.book, "account 1", "entry 1")
+    frail.book.enqueue("account 1", "entry 2")
+    assert not work_off()
+    assert dead_letters.discard(letter.id, by="alice", because="booked by hand")
+    assert work_off() == 1
+    assert not Need.objects.exists()
+
+
+def test_a_halted_sequence_goes_on_when_its_entry_is_purged() -> None:
+    dead(frail.book, "account 1", "entry 1")
+    frail.book.enqueue("account 1", "entry 2")
+    assert not work_off()
+    assert dead_letters.purge(timedelta(0), state="open").done == 1
+    assert work_off() == 1
+
+
+# -- discard, purge -------------------------------------------------------------------------------
+
+
+def test_a_discarded_entry_says_who_and_why() -> None:
+    letter = dead(frail.charge, "order 1")
+    assert dead_letters.discard(letter.id, by="alice", because="paid in cash")
+    assert not dead_letters.discard(letter.id)
+    letter.refresh_from_db()
+    assert (letter.state, letter.closed_by) == ("discarded", "alice")
+    assert letter.closed_because == "paid in cash"
+    assert dead_letters.requeue(letter.id).fate is Fate.CLOSED
+    assert not Ready.objects.exists()
+
+
+def test_what_a_job_carries_on_is_not_discarded() -> None:
+    letter = dead(frail.charge, "order 1")
+    dead_letters.requeue(letter.id)
+    assert not dead_letters.discard(letter.id)
+    assert dead_letters.discard_many().matched == 0
+
+
+def test_purge_takes_what_is_old_enough_and_its_history() -> None:
+    kept = dead(frail.charge, "order 1")
+    gone = dead(frail.charge, "order 2")
+    dead_letters.requeue(gone.id)
+    work_off()
+    Job.objects.filter(pk=gone.job_id).delete()
+    for one in (kept, gone):
+        dead_letters.discard(one.id)
+    long_ago = timezone.now() - timedelta(days=31)
+    DeadLetter.objects.filter(pk=gone.pk).update(closed_at=long_ago)
+    old = timedelta(days=30)
+    assert dead_letters.purge(old, dry_run=True).matched == 1
+    assert dead_letters.purge(old, state="open").matched == 0
+    assert dead_letters.purge(old).done == 1
+    assert dead_letters.purge(old).done == 0
+    assert DeadLetter.objects.get() == kept
+    assert not Requeue.objects.exists()
+    assert not Attempt.objects.filter(job_id=gone.job_id).exists()
+    assert Attempt.objects.filter(job_id=kept.job_id).exists()
+
+
+# -- many -----------------------------------------------------------------------------------------
+
+
+def test_many_are_sent_again_by_a_filter() -> None:
+    for order in ("order 1", "order 2", "order 3"):
+        dead(frail.charge, order)
+    dead(frail.fetch, "a")
+    dry = dead_letters.requeue_many(task="tests.app.frail.charge", dry_run=True)
+    assert (dry.matched, dry.done) == (3, 0)
+    assert not Ready.objects.exists()
+    first = dead_letters.requeue_many(task="tests.app.frail.charge", limit=2)
+    assert (first.matched, first.done, first.others) == (2, 2, [])
+    assert dead_letters.requeue_many(task="tests.app.frail.charge").done == 1
+    assert Ready.objects.count() == 3
+    assert dead_letters.discard_many(text="a is broken", by="alice").done == 1
+    assert dead_letters.requeue_many().matched == 0
+
+
+def test_one_that_is_refused_does_not_keep_the_others() -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(3)]
+    DeadLetter.objects.filter(pk=letters[1].pk).update(package=b"what nobody reads")
+    bulk = dead_letters.requeue_many()
+    assert (bulk.matched, bulk.done) == (3, 2)
+    assert [(one.dead_letter_id, one.fate) for one in bulk.others] == [
+        (letters[1].pk, Fate.REFUSED)
+    ]
+
+
+# -- find, count, stats ---------------------------------------------------------------------------
+
+
+def test_nothing_is_found_where_there_is_nothing() -> None:
+    assert dead_letters.find().letters == []
+    assert dead_letters.find().next is None
+    assert dead_letters.count() == 0
+    seen = dead_letters.stats()
+    assert (seen.total, seen.tasks, seen.oldest, seen.newest, seen.faults) == (0, 0, None, None, [])
+    assert dead_letters.requeue_many().matched == dead_letters.purge(timedelta(0)).matched == 0
+
+
+def test_pages_do_not_overlap_and_leave_none_out() -> None:
+    letters = {dead(frail.charge, f"order {number}").pk for number in range(7)}
+    DeadLetter.objects.update(failed_at=timezone.now())  # the id decides, too
+    pages: list[list[UUID]] = []
+    after = None
+    while not pages or after is not None:
+        page = dead_letters.find(limit=3, after=after)
+        pages.append([one.pk for one in page.letters])
+        after = page.next
+    assert [len(page) for page in pages] == [3, 3, 1]
+    assert {pk for page in pages for pk in page} == letters
+    with pytest.raises(ValueError, match="page"):
+        dead_letters.find(after="nowhere")
+
+
+def test_every_filter_finds_what_it_says() -> None:
+    charged = dead(frail.charge, "order 1")
+    fetched = dead(frail.fetch.using(queue_name="slow"), "a")
+    now = timezone.now()
+    hour = timedelta(hours=1)
+    DeadLetter.objects.filter(pk=fetched.pk).update(failed_at=now - 2 * hour, reason="timeout")
+    found: dict[str, tuple[dict[str, Any], DeadLetter]] = {
+        "task": ({"task": "tests.app.frail.charge"}, charged),
+        "queue": ({"queue": "slow"}, fetched),
+        "key": ({"key": "feed:a"}, fetched),
+        "reason": ({"reason": "timeout"}, fetched),
+        "after": ({"failed_after": now - hour}, charged),
+        "before": ({"failed_before": now - hour}, fetched),
+        "text": ({"text": "ORDER 1 is"}, charged),
+    }
+    for name, (filters, letter) in found.items():
+        assert [one.pk for one in dead_letters.find(**filters).letters] == [letter.pk], name
+        assert dead_letters.count(**filters) == dead_letters.stats(**filters).total == 1, name
+    assert dead_letters.count(fingerprint=charged.fingerprint) == 2
+    assert dead_letters.count(state="closed") == 0
+    dead_letters.discard(charged.id)
+    assert dead_letters.count() == dead_letters.count(state="discarded") == 1
+    assert dead_letters.count(state="all") == 2
+    for wrong in ({"state": "lost"}, {"reason": "bad luck"}):
+        with pytest.raises(ValueError, match="is not a valid"):
+            dead_letters.count(**wrong)
+
+
+def test_stats_group_what_is_the_same_fault() -> None:
+    for order in ("order 1", "order 2"):
+        dead(frail.charge, order)
+    letter = dead(frail.fetch, "a")
+    dead_letters.requeue(letter.id)
+    work_off()
+    seen = dead_letters.stats()
+    assert (seen.total, seen.tasks, seen.queues, seen.failures, seen.requeues) == (3, 2, 1, 4, 1)
+    assert [(one.task, one.number, one.failures) for one in seen.faults] == [
+        ("tests.app.frail.charge", 2, 2),
+        ("tests.app.frail.fetch", 1, 2),
+    ]
+    assert len(dead_letters.stats(groups=1).faults) == 1
+
+
+# -- at the same time -----------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_several_who_send_the_same_at_once_make_one_job_of_each() -> None:
+    """Two persons, and somebody who enqueues newer jobs of the same keys."""
+    letters = [dead(frail.charge, f"order {number}") for number in range(10)]
+    keyed = [dead(frail.fetch, f"feed {number}") for number in range(10)]
+    frail.broken.clear()
+
+    def newer() -> None:
+        for number in reversed(range(10)):
+            frail.fetch.enqueue(f"feed {number}")
+
+    def again() -> None:
+        dead_letters.requeue_many(by="alice")
+
+    at_once(again, newer, again)
+    assert Ready.objects.count() == Job.objects.filter(status=None).count() == 20
+    assert work_off() == 20
+    states = DeadLetter.objects.values_list("state", flat=True)
+    assert [*states] == ["resolved"] * len([*letters, *keyed])
+
+
+def at_once(*calls: Callable[[], object]) -> None:
+    """Each in a thread, on a connection of its own."""
+    barrier = threading.Barrier(len(calls))
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            barrier.wait(60)
+            call()
+        except BaseException as error:  # noqa: BLE001 - told in the test's own thread
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
