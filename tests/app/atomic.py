@@ -10,7 +10,7 @@ from django.db import IntegrityError, connection, models, transaction
 from stoker import Cancel, Retry, Snooze, task
 
 from tests.app import tasks
-from tests.app.models import Account
+from tests.app.models import Account, Ledger
 
 TRIES = {"max_attempts": 3, "backoff": 0.01}
 
@@ -117,3 +117,20 @@ def add_too_long(account_id: int, seconds: float) -> None:
 def add_and_swallow_the_timeout(account_id: int, seconds: float) -> None:
     add.func(account_id)
     tasks.swallow_timeout.func(seconds)
+
+
+@task(atomic=True, takes_context=True, max_attempts=100, max_crashes=100, backoff=0.01)
+def add_and_sign(context, account_id: int, before: float, after: float) -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
+    """Add 1, and write down who did."""
+    began_ns = time.monotonic_ns()
+    time.sleep(before)
+    Account.objects.filter(pk=account_id).update(total=models.F("total") + 1)
+    result = context.task_result
+    Ledger.objects.create(
+        job_id=result.id,
+        attempt=context.attempt,
+        worker=result.worker_ids[-1],
+        started_ns=began_ns,
+    )
+    time.sleep(after)
+    return context.attempt  # type: ignore[no-any-return] # as above

@@ -341,4 +341,50 @@ MISTAKES = (
         ),
         needs_cluster=True,
     ),
+    Mistake(
+        "an atomic task is acked outside of its transaction",
+        (
+            Change(
+                "lifecycle/atomic.py",
+                "            _refuse_stale(finish",
+                "        _refuse_stale(finish",
+            ),
+        ),
+        ("tests/lifecycle/test_atomic.py",),
+    ),
+    Mistake(
+        "an atomic task in a cluster is acked outside of its transaction",
+        (
+            Change(
+                "lifecycle/atomic.py",
+                "            _refuse_stale(finish",
+                "        _refuse_stale(finish",
+            ),
+        ),
+        ("tests/story/test_atomic.py",),
+        "postgres",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "an atomic task with a stale lease is committed",
+        (
+            Change(
+                "lifecycle/atomic.py",
+                "    if stale:",
+                "    if not stale and stale:",
+            ),
+        ),
+        ("tests/lifecycle/test_atomic.py",),
+    ),
+    Mistake(
+        "the time limit of an atomic task goes on while it is recorded",
+        (
+            Change(
+                "lifecycle/execute.py",
+                "        return run_and_record(",
+                "        with self._limit(9.0):\n          return run_and_record(",
+            ),
+        ),
+        ("tests/lifecycle/test_atomic.py",),
+    ),
 )

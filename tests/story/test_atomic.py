@@ -1,0 +1,94 @@
+"""Exactly once: sums that are right whatever is killed, and whoever loses his lease."""
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from django.db.models import Sum
+
+from stoker.models import Attempt, Claimed, DeadLetter, Job
+
+from tests.app.atomic import add_and_sign
+from tests.app.models import Account, Ledger
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
+from tests.story.ledgers import unfinished
+
+JOBS = int(os.environ.get("STOKER_TEST_ATOMIC_JOBS", "300"))
+ACCOUNTS = 20
+CLUSTERS = 2
+AT_LEAST = 5
+"""How many kills, and how many expired leases, a story is not worth telling without."""
+
+pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.mark.sqlite
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_every_job_has_its_effects_once(concurrency: int, seed: int, tmp_path: Path) -> None:
+    """Workers are killed, and leases end, at random moments; two clusters take over from one
+    another, and from themselves."""
+    chance = random.Random(seed)
+    accounts = Account.objects.bulk_create([Account() for _ in range(ACCOUNTS)])
+    calls = [((chance.choice(accounts).pk, *_pauses(chance)), {}) for _ in range(JOBS)]
+    job_ids = [result.id for result in add_and_sign.enqueue_many(calls)]
+    with _clusters(tmp_path, concurrency) as clusters:
+        killed, expired = _disturb(chance, clusters)
+        for cluster in clusters:
+            assert cluster.stop() == 0
+    began = JOBS + Attempt.objects.count()
+    print(f"{killed} workers killed, {expired} leases ended; {began} attempts and more")
+    assert min(killed, expired) >= AT_LEAST
+    assert Account.objects.aggregate(total=Sum("total")) == {"total": JOBS}
+    _assert_recorded_by_who_signed(job_ids)
+
+
+def _pauses(chance: random.Random) -> tuple[float, float]:
+    return chance.random() ** 4 * 0.2, chance.random() ** 4 * 0.02
+
+
+@contextmanager
+def _clusters(folder: Path, concurrency: int) -> Iterator[list[ProcessCluster]]:
+    with ExitStack() as stack:
+        options = {"CONCURRENCY": concurrency, "LEASE_SECONDS": 3, "UPKEEP_SECONDS": 0.2}
+        started = [stack.enter_context(running_cluster(folder, **options)) for _ in range(CLUSTERS)]
+        for cluster in started:
+            cluster.wait_for_crew()
+        yield started
+
+
+def _disturb(chance: random.Random, clusters: list[ProcessCluster]) -> tuple[int, int]:
+    """Until all is done. Returns how many workers were killed, and how many leases ended."""
+    killed = expired = 0
+
+    def disturb() -> bool:
+        nonlocal killed, expired
+        time.sleep(chance.uniform(0.0, 0.1))
+        if chance.random() < 0.2:
+            killed += chance.choice(clusters).kill("worker", chance.randrange(2)) is not None
+        held = list(Claimed.objects.values_list("pk", flat=True))
+        some = [job_id for job_id in held if chance.random() < 0.1]
+        expired += Claimed.objects.filter(pk__in=some).update(leased_until_us=1)
+        return not unfinished()
+
+    wait_for(disturb, lambda: f"{unfinished()} left\n{clusters[0].tail()}", 240)
+    return killed, expired
+
+
+def _assert_recorded_by_who_signed(job_ids: list[str]) -> None:
+    """The attempt that is recorded as the good one is the one whose effects are there."""
+    assert not DeadLetter.objects.exists()
+    recorded = {str(job.pk): (job.status, job.attempts, job.worker_id) for job in Job.objects.all()}
+    signed = {
+        line.job_id: ("SUCCESSFUL", line.attempt, line.worker) for line in Ledger.objects.all()
+    }
+    assert Ledger.objects.count() == len(job_ids)
+    assert recorded == signed
+    assert set(recorded) == set(job_ids)
+    failed = {(str(one.job_id), one.number) for one in Attempt.objects.all()}
+    assert failed.isdisjoint((job_id, number) for job_id, (_, number, _) in recorded.items())
