@@ -19,9 +19,6 @@ CLAIM_AT_ONCE = 500
 GIVE_BACK_AT_ONCE = 500
 RATED_SECONDS = 60.0
 """How long the next moment of a rate is looked after closely when there was a job with one."""
-LONGER_SECONDS = 30.0
-"""How long permits are asked for that last longer, when one ran out before its job was started."""
-SHORT_PERMIT_SECONDS = 0.02
 
 
 class Claims:
@@ -44,9 +41,6 @@ class Claims:
         """Until then rates count as being in use; monotonic seconds."""
         self._had_no_slot = False
         """Whether the last claim had to leave jobs with a rate alone."""
-        self._permit_seconds = 0.0
-        """How long permits are to be good for here; 0 = as short as ever."""
-        self._longer_until = 0.0
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing."""
 
@@ -64,7 +58,6 @@ class Claims:
             return
         limit = min(room, CLAIM_AT_ONCE)
         asked_at = time.monotonic()
-        self._learn_permit_seconds(asked_at)
         is_calm = not len(self._flights)
         answer = self._patience.call(
             lambda: self._broker.claim(
@@ -73,7 +66,7 @@ class Claims:
                 holder=self._plan.cluster_id,
                 lease_seconds=self._settings.lease_seconds,
                 rated_limit=max(0, prompt_room),
-                permit_seconds=self._permit_seconds,
+                permit_seconds=self._flights.permits.seconds,
             )
         )
         if answer is None:
@@ -92,19 +85,6 @@ class Claims:
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
             due = self._patience.call(lambda: self._broker.next_due_seconds(rated=prompt_room > 0))
             self.tempo.wake_in(due.value if due else None)
-
-    def _learn_permit_seconds(self, now: float) -> None:
-        """Ask for as long as the last late one would have needed, and for less when none was late
-        for a while. On a host or database with much to do all would be late else."""
-        needed_seconds = self._flights.take_longest_late_seconds()
-        if needed_seconds:
-            most_seconds = 2 * max(self._permit_seconds, SHORT_PERMIT_SECONDS)
-            wanted_seconds = min(1.25 * needed_seconds, most_seconds)
-            self._permit_seconds = max(self._permit_seconds, wanted_seconds)
-            self._longer_until = now + LONGER_SECONDS
-        elif self._permit_seconds and now >= self._longer_until:
-            self._permit_seconds /= 1.5
-            self._longer_until = now + LONGER_SECONDS
 
     def give_back(self) -> None:
         """Release what is to be given back, as if it had never been claimed."""

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from stoker.brokers.base import Delivery
 
+from .permits import Permits
 from .wire import Report, is_over
 
 
@@ -16,7 +17,8 @@ class Flight:
     """One claimed job, from its claim until its outcome is recorded or it is given back."""
 
     __slots__ = (
-        "delivery", "is_open", "leased_at", "number", "permit_ns", "report", "sent_at", "worker",
+        "asked_seconds", "delivery", "is_open", "leased_at", "number", "permit_ns", "report",
+        "sent_at", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -27,6 +29,8 @@ class Flight:
         self.leased_at = leased_at
         self.permit_ns = permit_ns
         """When it can be started at the latest, see ``wire``."""
+        self.asked_seconds = 0.0
+        """How long its permit was asked to be good for; 0 = nobody knows."""
         self.worker: int | None = None
         self.sent_at = 0.0
         self.report: Report | None = None
@@ -54,7 +58,7 @@ class Flights:
         self._all: dict[int, Flight] = {}
         self._with_worker: dict[int, dict[int, Flight]] = {}
         self._to_give_back: list[Flight] = []
-        self._longest_seconds = 0.0
+        self.permits = Permits()
 
     def __len__(self) -> int:
         return len(self._all) + len(self._to_give_back) + len(self.orphans)
@@ -74,10 +78,11 @@ class Flights:
     def add(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
         """Take fresh claims into the books; they wait for a worker."""
         for delivery in deliveries:
-            permit_ns = 0
+            flight = Flight(0, delivery, leased_at)
             if delivery.permit_seconds:
-                permit_ns = round((leased_at + delivery.permit_seconds) * 1e9)
-            self._wait(Flight(0, delivery, leased_at, permit_ns))
+                flight.permit_ns = round((leased_at + delivery.permit_seconds) * 1e9)
+                flight.asked_seconds = self.permits.seconds
+            self._wait(flight)
 
     def adopt(
         self, number: int, delivery: Delivery, worker: int, leased_at: float, permit_ns: int = 0
@@ -127,6 +132,9 @@ class Flights:
         flight = self.with_worker(worker).pop(report[0], None)
         if flight is not None:
             flight.report = report
+            if flight.asked_seconds and report[1] is not None:
+                started_seconds_ago = time.time() - report[1]
+                self._note_permit(flight, started_seconds_ago)
         return flight
 
     def reported(self) -> list[Flight]:
@@ -155,12 +163,6 @@ class Flights:
         for flight in [flight for flight in self.permitted if flight.is_late]:
             self.permitted.remove(flight)
             self._give_back_late(flight)
-
-    def take_longest_late_seconds(self) -> float:
-        """The longest time since its claim after which one was late, since the last call; 0 when
-        none was."""
-        longest_seconds, self._longest_seconds = self._longest_seconds, 0.0
-        return longest_seconds
 
     def permits_end_at(self) -> float:
         """When the first permit of those that wait runs out; monotonic seconds."""
@@ -203,9 +205,13 @@ class Flights:
         return min((flight.leased_at for flight in self), default=None)
 
     def _give_back_late(self, flight: Flight) -> None:
-        seconds = time.monotonic() - flight.leased_at
-        self._longest_seconds = max(self._longest_seconds, seconds)
+        if flight.asked_seconds:
+            self._note_permit(flight)
         self.give_back(flight)
+
+    def _note_permit(self, flight: Flight, seconds_ago: float = 0.0) -> None:
+        left_seconds = flight.permit_ns / 1e9 - time.monotonic() + seconds_ago
+        self.permits.note(flight.asked_seconds, left_seconds)
 
     def _hand_in(self, flights: Iterable[Flight]) -> None:
         for flight in flights:

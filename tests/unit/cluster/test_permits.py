@@ -15,9 +15,10 @@ from stoker.cluster import board as place
 from stoker.cluster.adoption import Adoption
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.claims import LONGER_SECONDS, RATED_SECONDS, Claims
+from stoker.cluster.claims import RATED_SECONDS, Claims
 from stoker.cluster.flights import Flights
 from stoker.cluster.patience import Patience
+from stoker.cluster.permits import REMEMBERED, Permits
 from stoker.cluster.plan import Plan
 from stoker.cluster.recall import Recall
 from stoker.cluster.roster import Roster
@@ -419,23 +420,38 @@ def test_a_late_one_gets_its_attempt_back(
     assert len(flights) == 0
 
 
-def test_when_one_came_too_late_permits_are_asked_for_that_last_longer(
+def test_permits_are_asked_for_that_last_as_long_as_it_takes_here(
     claims: Claims, broker: Stand, flights: Flights, clock: Clock
 ) -> None:
     """On a slow database or a busy host nothing would ever start else."""
 
-    def come_late(seconds: float) -> None:
-        broker.next = rated()
+    def start_after(seconds: float) -> None:
+        """Of one that was granted for as long as it was asked for."""
+        broker.next = [make_delivery()._replace(permit_seconds=flights.permits.seconds)]
         claims.claim(10, prompt_room=1, is_hungry=True)
         clock.turn(seconds)
         flights.give_back_late()
+        for flight in flights.send_permitted(0, 1):
+            clock.turn(3.0)
+            report = (flight.number, clock.now - 3.0, clock.now, "worker", ("succeeded", b""))
+            flights.report(0, report)
 
-    come_late(0.024)
-    come_late(7.0)
-    come_late(0.5)
-    claims.claim(10, prompt_room=1, is_hungry=True)
-    assert broker.permits == [0.0, 0.03, 0.06, 0.12], "one that waited for long proves little"
-    for seconds in (LONGER_SECONDS - 1, 2, 2):
-        clock.turn(seconds)
-        claims.claim(10, prompt_room=1, is_hungry=True)
-    assert broker.permits[4:] == [0.12, 0.08, 0.08]
+    for seconds in (0.01, 0.024, 0.026, 9.0, 0.03, 0.04):
+        start_after(seconds)
+    assert broker.permits == [0.02, 0.02, 0.0264, 0.0286, 0.06292, 0.06292], (
+        "one that had to wait for long proves little"
+    )
+    for _ in range(REMEMBERED - 1):
+        start_after(0.01)
+    assert flights.permits.seconds == pytest.approx(0.044)
+    start_after(0.01)
+    assert flights.permits.seconds == 0.02
+
+
+def test_a_long_permit_that_is_not_used_up_is_no_reason_for_longer_ones() -> None:
+    permits = Permits()
+    permits.note(asked_seconds=0.02, left_seconds=0.5)
+    assert permits.seconds == 0.02
+    for _ in range(20):
+        permits.note(asked_seconds=permits.seconds, left_seconds=-0.1)
+    assert permits.seconds == 1.0
