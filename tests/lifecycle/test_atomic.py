@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from stoker.compat import InvalidTask
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
 from stoker.lifecycle import atomic as machinery
-from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.execute import Executor, Opened
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Attempted, Cancelled, Failed, Retry, Snoozed, Succeeded
 from stoker.models import Attempt, Claimed, Job
@@ -136,6 +137,18 @@ def test_nothing_is_raised_in_the_task_any_more_while_it_is_recorded(
     atomic.add.using(timeout=5).enqueue(account.pk)
     assert run(claim(), limit=limit).is_recorded
     assert during_finish == [[]]
+
+
+@pytest.mark.sqlite
+def test_nobody_is_the_only_writer_for_long(
+    account: Account, claim: Callable[[], Delivery]
+) -> None:
+    atomic.add.enqueue(account.pk)
+    atomic.add.using(timeout=5).enqueue(account.pk)
+    tasks.nothing.enqueue()
+    executor = Executor(replace(settings_for(), lease_seconds=20.0), worker_id="w")
+    opened = [executor.open(claim()) for _ in range(3)]
+    assert [one.timeout_seconds for one in opened if isinstance(one, Opened)] == [10, 5, None]
 
 
 # -- not done -------------------------------------------------------------------------------------

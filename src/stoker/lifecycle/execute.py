@@ -12,6 +12,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import async_to_sync
+from django.db import connections
 
 from stoker.brokers.base import Delivery
 from stoker.compat import TaskContext, task_backends, task_signals
@@ -52,7 +53,8 @@ class Opened:
     task: Any
     is_async: bool
     started_at: float
-    result: Result[Any] | None
+    timeout_seconds: float | None
+    result: Result[Any] | None = None
     """None while nobody asks for it."""
     on_completing: Callable[[], object] = lambda: None
     """Called when an atomic task has returned, before that is recorded in its transaction."""
@@ -60,10 +62,6 @@ class Opened:
     @property
     def is_atomic(self) -> bool:
         return bool(getattr(self.task, "atomic", False))
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        return self.package.options.timeout_seconds
 
 
 class Executor:
@@ -144,7 +142,8 @@ class Executor:
             enqueued_at = package.enqueued_at if package else None
             return self._not_run(delivery, started_at, self._unopened(error, enqueued_at, delivery))
         try:
-            opened = Opened(delivery, package, task, is_async, started_at, None)
+            limit = self._time_limit(task, package)
+            opened = Opened(delivery, package, task, is_async, started_at, limit)
             if delivery.attempt > 1 or task.takes_context or any(map(is_heard, SIGNALS)):
                 opened.result = self._show(opened, package)
             return opened
@@ -155,6 +154,18 @@ class Executor:
         task = find_task(name)
         self._found[name] = found = task, iscoroutinefunction(task.func)
         return found
+
+    def _time_limit(self, task: Any, package: Package) -> float | None:
+        """An atomic task on SQLite keeps everybody else from writing: also the pusher, which has to
+        extend the leases."""
+        seconds = package.options.timeout_seconds
+        if (
+            getattr(task, "atomic", False)
+            and connections[self.settings.database].vendor == "sqlite"
+        ):
+            longest = self.settings.lease_seconds / 2
+            return longest if seconds is None else min(seconds, longest)
+        return seconds
 
     def _result(self, opened: Opened) -> Result[Any]:
         """The attempt as it is seen from outside."""
