@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
 from stoker.exceptions import ConfigurationError
 from stoker.management.commands.stoker import SUBCOMMANDS, Command
+from stoker.management.dead import Dead
 from stoker.management.enqueue import json_of, json_or_text, moment, written
 from stoker.management.health import judge, longest_silence
 from stoker.management.info import duration
@@ -178,26 +180,31 @@ def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert subcommand.summary in shown
 
 
-@pytest.mark.parametrize("subcommand", SUBCOMMANDS, ids=lambda kind: kind.name)
+WORDS = {
+    **{kind.name: kind for kind in SUBCOMMANDS},
+    **{f"dead {kind.name}": kind for kind in Dead.parts},
+}
+"""What may be typed -> what it stands for."""
+
+
+@pytest.mark.parametrize("words", WORDS)
 def test_help_shows_every_option_and_examples(
-    subcommand: Any, capsys: pytest.CaptureFixture[str]
+    words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(subcommand.name, "--help") == 0
+    assert call(*words.split(), "--help") == 0
     shown = capsys.readouterr().out
-    assert subcommand.description.splitlines()[0] in shown
-    assert f"manage.py stoker {subcommand.name}" in shown.partition("examples:")[2]
+    assert WORDS[words].description.splitlines()[0] in shown
+    assert f"manage.py stoker {words}" in shown.partition("examples:")[2]
     assert "--pythonpath" not in shown, "what every command has is told once"
 
 
 def test_examples_in_the_help_are_right() -> None:
-    for subcommand in SUBCOMMANDS:
+    for subcommand in WORDS.values():
         for line in subcommand.examples.splitlines():
             words = line.partition(" || ")[0].partition(" | ")[0].split("   ")
-            typed = next(part for part in words if part.strip()).split()
+            typed = shlex.split(next(part for part in words if part.strip()))
             assert typed[:2] == ["manage.py", "stoker"]
-            arguments = [word.strip("'") for word in typed[2:]]
-            if "--kwargs" not in arguments:  # which a shell would take apart
-                parse(*arguments)
+            parse(*typed[2:])
 
 
 def test_every_exit_code_has_a_meaning() -> None:

@@ -175,14 +175,22 @@ def moment(text: str) -> datetime:
     try:
         return timezone.now() + timedelta(seconds=float(text))
     except (ValueError, OverflowError):
-        pass
+        return iso_moment(text, "a number of seconds")
+
+
+def iso_moment(text: str, otherwise: str) -> datetime:
+    """A moment in ISO 8601; without a zone, of the project's.
+
+    Args:
+        otherwise: what the text might have been instead.
+    """
     try:
         parsed = parse_datetime(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no moment: {error}") from None
     if parsed is None:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of seconds nor a moment, as in 2030-01-31T06:00"
+            f"{text!r} is neither {otherwise} nor a moment, as in 2030-01-31T06:00"
         )
     if timezone.is_naive(parsed) == django_settings.USE_TZ:
         return (

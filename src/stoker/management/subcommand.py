@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, is_dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -36,8 +36,8 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.DONE: "Done: the cluster has stopped as it was asked to, or is healthy; the job is "
     "enqueued, or ended well.",
-    ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), or the job failed "
-    "(`enqueue --wait`).",
+    ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), the job failed "
+    "(`enqueue --wait`), or a dead letter was left as it is (`dead requeue`, `dead discard`).",
     ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, tables are "
     "missing, or the store is out of reach.",
     ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It goes on.",
@@ -81,6 +81,23 @@ class Subcommand(ABC):
         self.command.stderr.write(text, self.command.style.WARNING)
 
 
+class SubcommandGroup(Subcommand):
+    """A word that further words follow."""
+
+    parts: ClassVar[tuple[type[Subcommand], ...]]
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self._parser = parser
+        self._parts = add_subcommands(parser, self.command, self.parts, f"{self.name}_subcommand")
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        word = options[f"{self.name}_subcommand"]
+        if word is None:
+            self._parser.print_help(self.command.stdout)
+            return ExitCode.DONE
+        return self._parts[word].run(options)
+
+
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Django's order of the options; paragraphs as they were written."""
 
@@ -92,7 +109,8 @@ class SubcommandParser(CommandParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it, but what nobody knows is refused here, with the right usage."""
-        if self._is_inside:  # before Python 3.12, the method below calls this one
+        # Before Python 3.12, the method below calls this one; and it takes no subcommands.
+        if self._is_inside or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
         self._is_inside = True
         try:
@@ -102,6 +120,41 @@ class SubcommandParser(CommandParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
+
+
+def add_subcommands(
+    parser: CommandParser,
+    command: BaseCommand,
+    kinds: Iterable[type[Subcommand]],
+    dest: str = "subcommand",
+) -> dict[str, Subcommand]:
+    """Let a parser know these words. Returns what each stands for."""
+    group = parser.add_subparsers(
+        dest=dest, title="subcommands", metavar="SUBCOMMAND", parser_class=SubcommandParser
+    )
+    subcommands = {kind.name: kind(command) for kind in kinds}
+    for name, subcommand in subcommands.items():
+        own = group.add_parser(
+            name,
+            help=subcommand.summary,
+            description=subcommand.description,
+            epilog="examples:\n" + subcommand.examples.rstrip(),
+            formatter_class=HelpFormatter,
+        )
+        subcommand.add_arguments(own)
+        add_base_options(own)
+    return subcommands
+
+
+def add_base_options(parser: CommandParser) -> None:
+    """Those of every Django command, after the subcommand as well. Without defaults: what was
+    given before the subcommand must stand."""
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], **hidden)
+    for name in ("--settings", "--pythonpath"):
+        parser.add_argument(name, **hidden)
+    for name in ("--traceback", "--no-color", "--force-color"):
+        parser.add_argument(name, action="store_true", **hidden)
 
 
 def refuse(sentence: str, code: ExitCode = ExitCode.REFUSED) -> CommandError:

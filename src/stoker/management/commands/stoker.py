@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from contextlib import suppress
@@ -13,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, InterfaceError
 
 from stoker.exceptions import StokerError
+from stoker.management.dead import Dead
 from stoker.management.enqueue import Enqueue
 from stoker.management.health import Health
 from stoker.management.info import Info
@@ -21,12 +21,12 @@ from stoker.management.subcommand import (
     ExitCode,
     HelpFormatter,
     Subcommand,
-    SubcommandParser,
+    add_subcommands,
     one_sentence,
     refuse,
 )
 
-SUBCOMMANDS: tuple[type[Subcommand], ...] = (Run, Info, Health, Enqueue)
+SUBCOMMANDS: tuple[type[Subcommand], ...] = (Run, Info, Health, Enqueue, Dead)
 
 EPILOG = """\
 `manage.py stoker SUBCOMMAND --help` tells more of each, with examples.
@@ -37,7 +37,9 @@ before and after the subcommand."""
 class Command(BaseCommand):
     """Parses, calls, and turns errors into sentences and exit codes."""
 
-    help = "Background jobs: run a cluster of workers, look at it, enqueue a job."
+    help = (
+        "Background jobs: run a cluster of workers, look at it, enqueue a job, see to dead letters."
+    )
     # `run` checks what it needs by itself; the others must answer quickly.
     requires_system_checks = ()
 
@@ -49,23 +51,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self._parser = parser
-        self._subcommands = {kind.name: kind(self) for kind in SUBCOMMANDS}
-        group = parser.add_subparsers(
-            dest="subcommand",
-            title="subcommands",
-            metavar="SUBCOMMAND",
-            parser_class=SubcommandParser,
-        )
-        for name, subcommand in self._subcommands.items():
-            own = group.add_parser(
-                name,
-                help=subcommand.summary,
-                description=subcommand.description,
-                epilog="examples:\n" + subcommand.examples.rstrip(),
-                formatter_class=HelpFormatter,
-            )
-            subcommand.add_arguments(own)
-            add_base_options(own)
+        self._subcommands = add_subcommands(parser, self, SUBCOMMANDS)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["subcommand"] is None:
@@ -84,17 +70,6 @@ class Command(BaseCommand):
             sys.exit(ExitCode.NOBODY_READS)
         if code is not ExitCode.DONE:
             sys.exit(code)
-
-
-def add_base_options(parser: CommandParser) -> None:
-    """Those of every Django command, after the subcommand as well. Without defaults: what was
-    given before the subcommand must stand."""
-    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], **hidden)
-    for name in ("--settings", "--pythonpath"):
-        parser.add_argument(name, **hidden)
-    for name in ("--traceback", "--no-color", "--force-color"):
-        parser.add_argument(name, action="store_true", **hidden)
 
 
 def stop_writing() -> None:

@@ -1,0 +1,42 @@
+"""How long, as people write it: "90 s", "10m", "1h30m", "2d", 3600, a timedelta."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+UNIT_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)\s*", re.ASCII)
+
+
+def duration_seconds(value: Any) -> float:
+    """In seconds.
+
+    Raises:
+        ValueError: it is no duration.
+    """
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        return _read(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(PROBLEM)
+    return float(value)
+
+
+PROBLEM = 'must be a duration: "90s", "10m", "1h30m", "2d", a number of seconds or a timedelta'
+
+
+def _read(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    seconds, position = 0.0, 0
+    while match := _PART.match(text, position):
+        seconds += float(match[1]) * UNIT_SECONDS[match[2]]
+        position = match.end()
+    if position == 0 or position < len(text):
+        raise ValueError(PROBLEM)
+    return seconds

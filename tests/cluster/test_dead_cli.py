@@ -1,0 +1,142 @@
+"""`manage.py stoker dead` as it is used: in processes of its own, on the tests' database."""
+
+import getpass
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from stoker.models import DeadLetter, Ready
+
+from tests.app.tasks import add, fail_once
+from tests.cluster.clusters import run_command
+from tests.integration.work import work_off
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TASK = "tests.app.tasks.fail_once"
+
+
+def dead(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    return run_command("stoker", "dead", *arguments)
+
+
+def dead_json(*arguments: str) -> dict[str, Any]:
+    done = dead(*arguments, "--json")
+    assert not done.stderr
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def letters(number: int) -> list[str]:
+    """So many dead letters; their ids, oldest first."""
+    fail_once.enqueue_many([((), {})] * number)
+    assert work_off() == number
+    return [
+        str(pk)
+        for pk in DeadLetter.objects.order_by("failed_at", "pk").values_list("pk", flat=True)
+    ]
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_way_of_a_dead_letter() -> None:
+    """As somebody goes it who reads the help."""
+    assert dead("list").stdout == "none\n"
+    ids = letters(3)
+    listed = dead("list", "--limit", "2").stdout
+    assert ids[2] in listed
+    assert "2 of 3 dead letters" in listed
+    mark = listed.splitlines()[-1].partition("--after ")[2].strip("'")
+    assert ids[0] in dead("list", "--after", mark).stdout
+    assert "3 dead letters of 1 tasks in 1 queues" in dead("stats").stdout
+    shown = dead("show", ids[0]).stdout
+    for part in (
+        f"dead letter   {ids[0]} (open)",
+        TASK,
+        "failed        ",
+        "Traceback (most recent",
+    ):
+        assert part in shown
+    assert dead("requeue", "--task", TASK, "--dry-run").stdout == "3 would be requeued\n"
+    assert not Ready.objects.exists()
+    done = dead("requeue", ids[0], "--because", "it is mended")
+    assert (done.returncode, done.stdout) == (0, "1 requeued\n")
+    letter = DeadLetter.objects.get(pk=ids[0])
+    assert (letter.state, letter.last_requeued_by) == ("requeued", getpass.getuser())
+    assert "it is mended" in dead("show", ids[0]).stdout
+    again = dead("requeue", ids[0])
+    assert again.returncode == 1
+    assert "carries it on already" in again.stdout
+    assert dead("requeue", "--all").stdout == "2 requeued\n"
+    assert work_off() == 3
+    assert dead("list").stdout.count("2 times") == 3
+    assert dead("discard", "--all", "--limit", "2").stdout == "2 discarded\n"
+    assert dead("purge", "--older-than", "1d").stdout == "0 purged\n"
+    assert dead("purge", "--older-than", "0s", "--state", "all", "--dry-run").stdout == (
+        "3 would be purged\n"
+    )
+    assert dead("purge", "--older-than", "0s", "--state", "all").stdout == "3 purged\n"
+    assert not DeadLetter.objects.exists()
+
+
+def test_every_word_speaks_json() -> None:
+    ids = letters(2)
+    listed = dead_json("list")
+    assert [one["id"] for one in listed["letters"]] == ids[::-1]
+    assert (listed["count"], listed["next"]) == (2, None)
+    shown = dead_json("show", ids[0])
+    assert (shown["letter"]["id"], shown["args"], shown["kwargs"]) == (ids[0], [], {})
+    assert shown["attempts"][0]["kind"] == "failed"
+    seen = dead_json("stats")
+    assert (seen["total"], seen["faults"][0]["task"]) == (2, TASK)
+    assert dead_json("requeue", "--all", "--dry-run") == {
+        "matched": 2, "done": 0, "others": [], "dry_run": True
+    }  # fmt: skip
+    assert dead_json("requeue", ids[0])["done"] == 1
+    (other,) = dead_json("discard", ids[0])["others"]
+    assert (other["id"], other["fate"]) == (ids[0], "under_way")
+    assert dead_json("discard", ids[1])["done"] == 1
+    purged = {"matched": 1, "done": 1, "dry_run": False}
+    assert dead_json("purge", "--older-than", "0s") == purged
+
+
+def test_a_dead_letter_can_be_sent_with_other_arguments() -> None:
+    add.using(max_attempts=1).enqueue(1, "2")  # type: ignore[arg-type] # that is the mistake
+    work_off()
+    letter = DeadLetter.objects.get()
+    done = dead("requeue", str(letter.job_id), "--args", "[1, 2]", "--to-queue", "mended")
+    assert done.returncode == 0, done.stderr
+    work_off()
+    assert add.get_result(str(DeadLetter.objects.get().successor_id)).return_value == 3
+    assert DeadLetter.objects.get().state == "resolved"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["requeue"], "Say which: ids, filters (--task"),
+        (["discard", "--all", "--task", TASK], "Give either ids, or filters, or --all."),
+        (["show", "nothing"], "There is no dead letter 'nothing'."),
+        (["requeue", "01a1fead-623a-79c2-8aa5-667b5b8d6a38"], "There is no dead letter"),
+        (["requeue", "--all", "--args", "[1]"], "give one ID with them"),
+        (["list", "--after", "nowhere"], "is not where a page"),
+        (["list", "--failed-after", "soon"], "is neither a duration, as 2h or 7d, nor a moment"),
+        (["list", "--reason", "bad luck"], "invalid choice: 'bad luck'"),
+        (["list", "--limit", "0"], "must be a whole number above 0"),
+        (["purge"], "the following arguments are required: --older-than"),
+        (["purge", "--older-than", "1y"], "must be a duration"),
+        (["resurrect"], "invalid choice: 'resurrect'"),
+        (["list", "--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.sqlite
+def test_what_cannot_be_done_is_told(arguments: list[str], sentence: str) -> None:
+    assert_refused(dead(*arguments), sentence)
