@@ -257,5 +257,5 @@ often it is sent again. Find out what happened, mend it, and send it again (requ
 nothing is to be done (discard)."""
     examples = """\
   manage.py stoker dead list
-  manage.py stoker dead requeue --help"""
+  manage.py stoker dead requeue --task shop.tasks.charge --dry-run"""
     parts = (ListLetters, Show, StatsOfLetters, RequeueLetters, Discard, Purge)
