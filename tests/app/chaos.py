@@ -18,6 +18,7 @@ from django.db import connection, connections, transaction
 from stoker import task
 
 from tests.app.models import Account
+from tests.app.tasks import begin, end
 
 BEAT_SECONDS = 0.02
 
@@ -34,6 +35,15 @@ def beat(context, path: str, seconds: float) -> int:  # type: ignore[no-untyped-
             time.sleep(min(BEAT_SECONDS, max(0.0, until - time.monotonic())))
         file.write(f"{line} {began_ns} {time.monotonic_ns()}\n".encode())
     return context.attempt  # type: ignore[no-any-return] # as above
+
+
+@task(takes_context=True)
+def run_until(context, path: str) -> int:  # type: ignore[no-untyped-def] # as above
+    """Write when this attempt began and ended, and end when there is such a file."""
+    line = begin(context, "")
+    while not Path(path).exists():
+        time.sleep(BEAT_SECONDS)
+    return end(line)
 
 
 @task
@@ -131,10 +141,10 @@ def sit_in_c_code(seconds: float) -> None:
 
 
 @task
-def hold_everything(seconds: float) -> int:
-    """The same, and allowed to."""
+def hold_everything(pipe: str) -> int:
+    """The same, and allowed to, until somebody opens the other end of the pipe."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    ctypes.PyDLL(None).usleep(round(seconds * 1e6))
+    assert ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY) >= 0
     return os.getpid()
 
 

@@ -41,19 +41,19 @@ def echo(value: object) -> object:
 @task(takes_context=True)
 def write_ledger(context, seconds: float = 0.0, note: str = "") -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
     """Write when this attempt began and ended."""
-    line = _begin(context, note)
+    line = begin(context, note)
     time.sleep(seconds)
-    return _end(line)
+    return end(line)
 
 
 @task(takes_context=True)
 async def write_ledger_async(context, seconds: float = 0.0, note: str = "") -> int:  # type: ignore[no-untyped-def] # as above
-    line = await sync_to_async(_begin)(context, note)
+    line = await sync_to_async(begin)(context, note)
     await asyncio.sleep(seconds)
-    return await sync_to_async(_end)(line)
+    return await sync_to_async(end)(line)
 
 
-def _begin(context, note: str) -> Ledger:  # type: ignore[no-untyped-def] # as above
+def begin(context, note: str) -> Ledger:  # type: ignore[no-untyped-def] # as above
     result = context.task_result
     return Ledger.objects.create(
         job_id=result.id,
@@ -64,7 +64,7 @@ def _begin(context, note: str) -> Ledger:  # type: ignore[no-untyped-def] # as a
     )
 
 
-def _end(line: Ledger) -> int:
+def end(line: Ledger) -> int:
     Ledger.objects.filter(pk=line.pk).update(finished_ns=time.monotonic_ns())
     return line.pk
 

@@ -48,16 +48,17 @@ def test_jobs_longer_than_the_lease_and_those_prefetched_behind_them_run_once(
 
 
 def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
-    cluster: ProcessCluster,
+    cluster: ProcessCluster, tmp_path: Path
 ) -> None:
     """Whoever got the long one got short ones with it."""
     _let_it_prefetch(cluster)
-    began = time.monotonic()
-    tasks.sleep.enqueue(4.0)
+    may_end = tmp_path / "may end"
+    long = chaos.run_until.enqueue(str(may_end))
     results = tasks.write_ledger.enqueue_many([((0.01,), {})] * 40)
     for result in results:
         assert end_of(result, cluster).job.attempts == 1
-    assert time.monotonic() - began < 3.5
+    may_end.touch()
+    assert end_of(long, cluster).job.attempts == 1
     assert Ledger.objects.filter(job_id__in=[one.id for one in results]).count() == 40
 
 

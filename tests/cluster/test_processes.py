@@ -1,5 +1,6 @@
 """Processes that die, hang, are replaced, or do nothing: the cluster goes on."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -13,7 +14,14 @@ from stoker.models import Attempt, Cluster, Job
 
 from tests.app import chaos, tasks
 from tests.app.models import Ledger
-from tests.cluster.clusters import ProcessCluster, end_family, is_alive, running_cluster, wait_for
+from tests.cluster.clusters import (
+    WAIT_SECONDS,
+    ProcessCluster,
+    end_family,
+    is_alive,
+    running_cluster,
+    wait_for,
+)
 from tests.cluster.ends import end_of, value_of
 from tests.story.ledgers import assert_all_recorded_once, unfinished
 
@@ -41,7 +49,7 @@ def test_a_worker_killed_in_any_position_freezes_nothing_and_a_stop_still_works(
     tmp_path: Path,
 ) -> None:
     """Idle; in a job; both at once; while it starts; while the cluster stops."""
-    with running_cluster(tmp_path) as cluster:
+    with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
         cluster.kill("worker", 0)
         assert_works(cluster)
@@ -57,9 +65,7 @@ def test_a_worker_killed_in_any_position_freezes_nothing_and_a_stop_still_works(
         wait_for(lambda: is_running(last), cluster.tail)
         cluster.signal(signal.SIGTERM)
         cluster.kill("worker", 0)
-        began = time.monotonic()
         assert cluster.wait() == 0
-        assert time.monotonic() - began < 8
     assert not Cluster.objects.exists()
 
 
@@ -114,7 +120,7 @@ def test_clusters_work_and_die_alike_however_their_processes_are_started(
         family = cluster.sentinel.children(recursive=True)
         cluster.process.kill()
         cluster.process.wait()
-        wait_for(lambda: not any(map(is_alive, family)), lambda: f"{family} go on", 10)
+        wait_for(lambda: not any(map(is_alive, family)), lambda: f"{family} go on")
     finally:
         end_family(cluster)
     assert_all_recorded_once(job_ids)
@@ -151,13 +157,15 @@ def test_user_code_that_lets_nobody_speak_holds_up_nothing_but_its_own_worker(
     """A new pusher waits for its hello for a while only."""
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
-        deaf = chaos.hold_everything.enqueue(9.0)
-        wait_for(lambda: "running" in _states([deaf]), cluster.tail)
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        deaf = chaos.hold_everything.enqueue(str(pipe))
+        wait_for(lambda: _states([deaf]) == ["running"], cluster.tail)
         tasks.write_ledger.enqueue_many([((0.02,), {})] * 100)
-        began = time.monotonic()
         cluster.kill("pusher")
         wait_for(lambda: sum(unfinished().values()) == 1, cluster.tail)
-        assert time.monotonic() - began < 8.5
+        assert _states([deaf]) == ["running"]
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
         assert value_of(deaf, cluster)
         assert end_of(deaf, cluster).job.attempts == 1
 
@@ -206,18 +214,18 @@ def test_no_connection_is_shared_across_a_fork(tmp_path: Path) -> None:
 
 @pytest.mark.postgres
 def test_broken_connections_are_opened_again_and_wake_ups_are_heard_again(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, POLL_SECONDS=30) as cluster:
+    with running_cluster(tmp_path, POLL_SECONDS=5 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
         assert_works(cluster)
         for _ in range(2):
             with connection.cursor() as cursor:
                 cursor.execute(
-                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                    # It waits, up to a minute for each, until they are gone.
+                    "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
                 assert cursor.fetchone()[0] >= 3
-            time.sleep(0.5)
-            wait_for(_listens, cluster.tail, 20)
+            wait_for(_listens, cluster.tail)
             assert_works(cluster)
         assert len(cluster.crew()["pusher"]) == 1
         assert "died" not in cluster.text()
@@ -238,10 +246,10 @@ def test_polling_is_enough_where_notifications_do_not_arrive(tmp_path: Path) -> 
 def test_a_claim_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> None:
     """What it leased is given back at once, not after a whole lease."""
     with running_cluster(
-        tmp_path, LEASE_SECONDS=60, environment={"STOKER_TEST_MISCHIEF": "forget"}
+        tmp_path, LEASE_SECONDS=5 * WAIT_SECONDS, environment={"STOKER_TEST_MISCHIEF": "forget"}
     ) as cluster:
         result = tasks.write_ledger.enqueue()
-        end = end_of(result, cluster, 20)
+        end = end_of(result, cluster)
         assert "the answer was lost" in cluster.text()
         assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
         assert not Attempt.objects.exists()
