@@ -30,6 +30,7 @@ from stoker.waiting import Commitment
 
 from .newcomers import Newcomer, Newcomers
 from .sealing import Call, Sealing
+from .uniqueness import KeyInMotion
 
 AT_ONCE = 1000
 """Jobs per round trip."""
@@ -123,7 +124,8 @@ class _Line:
                 with own():
                     results = [one for batch in batches for one in self._store_batch(batch)]
             except (BrokerUnavailable, OperationalError) as error:
-                if not (tries_left and is_ours and is_conflict(error)):
+                may_succeed = is_conflict(error) or isinstance(error, KeyInMotion)
+                if not (tries_left and is_ours and may_succeed):
                     raise
                 time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
             else:

@@ -46,6 +46,10 @@ ROUNDS = 20
 on in that very moment."""
 
 
+class KeyInMotion(BrokerUnavailable):
+    """In a new transaction it may be found at rest."""
+
+
 class Fate(Enum):
     ENQUEUED = "enqueued"
     """The key is the newcomer's."""
@@ -89,7 +93,7 @@ class Keys:
         """Take the keys that are free, and hold the jobs that wait under the others.
 
         Raises:
-            BrokerUnavailable: a key changed hands again and again.
+            KeyInMotion: a key was never what it had seemed to be.
         """
         if not self._open:
             return {}
@@ -98,7 +102,7 @@ class Keys:
             if not self._open:
                 return self._decided
         claim, _ = next(iter(self._open.values()))
-        raise BrokerUnavailable(
+        raise KeyInMotion(
             f"The key {claim.name!r} changes hands faster than it can be looked at, or the open "
             "transaction does not see what others have committed since it began: try again."
         )

@@ -1,0 +1,92 @@
+"""Connections of their own, each in a thread, whose transactions a test opens and ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from django.db import connection, connections, transaction
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 60.0
+
+WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
+    " AND id <> connection_id() AND command = 'Query' AND time_ms > 100",
+}
+"""MariaDB's table of lock waits shows nothing new as long as anybody looks often; a statement that
+takes so long waits, and if it does not, the test goes on too early and proves less."""
+REPEATABLE_READ = {
+    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+}
+
+
+class Session:
+    """What another process would be to the database."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._block: Any = None
+
+    def start(self, function: Callable[[], T]) -> Future[T]:
+        """Do this there, and go on here."""
+        return self._thread.submit(function)
+
+    def start_transaction(self, function: Callable[[], T]) -> Future[T]:
+        """The same in a transaction, which goes on."""
+        self._block = transaction.atomic()
+        return self.start(lambda: (self._block.__enter__(), function())[1])
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Do this there, and give what it gave."""
+        return self.start(function).result(PATIENCE_SECONDS)
+
+    def begin(self) -> None:
+        self._block = transaction.atomic()
+        self.do(self._block.__enter__)
+
+    def commit(self) -> None:
+        block, self._block = self._block, None
+        self.do(lambda: block.__exit__(None, None, None))
+
+    def roll_back(self) -> None:
+        block, self._block = self._block, None
+        self.do(lambda: block.__exit__(KeyError, KeyError(), None))
+
+    def read_repeatably(self) -> None:
+        """From the next transaction on."""
+        self.do(lambda: connection.cursor().execute(REPEATABLE_READ[connection.vendor]))
+
+    def close(self) -> None:
+        if self._block is not None:
+            self.roll_back()
+        self.do(connections.close_all)
+        self._thread.shutdown()
+
+
+@contextmanager
+def session() -> Iterator[Session]:
+    opened = Session()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def wait_until_waiting(count: int = 1) -> None:
+    """Until so many sessions wait for a lock. On SQLite, that shows nowhere."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while connection.vendor in WAITING:
+        with connection.cursor() as cursor:
+            cursor.execute(WAITING[connection.vendor])
+            if cursor.fetchone()[0] >= count:
+                return
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.02)

@@ -1,0 +1,460 @@
+"""Unique jobs and transactions that are open at the same time: who waits for whom, and what each
+comes to when the other has committed or not."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+import pytest
+from django.db import OperationalError, transaction
+
+from stoker import Lock, Unique
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery, Return
+from stoker.brokers.orm import OrmBroker
+from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import Deferred, Job, UniqueKey
+from stoker.models.unique_key import KeySeen, UniqueKeyQuerySet
+from stoker.results import Result
+
+from tests.app.tasks import add, echo
+from tests.guards.sessions import PATIENCE_SECONDS, Session, session, wait_until_waiting
+from tests.integration.work import work_off
+
+pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
+
+
+@pytest.fixture
+def one() -> Iterator[Session]:
+    with session() as opened:
+        yield opened
+
+
+@pytest.fixture
+def other() -> Iterator[Session]:
+    with session() as opened:
+        yield opened
+
+
+def unique(mode: str = "keep", **options: Any) -> Any:
+    if mode == "postpone":
+        options = {"delay": 3600, **options}
+    return add.using(unique=Unique("sum of {first}", on_conflict=mode, **options))
+
+
+def call(second: int, mode: str = "keep", first: int = 1) -> Callable[[], Result[int]]:
+    return lambda: unique(mode).enqueue(first, second)
+
+
+def done(future: Future[Result[int]]) -> Result[int]:
+    return future.result(PATIENCE_SECONDS)
+
+
+def claim() -> list[Delivery]:
+    return broker_for(settings_for()).claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
+
+
+def claimed_ids() -> list[str]:
+    return [str(delivery.job_id) for delivery in claim()]
+
+
+def alive() -> set[str]:
+    return {str(pk) for pk in Job.objects.filter(status=None).values_list("pk", flat=True)}
+
+
+def arguments(job_id: str) -> list[Any]:
+    return list(add.get_result(job_id).args)
+
+
+# -- who takes the key --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_in_transaction", [False, True], ids=["alone", "in a transaction"])
+@pytest.mark.parametrize("state", ["new", "ended"])
+@pytest.mark.parametrize("mode", ["keep", "replace"])
+def test_the_second_is_a_duplicate_when_the_first_commits(
+    mode: str, state: str, is_in_transaction: bool, one: Session, other: Session
+) -> None:
+    first, future = meet(mode, state, is_in_transaction, one, other)
+    one.commit()
+    second = done(future)
+    assert (second.id, second.was_duplicate) == (first.id, True)
+    if is_in_transaction:
+        other.commit()
+    assert alive() == {first.id}
+    assert arguments(first.id) == [1, 20 if mode == "replace" else 10]
+
+
+@pytest.mark.parametrize("is_in_transaction", [False, True], ids=["alone", "in a transaction"])
+@pytest.mark.parametrize("state", ["new", "ended"])
+@pytest.mark.parametrize("mode", ["keep", "replace"])
+def test_the_second_has_the_key_when_the_first_rolls_back(
+    mode: str, state: str, is_in_transaction: bool, one: Session, other: Session
+) -> None:
+    first, future = meet(mode, state, is_in_transaction, one, other)
+    one.roll_back()
+    second = done(future)
+    assert (second.id == first.id, second.was_duplicate) == (False, False)
+    if is_in_transaction:
+        other.commit()
+    assert alive() == {second.id}
+
+
+def meet(
+    mode: str, state: str, is_in_transaction: bool, one: Session, other: Session
+) -> tuple[Result[int], Future[Result[int]]]:
+    """One has enqueued in a transaction that is open; the other waits for its end."""
+    if state == "ended":
+        call(5, mode)()
+        assert work_off() == 1
+    one.begin()
+    first = one.do(call(10, mode))
+    assert not first.was_duplicate
+    start = other.start_transaction if is_in_transaction else other.start
+    future = start(call(20, mode))
+    wait_until_waiting()
+    return first, future
+
+
+def test_batches_that_meet_in_several_keys_wait_in_one_direction(
+    one: Session, other: Session
+) -> None:
+    def batch(*keys: int) -> Callable[[], list[Result[int]]]:
+        return lambda: list(unique().enqueue_many([((key, 0), {}) for key in keys]))
+
+    one.begin()
+    first = one.do(batch(1, 2, 3, 4))
+    future = other.start_transaction(batch(4, 5, 1, 6))
+    wait_until_waiting()
+    one.commit()
+    second = future.result(PATIENCE_SECONDS)
+    other.commit()
+    assert [result.was_duplicate for result in second] == [True, False, True, False]
+    assert [second[0].id, second[2].id] == [first[3].id, first[0].id]
+    assert len(alive()) == 6
+
+
+# -- the job that is kept -----------------------------------------------------------------------
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("mode", ["keep", "after"])
+@pytest.mark.parametrize("state", ["ready", "deferred"])
+def test_a_kept_job_does_not_start_before_its_newcomer_has_committed(
+    mode: str, state: str, one: Session, other: Session
+) -> None:
+    """Whatever the callers have written is there for it to see. They do not wait for each other."""
+    first = call(10, mode)()
+    if state == "deferred":
+        (delivery,) = claim()
+        again = Return(delivery.lease, delay_seconds=60, attempts=1)
+        broker_for(settings_for()).release([again])
+        Deferred.objects.update(due_us=0)
+    one.begin()
+    other.begin()
+    assert one.do(call(20, mode)).was_duplicate
+    assert other.do(call(30, mode)).was_duplicate
+    assert claimed_ids() == []
+    one.commit()
+    assert claimed_ids() == []
+    other.roll_back()
+    assert claimed_ids() == [first.id]
+    assert arguments(first.id) == [1, 10]
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_a_kept_job_that_is_blocked_has_its_turn_after_the_newcomers_commit(one: Session) -> None:
+    """It was passed over in the line while it was held."""
+    add.using(lock=Lock("l")).enqueue(0, 0)
+    (holder,) = claim()
+    guarded = add.using(unique=Unique("k"), lock=Lock("l"))
+    first = guarded.enqueue(1, 10)
+    assert claimed_ids() == []
+    one.begin()
+    assert one.do(lambda: guarded.enqueue(1, 20)).was_duplicate
+    broker_for(settings_for()).ack([holder.lease])
+    assert claimed_ids() == []
+    one.commit()
+    assert claimed_ids() == [first.id]
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("mode", ["keep", "after", "raise"])
+def test_the_end_of_a_running_job_waits_for_no_newcomer(mode: str, one: Session) -> None:
+    call(10)()
+    (delivery,) = claim()
+    one.begin()
+    if mode == "raise":
+        with pytest.raises(Exception, match="already"):
+            one.do(call(20, mode))
+    else:
+        one.do(call(20, mode))
+    with session() as worker:
+        worker.do(lambda: broker_for(settings_for()).extend([delivery.lease], lease_seconds=60))
+        worker.do(lambda: end(delivery))
+    one.commit()
+
+
+def end(delivery: Delivery) -> None:
+    with transaction.atomic():
+        assert not broker_for(settings_for()).ack([delivery.lease])
+        Job.objects.filter(pk=delivery.job_id).update(status="SUCCESSFUL")
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("ending", ["commit", "roll_back"])
+def test_who_replaces_waits_for_who_holds(ending: str, one: Session, other: Session) -> None:
+    first = call(10)()
+    one.begin()
+    one.do(call(20, "replace"))
+    future = other.start_transaction(call(30, "replace"))
+    wait_until_waiting()
+    getattr(one, ending)()
+    assert done(future).id == first.id
+    other.roll_back()
+    assert arguments(first.id) == [1, 20 if ending == "commit" else 10]
+    assert claimed_ids() == [first.id]
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("mode", ["keep", "replace"])
+def test_a_job_that_is_claimed_while_its_newcomer_waits_is_looked_at_again(
+    mode: str, one: Session, other: Session
+) -> None:
+    """Another transaction has it, and has not committed yet."""
+    first = call(10, mode)()
+    one.begin()
+    assert [str(delivery.job_id) for delivery in one.do(claim)] == [first.id]
+    future = other.start(call(20, mode))
+    wait_until_waiting()
+    one.commit()
+    second = done(future)
+    assert second.was_duplicate == (mode == "keep")
+    assert (second.id == first.id) == (mode == "keep")
+
+
+# -- what was seen is not so any more -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("until", ["finished", "started"])
+@pytest.mark.parametrize("lie", ["over", "another's", "nobody's"])
+def test_nothing_is_taken_on_what_is_so_no_more(
+    lie: str, until: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look finds the key free, which it is not."""
+    first = unique(until=until).enqueue(1, 10)
+    look = UniqueKeyQuerySet.look
+    lies = []
+
+    def seen_too_early(rows: Any, key_ids: Any) -> tuple[int, dict[Any, KeySeen]]:
+        now_us, seen = look(rows, key_ids)
+        if lies:
+            return now_us, seen
+        lies.append(lie)
+        over = {"status": "SUCCESSFUL", "waits": None}
+        change = {"over": over, "another's": {**over, "job_id": uuid.uuid4()}}.get(lie)
+        if change is None:
+            return now_us, {}
+        return now_us, {key_id: one._replace(**change) for key_id, one in seen.items()}
+
+    monkeypatch.setattr(UniqueKeyQuerySet, "look", seen_too_early)
+    second = unique(until=until).enqueue(1, 20)
+    assert lies
+    assert (second.id, second.was_duplicate) == (first.id, True)
+    assert alive() == {first.id}
+
+
+def test_a_key_that_is_never_what_it_seems_to_be_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call(10)()
+    look = UniqueKeyQuerySet.look
+    monkeypatch.setattr(
+        UniqueKeyQuerySet, "look", lambda rows, key_ids: (look(rows, key_ids)[0], {})
+    )
+    with pytest.raises(BrokerUnavailable, match=r"'unique sum of 1' changes hands .* try again"):
+        call(20)()
+    assert len(alive()) == 1
+
+
+def test_upkeep_leaves_a_key_that_has_just_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    call(10)()
+    work_off()
+    delete = UniqueKeyQuerySet._delete
+    taken: list[Result[int]] = []
+
+    def too_late(rows: Any, over: Any) -> int:
+        assert len(over) == 1
+        taken.append(call(20)())
+        return delete(rows, over)
+
+    monkeypatch.setattr(UniqueKeyQuerySet, "_delete", too_late)
+    assert UniqueKey.objects.forget(None, 10) == (0, None)
+    assert str(UniqueKey.objects.get().job_id) == taken[0].id
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("ending", ["commit", "roll_back"])
+def test_upkeep_passes_over_a_key_that_is_being_taken(ending: str, one: Session) -> None:
+    call(10)()
+    work_off()
+    one.begin()
+    taken = one.do(call(20))
+    assert UniqueKey.objects.forget(None, 10) == (0, None)
+    getattr(one, ending)()
+    if ending == "commit":
+        assert str(UniqueKey.objects.get().job_id) == taken.id
+    else:
+        assert UniqueKey.objects.forget(None, 10) == (1, None)
+
+
+# -- transactions that see what was -------------------------------------------------------------
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("mode", ["keep", "replace"])
+@pytest.mark.parametrize("change", ["taken", "taken over", "claimed", "over"])
+def test_a_transaction_that_sees_the_past_is_refused_and_doubles_nothing(
+    change: str, mode: str, one: Session
+) -> None:
+    """REPEATABLE READ: what has happened since the transaction began cannot be seen in it."""
+    one.read_repeatably()
+    if change != "taken":
+        call(5, mode)()
+    if change == "taken over":
+        work_off()
+    one.begin()
+    one.do(Job.objects.count)
+    if change in ("taken", "taken over"):
+        call(10, mode)()
+    elif change == "claimed":
+        assert len(claim()) == 1
+    else:
+        work_off()
+    before = alive()
+    with pytest.raises(BrokerUnavailable):
+        one.do(call(20, mode))
+    one.roll_back()
+    assert alive() == before
+    one.begin()
+    one.do(call(20, mode))
+    one.commit()
+    assert len(alive()) == (2 if (change, mode) == ("claimed", "replace") else 1)
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("state", ["new", "ended"])
+def test_a_transaction_of_its_own_that_sees_the_past_is_tried_again(
+    state: str, one: Session, other: Session
+) -> None:
+    other.read_repeatably()
+    first, future = meet("keep", state, False, one, other)
+    one.commit()
+    assert (done(future).id, done(future).was_duplicate) == (first.id, True)
+    assert alive() == {first.id}
+
+
+# -- deadlocks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_of_two_transactions_in_a_deadlock_one_is_refused_and_may_try_again(
+    one: Session, other: Session
+) -> None:
+    one.begin()
+    other.begin()
+    one.do(call(1, first=1))
+    other.do(call(2, first=2))
+    futures = {one: one.start(call(1, first=2))}
+    wait_until_waiting()
+    futures[other] = other.start(call(2, first=1))
+    errors = {each: future.exception(PATIENCE_SECONDS) for each, future in first_done(futures)}
+    ((loser, error),) = errors.items()
+    assert isinstance(error, BrokerUnavailable)
+    loser.roll_back()
+    winner = other if loser is one else one
+    assert not done(futures[winner]).was_duplicate
+    winner.commit()
+    loser.begin()
+    results = [loser.do(call(3, first=key)) for key in (1, 2)]
+    loser.commit()
+    assert [result.was_duplicate for result in results] == [True, True]
+    assert alive() == {result.id for result in results}
+
+
+def first_done(
+    futures: dict[Session, Future[Result[int]]],
+) -> list[tuple[Session, Future[Result[int]]]]:
+    """The one that is not left waiting."""
+    wait(futures.values(), PATIENCE_SECONDS, FIRST_COMPLETED)
+    return [(each, future) for each, future in futures.items() if future.done()]
+
+
+class Deadlock(Exception):
+    """What the drivers raise."""
+
+    sqlstate = "40P01"
+
+
+@pytest.mark.parametrize("times", [3, 100])
+@pytest.mark.parametrize("verb", ["enqueue", "enqueue_many"])
+def test_a_transaction_of_our_own_is_tried_again_when_it_was_ended_for_another(
+    verb: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = fail_at_first(times, monkeypatch)
+    if times > 50:
+        with pytest.raises(BrokerUnavailable):
+            run(verb)
+        assert len(failures) > 3
+        assert not UniqueKey.objects.exists()
+    else:
+        assert run(verb) == [False]
+        assert work_off() == 1
+
+
+def test_a_transaction_of_the_callers_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = fail_at_first(1, monkeypatch)
+    with pytest.raises(BrokerUnavailable), transaction.atomic():
+        run("enqueue")
+    assert len(failures) == 1
+    assert not UniqueKey.objects.exists()
+
+
+def fail_at_first(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    failures: list[int] = []
+    real = OrmBroker.enqueue
+
+    def fail(broker: OrmBroker, messages: Any) -> None:
+        if len(failures) < times:
+            failures.append(1)
+            raise BrokerUnavailable("no") from told_by_the_database()
+        real(broker, messages)
+
+    monkeypatch.setattr(OrmBroker, "enqueue", fail)
+    return failures
+
+
+def told_by_the_database() -> OperationalError:
+    error = OperationalError("deadlock detected")
+    error.__cause__ = Deadlock()
+    return error
+
+
+def run(verb: str) -> list[bool]:
+    if verb == "enqueue":
+        return [echo.using(unique=Unique("e")).enqueue(1).was_duplicate]
+    batch = echo.using(unique=Unique("e")).enqueue_many([((1,), {})])
+    return [result.was_duplicate for result in batch]
