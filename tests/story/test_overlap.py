@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from stoker.models import DeadLetter, GuardKey, Job, Need
+from stoker.models import Blocked, DeadLetter, Job, Need
 
 from tests.app.guarded import run_alone, run_in_fives, run_in_pairs
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
@@ -71,7 +71,7 @@ def test_no_more_at_once_than_allowed(seed: int, tmp_path: Path) -> None:
     _assert_none_too_many(beats)
     _assert_fences_rise(beats)
     assert not Need.objects.exists()
-    assert not GuardKey.objects.filter(has_line=True).exists()
+    assert not Blocked.objects.exists()
 
 
 def _enqueue(chance: random.Random, path: Path) -> list[str]:

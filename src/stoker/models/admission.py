@@ -19,7 +19,7 @@ from .clock import MICROSECONDS, database_now_us
 from .deferred import Deferred
 from .guard_key import GuardKey
 from .need import Need
-from .ready import Place, Ready
+from .ready import Place
 from .statements import update_by_key
 
 ALREADY_RUNNING = "already running"
@@ -98,11 +98,7 @@ def free(
                 vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
     Need.objects.using(alias).remove(gone)
     update_by_key(Need.objects.using(alias), let_go, holds=None)
-    queues: set[str] = set()
-    for key_id, count in sorted(vacant.items()):
-        if key_id in keys:
-            queues |= call_next(alias, keys[key_id], count)
-    return queues
+    return call_all(alias, [(keys[key_id], n) for key_id, n in vacant.items() if key_id in keys])
 
 
 def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
@@ -112,19 +108,37 @@ def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
     Returns:
         Those queues.
     """
-    if not key.has_line:
-        return set()
-    if key.kind == Need.Kind.SEQUENCE:
-        first = Need.objects.using(alias).first_of(key.pk)
-        called = Blocked.objects.using(alias).take([first] if first else [], key.pk)
-    else:
-        called = Blocked.objects.using(alias).take_first(key.pk, count)
-    Ready.objects.using(alias).add(called)
-    if not Blocked.objects.using(alias).filter(key_id=key.pk).exists():
-        key.has_line = False
-        key.due_us = None
-        key.save(using=alias, update_fields=["has_line", "due_us"])
-    return {place.queue for place in called}
+    return call_all(alias, [(key, count)])
+
+
+def call_all(alias: str, turns: Sequence[tuple[GuardKey, int]]) -> set[str]:
+    """The same for many keys, each with its count."""
+    lines = {key.pk: key for key, count in turns if key.has_line and count > 0}
+    by_count: dict[int, list[UUID]] = {}
+    called: set[tuple[UUID, str]] = set()
+    for key, count in turns:
+        if key.pk not in lines:
+            continue
+        if key.kind == Need.Kind.SEQUENCE:
+            first = Need.objects.using(alias).first_of(key.pk)
+            if first is not None:
+                called |= Blocked.objects.using(alias).call_one(first, key.pk)
+        else:
+            by_count.setdefault(count, []).append(key.pk)
+    for count, key_ids in by_count.items():
+        called |= Blocked.objects.using(alias).call(key_ids, count)
+    idle = lines.keys() - {key_id for key_id, _ in called}
+    _note_empty(alias, [lines[key_id] for key_id in idle])
+    return {queue for _, queue in called}
+
+
+def _note_empty(alias: str, keys: Collection[GuardKey]) -> None:
+    """Where nobody could be called: write down where nobody waits, so that nobody looks again."""
+    for key in keys:
+        if not Blocked.objects.using(alias).filter(key_id=key.pk).exists():
+            key.has_line = False
+            key.due_us = None
+            key.save(using=alias, update_fields=["has_line", "due_us"])
 
 
 class _Admission:
@@ -260,12 +274,20 @@ class _Admission:
                 weight = self._next_weight.get(key.pk, 1)
                 key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
                 self._note(key, "due_us")
+        lined = [key_id for key_id, names in self._changed.items() if names == {"has_line"}]
+        update_by_key(GuardKey.objects.using(self._alias), lined, has_line=True)
         for key_id, names in self._changed.items():
-            self._keys[key_id].save(using=self._alias, update_fields=sorted(names))
-        for key_id, count in self._passed_over.items():
-            key = self._keys[key_id]
-            if key.kind != Need.Kind.RATE and len(self._holders[key_id]) < key.room:
-                call_next(self._alias, key, count)
+            if names != {"has_line"}:
+                self._keys[key_id].save(using=self._alias, update_fields=sorted(names))
+        passed_over = [(self._keys[key_id], n) for key_id, n in self._passed_over.items()]
+        call_all(
+            self._alias,
+            [
+                (key, count)
+                for key, count in passed_over
+                if key.kind != Need.Kind.RATE and len(self._holders[key.pk]) < key.room
+            ],
+        )
 
     def _note(self, key: GuardKey, *names: str) -> None:
         self._changed.setdefault(key.pk, set()).update(names)

@@ -7,8 +7,13 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .ready import Place
-from .statements import delete_by_key, delete_returning_guards
+from .ready import Place, Ready
+from .statements import (
+    delete_by_key,
+    delete_returning_guards,
+    fetch,
+    moves_rows_in_one_statement,
+)
 
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
@@ -22,20 +27,33 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
         return line.values_list("rank", "job_id").first()
 
-    def take_first(self, key_id: UUID, count: int) -> list[Place]:
-        """Remove the first ``count`` of each queue from a key's line. Returns them."""
-        taken: list[Place] = []
-        for queue in self._queues_of(key_id):
-            line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
-            taken += self._locked(line, count)
-        delete_by_key(self, [place.job_id for place in taken])
-        return taken
+    def call(self, key_ids: Sequence[UUID], count: int) -> set[tuple[UUID, str]]:
+        """Move the first ``count`` of each queue from the lines of these keys to ready.
 
-    def take(self, job_ids: Sequence[UUID], key_id: UUID) -> list[Place]:
-        """Remove these jobs from a key's line, if they are in it. Returns them."""
-        taken = self._locked(self.filter(pk__in=job_ids, key_id=key_id), len(job_ids))
-        delete_by_key(self, [place.job_id for place in taken])
-        return taken
+        Returns:
+            Key and queue of those that were moved.
+        """
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            wanted = {"key_ids": list(key_ids), "count": count}
+            return {(row[0], row[1]) for row in fetch(connection, "blocked_call", wanted)}
+        found: list[tuple[UUID, Place]] = []
+        for key_id in key_ids:
+            for queue in self._queues_of(key_id):
+                line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
+                found += [(key_id, place) for place in self._locked(line, count)]
+        return self._move(found)
+
+    def call_one(self, job_id: UUID, key_id: UUID) -> set[tuple[UUID, str]]:
+        """Move this job from a key's line to ready, if it is there. Returns: as ``call``."""
+        places = self._locked(self.filter(pk=job_id, key_id=key_id), 1)
+        return self._move([(key_id, place) for place in places])
+
+    def _move(self, called: Sequence[tuple[UUID, Place]]) -> set[tuple[UUID, str]]:
+        places = [place for _, place in called]
+        delete_by_key(self, [place.job_id for place in places])
+        Ready.objects.using(self.db).add(places)
+        return {(key_id, place.queue) for key_id, place in called}
 
     def _locked(self, rows: models.QuerySet[Blocked], limit: int) -> list[Place]:
         """Whoever locks one of them withdraws it, or looks after its key next."""

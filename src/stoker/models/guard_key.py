@@ -15,6 +15,10 @@ from .clock import database_now_us
 from .need import Need
 from .statements import lock_by_key, with_keys
 
+SEEN_KEYS = 10_000
+_SEEN: dict[str, set[UUID]] = {}
+"""Alias -> keys that were there when this process looked last, and most probably are."""
+
 
 class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
     def lock(self, key_ids: Collection[UUID]) -> dict[UUID, GuardKey]:
@@ -28,12 +32,17 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
     def lock_or_make(self, needs: Iterable[Need]) -> dict[UUID, GuardKey]:
         """Lock the keys of these needs; those that are not there yet are made."""
         stated = {need.key_id: need for need in needs}
-        known = set(with_keys(self, stated.keys()).values_list("pk", flat=True))
-        self._make([need for key_id, need in stated.items() if key_id not in known])
+        seen = _SEEN.setdefault(self.db, set())
+        if unseen := stated.keys() - seen:
+            there = set(with_keys(self, unseen).values_list("pk", flat=True))
+            self._make([stated[key_id] for key_id in unseen - there])
         keys = self.lock(stated.keys())
-        while len(keys) < len(stated):  # upkeep has just forgotten one of them
-            self._make([need for key_id, need in stated.items() if key_id not in keys])
-            keys |= self.lock(stated.keys() - keys.keys())
+        while missing := stated.keys() - keys.keys():  # upkeep has forgotten them
+            self._make([stated[key_id] for key_id in missing])
+            keys |= self.lock(missing)
+        if len(seen) > SEEN_KEYS:
+            seen.clear()
+        seen |= stated.keys()
         return keys
 
     def _make(self, needs: Iterable[Need]) -> None:
