@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.db.models import TextChoices
 
 from .brokers import broker_for
-from .brokers.orm_errors import explain
+from .brokers.orm_errors import explained as explained  # noqa: PLC0414 - it is had from here
 from .compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from .conf import Settings
 from .exceptions import PackageError, UnknownTask
@@ -154,18 +152,6 @@ def task_of(settings: Settings, job: Job | None) -> Any:
         return task.using(**changes) if changes else task
     except InvalidTask:  # the settings have changed since: that queue, say, is not allowed any more
         return task
-
-
-@contextmanager
-def explained(alias: str) -> Iterator[None]:
-    """Database errors of the block as Stoker's own, with a sentence that says what to do."""
-    try:
-        yield
-    except (OperationalError, InterfaceError, ProgrammingError) as error:
-        told = explain(error, alias)
-        if told is error:
-            raise
-        raise told from error
 
 
 def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UUID, Progress]:

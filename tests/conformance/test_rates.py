@@ -160,3 +160,28 @@ def test_a_bucket_gives_its_burst_and_then_one_after_the_other(stand: Stand) -> 
     assert claim(stand) == []
     let_pass(PERIOD_SECONDS / 10 + 2 * MARGIN_SECONDS)
     assert ids(claim(stand)) == jobs[3:4]
+
+
+def test_who_has_no_rate_does_not_wait_behind_those_who_have(stand: Stand) -> None:
+    """However many there are, and however few are claimed at a time."""
+    put(stand, rate(1), 50)
+    (free,) = stand.put(1)
+    assert len(stand.claim(2)) == 1
+    claimed: list[Delivery] = []
+    for _ in range(50):
+        if not claimed:
+            claimed = stand.claim(2)
+    assert ids(claimed) == [free]
+
+
+def test_as_long_as_somebody_may_wait_behind_them_the_next_claim_is_due(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.brokers.orm.LOOK_BEHIND_SECONDS", 0.0001)
+    put(stand, rate(1), 5)
+    assert len(stand.claim(2)) == 1
+    assert stand.claim(2) == []
+    assert stand.broker.next_due_seconds() == 0.0
+    while stand.claim(2) or stand.broker.next_due_seconds() == 0.0:
+        pass
+    assert stand.broker.sizes()["default"]["blocked"] == 4

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import (
-    DatabaseError,
-    InterfaceError,
-    OperationalError,
-    ProgrammingError,
-    connections,
-    transaction,
-)
+from django.db import DatabaseError, connections, transaction
 from django.db.models import CharField, Count, Value
 
 from stoker.conf import Settings
@@ -31,13 +23,16 @@ from stoker.models.guard_upkeep import call_due, next_due_seconds
 from stoker.models.job import NewJob
 
 from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
-from .orm_errors import explain
+from .orm_errors import explained
 from .orm_wake import open_wake, wake_up
 
 PROMOTE_AT_ONCE = 500
 """Deferred jobs moved per statement when they fall due."""
 PROMOTE_SECONDS = 0.1
 """How often due jobs are moved while claims come back full: a backlog must not hold them back."""
+LOOK_BEHIND_SECONDS = 0.05
+"""How long a claim goes on that finds none but jobs which a guard turns away: others wait behind
+them."""
 PURGE_AT_ONCE = 500
 
 
@@ -51,6 +46,7 @@ class OrmBroker(Broker):
         self.alias = settings.database
         self._promote_at = 0.0
         self._had_room = True
+        self._is_more_behind = False
         if self.alias not in connections:
             raise ConfigurationError(
                 f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
@@ -58,7 +54,7 @@ class OrmBroker(Broker):
             )
 
     def enqueue(self, messages: Sequence[Message]) -> None:
-        with self._explained():
+        with explained(self.alias):
             Job.objects.using(self.alias).add([as_new_job(message) for message in messages])
 
     def claim(
@@ -75,7 +71,7 @@ class OrmBroker(Broker):
         claim = partial(
             self._claim_ready, queues, limit, holder, microseconds(lease_seconds), rated
         )
-        with self._explained():
+        with explained(self.alias):
             has_looked = self._had_room or time.monotonic() >= self._promote_at
             if has_looked:
                 self._promote_due(rated_limit)
@@ -89,19 +85,25 @@ class OrmBroker(Broker):
         self, queues: Sequence[str], limit: int, holder: UUID, lease_us: int, rated: Rated
     ) -> list[Delivery]:
         """Nothing may be raised once something is leased: its holder would not know of it."""
-        lease_id = new_lease_id()
+        served = list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues()
         deliveries: list[Delivery] = []
-        steps = Claimed.objects.using(self.alias).claim(
-            list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues(),
-            limit,
-            lease_id=lease_id,
-            holder=holder,
-            lease_us=lease_us,
-            rated=rated,
-        )
+        until = time.monotonic() + LOOK_BEHIND_SECONDS
+        self._is_more_behind = True
         try:
-            for rows in steps:
-                deliveries += [_delivery(row, lease_id) for row in rows]
+            while self._is_more_behind and not deliveries and time.monotonic() < until:
+                lease_id, found, turned_away = new_lease_id(), 0, 0
+                for step in Claimed.objects.using(self.alias).claim(
+                    served,
+                    limit,
+                    lease_id=lease_id,
+                    holder=holder,
+                    lease_us=lease_us,
+                    rated=rated,
+                ):
+                    deliveries += [_delivery(row, lease_id) for row in step.claims]
+                    found += len(step.claims) + step.turned_away
+                    turned_away += step.turned_away
+                self._is_more_behind = turned_away > 0 and found >= limit
         except DatabaseError as error:
             if not deliveries:
                 raise
@@ -115,14 +117,14 @@ class OrmBroker(Broker):
         return Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE) + called
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
-        with self._explained():
+        with explained(self.alias):
             valid = Claimed.objects.using(self.alias).extend(
                 _keys(leases), microseconds(lease_seconds)
             )
         return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
 
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
-        with self._explained():
+        with explained(self.alias):
             freed = Claimed.objects.using(self.alias).ack(_keys(leases), failed)
         self._call(freed.queues)
         return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
@@ -138,7 +140,7 @@ class OrmBroker(Broker):
             )
             for back in returns
         ]
-        with self._explained():
+        with explained(self.alias):
             freed = Claimed.objects.using(self.alias).give_back(given_back)
         self._call(freed.queues)
         leases = [back.lease for back in returns]
@@ -151,18 +153,18 @@ class OrmBroker(Broker):
 
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
         lease_id = new_lease_id()
-        with self._explained():
+        with explained(self.alias):
             rows = Claimed.objects.using(self.alias).claim_expired(
                 limit, lease_id=lease_id, holder=holder, lease_us=microseconds(lease_seconds)
             )
         return [_delivery(row, lease_id) for row in rows]
 
     def expire_holder(self, holder: UUID) -> int:
-        with self._explained():
+        with explained(self.alias):
             return Claimed.objects.using(self.alias).expire_holder(holder)
 
     def held_by(self, holder: UUID) -> list[Delivery]:
-        with self._explained():
+        with explained(self.alias):
             rows = list(Claimed.objects.using(self.alias).filter(holder=holder))
         return [
             Delivery(row.job_id, row.lease_id, b"", row.queue, -row.rank, row.attempts, row.crashes)
@@ -171,7 +173,7 @@ class OrmBroker(Broker):
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         guards: dict[UUID, int] = {}
-        with self._explained(), transaction.atomic(using=self.alias):
+        with explained(self.alias), transaction.atomic(using=self.alias):
             for model in _WAITING:
                 guards |= model.objects.using(self.alias).withdraw(job_ids)
             held = {job_id: count for job_id, count in guards.items() if count}
@@ -186,7 +188,7 @@ class OrmBroker(Broker):
             .values_list("pk", Value(state, CharField()))
             for state, model in _PLACES
         ]
-        with self._explained():
+        with explained(self.alias):
             return dict(found[0].union(*found[1:], all=True)) if job_ids else {}
 
     def sizes(self) -> dict[str, dict[str, int]]:
@@ -197,7 +199,7 @@ class OrmBroker(Broker):
             .annotate(count=Count("pk"))
             for state, model in _PLACES
         ]
-        with self._explained():
+        with explained(self.alias):
             for queue, state, count in counted[0].union(*counted[1:], all=True):
                 sizes.setdefault(queue, dict.fromkeys(_STATES, 0))[state] = count
         return sizes
@@ -205,7 +207,7 @@ class OrmBroker(Broker):
     def purge(self, queue: str) -> int:
         """Remove every waiting job of a queue, with all that is kept of it, in batches."""
         removed = 0
-        with self._explained():
+        with explained(self.alias):
             for model in _WAITING:
                 waiting = model.objects.using(self.alias).filter(queue=queue)
                 while job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
@@ -221,12 +223,12 @@ class OrmBroker(Broker):
         return len(gone)
 
     def ping(self) -> None:
-        with self._explained(), connections[self.alias].cursor() as cursor:
+        with explained(self.alias), connections[self.alias].cursor() as cursor:
             cursor.execute("SELECT 1")
 
     def info(self) -> dict[str, Any]:
         connection = connections[self.alias]
-        with self._explained():
+        with explained(self.alias):
             version = ".".join(str(part) for part in connection.get_database_version())
         return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
 
@@ -237,7 +239,9 @@ class OrmBroker(Broker):
         return open_wake(self.alias)
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
-        with self._explained():
+        with explained(self.alias):
+            if self._is_more_behind:
+                return 0.0
             due = [
                 Deferred.objects.using(self.alias).next_due_seconds(),
                 next_due_seconds(self.alias) if rated else None,
@@ -246,17 +250,6 @@ class OrmBroker(Broker):
 
     def close(self) -> None:
         connections[self.alias].close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Database errors as the contract's, with a sentence that says what to do."""
-        try:
-            yield
-        except (OperationalError, InterfaceError, ProgrammingError) as error:
-            explained = explain(error, self.alias)
-            if explained is error:
-                raise
-            raise explained from error
 
 
 def as_new_job(message: Message) -> NewJob:

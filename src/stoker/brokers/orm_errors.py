@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from django.db import ProgrammingError
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import InterfaceError, OperationalError, ProgrammingError
 
 from stoker.exceptions import BrokerUnavailable, NotMigrated
+
+
+@contextmanager
+def explained(alias: str) -> Iterator[None]:
+    """Database errors of the block as Stoker's own, with a sentence that says what to do."""
+    try:
+        yield
+    except (OperationalError, InterfaceError, ProgrammingError) as error:
+        told = explain(error, alias)
+        if told is error:
+            raise
+        raise told from error
 
 
 def explain(error: Exception, alias: str) -> Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -41,6 +41,14 @@ class Claim(NamedTuple):
     refused: str = ""
 
 
+class Step(NamedTuple):
+    """One step of a claim."""
+
+    claims: list[Claim]
+    turned_away: int = 0
+    """How many ready jobs a guard has moved elsewhere: there may be others behind them."""
+
+
 class Freed(NamedTuple):
     """What became of leases that were to end."""
 
@@ -70,38 +78,32 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         holder: UUID,
         lease_us: int,
         rated: Rated,
-    ) -> Iterator[list[Claim]]:
+    ) -> Iterator[Step]:
         """Move up to ``limit`` jobs of these queues to claimed, best rank first, then oldest; of
         those with a rate up to ``rated.limit``. What has been given is leased, even if the next
         step raises."""
         connection = connections[self.db]
-        lease = (lease_id, holder, lease_us)
+        lease = {"lease_id": lease_id, "holder": holder, "lease_us": lease_us}
         if moves_rows_in_one_statement(connection):
-            parameters = {
-                "queues": list(queues),
-                "limit": limit,
-                "lease_id": lease_id,
-                "holder": holder,
-                "lease_us": lease_us,
-            }
+            parameters = {"queues": list(queues), "limit": limit, **lease}
             found = [Claim(*row) for row in fetch(connection, "claim", parameters)]
+            yield Step([row for row in found if not row.guards])
             guarded = [row.job_id for row in found if row.guards]
-            if not guarded:
-                yield found
-                return
-            yield [row for row in found if not row.guards]
-            with transaction.atomic(using=self.db):
-                claims = self._admit(self._lock_ready(guarded), lease, rated)
-            yield claims
+            if guarded:
+                with transaction.atomic(using=self.db):
+                    places = self._lock_ready(guarded)
+                    claims = self._admit(places, lease, rated)
+                yield Step(claims, len(places) - len(claims))
             return
         if not Ready.objects.using(self.db).filter(queue__in=queues).exists():
             return  # without a transaction, which on SQLite would be everybody's only one
         with transaction.atomic(using=self.db):
-            claims = self._admit(self._lock_best(queues, limit), lease, rated)
-        yield claims
+            places = self._lock_best(queues, limit)
+            claims = self._admit(places, lease, rated)
+        yield Step(claims, len(places) - len(claims))
 
     def _admit(
-        self, places: Sequence[Place], lease: tuple[int, UUID, int], rated: Rated
+        self, places: Sequence[Place], lease: Mapping[str, Any], rated: Rated
     ) -> list[Claim]:
         """Lease those of these ready jobs that no guard holds back."""
         guarded = [place for place in places if place.guards]
@@ -111,7 +113,7 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
             admitted.sort(key=lambda one: (one.place.rank, one.place.job_id))
         delete_by_key(Ready.objects.using(self.db), [place.job_id for place in places])
         leased = [one.place._replace(attempts=one.place.attempts + 1) for one in admitted]
-        self._lease(leased, *lease)
+        self._lease(leased, **lease)
         return [
             claim._replace(fence=one.fence, permit_seconds=one.permit_seconds, refused=one.refused)
             if one.place.guards
