@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .backoff import linear as linear
     from .compat import TaskError as TaskError
     from .compat import TaskResultDoesNotExist as TaskResultDoesNotExist
+    from .dead_letter_policy import DeadLetters as DeadLetters
     from .exceptions import Cancel as Cancel
     from .exceptions import DuplicateJob as DuplicateJob
     from .exceptions import JobCancelled as JobCancelled
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Cancel": "exceptions",
+    "DeadLetters": "dead_letter_policy",
     "DuplicateJob": "exceptions",
     "InSequence": "guard_options",
     "JobCancelled": "exceptions",

@@ -15,13 +15,16 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
+from .dead_letter_policy import DeadLetters
 from .exceptions import ConfigurationError
 from .setting_values import (
     Check,
+    LetterRetention,
     Retention,
     backoff,
     compression,
     flag,
+    letter_retention,
     one_of,
     optional,
     retention,
@@ -34,6 +37,17 @@ from .setting_values import (
 def option(key: str, default: Any, check: Check, doc: str) -> Any:
     """A dataclass field that knows its key under ``OPTIONS``, its check and its documentation."""
     return field(default=default, metadata={"key": key, "check": check, "doc": doc})
+
+
+def letter_policies(value: Any) -> tuple[tuple[str, DeadLetters], ...]:
+    """Queue -> policy, as pairs; "" = of all queues."""
+    if isinstance(value, DeadLetters):
+        return (("", value),)
+    if isinstance(value, Mapping) and all(
+        isinstance(queue, str) and isinstance(one, DeadLetters) for queue, one in value.items()
+    ):
+        return tuple(value.items())
+    raise ValueError("must be a DeadLetters, or a dict of queue and DeadLetters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,17 @@ class Settings:
         "How long and how many: a dict of `successful_seconds` (default 7 days), "
         "`successful_count`, `failed_seconds` (default 90 days), `failed_count`; True = for "
         "ever; False = no successes.",
+    )  # fmt: skip
+    dead_letters: tuple[tuple[str, DeadLetters], ...] = option(
+        "DEAD_LETTERS", (), letter_policies,
+        "When dead letters are sent again by themselves: a `DeadLetters`, or a dict of queue and "
+        "`DeadLetters`. A task's own `dead_letters` comes first. Default: they are not.",
+    )  # fmt: skip
+    keep_dead_letters: LetterRetention = option(
+        "KEEP_DEAD_LETTERS", LetterRetention(), letter_retention,
+        "How long dead letters are kept: a dict of `closed_seconds`, counted from when they "
+        "were resolved or discarded, and `open_seconds`, counted from their last failure; None = "
+        "for ever. Default: closed ones 30 days, open ones for ever.",
     )  # fmt: skip
     prefetch: int = option(
         "PREFETCH", 250, whole(0, 10_000),

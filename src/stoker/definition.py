@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from datetime import datetime, timedelta
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    ParamSpec,
-    Self,
-    TypeVar,
-    Unpack,
-    cast,
-)
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 
 from asgiref.sync import sync_to_async
 from django.utils import timezone
@@ -25,6 +16,7 @@ from .compat import (
     DEFAULT_TASK_QUEUE_NAME,
     DjangoTask,
 )
+from .dead_letter_policy import DeadLetters
 from .exceptions import UnknownTask
 from .finding import find_task
 from .guard_options import InSequence, Limit, Lock, Rate, Unique
@@ -38,9 +30,11 @@ from .options import (
     backoff,
     error_classes,
     expiry,
+    function,
     in_sequence,
     not_before,
     one_guard,
+    one_policy,
     option,
     positive_seconds,
     refuse_unknown,
@@ -134,6 +128,12 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
 
     atomic: bool = option(False, yes_or_no)
     """Whether what it writes to the queues' database is committed with its completion, or not."""
+
+    dead_letters: DeadLetters | None = option(None, one_policy)
+    """When its dead letters are sent again by themselves. Setting: ``DEAD_LETTERS``."""
+
+    on_dead_letter: Callable[[Any], object] | None = option(None, function)
+    """Called with each new or updated dead letter: its row, in the monitor, after the commit."""
 
     def __post_init__(self) -> None:
         """Check every option.

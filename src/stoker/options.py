@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from .backoff import Backoff, Seconds, as_backoff
 from .conf import Settings
+from .dead_letter_policy import DeadLetters
 from .exceptions import InvalidTaskOption
 from .guard_options import Guard, InSequence, Limit, Lock, Rate, Unique
 
@@ -40,6 +41,8 @@ class Options(_Carried, total=False):
     give_up_on: ErrorClasses
     expires: Seconds | None
     atomic: bool
+    dead_letters: DeadLetters | None
+    on_dead_letter: Callable[[Any], object] | None
 
 
 class Changes(_Carried, total=False):
@@ -186,6 +189,18 @@ def error_classes(name: str, value: Any) -> tuple[type[BaseException], ...]:
                 f"as in {name}=(ConnectionError, TimeoutError)."
             )
     return classes
+
+
+def one_policy(name: str, value: Any) -> DeadLetters:
+    if not isinstance(value, DeadLetters):
+        raise InvalidTaskOption(f'{name}={value!r}: write {name}=DeadLetters(requeue_after="1h").')
+    return value
+
+
+def function(name: str, value: Any) -> Callable[..., object]:
+    if not callable(value):
+        raise InvalidTaskOption(f"{name}={value!r}: write a function of one argument.")
+    return value  # type: ignore[no-any-return] # asked
 
 
 def one_guard(kind: type[Guard]) -> Check:

@@ -109,3 +109,20 @@ def retention(value: Any) -> Retention:
         for key, setting in value.items()
     }
     return Retention(**checked)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterRetention:
+    """How long dead letters are kept. None = without limit."""
+
+    closed_seconds: float | None = 30 * 86400.0
+    open_seconds: float | None = None
+
+
+def letter_retention(value: Any) -> LetterRetention:
+    if isinstance(value, LetterRetention):
+        return value
+    keys = {spec.name: spec for spec in fields(LetterRetention)}
+    if not isinstance(value, Mapping) or not set(value) <= set(keys):
+        raise ValueError("must be a dict with some of " + ", ".join(keys))
+    return LetterRetention(**{key: optional(seconds(0))(one) for key, one in value.items()})

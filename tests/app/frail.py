@@ -1,6 +1,7 @@
 """Tasks that fail until somebody mends what they need, as a dead letter's do."""
 
-from stoker import InSequence, Unique, task
+from stoker import DeadLetters, InSequence, Unique, task
+from stoker.models import DeadLetter
 
 broken: set[str] = set()
 """What does not work, in this process."""
@@ -35,3 +36,24 @@ def _use(thing: str) -> str:
     if thing in broken:
         raise Broken(f"{thing} is broken")
     return thing
+
+
+TOLD: list[str] = []
+"""Dead letters that the task itself was told of."""
+
+
+def _hear(letter: DeadLetter) -> None:
+    TOLD.append(f"{letter.task} {letter.failure_count}")
+    if "the ear" in broken:
+        raise Broken("the ear is broken")
+
+
+@task(
+    max_attempts=1,
+    dead_letters=DeadLetters(requeue_after=60, max_requeues=2, only=Broken),
+    on_dead_letter=_hear,
+)
+def pay(order: str) -> str:
+    if order == "no order":
+        raise ValueError(order)
+    return _use(order)

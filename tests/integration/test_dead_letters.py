@@ -1,13 +1,11 @@
 """Dead letters as their reader has them: found, sent again, discarded, purged."""
 
-import threading
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from stoker import DuplicateJob, Unique, dead_letters
@@ -16,26 +14,10 @@ from stoker.exceptions import DeadLetterNotFound
 from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
 
 from tests.app import frail
+from tests.integration.letters import at_once, dead
 from tests.integration.work import work_off, work_off_when_due
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def mended() -> Iterator[None]:
-    """Begin and end with nothing broken."""
-    frail.broken.clear()
-    yield
-    frail.broken.clear()
-
-
-def dead(task: Any, *args: Any, **kwargs: Any) -> DeadLetter:
-    """The dead letter of a job whose first argument is broken."""
-    frail.broken.update(args)
-    result = task.enqueue(*args, **kwargs)
-    while work_off():
-        pass
-    return DeadLetter.objects.get(job_id=result.id)
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("mended")]
 
 
 # -- requeue --------------------------------------------------------------------------------------
@@ -441,25 +423,3 @@ def test_several_who_send_the_same_at_once_make_one_job_of_each() -> None:
     assert work_off() == 20
     states = DeadLetter.objects.values_list("state", flat=True)
     assert [*states] == ["resolved"] * len([*letters, *keyed])
-
-
-def at_once(*calls: Callable[[], object]) -> None:
-    """Each in a thread, on a connection of its own."""
-    barrier = threading.Barrier(len(calls))
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], object]) -> None:
-        try:
-            barrier.wait(60)
-            call()
-        except BaseException as error:  # noqa: BLE001 - told in the test's own thread
-            errors.append(error)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors

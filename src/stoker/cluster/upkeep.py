@@ -39,6 +39,7 @@ from stoker.models import (
 from stoker.models.statements import moves_rows_in_one_statement
 
 from .board import Board, board_path
+from .dead_letter_sweep import DeadLetterSweep
 from .guard_sweep import GuardSweep
 from .leftovers import Leftovers
 from .plan import Plan
@@ -78,6 +79,7 @@ class Upkeep:
         self._vacuum_at = 0.0
         self._pages: dict[str, int] = {}
         self._guards = GuardSweep(settings, broker, beat)
+        self._dead_letters = DeadLetterSweep(settings, beat)
         self.leftovers = Leftovers(self._alias, beat)
 
     def clean_up_at_start(self) -> None:
@@ -95,6 +97,7 @@ class Upkeep:
             self._step("silent clusters", self.bury_silent_clusters)
             self._step("rescue", self.rescue)
             self._step("guards", self._guards.sweep)
+            self._step("dead letters", self._dead_letters.sweep)
             self._step("prune", self.prune)
             self._step("locks", self.leftovers.forget_locks)
             self._step("unique keys", self.leftovers.forget_keys)

@@ -15,6 +15,7 @@ from stoker.package import sealer_for
 
 from .faults import fingerprint
 from .outcomes import Attempted, Failed
+from .policies import cooldowns_us
 
 
 def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list[DeadLetter]:
@@ -29,7 +30,7 @@ def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list
         _entry(settings, attempted, failed, jobs.get(attempted.delivery.job_id), known)
         for attempted, failed in sorted(buried, key=lambda pair: pair[0].finished_at)
     ]
-    return DeadLetter.objects.using(alias).upsert(entries)
+    return DeadLetter.objects.using(alias).upsert(entries, cooldowns_us(settings, entries))
 
 
 def resolve(alias: str, succeeded: Sequence[UUID]) -> None:

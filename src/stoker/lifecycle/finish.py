@@ -32,6 +32,7 @@ from . import outcomes
 from .dead_letters import bury, resolve
 from .faults import plain_fault
 from .outcomes import Attempted, Failed, Fault, Outcome
+from .policies import tell_task
 from .retries import crash_delay_seconds
 
 
@@ -276,3 +277,4 @@ def _announce(
             reason=entry.reason,
         )
         dead_lettered.send_robust(sender, dead_letter=entry)
+        tell_task(entry)

@@ -25,6 +25,7 @@ from django.db import OperationalError, connections, transaction
 from stoker.brokers import broker_for
 from stoker.compat import InvalidTask, task_backends, task_signals
 from stoker.conf import Settings
+from stoker.events import tell
 from stoker.exceptions import BrokerUnavailable, StokerError, UnreadablePackage
 from stoker.finding import find_task
 from stoker.guards.keys import UniqueClaim
@@ -39,6 +40,7 @@ from stoker.waiting import Commitment
 
 from .dead_letters import key_of
 from .newcomers import Newcomer, Newcomers
+from .policies import policy_of
 from .sealing import Sealing
 
 TRIES = 10
@@ -111,6 +113,27 @@ def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> Answer:
                 raise
         time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
     raise AssertionError("the loop returns or raises")
+
+
+def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
+    """Send this dead letter again, whose cool-down is over, if its policy still says so. Whatever
+    comes of it, it does not fall due again before it has failed again.
+
+    Returns:
+        Whether there is a new job.
+    """
+    policy = policy_of(settings, letter)
+    answer = None
+    if policy is not None and policy.allows(letter.requeued_count):
+        number = f"{letter.requeued_count + 1} of {policy.max_requeues}"
+        wish = Wish(because=f"requeue {number}", kind=Requeue.By.POLICY)
+        answer = requeue(settings, letter.pk, wish)
+    if answer is None or answer.fate is not Fate.REQUEUED:
+        DeadLetter.objects.using(settings.database).put_off(letter)
+        if answer is not None and answer.fate is Fate.REFUSED:
+            tell("not_requeued", dead_letter_id=letter.pk, because=answer.because)
+        return False
+    return True
 
 
 class _Requeue:

@@ -63,6 +63,16 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.ERROR,
         "Job {job_id} of {task} is a dead letter after {attempts} attempts: {reason}.",
     ),
+    "dead_letters_requeued": (
+        logging.INFO,
+        "{count} dead letters were sent again by themselves: their cool-down was over.",
+    ),
+    "dead_letters_purged": (logging.INFO, "{count} old dead letters were removed."),
+    "not_requeued": (
+        logging.ERROR,
+        "The dead letter {dead_letter_id} could not be sent again by itself: {because}",
+    ),
+    "hook_failed": (logging.ERROR, "The {hook} of {task} raised {error!r}."),
     "stale_outcome": (
         logging.WARNING,
         "The outcome of job {job_id} came after its lease was lost; it was not recorded.",

@@ -1,0 +1,202 @@
+"""Dead letters that are sent again by themselves, reopened and purged: by upkeep."""
+
+import logging
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from stoker import DeadLetters, dead_letters
+from stoker.cluster.dead_letter_sweep import DeadLetterSweep
+from stoker.conf import Settings, settings_for
+from stoker.models import DeadLetter, Deferred, Job, Ready, Requeue
+from stoker.models.clock import MICROSECONDS, database_now_us
+from stoker.setting_values import LetterRetention
+
+from tests.app import frail
+from tests.integration.letters import at_once, dead
+from tests.integration.work import work_off
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("mended")]
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return settings_for()
+
+
+def sweep(settings: Settings) -> int:
+    """What upkeep does, by one of any number of clusters."""
+    return DeadLetterSweep(settings, lambda: None).sweep()
+
+
+def let_cool() -> None:
+    """The time of all cool-downs passes."""
+    DeadLetter.objects.filter(requeue_due_us__isnull=False).update(requeue_due_us=1)
+
+
+def test_it_is_sent_again_when_it_has_cooled_and_no_earlier(settings: Settings) -> None:
+    before = database_now_us("default")
+    letter = dead(frail.pay, "order 1")
+    assert letter.requeue_due_us is not None
+    assert 0 <= letter.requeue_due_us - before - 60 * MICROSECONDS < 60 * MICROSECONDS
+    assert sweep(settings) == 0
+    let_cool()
+    assert sweep(settings) == 1
+    assert sweep(settings) == 0
+    letter.refresh_from_db()
+    assert (letter.state, letter.requeued_count) == ("requeued", 1)
+    assert (Requeue.objects.get().kind, letter.last_requeued_because) == (
+        "policy",
+        "requeue 1 of 2",
+    )
+    frail.broken.clear()
+    assert work_off() == 1
+    assert DeadLetter.objects.get().state == "resolved"
+
+
+def test_the_cool_down_counts_from_the_last_failure_and_it_ends(settings: Settings) -> None:
+    first = dead(frail.pay, "order 1")
+    for count in (1, 2):
+        let_cool()
+        assert sweep(settings) == 1
+        work_off()
+        letter = DeadLetter.objects.get()
+        assert (letter.failure_count, letter.requeued_count) == (count + 1, count)
+        assert letter.requeue_due_us is not None
+        assert letter.requeue_due_us > database_now_us("default")
+    for _ in range(3):
+        let_cool()
+        assert sweep(settings) == 0
+    letter = DeadLetter.objects.get()
+    assert (letter.pk, letter.state, letter.requeue_due_us) == (first.pk, "open", None)
+    assert dead_letters.requeue(letter.id).fate.value == "requeued", "by hand it can be still"
+
+
+def test_other_errors_are_left_alone(settings: Settings) -> None:
+    frail.pay.enqueue("no order")
+    work_off()
+    assert DeadLetter.objects.get().requeue_due_us is None
+
+
+def test_the_queue_says_what_the_task_does_not(settings: Settings) -> None:
+    policies = (("mail", DeadLetters("1h")), ("", DeadLetters("2h", max_requeues=1)))
+    configured = replace(settings, dead_letters=policies)
+    frail.broken.add("order 1")
+    now = database_now_us("default")
+    for queue in ("mail", "other"):
+        frail.charge.using(queue_name=queue).enqueue("order 1")
+    work_off(configured)
+    due = {one.queue: (one.requeue_due_us or 0) - now for one in DeadLetter.objects.all()}
+    hour = 3600 * MICROSECONDS
+    assert hour <= due["mail"] < 1.1 * hour
+    assert 2 * hour <= due["other"] < 2.1 * hour
+    let_cool()
+    assert sweep(configured) == 2
+
+
+def test_a_policy_that_was_taken_back_sends_nothing(settings: Settings) -> None:
+    frail.broken.add("order 1")
+    frail.charge.enqueue("order 1")
+    work_off(replace(settings, dead_letters=(("", DeadLetters("1h")),)))
+    let_cool()
+    assert sweep(settings) == 0
+    assert DeadLetter.objects.get().requeue_due_us is None
+
+
+def test_a_newer_job_of_the_key_is_not_joined_by_another(settings: Settings) -> None:
+    frail.broken.add("a")
+    configured = replace(settings, dead_letters=(("", DeadLetters("1h")),))
+    frail.fetch.enqueue("a")
+    work_off(configured)
+    frail.fetch.enqueue("a")
+    let_cool()
+    assert sweep(configured) == 0
+    assert Ready.objects.count() == 1
+
+
+def test_what_cannot_be_sent_again_is_told_once(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    letter = dead(frail.pay, "order 1")
+    DeadLetter.objects.update(package=b"what nobody reads")
+    let_cool()
+    with caplog.at_level(logging.ERROR, "stoker"):
+        caplog.clear()
+        assert sweep(settings) == sweep(settings) == 0
+    (record,) = caplog.records
+    assert str(letter.pk) in record.getMessage()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_upkeeps_at_once_make_one_requeue_of_each(settings: Settings) -> None:
+    for number in range(20):
+        dead(frail.pay, f"order {number}")
+    let_cool()
+    at_once(lambda: sweep(settings), lambda: sweep(settings))
+    assert Ready.objects.count() == Requeue.objects.count() == 20
+    assert set(DeadLetter.objects.values_list("requeued_count", flat=True)) == {1}
+
+
+def test_an_entry_whose_job_was_cancelled_is_open_again(settings: Settings) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(3)]
+    kept = [dead_letters.requeue(one.id).job_id for one in letters]
+    frail.charge.get_result(str(kept[0])).cancel()
+    Ready.objects.filter(pk=kept[1]).delete()
+    Job.objects.filter(pk=kept[1]).delete()
+    sweep(settings)
+    states = [DeadLetter.objects.get(pk=one.pk).state for one in letters]
+    assert states == ["open", "open", "requeued"]
+
+
+def test_old_entries_are_purged_as_the_settings_say(settings: Settings) -> None:
+    old, young, forgotten = (dead(frail.charge, f"order {number}") for number in range(3))
+    for one in (old, young):
+        dead_letters.discard(one.id)
+    long_ago = timezone.now() - timedelta(days=31)
+    DeadLetter.objects.filter(pk=old.pk).update(closed_at=long_ago)
+    DeadLetter.objects.filter(pk=forgotten.pk).update(failed_at=long_ago)
+    sweep(settings)
+    assert set(DeadLetter.objects.values_list("pk", flat=True)) == {young.pk, forgotten.pk}
+    keep = LetterRetention(closed_seconds=None, open_seconds=86_400.0)
+    sweep(replace(settings, keep_dead_letters=keep))
+    assert DeadLetter.objects.get() == young
+
+
+def test_the_task_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    letter = dead(frail.pay, "order 1")
+    frail.broken.add("the ear")
+    dead_letters.requeue(letter.id)
+    with caplog.at_level(logging.ERROR, "stoker"):
+        work_off()
+    assert frail.TOLD == ["tests.app.frail.pay 1", "tests.app.frail.pay 2"]
+    assert "The on_dead_letter of tests.app.frail.pay raised" in caplog.text
+    assert DeadLetter.objects.get().failure_count == 2
+
+
+def test_it_never_loops_or_multiplies(settings: Settings, seed: int) -> None:
+    """Whatever a person, upkeep and the jobs do, in any order."""
+    chance = random.Random(seed)
+    orders = [f"order {number}" for number in range(4)]
+    for order in orders:
+        dead(frail.pay, order)
+    for _ in range(60):
+        step = chance.randrange(6)
+        if step == 0:
+            dead_letters.requeue_many()
+        elif step == 1:
+            let_cool()
+        elif step == 2:
+            sweep(settings)
+        elif step == 3:
+            work_off()
+        elif step == 4:
+            frail.broken.clear()
+            frail.broken.update(chance.sample(orders, chance.randrange(5)))
+        elif waiting := Ready.objects.first():
+            frail.pay.get_result(str(waiting.pk)).cancel()
+        assert DeadLetter.objects.count() == 4
+        assert Job.objects.filter(status=None).count() <= 4
+        assert not Deferred.objects.exists()
