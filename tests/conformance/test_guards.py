@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -116,6 +117,36 @@ def test_a_turn_that_cannot_be_taken_goes_to_the_next(stand: Stand) -> None:
     assert claim_ids(stand) == []
     stand.broker.ack([stand_lease(only_a)])
     assert claim_ids(stand) == [both]
+
+
+def test_a_turn_goes_on_also_where_another_guard_is_stated_first(stand: Stand) -> None:
+    (holder_of_b,) = put(stand, need("b"))
+    running = {one.job_id: one for one in stand.claim()}
+    (both,) = put(stand, need("a"), need("b"))
+    (only_b,) = put(stand, need("b"))
+    assert claim_ids(stand) == []
+    (holder_of_a,) = put(stand, need("a"))
+    assert claim_ids(stand) == [holder_of_a]
+    stand.broker.ack([running[holder_of_b].lease])
+    assert claim_ids(stand) + claim_ids(stand) == [only_b]
+    stand.broker.ack([stand_lease(holder_of_a), stand_lease(only_b)])
+    assert claim_ids(stand) == [both]
+
+
+def test_who_is_turned_away_may_be_called_in_the_same_moment(stand: Stand) -> None:
+    """Two lose their turns under a, for want of b. Who comes after them is behind the line of a at
+    first, and then among those who get these turns."""
+    holders = [one for _ in range(2) for one in put(stand, need("a", "limit", 2))]
+    (holder_of_b,) = put(stand, need("b"))
+    running = {one.job_id: one for one in stand.claim()}
+    assert set(running) == {*holders, holder_of_b}
+    both = put(stand, need("a", "limit", 2), need("b"), count=2)
+    (waiting,) = put(stand, need("a", "limit", 2))
+    assert claim_ids(stand) == []
+    stand.broker.ack([running[job_id].lease for job_id in holders])
+    (newcomer,) = put(stand, need("a", "limit", 2))
+    assert claim_ids(stand) + claim_ids(stand) == [waiting, newcomer]
+    assert set(stand.broker.whereabouts(both).values()) == {"blocked"}
 
 
 def stand_lease(job_id: uuid.UUID) -> Any:
@@ -301,7 +332,7 @@ def test_keys_and_needs_of_the_past_are_forgotten(stand: Stand) -> None:
 
 
 def test_a_rollback_leaves_no_need(stand: Stand) -> None:
-    with pytest.raises(ZeroDivisionError), stand.atomic():
+    with suppress(ZeroDivisionError), stand.atomic():
         put(stand, need("smtp"))
         raise ZeroDivisionError
     assert not Need.objects.exists()

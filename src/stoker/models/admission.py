@@ -19,8 +19,8 @@ from .clock import MICROSECONDS, database_now_us
 from .deferred import Deferred
 from .guard_key import GuardKey
 from .need import Need
-from .ready import Place
-from .statements import update_by_key
+from .ready import Place, Ready
+from .statements import delete_by_key, update_by_key
 
 ALREADY_RUNNING = "already running"
 _NONE: Mapping[UUID, int] = {}
@@ -55,8 +55,8 @@ def admit(alias: str, places: Sequence[Place], rated: Rated) -> list[Admitted]:
 
     Args:
         alias: of the database.
-        places: their rows, locked by the caller, in the order in which they are to be started. The
-            caller removes all of them from ready, and leases what is returned; those left out wait
+        places: their rows, locked by the caller, in the order in which they are to be started. They
+            are removed from ready. The caller leases what is returned; those left out wait
             elsewhere.
         rated: what is wanted of jobs with a rate.
     """
@@ -244,10 +244,8 @@ class _Admission:
         return self._waited_seconds + min(permits_us) / MICROSECONDS
 
     def _turn_away(self, place: Place, needed: Iterable[Need], refusal: Need) -> None:
-        for need in needed:
-            if need is refusal:
-                break
-            self._passed_over[need.key_id] = self._passed_over.get(need.key_id, 0) + 1
+        for key_id in {need.key_id for need in needed} - {refusal.key_id}:
+            self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
         counts = place._asdict()
         if refusal.on_busy == "retry":
             self._deferred.append(Deferred(due_us=self._now_us + refusal.retry_us, **counts))
@@ -263,6 +261,8 @@ class _Admission:
         self._heads[line] = turn if head is None else min(head, turn)
 
     def _write(self, admitted: Sequence[Admitted]) -> None:
+        # First: who is turned away here may be called back at the end.
+        delete_by_key(Ready.objects.using(self._alias), [place.job_id for place in self._places])
         Blocked.objects.using(self._alias).bulk_create(self._blocked)
         Deferred.objects.using(self._alias).bulk_create(self._deferred)
         entered = [need for one in admitted for need in self._needs[one.place.job_id]]

@@ -107,11 +107,12 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
     ) -> list[Claim]:
         """Lease those of these ready jobs that no guard holds back."""
         guarded = [place for place in places if place.guards]
-        admitted = [Admitted(place) for place in places if not place.guards]
+        others = [place for place in places if not place.guards]
+        delete_by_key(Ready.objects.using(self.db), [place.job_id for place in others])
+        admitted = [Admitted(place) for place in others]
         if guarded:
             admitted += admit(self.db, guarded, rated)
             admitted.sort(key=lambda one: (one.place.rank, one.place.job_id))
-        delete_by_key(Ready.objects.using(self.db), [place.job_id for place in places])
         leased = [one.place._replace(attempts=one.place.attempts + 1) for one in admitted]
         self._lease(leased, **lease)
         return [
