@@ -1,0 +1,119 @@
+"""Rates, as the tasks themselves see them: never too many starts, and hardly one given away.
+
+STOKER_TEST_RATE_SECONDS=60 makes the runs that long, with rates of longer periods, too; then 95 %
+of each must be reached, which takes a machine that has time for it.
+"""
+
+import os
+import random
+from bisect import bisect_left
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker import Rate
+from stoker.models import DeadLetter, Job
+
+from tests.app.rates import write_start
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
+from tests.story.ledgers import unfinished
+
+LONG_SECONDS = float(os.environ.get("STOKER_TEST_RATE_SECONDS", "0"))
+SECONDS = LONG_SECONDS or 4.0
+RATES = ["20/s", "50/10s", "100/m"] if LONG_SECONDS else ["20/s"]
+SHARE = 0.95
+"""Which part of a rate must be reached in a long run."""
+WAIT_SECONDS = 150.0
+TRIES = {"max_attempts": 100, "max_crashes": 100}
+
+pytestmark = [pytest.mark.postgres, pytest.mark.sqlite, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("written", RATES)
+def test_two_clusters_start_as_many_as_the_rate_allows_and_never_more(
+    written: str, tmp_path: Path
+) -> None:
+    rate = Rate(written)
+    periods = max(1, int(SECONDS / rate.period_seconds))
+    count = periods * rate.starts + 1
+    starts = _Starts(tmp_path / "starts")
+    calls = [((str(starts.path),), {})] * (count + 2 * rate.starts)
+    write_start.using(rate=rate).enqueue_many(calls)
+    with running_cluster(tmp_path) as first, running_cluster(tmp_path) as second:
+        wait_for(lambda: starts.count() >= count, _tails(first, second), WAIT_SECONDS)
+        assert first.stop() == 0
+        assert second.stop() == 0
+        assert not first.complaints() + second.complaints()
+    seconds = starts.seconds_of(periods * rate.starts)
+    share = periods * rate.period_seconds / seconds
+    print(f"{written}: {share:.1%} of the rate; at most {starts.most(rate)} in a window")
+    assert starts.most(rate) <= rate.starts
+    assert share >= (SHARE if LONG_SECONDS else 0)
+    assert not DeadLetter.objects.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_no_death_brings_more_starts_than_the_rate_allows(seed: int, tmp_path: Path) -> None:
+    """Permits that were given and not used are lost; none is used twice or too late."""
+    rate, jobs = Rate("20/s"), 120
+    chance = random.Random(seed)
+    starts = _Starts(tmp_path / "starts")
+    calls = [((str(starts.path), chance.random() * 0.05), {}) for _ in range(jobs)]
+    results = write_start.using(rate=rate, **TRIES).enqueue_many(calls)
+    with running_cluster(tmp_path) as first, running_cluster(tmp_path) as second:
+        first.wait_for_crew()
+        for before in range(0, jobs, 10):
+            wait_for(lambda: starts.count() >= before or not unfinished())  # noqa: B023 - at once
+            chance.choice([first, second]).kill(chance.choice(["pusher", "worker", "monitor"]))
+        wait_for(lambda: not unfinished(), _tails(first, second), WAIT_SECONDS)
+        assert first.stop() == 0
+        assert second.stop() == 0
+    assert starts.most(rate) <= rate.starts
+    recorded = Job.objects.filter(pk__in=[result.id for result in results], status="SUCCESSFUL")
+    assert recorded.count() == jobs
+
+
+@pytest.mark.slow
+def test_jobs_without_a_rate_go_by_those_that_wait_for_one(tmp_path: Path) -> None:
+    rated, free = _Starts(tmp_path / "rated"), _Starts(tmp_path / "free")
+    write_start.using(rate=Rate("5/h")).enqueue_many([((str(rated.path),), {})] * 500)
+    write_start.enqueue_many([((str(free.path),), {})] * 200)
+    with running_cluster(tmp_path) as cluster:
+        wait_for(lambda: free.count() == 200 and rated.count() == 5, _tails(cluster))
+        wait_for(lambda: unfinished() == {"blocked": 495}, lambda: str(unfinished()))
+        assert cluster.stop() == 0
+    assert rated.count() == 5
+
+
+class _Starts:
+    """When tasks really started, as they wrote it down."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def count(self) -> int:
+        return len(self._moments_ns())
+
+    def most(self, rate: Rate) -> int:
+        """The most in any window as long as the period."""
+        moments = self._moments_ns()
+        period_ns = round(rate.period_seconds * 1e9)
+        ends = [bisect_left(moments, moment + period_ns) for moment in moments]
+        return max(end - begin for begin, end in enumerate(ends))
+
+    def seconds_of(self, count: int) -> float:
+        """How long so many starts took, from the first to the one after the last."""
+        moments = self._moments_ns()
+        return (moments[count] - moments[0]) / 1e9
+
+    def _moments_ns(self) -> list[int]:
+        lines = self.path.read_text().split() if self.path.exists() else []
+        return sorted(map(int, lines))
+
+
+def _tails(*clusters: ProcessCluster) -> Callable[[], str]:
+    return lambda: "\n---\n".join(cluster.tail() for cluster in clusters)
