@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from stoker.brokers.base import Broker, Delivery, Return
 
@@ -40,23 +41,24 @@ class Claims:
         self._rated_until = 0.0
         """Until then rates count as being in use; monotonic seconds."""
         self._had_no_slot = False
-        """Whether the last claim had to leave jobs with a rate alone."""
+        """Whether rates are in use, and the last claim had to leave them alone."""
+        self._look_ahead: Callable[[], float | None] | None = None
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing."""
 
-    def claim(self, room: int, *, prompt_room: int, is_hungry: bool) -> None:
+    def claim(self, room: int, *, is_hungry: bool, prompt_room: Callable[[], int]) -> None:
         """Claim up to so many jobs, if it is time to.
 
         Args:
-            prompt_room: how many of them may have a rate, and must be started at once.
             is_hungry: whether some worker will soon have nothing to do.
+            prompt_room: tells how many of them may have a rate, and must be started at once.
         """
-        if self._had_no_slot and prompt_room > 0:
+        if self._had_no_slot and prompt_room() > 0:
             self._had_no_slot = False
             self.tempo.hurry()
         if room <= 0 or not self.tempo.is_due(is_hungry):
             return
-        limit = min(room, CLAIM_AT_ONCE)
+        limit, rated_limit = min(room, CLAIM_AT_ONCE), max(0, prompt_room())
         asked_at = time.monotonic()
         is_calm = not len(self._flights)
         answer = self._patience.call(
@@ -65,7 +67,7 @@ class Claims:
                 limit,
                 holder=self._plan.cluster_id,
                 lease_seconds=self._settings.lease_seconds,
-                rated_limit=max(0, prompt_room),
+                rated_limit=rated_limit,
                 permit_seconds=self._flights.permits.seconds,
             )
         )
@@ -80,10 +82,17 @@ class Claims:
         if any(delivery.permit_seconds for delivery in deliveries):
             self._rated_until = asked_at + RATED_SECONDS
         uses_rates = asked_at < self._rated_until
-        self._had_no_slot = uses_rates and prompt_room <= 0
+        self._had_no_slot = uses_rates and not rated_limit
         self.tempo.note(len(deliveries), limit)
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
-            due = self._patience.call(lambda: self._broker.next_due_seconds(rated=prompt_room > 0))
+            self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
+
+    def look_ahead(self) -> None:
+        """After a claim: ask when the next job is due. Until what it brought is handed out, nobody
+        has time for that: permits run out."""
+        if self._look_ahead is not None:
+            due = self._patience.call(self._look_ahead)
+            self._look_ahead = None
             self.tempo.wake_in(due.value if due else None)
 
     def give_back(self) -> None:

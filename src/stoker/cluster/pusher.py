@@ -87,8 +87,8 @@ class Pusher:
         if not self.is_stopping:
             self.claims.claim(
                 self._room(),
-                prompt_room=self.roster.prompt_room(),
                 is_hungry=self.roster.is_hungry(),
+                prompt_room=self.roster.prompt_room,
             )
         self.recall.recall_for_the_idle()
         if not self.is_stopping and not is_fenced(self.board, self.settings):
@@ -97,6 +97,7 @@ class Pusher:
         for worker, link in list(self.roster.links.items()):
             if link.has_outgoing:
                 self._expect_writing(worker, link)
+        self.claims.look_ahead()
         self._say_where_we_are()
         self.child.control.flush()
 

@@ -340,6 +340,12 @@ class Stand(MemoryBroker):
         return self.due_seconds[rated]
 
 
+def claim(claims: Claims, prompt_room: int, *, is_hungry: bool) -> None:
+    """Claim, as the pusher does."""
+    claims.claim(10, is_hungry=is_hungry, prompt_room=lambda: prompt_room)
+    claims.look_ahead()
+
+
 @pytest.fixture
 def broker(plan: Plan, clock: Clock) -> Stand:
     return Stand(plan, clock)
@@ -354,7 +360,7 @@ def test_no_more_jobs_with_a_rate_are_asked_for_than_can_start(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:
     for prompt_room in (3, 0, -1):
-        claims.claim(10, prompt_room=prompt_room, is_hungry=True)
+        claim(claims, prompt_room, is_hungry=True)
         clock.turn(1.0)
     assert broker.asked == [3, 0, 0]
 
@@ -363,17 +369,17 @@ def test_where_rates_are_in_use_their_next_moment_is_known_at_once(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:
     broker.due_seconds[True] = SHORTEST_PAUSE_SECONDS / 2
-    claims.claim(10, prompt_room=1, is_hungry=True)
+    claim(claims, 1, is_hungry=True)
     clock.turn(SHORTEST_PAUSE_SECONDS * 1.5)
-    claims.claim(10, prompt_room=1, is_hungry=True)
+    claim(claims, 1, is_hungry=True)
     assert len(broker.asked) == 1, "there was no job with a rate"
     clock.turn(1.0)
     broker.next = rated()
-    claims.claim(10, prompt_room=1, is_hungry=True)
+    claim(claims, 1, is_hungry=True)
     clock.turn(SHORTEST_PAUSE_SECONDS)
-    claims.claim(10, prompt_room=1, is_hungry=True)
+    claim(claims, 1, is_hungry=True)
     clock.turn(SHORTEST_PAUSE_SECONDS)
-    claims.claim(10, prompt_room=1, is_hungry=True)
+    claim(claims, 1, is_hungry=True)
     assert len(broker.asked) == 4, "the pause has not doubled"
 
 
@@ -382,15 +388,15 @@ def test_as_soon_as_a_slot_is_free_jobs_with_a_rate_are_asked_for(
 ) -> None:
     broker.next = rated()
     for _ in range(12):
-        claims.claim(10, prompt_room=0, is_hungry=False)
+        claim(claims, 0, is_hungry=False)
         clock.turn(max(0.0, claims.tempo.next_claim - clock.now))
-    claims.claim(10, prompt_room=0, is_hungry=False)
+    claim(claims, 0, is_hungry=False)
     asked = len(broker.asked)
-    claims.claim(10, prompt_room=0, is_hungry=False)
+    claim(claims, 0, is_hungry=False)
     assert len(broker.asked) == asked
-    claims.claim(10, prompt_room=1, is_hungry=False)
+    claim(claims, 1, is_hungry=False)
     assert broker.asked[asked:] == [1]
-    claims.claim(10, prompt_room=1, is_hungry=False)
+    claim(claims, 1, is_hungry=False)
     assert len(broker.asked) == asked + 1, "once"
 
 
@@ -398,10 +404,10 @@ def test_when_rates_were_not_in_use_for_long_nobody_looks_closely(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:
     broker.next = rated()
-    claims.claim(10, prompt_room=1, is_hungry=True)
+    claim(claims, 1, is_hungry=True)
     clock.turn(RATED_SECONDS + 1)
-    claims.claim(10, prompt_room=0, is_hungry=False)
-    claims.claim(10, prompt_room=1, is_hungry=False)
+    claim(claims, 0, is_hungry=False)
+    claim(claims, 1, is_hungry=False)
     assert broker.asked == [1, 0]
 
 
@@ -412,7 +418,7 @@ def test_a_late_one_gets_its_attempt_back(
     monkeypatch.setattr(broker, "release", lambda returns: returned.extend(returns) or set())
     late = rated()[0]._replace(attempt=3, crashes=1)
     broker.next = [late]
-    claims.claim(10, prompt_room=1, is_hungry=True)
+    claim(claims, 1, is_hungry=True)
     clock.turn(PERMIT_SECONDS)
     flights.give_back_late()
     claims.give_back()
@@ -428,7 +434,7 @@ def test_permits_are_asked_for_that_last_as_long_as_it_takes_here(
     def start_after(seconds: float) -> None:
         """Of one that was granted for as long as it was asked for."""
         broker.next = [make_delivery()._replace(permit_seconds=flights.permits.seconds)]
-        claims.claim(10, prompt_room=1, is_hungry=True)
+        claim(claims, 1, is_hungry=True)
         clock.turn(seconds)
         flights.give_back_late()
         for flight in flights.send_permitted(0, 1):
@@ -455,3 +461,16 @@ def test_a_long_permit_that_is_not_used_up_is_no_reason_for_longer_ones() -> Non
     for _ in range(20):
         permits.note(asked_seconds=permits.seconds, left_seconds=-0.1)
     assert permits.seconds == 1.0
+
+
+def test_what_was_claimed_is_handed_out_before_anything_else_is_asked(
+    claims: Claims, broker: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(broker, "next_due_seconds", lambda *, rated: asked.append(rated))
+    broker.next = rated()
+    claims.claim(10, is_hungry=True, prompt_room=lambda: 1)
+    assert asked == []
+    claims.look_ahead()
+    claims.look_ahead()
+    assert asked == [True], "once"
