@@ -447,10 +447,8 @@ def test_permits_are_asked_for_that_last_as_long_as_it_takes_here(
     assert broker.permits == [0.02, 0.02, 0.0264, 0.0286, 0.06292, 0.06292], (
         "one that had to wait for long proves little"
     )
-    for _ in range(REMEMBERED - 1):
+    for _ in range(REMEMBERED):
         start_after(0.01)
-    assert flights.permits.seconds == pytest.approx(0.044)
-    start_after(0.01)
     assert flights.permits.seconds == 0.02
 
 
@@ -459,8 +457,24 @@ def test_a_long_permit_that_is_not_used_up_is_no_reason_for_longer_ones() -> Non
     permits.note(asked_seconds=0.02, left_seconds=0.5)
     assert permits.seconds == 0.02
     for _ in range(20):
-        permits.note(asked_seconds=permits.seconds, left_seconds=-0.1)
+        permits.note(asked_seconds=permits.seconds, left_seconds=permits.seconds - 0.3)
+    assert permits.seconds == pytest.approx(0.33)
+    for _ in range(REMEMBERED):
+        permits.note(asked_seconds=permits.seconds, left_seconds=permits.seconds - 0.95)
     assert permits.seconds == 1.0
+
+
+def test_rather_one_is_late_now_and_then_than_all_permits_are_long() -> None:
+    permits = Permits()
+    for _ in range(REMEMBERED - 1):
+        permits.note(asked_seconds=0.02, left_seconds=0.01)
+    permits.note(asked_seconds=0.02, left_seconds=-0.004)
+    assert permits.seconds == pytest.approx(1.1 * 0.024)
+    permits.note(asked_seconds=0.026, left_seconds=-0.024)
+    assert permits.seconds == pytest.approx(1.1 * 0.024), "one late one of 64 costs less"
+    permits.note(asked_seconds=0.026, left_seconds=-0.024)
+    permits.note(asked_seconds=0.026, left_seconds=-0.024)
+    assert permits.seconds == pytest.approx(1.1 * 0.05)
 
 
 def test_what_was_claimed_is_handed_out_before_anything_else_is_asked(
