@@ -3,6 +3,8 @@
 from stoker import DeadLetters, InSequence, Unique, task
 from stoker.models import DeadLetter
 
+from tests.app.models import Account
+
 broken: set[str] = set()
 """What does not work, in this process."""
 
@@ -57,3 +59,12 @@ def pay(order: str) -> str:
     if order == "no order":
         raise ValueError(order)
     return _use(order)
+
+
+@task(max_attempts=1, unique=Unique("storm:{number}"))
+def in_storm(number: int) -> int:
+    """Of every two one fails, whenever it is tried; the first try of each does."""
+    calm = Account.objects.filter(total__gt=0).exists()
+    if number % 2 == 0 or not calm:
+        raise Broken(f"{number} is broken")
+    return number

@@ -1,0 +1,194 @@
+"""Dead letters by the thousand, sent again and again while clusters are killed: one entry for each
+logical job, every failure counted once, nothing multiplied, nothing lost.
+
+``STOKER_TEST_STORM=1000`` and ``STOKER_TEST_EXHAUSTED=5000`` take as many as a bad day brings.
+"""
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+
+from stoker import dead_letters
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.lifecycle.requeue import Fate
+from stoker.models import Attempt, Claimed, DeadLetter, Job, Requeue
+
+from tests.app import tasks
+from tests.app.frail import in_storm
+from tests.app.models import Account
+from tests.cluster.clusters import ProcessCluster, end_family, wait_for
+from tests.story.ledgers import unfinished
+
+STORM = int(os.environ.get("STOKER_TEST_STORM", "60"))
+EXHAUSTED = int(os.environ.get("STOKER_TEST_EXHAUSTED", "1500"))
+REQUEUES = 20
+VICTIMS = ("worker", "monitor", "pusher", "scheduler", "sentinel")
+
+pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.mark.sqlite
+@pytest.mark.postgres
+@pytest.mark.timeout(1800)
+def test_a_storm_of_requeues_multiplies_nothing(seed: int, tmp_path: Path) -> None:
+    """Keyed jobs, sent again by two persons at once while a third enqueues newer ones."""
+    chance = random.Random(seed)
+    account = Account.objects.create(total=0)
+    in_storm.enqueue_many([((number,), {}) for number in range(STORM)])
+    storm = _Storm(chance, tmp_path)
+    try:
+        storm.wait()
+        assert _open() == STORM
+        Account.objects.filter(pk=account.pk).update(total=1)
+        for _ in range(REQUEUES):
+            storm.blow()
+        storm.wait()
+        assert storm.cluster.stop() == 0
+    finally:
+        end_family(storm.cluster)
+    print(f"kills: {dict(storm.kills)}; made: {storm.made}; jobs: {Job.objects.count()}")
+    assert DeadLetter.objects.count() == STORM, "an entry for each logical job"
+    assert _open() >= STORM // 2
+    _assert_each_failure_is_counted_once()
+    assert Job.objects.count() == STORM + storm.made, "every job is one that somebody was told of"
+    assert not storm.complaints()
+
+
+class _Storm:
+    """One cluster after the other, and those who send dead letters again."""
+
+    def __init__(self, chance: random.Random, folder: Path) -> None:
+        self.chance = chance
+        self.folder = folder
+        self.kills: Counter[str] = Counter()
+        self.made = 0
+        """Jobs, as those were told who made them."""
+        self.clusters: list[ProcessCluster] = []
+        self._start()
+
+    @property
+    def cluster(self) -> ProcessCluster:
+        return self.clusters[-1]
+
+    def blow(self) -> None:
+        """All that are open are sent again, and something dies meanwhile."""
+        letters = list(DeadLetter.objects.filter(state="open").values_list("pk", flat=True))
+        newer = self.chance.sample(range(0, STORM, 2), STORM // 10)
+        ways = [self.chance.sample(letters, len(letters)) for _ in range(2)]
+        made: list[int] = []
+
+        def send(ids: list[object]) -> Callable[[], None]:
+            def sent() -> None:
+                answers = [dead_letters.requeue(str(one)) for one in ids]
+                made.append(sum(one.fate is Fate.REQUEUED for one in answers))
+
+            return sent
+
+        def enqueue() -> None:
+            results = in_storm.enqueue_many([((number,), {}) for number in newer])
+            made.append(sum(not one.was_duplicate for one in results))
+
+        threads = _started(send(list(ways[0])), send(list(ways[1])), enqueue)
+        victim = self.chance.choice(VICTIMS)
+        self.kills[victim] += self.cluster.kill(victim, self.chance.randrange(2)) is not None
+        if victim == "sentinel":
+            self.cluster.process.wait()
+            self._start()
+        for thread in threads:
+            thread.join()
+        assert len(made) == len(threads), "somebody was told of an error"
+        self.made += sum(made)
+
+    def wait(self) -> None:
+        wait_for(lambda: not unfinished(), lambda: f"{unfinished()}\n{self.cluster.tail()}", 600)
+
+    def complaints(self) -> list[str]:
+        return [
+            line
+            for cluster in self.clusters
+            for line in cluster.complaints()
+            if "Traceback" not in line  # of the tasks, as it should be
+        ]
+
+    def _start(self) -> None:
+        self.clusters.append(ProcessCluster(self.folder))
+        self.cluster.wait_for_crew()
+
+
+def _open() -> int:
+    return DeadLetter.objects.filter(state="open").count()
+
+
+def _started(*calls: Callable[[], None]) -> list[threading.Thread]:
+    def run(call: Callable[[], None]) -> None:
+        try:
+            call()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _assert_each_failure_is_counted_once() -> None:
+    """Of a job that has failed there is a row; so their number is what the entries must say."""
+    of_requeues = dict(Requeue.objects.values_list("job_id", "identity"))
+    failed: Counter[str] = Counter()
+    by_number: dict[str, str] = {}
+    for letter in DeadLetter.objects.all():
+        story = dead_letters.get(letter.pk)
+        assert story.args is not None
+        by_number[str(story.args[0])] = letter.identity
+    for job in Job.objects.filter(status="FAILED"):
+        number = in_storm.get_result(str(job.pk)).args[0]
+        identity = by_number[str(number)]
+        assert of_requeues.get(job.pk, identity) == identity
+        failed[identity] += 1
+    counted = dict(DeadLetter.objects.filter(state="open").values_list("identity", "failure_count"))
+    wrong = {
+        identity: (count, failed[identity])
+        for identity, count in counted.items()
+        if count != failed[identity]
+    }
+    assert not wrong, f"identity: (counted, failed) {wrong}"
+
+
+@pytest.mark.timeout(900)
+def test_a_start_with_many_exhausted_jobs_loses_none_and_doubles_none(tmp_path: Path) -> None:
+    """A cluster has died with them; the next dies while it clears up; a third comes to the end."""
+    results = tasks.nothing.using(max_attempts=1).enqueue_many([((), {})] * EXHAUSTED)
+    broker, holder = broker_for(settings_for()), uuid4()
+    while broker.claim([], 1000, holder=holder, lease_seconds=3600):
+        pass
+    Claimed.objects.update(leased_until_us=1)
+    first = ProcessCluster(tmp_path)
+    try:
+        wait_for(DeadLetter.objects.exists, first.tail)
+        first.kill("sentinel")
+        first.process.wait()
+    finally:
+        end_family(first)
+    print(f"{DeadLetter.objects.count()} of {EXHAUSTED} when it was killed")
+    assert DeadLetter.objects.exists()
+    second = ProcessCluster(tmp_path)
+    try:
+        wait_for(lambda: not unfinished(), second.tail, 300)
+        assert second.stop() == 0
+    finally:
+        end_family(second)
+    job_ids = {result.id for result in results}
+    letters = DeadLetter.objects.values_list("job_id", "reason", "failure_count")
+    assert len(letters) == EXHAUSTED
+    assert {str(job_id) for job_id, _, _ in letters} == job_ids
+    assert {(reason, count) for _, reason, count in letters} == {("crash", 1)}
+    assert Attempt.objects.count() == Job.objects.filter(status="FAILED").count() == EXHAUSTED
