@@ -459,7 +459,7 @@ def test_a_long_permit_that_is_not_used_up_is_no_reason_for_longer_ones() -> Non
     for _ in range(20):
         permits.note(asked_seconds=permits.seconds, left_seconds=permits.seconds - 0.3)
     assert permits.seconds == pytest.approx(0.33)
-    for _ in range(REMEMBERED):
+    for _ in range(2 * REMEMBERED):
         permits.note(asked_seconds=permits.seconds, left_seconds=permits.seconds - 0.95)
     assert permits.seconds == 1.0
 
