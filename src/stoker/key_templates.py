@@ -1,4 +1,4 @@
-"""Keys that are format strings over the arguments: which names are in them, and which there are."""
+"""Keys made of the arguments: which of them a format string or a callable names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from inspect import Parameter
 from string import Formatter
-from typing import Any
+from typing import Any, NamedTuple
 
 from .exceptions import InvalidTaskOption
 
@@ -16,7 +17,9 @@ def check_key(owner: str, key: Any) -> None:
     """Raises InvalidTaskOption for what is neither a format string, nor a callable, nor None."""
     if key is None or callable(key):
         return
-    problem = "" if isinstance(key, str) and key else "it is no text"
+    problem = "" if isinstance(key, str) else "it is no text"
+    if key == "":
+        problem = "it is empty"
     try:
         names_in(key if not problem else "")
     except ValueError as error:
@@ -59,25 +62,56 @@ def signature_of_call(
     return signature.replace(parameters=tuple(signature.parameters.values())[1:])
 
 
+class Wanted(NamedTuple):
+    """The arguments that a callable names."""
+
+    names: frozenset[str]
+    required: frozenset[str]
+    takes_rest: bool
+    """Whether it takes any other as well."""
+
+
+def wanted_by(function: Callable[..., Any]) -> Wanted | None:
+    """None = it takes them by their place, or does not say how."""
+    signature = signature_of_call(function, False)
+    if signature is None:
+        return None
+    named = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY):
+            return None
+        if parameter.kind is not Parameter.VAR_KEYWORD:
+            named.append(parameter)
+    return Wanted(
+        frozenset(parameter.name for parameter in named),
+        frozenset(one.name for one in named if one.default is Parameter.empty),
+        len(named) < len(signature.parameters),
+    )
+
+
 def refuse_strangers(task: Any, options: Iterable[str]) -> None:
     """Raises InvalidTaskOption where a key in one of these options of a task names what is no
     parameter of its function."""
     for option in options:
         guards = getattr(task, option) or ()
         for guard in guards if isinstance(guards, tuple) else (guards,):
-            if isinstance(guard.key, str):
-                _refuse_stranger(task, option, guard.key)
+            for part in ("key", "weight"):
+                made_by = getattr(guard, part, None)
+                if isinstance(made_by, str):
+                    _refuse_stranger(task, f"{option}: the {part} {made_by!r}", names_in(made_by))
+                elif callable(made_by):
+                    wanted = wanted_by(made_by)
+                    required = wanted.required if wanted is not None else frozenset()
+                    _refuse_stranger(task, f"{option}: the callable for its {part}", required)
 
 
-def _refuse_stranger(task: Any, option: str, template: str) -> None:
-    names = names_in(template)
+def _refuse_stranger(task: Any, what: str, names: frozenset[str]) -> None:
     if not names:
         return
     signature = signature_of_call(task.func, task.takes_context)
     known = () if signature is None else tuple(signature.parameters)
-    for name in sorted(names.difference(known)):
+    for name in sorted(names - set(known)):
         advice = f"write one of {', '.join(known)}" if known else "there are none, so leave it out"
         raise InvalidTaskOption(
-            f"{option}: the key {template!r} names {name!r}, which is no parameter of "
-            f"{task.module_path}: {advice}."
+            f"{what} names {name!r}, which is no parameter of {task.module_path}: {advice}."
         )

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from inspect import Parameter, Signature
+from collections.abc import Callable, Iterable, Mapping
+from inspect import BoundArguments, Parameter, Signature
 from typing import Any
 
 from stoker import codec
 from stoker.codec import Refusal
 from stoker.exceptions import NotSerializable
-from stoker.key_templates import signature_of_call
+from stoker.key_templates import signature_of_call, wanted_by
 
 
 class Arguments:
     """How a task was called. They are bound to the function's parameters when first asked for."""
 
-    __slots__ = ("_bound", "args", "kwargs", "task")
+    __slots__ = ("_args", "_bound", "_kwargs", "task")
 
     def __init__(self, task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
         self.task = task
-        self.args = tuple(args)
-        self.kwargs = kwargs
-        self._bound: dict[str, Any] | None = None
+        self._args = tuple(args)
+        self._kwargs = kwargs
+        self._bound: BoundArguments | None = None
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -31,10 +31,24 @@ class Arguments:
         Raises:
             TypeError: the function does not take these.
         """
+        return self._all.arguments
+
+    def give_to(self, function: Callable[..., Any]) -> Any:
+        """Call a function with those of the arguments that it names, defaults included; with all of
+        them if it takes whatever comes. However the job was enqueued, it is called the same way."""
+        wanted = wanted_by(function)
+        if wanted is None:
+            return function(*self._all.args, **self._all.kwargs)
+        given = self.by_name
+        if not wanted.takes_rest:
+            given = {name: given[name] for name in wanted.names if name in given}
+        return function(**given)
+
+    @property
+    def _all(self) -> BoundArguments:
         if self._bound is None:
-            bound = self._signature.bind(*self.args, **self.kwargs)
-            bound.apply_defaults()
-            self._bound = dict(bound.arguments)
+            self._bound = self._signature.bind(*self._args, **self._kwargs)
+            self._bound.apply_defaults()
         return self._bound
 
     def written(self) -> str:

@@ -141,7 +141,7 @@ def _starts(call: Arguments, rate: Rate) -> Iterator[NewNeed]:
     weight = rate.weight
     if callable(weight):
         with _told(call, "rate", "weight"):
-            weight = weight(*call.args, **call.kwargs)
+            weight = call.give_to(weight)
             rate.check_weight(weight)
     yield NewNeed(
         key.id(f"rate {rate.window}"),
@@ -212,7 +212,7 @@ def _key(call: Arguments, option: str, key: Any) -> _Key | None:
         with _told(call, option, "key"):
             return _text_key(key.format_map(arguments))
     with _told(call, option, "key"):
-        value = key(*call.args, **call.kwargs)
+        value = call.give_to(key)
     if value is None:
         return None
     if isinstance(value, str):

@@ -37,7 +37,7 @@ def own_key(feed_id: int, tenant_id: int = 1) -> int:
 
 
 WRONG: list[tuple[type, dict[str, Any], str]] = [
-    (Unique, {"key": ""}, r"Unique\(key=''\): it is no text"),
+    (Unique, {"key": ""}, r"Unique\(key=''\): it is empty"),
     (Unique, {"key": 3}, r"Unique\(key=3\): it is no text. Write a text such as"),
     (Lock, {"key": b"x"}, r"a callable of the arguments"),
     (Lock, {"key": "{"}, r"Lock\(key='\{'\): .*stands twice"),
@@ -204,7 +204,7 @@ def test_there_may_be_no_signature() -> None:
         ("rate", Limit(4), "or a tuple of such"),
         ("sequence", 5, 'write sequence="account:{account_id}"'),
         ("sequence", Lock("a"), "or InSequence("),
-        ("sequence", "", "it is no text"),
+        ("sequence", "", "it is empty"),
     ],
 )
 def test_an_option_takes_its_own_guards_only(option: str, wrong: Any, advice: str) -> None:

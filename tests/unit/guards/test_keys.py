@@ -379,15 +379,38 @@ def test_what_a_format_string_raises_goes_on_with_a_note() -> None:
     assert "Raised by the key of lock" in "".join(caught.value.__notes__)
 
 
-def test_a_callable_gets_the_arguments_as_they_were_given() -> None:
+def test_a_callable_gets_the_arguments_that_it_names_however_the_job_was_enqueued() -> None:
+    seen: list[Any] = []
+
+    def key(tenant: int, feed: int, other: str = "x") -> str:
+        seen.append((tenant, feed, other))
+        return "k"
+
+    needed(locked(key), 7, tenant=2)
+    needed(locked(key), feed=7)
+    assert seen == [(2, 7, "x"), (1, 7, "x")]
+
+
+def test_a_callable_that_takes_whatever_comes_gets_everything() -> None:
     seen: list[Any] = []
 
     def key(*args: Any, **kwargs: Any) -> str:
         seen.append((args, kwargs))
         return "k"
 
-    needed(locked(key), 7, tenant=2)
-    assert seen == [((7,), {"tenant": 2})]
+    needed(locked(key), feed=7, tenant=2)
+    assert seen == [((7, 2), {"note": None})]
+
+
+@pytest.mark.parametrize("guard", [{"lock": Lock(lambda e: e)}, {"unique": Unique(lambda e: e)}])
+def test_a_callable_that_names_no_parameter_is_refused(guard: dict[str, Any]) -> None:
+    with pytest.raises(InvalidTaskOption, match="names 'e', which is no parameter"):
+        task(**guard)(function)
+
+
+def test_a_weight_that_names_no_parameter_is_refused() -> None:
+    with pytest.raises(InvalidTaskOption, match="the callable for its weight names 'size'"):
+        task(rate=Rate("5/s", weight=lambda size: size))(function)
 
 
 # -- names for screens ----------------------------------------------------------------------------
