@@ -1,6 +1,7 @@
 """A limit that is changed while jobs run under it."""
 
 import uuid
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from stoker import Limit, set_limit, task
 from stoker.brokers import broker_for
 from stoker.brokers.base import Delivery
 from stoker.conf import settings_for
+from stoker.exceptions import ConfigurationError
 
 pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
 
@@ -50,8 +52,34 @@ def test_none_may_start_until_it_is_taken_back() -> None:
     assert len(claim()) == 2
 
 
+@task(limit=Limit(2))
+def tidy_up() -> None:
+    """Do nothing."""
+
+
+def test_a_limit_without_a_key_is_set_by_its_task() -> None:
+    tidy_up.enqueue_many([((), {})] * 4)
+    assert len(claim()) == 2
+    set_limit(tidy_up, 3)
+    assert len(claim()) == 1
+
+
+def test_a_broker_without_guards_has_none_to_set(settings: Any) -> None:
+    entry = {**settings.TASKS["default"], "OPTIONS": {"BROKER": "memory://"}}
+    settings.TASKS = {**settings.TASKS, "memory": entry}
+    with pytest.raises(ConfigurationError, match="keeps no guards"):
+        set_limit("tenant:7", 1, backend="memory")
+
+
 @pytest.mark.parametrize(
-    ("key", "n", "sentence"), [(7, 1, "a text"), ("k", -1, "whole number"), ("k", True, "whole")]
+    ("key", "n", "sentence"),
+    [
+        (7, 1, "this is of type int"),
+        ("", 1, "what the key comes to"),
+        ("tenant:{tenant_id}", 1, "what the key comes to"),
+        ("k", -1, "whole number"),
+        ("k", True, "whole"),
+    ],
 )
 def test_bad_arguments_are_refused(key: object, n: object, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):

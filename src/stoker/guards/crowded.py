@@ -44,6 +44,10 @@ class CrowdedKey:
     """Whether those that wait were counted, not estimated."""
     next_start_seconds: float | None
     """Until the next may start, of a rate."""
+    halted_by: str | None
+    """The failed job that a sequence waits for: until its dead letter is requeued or discarded."""
+    is_set_by_hand: bool
+    """Whether ``set_limit`` says how many, not the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +75,31 @@ def crowded(settings: Settings) -> Crowded:
         holders = Need.objects.using(alias).holders([row.pk for row in rows])
         now_us = database_now_us(alias)
         keys = [_key(alias, row, holders[row.pk], now_us) for row in rows]
+        keys = [key for key in keys if key.waiting]
         keys.sort(key=lambda key: (-key.waiting, key.name))
-        return Crowded(tuple(keys[:KEYS]), max(0, lines.count() - KEYS))
+        unseen = lines.count() - len(rows)
+        return Crowded(tuple(keys[:KEYS]), max(0, len(keys) - KEYS) + unseen)
 
 
 def _key(alias: str, row: GuardKey, job_ids: set[UUID], now_us: int) -> CrowdedKey:
     waiting = count_of(Blocked.objects.using(alias).filter(key_id=row.pk))
     is_rate = row.kind == Need.Kind.RATE
     shown = [] if is_rate else sorted(job_ids)[:HOLDERS]
-    tasks = dict(with_keys(Job.objects.using(alias), shown).values_list("pk", "task"))
+    jobs = {job.pk: job for job in with_keys(Job.objects.using(alias), shown).defer("package")}
+    failed = [job for job in jobs.values() if job.status == Job.Status.FAILED]
+    is_halted = bool(failed) and row.kind == Need.Kind.SEQUENCE
     next_us = max(0, row.due_us - now_us) if row.due_us is not None else None
     return CrowdedKey(
         name=row.name,
         kind=row.kind,
         places=row.room,
         period_seconds=row.period_us / MICROSECONDS if is_rate else None,
-        holders=tuple(Holder(str(job_id), tasks.get(job_id, "")) for job_id in shown),
+        holders=tuple(
+            Holder(str(job_id), jobs[job_id].task if job_id in jobs else "") for job_id in shown
+        ),
         waiting=waiting.number,
         is_exact=waiting.is_exact,
         next_start_seconds=None if next_us is None else next_us / MICROSECONDS,
+        halted_by=str(failed[0].pk) if is_halted else None,
+        is_set_by_hand=row.places_set is not None,
     )

@@ -89,14 +89,10 @@ def unique_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Uniq
     )
 
 
-def text_key_id(kind: str, text: str) -> UUID:
-    """The id of the key that a text is under this kind of guard."""
-    return _text_key(text).id(kind)
-
-
-def text_key_name(kind: str, text: str) -> str:
-    """Its name for screens."""
-    return _text_key(text).name(kind)
+def id_and_name(kind: str, key: Any) -> tuple[UUID, str]:
+    """Of the key that a text, or a task without one, is under this kind of guard."""
+    made = _text_key(key) if isinstance(key, str) else _task_key(key.module_path)
+    return made.id(kind), made.name(kind)
 
 
 def _needs(call: Arguments) -> Iterator[NewNeed]:
@@ -206,7 +202,7 @@ def _key(call: Arguments, option: str, key: Any) -> _Key | None:
     """What an option's key comes to for this job; None = it has no such guard."""
     path = call.task.module_path
     if key is None:
-        return _call_key(call) if option == "lock" else _Key("task", path, "", path)
+        return _call_key(call) if option == "lock" else _task_key(path)
     if isinstance(key, str):
         arguments = call.by_name if names_in(key) else {}
         with _told(call, option, "key"):
@@ -227,6 +223,10 @@ def _key(call: Arguments, option: str, key: Any) -> _Key | None:
         f"{option}: the key of {path} gave {value!r}. Let it give a str, an int, a UUID, a tuple "
         "of such, or None for a job without this guard."
     )
+
+
+def _task_key(path: str) -> _Key:
+    return _Key("task", path, "", path)
 
 
 def _text_key(text: str) -> _Key:

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 from django.db import transaction
 
 from stoker.brokers import broker_for
 from stoker.conf import settings_for
+from stoker.definition import Task
+from stoker.exceptions import ConfigurationError
 from stoker.models import GuardKey, Need
-from stoker.models.admission import call_next
 from stoker.models.clock import database_now_us
+from stoker.models.turns import call_next
 from stoker.progress import explained
 
-from .keys import text_key_id, text_key_name
+from .keys import id_and_name
 
 
-def set_limit(key: str, n: int | None, *, backend: str = "default") -> None:
+def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "default") -> None:
     """Let at most ``n`` jobs with ``limit=Limit(..., key)`` run at once, from now on and whatever
     their tasks say. Who runs already goes on; who waits and has room now is called.
 
     Args:
-        key: the text that the key of the limit comes to, as in ``"tenant:7"``.
+        key: the text that the key of the limit comes to, as in ``"tenant:7"``; or a task, whose
+            limit has no key.
         n: 0 = none may start; None = as the newest job's task says again.
         backend: the entry of ``TASKS`` whose jobs are meant.
 
     Raises:
         TypeError, ValueError: an argument cannot be used.
+        ConfigurationError: the backend's broker keeps no guards.
         BrokerUnavailable, NotMigrated: it could not be stored.
     """
-    if not isinstance(key, str):
-        raise TypeError(f"The key of a limit is a text, but this is {key!r}.")
     if n is not None and (type(n) is not int or n < 0):
         raise ValueError(f"n={n!r}: write a whole number from 0 on, or None.")
+    key_id, name = _key(key)
     settings = settings_for(backend)
-    alias, key_id = settings.database, text_key_id(Need.Kind.LIMIT.value, key)
+    if not broker_for(settings).capabilities.guards:
+        raise ConfigurationError(
+            f"The broker of {backend!r}, {settings.broker}, keeps no guards, so there is no limit "
+            "to set: name the backend whose jobs have it."
+        )
+    alias = settings.database
     keys = GuardKey.objects.using(alias)
     with explained(alias), transaction.atomic(using=alias):
         keys.bulk_create(
@@ -40,7 +51,7 @@ def set_limit(key: str, n: int | None, *, backend: str = "default") -> None:
                 GuardKey(
                     id=key_id,
                     kind=Need.Kind.LIMIT.value,
-                    name=text_key_name(Need.Kind.LIMIT.value, key),
+                    name=name,
                     fence=database_now_us(alias),
                 )
             ],
@@ -54,3 +65,16 @@ def set_limit(key: str, n: int | None, *, backend: str = "default") -> None:
         if queues:
             broker = broker_for(settings)
             transaction.on_commit(lambda: broker.wake_up(queues), using=alias, robust=True)
+
+
+def _key(key: Any) -> tuple[UUID, str]:
+    if not isinstance(key, str | Task):
+        raise TypeError(
+            f"key: write what the key of the limit comes to, as in set_limit('tenant:7', 3), or "
+            f"the task whose limit has no key; this is of type {type(key).__name__}."
+        )
+    if isinstance(key, str) and (not key or "{" in key):
+        raise ValueError(
+            f"key={key!r}: write what the key comes to for a job, as in set_limit('tenant:7', 3)."
+        )
+    return id_and_name(Need.Kind.LIMIT.value, key)

@@ -42,7 +42,7 @@ beyond 100,000 may be estimates; they are marked with a ~.
   guards           keys[] (of which somebody waits, the longest lines first, 20 at most), more (how
                    many other keys have a line)
     keys[]         name, kind, places, period_seconds or null, holders[] {job_id, task}, waiting,
-                   is_exact, next_start_seconds or null
+                   is_exact, next_start_seconds or null, halted_by or null, is_set_by_hand
 Keys may be added; those above stay."""
     examples = """\
   manage.py stoker info
@@ -122,13 +122,17 @@ def _worker_lines(worker: WorkerState) -> Iterator[str]:
 
 def _key_lines(key: CrowdedKey) -> Iterator[str]:
     yield f"  {key.name}: {_about(key.is_exact)}{key.waiting:,} wait, {_room(key)}"
+    if key.halted_by is not None:
+        yield f"    halted until the dead letter of job {key.halted_by} is requeued or discarded"
+        return
     for holder in key.holders:
         yield f"    held by {holder.task or 'a job'} {holder.job_id}"
 
 
 def _room(key: CrowdedKey) -> str:
     if key.period_seconds is None:
-        return "one at a time" if key.places == 1 else f"{key.places} at a time"
+        room = "one at a time" if key.places == 1 else f"{key.places} at a time"
+        return f"{room}, set by hand" if key.is_set_by_hand else room
     rate = f"{key.places} in {duration(key.period_seconds)}"
     return rate + f", the next in {duration(key.next_start_seconds or 0.0)}"
 
