@@ -9,9 +9,12 @@ import pytest
 from django.utils import timezone
 
 from stoker import DeadLetters, dead_letters
+from stoker.brokers import broker_for
 from stoker.cluster.dead_letter_sweep import DeadLetterSweep
+from stoker.cluster.plan import Plan
+from stoker.cluster.upkeep import Upkeep
 from stoker.conf import Settings, settings_for
-from stoker.models import DeadLetter, Deferred, Job, Ready, Requeue
+from stoker.models import Attempt, DeadLetter, Deferred, Job, Ready, Requeue
 from stoker.models.clock import MICROSECONDS, database_now_us
 from stoker.setting_values import LetterRetention
 
@@ -149,6 +152,20 @@ def test_an_entry_whose_job_was_cancelled_is_open_again(settings: Settings) -> N
     sweep(settings)
     states = [DeadLetter.objects.get(pk=one.pk).state for one in letters]
     assert states == ["open", "open", "requeued"]
+
+
+def test_attempts_that_an_entry_tells_of_outlast_their_jobs(settings: Settings) -> None:
+    letter = dead(frail.charge, "order 1")
+    dead_letters.requeue(letter.id)
+    work_off()
+    dead(frail.charge, "order 2")
+    Job.objects.update(finished_at=timezone.now() - timedelta(days=365))
+    broker = broker_for(settings)
+    assert Upkeep(Plan(), settings, broker, lambda: None).prune() == 3
+    assert not Job.objects.exists()
+    assert len(dead_letters.get(letter.id).attempts) == 2
+    assert dead_letters.purge(timedelta(0), state="open").done == 2
+    assert not Attempt.objects.exists()
 
 
 def test_old_entries_are_purged_as_the_settings_say(settings: Settings) -> None:

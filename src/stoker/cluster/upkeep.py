@@ -19,6 +19,7 @@ from django.db import Error, InterfaceError, OperationalError, connections, mode
 from django.utils import timezone
 
 from stoker.brokers.base import Broker, Return
+from stoker.cancelling import sweep_requests
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import StokerError
@@ -36,6 +37,7 @@ from stoker.models import (
     Need,
     Ready,
 )
+from stoker.models.dead_letter_search import told_by_dead_letters
 from stoker.models.statements import moves_rows_in_one_statement
 
 from .board import Board, board_path
@@ -96,6 +98,7 @@ class Upkeep:
             self._step("clusters", self.bury_clusters_of_this_host)
             self._step("silent clusters", self.bury_silent_clusters)
             self._step("rescue", self.rescue)
+            self._step("cancellations", lambda: sweep_requests(self._settings))
             self._step("guards", self._guards.sweep)
             self._step("dead letters", self._dead_letters.sweep)
             self._step("prune", self.prune)
@@ -236,7 +239,9 @@ class Upkeep:
     def _delete(self, jobs: models.QuerySet[Job]) -> int:
         removed = 0
         while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
-            Attempt.objects.using(self._alias).filter(job_id__in=job_ids).delete()
+            told_of = told_by_dead_letters(self._alias, job_ids)
+            forgotten = [job_id for job_id in job_ids if job_id not in told_of]
+            Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
             removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
             self._beat()
         return removed

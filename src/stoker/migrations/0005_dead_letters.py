@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("job_id", models.UUIDField(primary_key=True, serialize=False)),
                 ("identity", models.CharField(db_index=True, max_length=255)),
-                ("from_job_id", models.UUIDField()),
+                ("from_job_id", models.UUIDField(db_index=True)),
                 (
                     "kind",
                     models.CharField(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,7 @@ from uuid import UUID
 from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 
 from .dead_letter import CLOSED, UNCLOSED, DeadLetter
+from .requeue import Requeue
 
 STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)}
 """What may be asked for beside a state itself."""
@@ -140,6 +141,16 @@ class Search:
             )
             for row in grouped.order_by("-number", "-last", "fingerprint", "task")[:groups]
         ]
+
+
+def told_by_dead_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
+    """Those of these jobs whose attempts a dead letter shows."""
+    letters = DeadLetter.objects.using(alias).filter(job_id__in=job_ids)
+    requeues = Requeue.objects.using(alias).filter(from_job_id__in=job_ids)
+    return {
+        *letters.values_list("job_id", flat=True),
+        *requeues.values_list("from_job_id", flat=True),
+    }
 
 
 def _condition(wanted: Filter) -> Q:

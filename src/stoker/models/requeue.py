@@ -32,7 +32,7 @@ class Requeue(models.Model):
     job_id = models.UUIDField(primary_key=True)
     identity = models.CharField(max_length=255, db_index=True)
     """The logical job, as in DeadLetter."""
-    from_job_id = models.UUIDField()
+    from_job_id = models.UUIDField(db_index=True)
     """The job that had failed."""
     kind = models.CharField(max_length=9, choices=By.choices, default=By.PERSON)
     by = models.CharField(max_length=150, default="")
