@@ -168,6 +168,13 @@ class Broker(ABC):
     def release(self, returns: Sequence[Return]) -> set[Lease]:
         """Let these jobs wait again. Returns the stale ones."""
 
+    def settle(
+        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+    ) -> set[Lease]:
+        """Ack and release, as one step where the broker can. Returns the stale ones."""
+        stale = self.ack(over, failed=failed) if over else set()
+        return stale | (self.release(again) if again else set())
+
     @abstractmethod
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
         """Take over jobs whose lease is over, with a fresh lease id. ``attempt`` is the attempt

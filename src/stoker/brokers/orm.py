@@ -16,14 +16,16 @@ from stoker.events import tell
 from stoker.exceptions import ConfigurationError
 from stoker.ids import new_lease_id
 from stoker.models import Attempt, Blocked, Claimed, Deferred, Job, Ready
-from stoker.models.admission import Rated, free
-from stoker.models.claimed import Claim, GivenBack
+from stoker.models.admission import Rated
+from stoker.models.claiming import Claiming, Leasing
 from stoker.models.clock import microseconds
-from stoker.models.guard_upkeep import call_due, next_due_seconds
+from stoker.models.guard_upkeep import call_due, look_after, next_due_seconds
 from stoker.models.job import NewJob
+from stoker.models.turns import leave
 
 from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
 from .orm_errors import explained
+from .orm_rows import delivery, given_back, lease_keys
 from .orm_wake import open_wake, wake_up
 
 PROMOTE_AT_ONCE = 500
@@ -86,24 +88,16 @@ class OrmBroker(Broker):
     ) -> list[Delivery]:
         """Nothing may be raised once something is leased: its holder would not know of it."""
         served = list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues()
+        leasing = Leasing(new_lease_id(), holder, lease_us)
+        claiming = Claiming(self.alias, served, limit, leasing, rated)
         deliveries: list[Delivery] = []
         until = time.monotonic() + LOOK_BEHIND_SECONDS
         self._is_more_behind = True
         try:
             while self._is_more_behind and not deliveries and time.monotonic() < until:
-                lease_id, found, turned_away = new_lease_id(), 0, 0
-                for step in Claimed.objects.using(self.alias).claim(
-                    served,
-                    limit,
-                    lease_id=lease_id,
-                    holder=holder,
-                    lease_us=lease_us,
-                    rated=rated,
-                ):
-                    deliveries += [_delivery(row, lease_id) for row in step.claims]
-                    found += len(step.claims) + step.turned_away
-                    turned_away += step.turned_away
-                self._is_more_behind = turned_away > 0 and found >= limit
+                for claims in claiming.go_round():
+                    deliveries += [delivery(row, leasing.lease_id) for row in claims]
+                self._is_more_behind = not claiming.is_over
         except DatabaseError as error:
             if not deliveries:
                 raise
@@ -113,37 +107,30 @@ class OrmBroker(Broker):
     def _promote_due(self, rated_limit: int) -> int:
         """Move jobs whose moment has come to where claims find them."""
         self._promote_at = time.monotonic() + PROMOTE_SECONDS
-        called = call_due(self.alias, rated_limit) if rated_limit > 0 else 0
+        called = call_due(self.alias, rated_limit)
         return Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE) + called
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         with explained(self.alias):
             valid = Claimed.objects.using(self.alias).extend(
-                _keys(leases), microseconds(lease_seconds)
+                lease_keys(leases), microseconds(lease_seconds)
             )
         return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
 
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
-        with explained(self.alias):
-            freed = Claimed.objects.using(self.alias).ack(_keys(leases), failed)
-        self._call(freed.queues)
-        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
+        return self.settle(leases, (), failed=failed)
 
     def release(self, returns: Sequence[Return]) -> set[Lease]:
-        given_back = [
-            GivenBack(
-                back.lease.job_id,
-                int(back.lease.lease_id),
-                microseconds(back.delay_seconds),
-                back.attempts,
-                back.crashes,
-            )
-            for back in returns
-        ]
+        return self.settle((), returns)
+
+    def settle(
+        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+    ) -> set[Lease]:
         with explained(self.alias):
-            freed = Claimed.objects.using(self.alias).give_back(given_back)
+            claimed = Claimed.objects.using(self.alias)
+            freed = claimed.settle(lease_keys(over), given_back(again), failed)
         self._call(freed.queues)
-        leases = [back.lease for back in returns]
+        leases = [*over, *(back.lease for back in again)]
         return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
 
     def _call(self, queues: Collection[str]) -> None:
@@ -157,7 +144,7 @@ class OrmBroker(Broker):
             rows = Claimed.objects.using(self.alias).claim_expired(
                 limit, lease_id=lease_id, holder=holder, lease_us=microseconds(lease_seconds)
             )
-        return [_delivery(row, lease_id) for row in rows]
+        return [delivery(row, lease_id) for row in rows]
 
     def expire_holder(self, holder: UUID) -> int:
         with explained(self.alias):
@@ -172,13 +159,26 @@ class OrmBroker(Broker):
         ]
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        guards: dict[UUID, int] = {}
+        gone: set[UUID] = set()
+        key_ids: set[UUID] = set()
         with explained(self.alias), transaction.atomic(using=self.alias):
             for model in _WAITING:
-                guards |= model.objects.using(self.alias).withdraw(job_ids)
-            held = {job_id: count for job_id, count in guards.items() if count}
-            self._call(free(self.alias, over=held) if held else set())
-        return set(guards)
+                guards = model.objects.using(self.alias).withdraw(job_ids)
+                held = {job_id: count for job_id, count in guards.items() if count}
+                if held:
+                    key_ids |= leave(self.alias, held, had_turn=model is Ready)
+                gone |= guards.keys()
+            if key_ids:
+                look = partial(self._look_after, key_ids)
+                transaction.on_commit(look, using=self.alias, robust=True)
+        return gone
+
+    def _look_after(self, key_ids: Collection[UUID]) -> None:
+        """Others may come, now that the transaction has ended: its keys were not locked."""
+        with explained(self.alias):
+            queues = look_after(self.alias, key_ids)
+        if queues:
+            self.wake_up(queues)
 
     def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         """One statement, so one snapshot: a job that moves meanwhile is seen here or there."""
@@ -208,11 +208,18 @@ class OrmBroker(Broker):
         """Remove every waiting job of a queue, with all that is kept of it, in batches."""
         removed = 0
         with explained(self.alias):
-            for model in _WAITING:
-                waiting = model.objects.using(self.alias).filter(queue=queue)
-                while job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
-                    removed += self._purge(job_ids)
+            while job_ids := self._waiting_in(queue):
+                removed += self._purge(job_ids)
         return removed
+
+    def _waiting_in(self, queue: str) -> list[UUID]:
+        """Up to so many jobs of one table: while they are purged, others may move to a table that
+        had none a moment ago."""
+        for model in _WAITING:
+            waiting = model.objects.using(self.alias).filter(queue=queue)
+            if job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
+                return job_ids
+        return []
 
     def _purge(self, job_ids: Sequence[UUID]) -> int:
         """In one transaction: a job row without a place where it waits would be a lost job."""
@@ -244,7 +251,7 @@ class OrmBroker(Broker):
                 return 0.0
             due = [
                 Deferred.objects.using(self.alias).next_due_seconds(),
-                next_due_seconds(self.alias) if rated else None,
+                next_due_seconds(self.alias, rated=rated),
             ]
         return min((seconds for seconds in due if seconds is not None), default=None)
 
@@ -270,22 +277,3 @@ _PLACES = (
     ("ready", Ready), ("deferred", Deferred), ("blocked", Blocked), ("running", Claimed)
 )  # fmt: skip
 _WAITING = (Ready, Deferred, Blocked)
-
-
-def _delivery(row: Claim, lease_id: int) -> Delivery:
-    return Delivery(
-        row.job_id,
-        lease_id,
-        bytes(row.package),
-        row.queue,
-        -row.rank,
-        row.attempts,
-        row.crashes,
-        row.fence,
-        row.permit_seconds,
-        row.refused,
-    )
-
-
-def _keys(leases: Sequence[Lease]) -> list[tuple[UUID, int]]:
-    return [(lease.job_id, int(lease.lease_id)) for lease in leases]

@@ -131,8 +131,7 @@ def _free(broker: Broker, verdicts: Sequence[Verdict]) -> set[Lease]:
     over = [verdict.lease for verdict in verdicts if verdict.is_over]
     again = [_return(verdict) for verdict in verdicts if not verdict.is_over]
     failed = {verdict.lease.job_id for verdict in verdicts if isinstance(verdict.outcome, Failed)}
-    stale = broker.ack(over, failed=failed) if over else set()
-    return stale | (broker.release(again) if again else set())
+    return broker.settle(over, again, failed=failed)
 
 
 def _return(verdict: Verdict) -> Return:

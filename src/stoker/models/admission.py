@@ -8,7 +8,7 @@ of a job, then keys by their ids; whoever has keys waits for no other row. See
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -21,9 +21,9 @@ from .guard_key import GuardKey
 from .need import Need
 from .ready import Place, Ready
 from .statements import delete_by_key, update_by_key
+from .turns import call_all
 
 ALREADY_RUNNING = "already running"
-_NONE: Mapping[UUID, int] = {}
 
 
 class Rated(NamedTuple):
@@ -50,95 +50,27 @@ class Admitted(NamedTuple):
     """Why it must not run, but end as cancelled."""
 
 
-def admit(alias: str, places: Sequence[Place], rated: Rated) -> list[Admitted]:
-    """Decide about ready jobs that have needs.
+class Decision(NamedTuple):
+    """What came of looking at ready jobs."""
+
+    admitted: list[Admitted]
+    turned_away: int
+    """How many wait elsewhere now."""
+    has_called: bool
+    """Whether others have become ready by it."""
+
+
+def admit(alias: str, places: Sequence[Place], room: int, rated: Rated) -> Decision:
+    """Decide about ready jobs, some of which have needs. Those decided about are not in ready any
+    more: the caller leases those admitted, the others wait elsewhere.
 
     Args:
         alias: of the database.
-        places: their rows, locked by the caller, in the order in which they are to be started. They
-            are removed from ready. The caller leases what is returned; those left out wait
-            elsewhere.
+        places: their rows, locked by the caller, in the order in which they are to be started.
+        room: how many may be admitted; with the last of them, deciding ends.
         rated: what is wanted of jobs with a rate.
     """
-    return _Admission(alias, places, rated).decide() if places else []
-
-
-def free(
-    alias: str,
-    *,
-    over: Mapping[UUID, int] = _NONE,
-    again: Mapping[UUID, int] = _NONE,
-    failed: Collection[UUID] = (),
-) -> set[str]:
-    """Give up the places of jobs that are not claimed any more, and let the next ones come.
-
-    Args:
-        alias: of the database.
-        over: job id -> number of its needs; these jobs have ended, or are withdrawn.
-        again: the same, of those that will be tried again: they keep their needs.
-        failed: those of ``over`` that became dead letters.
-
-    Returns:
-        The queues in which somebody's turn has come.
-    """
-    needs = Need.objects.using(alias).of_jobs({**over, **again})
-    keys = GuardKey.objects.using(alias).lock(
-        {need.key_id for needed in needs.values() for need in needed}
-    )
-    gone: list[UUID] = []
-    let_go: list[UUID] = []
-    vacant: dict[UUID, int] = {}
-    for job_id, needed in needs.items():
-        for need in needed:
-            if job_id in over and not (need.halts and job_id in failed):
-                gone.append(need.pk)
-            elif need.kind != Need.Kind.SEQUENCE:
-                let_go.append(need.pk)
-            if need.kind != Need.Kind.RATE:  # its places come free by time
-                vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
-    Need.objects.using(alias).remove(gone)
-    update_by_key(Need.objects.using(alias), let_go, holds=None)
-    return call_all(alias, [(keys[key_id], n) for key_id, n in vacant.items() if key_id in keys])
-
-
-def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
-    """Move up to ``count`` jobs of each queue from the front of a key's line to ready, where they
-    take part in the next claim as any other. The key is locked.
-
-    Returns:
-        Those queues.
-    """
-    return call_all(alias, [(key, count)])
-
-
-def call_all(alias: str, turns: Sequence[tuple[GuardKey, int]]) -> set[str]:
-    """The same for many keys, each with its count."""
-    lines = {key.pk: key for key, count in turns if key.has_line and count > 0}
-    by_count: dict[int, list[UUID]] = {}
-    called: set[tuple[UUID, str]] = set()
-    for key, count in turns:
-        if key.pk not in lines:
-            continue
-        if key.kind == Need.Kind.SEQUENCE:
-            first = Need.objects.using(alias).first_of(key.pk)
-            if first is not None:
-                called |= Blocked.objects.using(alias).call_one(first, key.pk)
-        else:
-            by_count.setdefault(count, []).append(key.pk)
-    for count, key_ids in by_count.items():
-        called |= Blocked.objects.using(alias).call(key_ids, count)
-    idle = lines.keys() - {key_id for key_id, _ in called}
-    _note_empty(alias, [lines[key_id] for key_id in idle])
-    return {queue for _, queue in called}
-
-
-def _note_empty(alias: str, keys: Collection[GuardKey]) -> None:
-    """Where nobody could be called: write down where nobody waits, so that nobody looks again."""
-    for key in keys:
-        if not Blocked.objects.using(alias).filter(key_id=key.pk).exists():
-            key.has_line = False
-            key.due_us = None
-            key.save(using=alias, update_fields=["has_line", "due_us"])
+    return _Admission(alias, places, rated).decide(room)
 
 
 class _Admission:
@@ -150,7 +82,7 @@ class _Admission:
         self._rated = rated
         self._rated_left = rated.limit
         self._needs = Need.objects.using(alias).of_jobs(
-            {place.job_id: place.guards for place in places}
+            {place.job_id: place.guards for place in places if place.guards}
         )
         stated = [need for needed in self._needs.values() for need in needed]
         self._keys = GuardKey.objects.using(alias).lock_or_make(stated)
@@ -171,20 +103,27 @@ class _Admission:
             self._note(key, "places", "places_by", "period_us", "burst")
         self._fence = 1 + max((key.fence for key in self._keys.values()), default=0)
 
-    def decide(self) -> list[Admitted]:
-        admitted = []
+    def decide(self, room: int) -> Decision:
+        admitted: list[Admitted] = []
+        decided = 0
         for place in self._places:
-            needed = self._needs[place.job_id]
+            if len(admitted) == room:
+                break
+            decided += 1
+            needed = self._needs[place.job_id] if place.guards else []
             refusal = next((need for need in needed if not self._may_start(need, place)), None)
             if refusal is None:
                 permit_seconds = self._enter(place, needed)
-                admitted.append(Admitted(place, self._fence, permit_seconds))
+                admitted.append(Admitted(place, self._fence if needed else 0, permit_seconds))
             elif refusal.on_busy == "skip":
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
                 self._turn_away(place, needed, refusal)
-        self._write([one for one in admitted if not one.refused])
-        return admitted
+        # First: who is turned away here may be called back at the end.
+        ready = Ready.objects.using(self._alias)
+        delete_by_key(ready, [place.job_id for place in self._places[:decided]])
+        called = self._write([one for one in admitted if not one.refused])
+        return Decision(admitted, decided - len(admitted), bool(called))
 
     # -- the rules --------------------------------------------------------------------------------
 
@@ -260,12 +199,11 @@ class _Admission:
         head = self._heads.get(line)
         self._heads[line] = turn if head is None else min(head, turn)
 
-    def _write(self, admitted: Sequence[Admitted]) -> None:
-        # First: who is turned away here may be called back at the end.
-        delete_by_key(Ready.objects.using(self._alias), [place.job_id for place in self._places])
+    def _write(self, admitted: Sequence[Admitted]) -> set[str]:
+        """Returns the queues of those who were called by it."""
         Blocked.objects.using(self._alias).bulk_create(self._blocked)
         Deferred.objects.using(self._alias).bulk_create(self._deferred)
-        entered = [need for one in admitted for need in self._needs[one.place.job_id]]
+        entered = [need for one in admitted if one.fence for need in self._needs[one.place.job_id]]
         Need.objects.using(self._alias).note_holders(entered, self._fence)
         fenced = {need.key_id for need in entered}
         update_by_key(GuardKey.objects.using(self._alias), fenced, fence=self._fence)
@@ -280,7 +218,7 @@ class _Admission:
             if names != {"has_line"}:
                 self._keys[key_id].save(using=self._alias, update_fields=sorted(names))
         passed_over = [(self._keys[key_id], n) for key_id, n in self._passed_over.items()]
-        call_all(
+        return call_all(
             self._alias,
             [
                 (key, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from django.db import connections, models
@@ -16,6 +17,24 @@ from .statements import (
 )
 
 
+class Line(NamedTuple):
+    """Those of one queue who wait for one key."""
+
+    key_id: UUID
+    queue: str
+
+
+class Called(NamedTuple):
+    """What came of calling the first in the lines of some keys."""
+
+    queues: set[str]
+    """Of those who were called."""
+    missed: set[UUID]
+    """Keys in whose lines somebody is held by another transaction whose turn it is."""
+    empty: set[UUID]
+    """Keys for which nobody waits any more."""
+
+
 class BlockedQuerySet(models.QuerySet["Blocked"]):
     def withdraw(self, job_ids: Sequence[UUID]) -> dict[UUID, int]:
         """Remove these jobs, unless their turn has come. Returns those removed, each
@@ -27,36 +46,57 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
         return line.values_list("rank", "job_id").first()
 
-    def call(self, key_ids: Sequence[UUID], count: int) -> set[tuple[UUID, str]]:
-        """Move the first ``count`` of each queue from the lines of these keys to ready.
-
-        Returns:
-            Key and queue of those that were moved.
-        """
+    def call(self, key_ids: Sequence[UUID], count: int) -> Called:
+        """Move the first ``count`` of each queue from the lines of these keys to ready."""
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
             wanted = {"key_ids": list(key_ids), "count": count}
-            return {(row[0], row[1]) for row in fetch(connection, "blocked_call", wanted)}
-        found: list[tuple[UUID, Place]] = []
+            rows = fetch(connection, "blocked_call", wanted)
+            moved = {Line(row[0], row[1]): row[2] for row in rows}
+        else:
+            moved = self._call_each(key_ids, count)
+        short = [line for line, number in moved.items() if number < count]
+        missed = {line for line in short if self._is_left(line)}
+        empty = set(key_ids) - {line.key_id for line in moved.keys() - (set(short) - missed)}
+        queues = {line.queue for line, number in moved.items() if number}
+        return Called(queues, {line.key_id for line in missed}, empty)
+
+    def call_one(self, job_id: UUID, key_id: UUID) -> Called:
+        """Move this job from a key's line to ready, if it is there."""
+        line = self.filter(key_id=key_id)
+        places = self._locked(line.filter(pk=job_id), 1)
+        self._move(places)
+        is_missed = not places and line.filter(pk=job_id).exists()
+        is_empty = not (places or is_missed or line.exists())
+        return Called(
+            {place.queue for place in places},
+            {key_id} if is_missed else set(),
+            {key_id} if is_empty else set(),
+        )
+
+    def _call_each(self, key_ids: Sequence[UUID], count: int) -> dict[Line, int]:
+        """Key by key. Returns how many of each line were moved."""
+        moved: dict[Line, int] = {}
+        places: list[Place] = []
         for key_id in key_ids:
             for queue in self._queues_of(key_id):
                 line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
-                found += [(key_id, place) for place in self._locked(line, count)]
-        return self._move(found)
+                first = self._locked(line, count)
+                moved[Line(key_id, queue)] = len(first)
+                places += first
+        self._move(places)
+        return moved
 
-    def call_one(self, job_id: UUID, key_id: UUID) -> set[tuple[UUID, str]]:
-        """Move this job from a key's line to ready, if it is there. Returns: as ``call``."""
-        places = self._locked(self.filter(pk=job_id, key_id=key_id), 1)
-        return self._move([(key_id, place) for place in places])
-
-    def _move(self, called: Sequence[tuple[UUID, Place]]) -> set[tuple[UUID, str]]:
-        places = [place for _, place in called]
+    def _move(self, places: Sequence[Place]) -> None:
         delete_by_key(self, [place.job_id for place in places])
         Ready.objects.using(self.db).add(places)
-        return {(key_id, place.queue) for key_id, place in called}
+
+    def _is_left(self, line: Line) -> bool:
+        """Whether somebody is in this line of whom nobody was called."""
+        return self.filter(key_id=line.key_id, queue=line.queue).exists()
 
     def _locked(self, rows: models.QuerySet[Blocked], limit: int) -> list[Place]:
-        """Whoever locks one of them withdraws it, or looks after its key next."""
+        """But for those that somebody else holds, to withdraw or to keep them."""
         if connections[self.db].features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
         return [Place(*row) for row in rows.values_list(*Place._fields)[:limit]]

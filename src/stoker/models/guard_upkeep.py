@@ -4,44 +4,60 @@ the tables has left behind. Each look locks its keys and decides then.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
-
-from django.db import transaction
 
 from stoker import rate_window
 
-from .admission import call_next
 from .claimed import Claimed
 from .clock import MICROSECONDS, DatabaseNow, database_now_us
 from .guard_key import GuardKey
+from .isolation import deciding
 from .job import Job
 from .need import Need
 from .statements import update_by_key, with_keys
+from .turns import LOOK_AGAIN_US, call_all, call_next
 
 KEYS_AT_ONCE = 200
-LOOK_AGAIN_US = 1 * MICROSECONDS
-"""When to look after a rate again whose next jobs have been called: they may not come."""
 
 
 def call_due(alias: str, rated_limit: int) -> int:
-    """Call the next jobs of rates that have a permit again. Returns how many rates had."""
+    """Call the next jobs of rates that have a permit again, and those whose turn was missed while
+    somebody held them. Returns how many keys were looked after.
+
+    Args:
+        alias: of the database.
+        rated_limit: how many jobs of each rate to call; with 0 no rate is looked at.
+    """
     due = GuardKey.objects.using(alias).filter(due_us__lte=DatabaseNow())
+    if not rated_limit:
+        due = due.exclude(kind=Need.Kind.RATE)
     key_ids = list(due.order_by("due_us").values_list("pk", flat=True)[:KEYS_AT_ONCE])
     if not key_ids:
         return 0
-    with transaction.atomic(using=alias):
+    with deciding(alias):
         keys = GuardKey.objects.using(alias).lock(key_ids)
         now_us = database_now_us(alias)
-        for key in keys.values():
-            if key.due_us is not None and key.due_us <= now_us:
+        still = [key for key in keys.values() if key.due_us is not None and key.due_us <= now_us]
+        for key in still:
+            if key.kind == Need.Kind.RATE:
                 _call_rated(alias, key, now_us, rated_limit)
+        missed = {key.pk: key for key in still if key.kind != Need.Kind.RATE}
+        update_by_key(GuardKey.objects.using(alias), missed, due_us=None)
+        _call_where_room(alias, missed)
     return len(keys)
 
 
-def next_due_seconds(alias: str) -> float | None:
-    """Seconds until a rate has a permit for somebody who waits; None when nobody does."""
+def next_due_seconds(alias: str, *, rated: bool) -> float | None:
+    """Seconds until there is something to do for ``call_due``; None when there is not.
+
+    Args:
+        alias: of the database.
+        rated: whether jobs that wait for their rate count, too.
+    """
     keys = GuardKey.objects.using(alias).filter(due_us__isnull=False).order_by("due_us")
+    if not rated:
+        keys = keys.exclude(kind=Need.Kind.RATE)
     due_us = keys.values_list("due_us", flat=True).first()
     if due_us is None:
         return None
@@ -80,26 +96,42 @@ def sweep_keys(
     key_ids = list(later.values_list("pk", flat=True)[:limit])
     if not key_ids:
         return 0, None
-    with transaction.atomic(using=alias):
+    with deciding(alias):
         keys = GuardKey.objects.using(alias).lock(key_ids)
         holders = Need.objects.using(alias).holders(keys)
         stale = _stale_places(alias, keys, holders)
         update_by_key(Need.objects.using(alias), stale, holds=None)
-        holders = Need.objects.using(alias).holders(keys)
-        for key_id, key in keys.items():
-            _look_after(alias, key, len(holders[key_id]))
+        _call_where_room(alias, keys)
         if not only_lines:
             GuardKey.objects.using(alias).forget(keys)
     return len(stale), key_ids[-1] if len(key_ids) == limit else None
 
 
-def look_after(alias: str, key_ids: Collection[UUID]) -> None:
-    """Call the next jobs under these keys, where there is room: their turn may have been missed."""
-    with transaction.atomic(using=alias):
-        keys = GuardKey.objects.using(alias).lock(key_ids)
-        holders = Need.objects.using(alias).holders(keys)
-        for key_id, key in keys.items():
-            _look_after(alias, key, len(holders[key_id]))
+def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
+    """Call the next jobs under these keys, where there is room: their turn may have been missed.
+
+    Returns:
+        The queues in which somebody's turn has come.
+    """
+    with deciding(alias):
+        return _call_where_room(alias, GuardKey.objects.using(alias).lock(key_ids))
+
+
+def _call_where_room(alias: str, keys: Mapping[UUID, GuardKey]) -> set[str]:
+    lines = {key_id: key for key_id, key in keys.items() if key.has_line}
+    rates = [key for key in lines.values() if key.kind == Need.Kind.RATE and key.due_us is None]
+    if rates:
+        due_us = database_now_us(alias)
+        update_by_key(GuardKey.objects.using(alias), [key.pk for key in rates], due_us=due_us)
+    holders = Need.objects.using(alias).holders(lines) if lines else {}
+    return call_all(
+        alias,
+        [
+            (key, key.room - len(holders[key_id]))
+            for key_id, key in lines.items()
+            if key.kind != Need.Kind.RATE
+        ],
+    )
 
 
 def _stale_places(
@@ -117,17 +149,6 @@ def _stale_places(
         for need in needs
         if need.kind != Need.Kind.SEQUENCE or not (need.job_id in alive or need.halts)
     ]
-
-
-def _look_after(alias: str, key: GuardKey, taken: int) -> None:
-    if not key.has_line:
-        return
-    if key.kind == Need.Kind.RATE:
-        if key.due_us is None:
-            key.due_us = database_now_us(alias)
-            key.save(using=alias, update_fields=["due_us"])
-    elif taken < key.room:
-        call_next(alias, key, key.room - taken)
 
 
 def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from uuid import UUID
 
-from .admission import call_next
 from .guard_key import GuardKey
 from .need import Need, need_ids
 from .statements import update_by_key, with_keys
+from .turns import call_next
 
 MOST_GUARDS = 64
 

@@ -1,5 +1,5 @@
 -- Call: move the first jobs of each queue in the lines of these keys to ready, so many of each.
--- Rows that somebody else has locked are left out: he looks after their key when he is done.
+-- Rows that somebody else has locked are left out. Returns how many of each line were moved.
 -- Plan: for each key and queue an index scan of stoker_blocked_line; TID scan for the delete.
 WITH RECURSIVE line AS (
     SELECT wanted.key_id, (
@@ -37,4 +37,8 @@ called AS (
     INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes, guards)
     SELECT job_id, queue, rank, attempts, crashes, guards FROM gone
 )
-SELECT DISTINCT key_id, queue FROM gone
+SELECT line.key_id, line.queue, (
+    SELECT count(*) FROM gone WHERE gone.key_id = line.key_id AND gone.queue = line.queue
+)
+FROM line
+WHERE line.queue IS NOT NULL
