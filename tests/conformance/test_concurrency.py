@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,8 +14,10 @@ from functools import partial
 from stoker.brokers.base import Broker, Delivery, Lease, Message, Return
 
 from tests.conformance.ledger import Ledger
+from tests.conformance.programs import claim
 from tests.conformance.stands import Stand, message
 from tests.conformance.threads import PATIENCE_SECONDS, patiently, together
+from tests.guards.processes import started
 
 
 def test_threads_claim_every_job_once(stand: Stand) -> None:
@@ -40,19 +39,12 @@ def test_threads_claim_every_job_once(stand: Stand) -> None:
 def test_processes_claim_every_job_once(shared_stand: Stand) -> None:
     stand = shared_stand
     put = stand.put(600) + stand.put(200, run_after=stand.now() - 1)
-    command = [sys.executable, "-m", "tests.conformance.claimer", stand.url]
     with ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
-            for _ in range(4)
-        ]
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        claimed = [json.loads(process.communicate("go\n")[0]) for process in processes]
-    assert_each_once([uuid.UUID(job_id) for batch in claimed for job_id in batch], put)
+        others = [stack.enter_context(started(claim, stand.url)) for _ in range(4)]
+        for other in others:
+            other.say("claim")
+        claimed = [other.hear() for other in others]
+    assert_each_once([job_id for batch in claimed for job_id in batch], put)
 
 
 def test_rescuers_never_take_the_same_job(stand: Stand) -> None:

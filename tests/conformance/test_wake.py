@@ -4,8 +4,6 @@ path that is always correct."""
 from __future__ import annotations
 
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,8 +15,10 @@ from django.db import connection, transaction
 from stoker.brokers import orm_wake
 from stoker.brokers.base import Broker, NoWake, Wake
 
+from tests.conformance.programs import enqueue
 from tests.conformance.stands import Stand, message
 from tests.conformance.threads import together
+from tests.guards.processes import started
 
 WAIT_SECONDS = 10.0
 
@@ -61,11 +61,10 @@ def test_another_connection_wakes(stand: Stand, wake: Wake) -> None:
 
 def test_another_process_wakes(shared_stand: Stand) -> None:
     stand = shared_stand
-    with closing(stand.broker.open_wake()) as wake:
+    with started(enqueue, stand.url) as other, closing(stand.broker.open_wake()) as wake:
         while wake.is_due():
             pass
-        command = [sys.executable, "-m", "tests.conformance.enqueuer", stand.url]
-        subprocess.run(command, check=True)
+        other.do("enqueue")
         assert isinstance(wake, NoWake) or is_due_in_time(wake)
     assert len(stand.claim()) == 1
 

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.guards.places import Place
-
 ANSWER_SECONDS = 60.0
 
-Program = Callable[[Place, Connection], None]
+Program = Callable[[Any, Connection], None]
+"""Is given the place that it works on, and the line to the test."""
 
 
 class Other:
@@ -52,7 +51,7 @@ class Other:
 
 
 @contextmanager
-def started(program: Program, place: Place) -> Iterator[Other]:
+def started(program: Program, place: Any) -> Iterator[Other]:
     """Run a program in a process of its own, on the database of this test."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.guards.preloaded"])
