@@ -387,4 +387,88 @@ MISTAKES = (
         ),
         ("tests/lifecycle/test_atomic.py",),
     ),
+    Mistake(
+        "a unique key is taken from whoever has it by now",
+        (
+            Change(
+                "models/sql/unique_take_over.sql",
+                "  AND stoker_unique.job_id = taking.old_job_id\n",
+                "",
+            ),
+        ),
+        ("tests/guards/test_unique_transactions.py", "-k", "is_a_duplicate and ended"),
+        "postgres",
+    ),
+    Mistake(
+        "a unique key counts as taken whether the INSERT did anything or not",
+        (
+            Change(
+                "models/unique_key.py",
+                '"unique_insert", _arrays(takings))\n            return len(rows) == len(takings)',
+                '"unique_insert", _arrays(takings))\n            return len(rows) <= len(takings)',
+            ),
+        ),
+        ("tests/guards/test_unique_transactions.py", "-k", "is_a_duplicate and new"),
+        "postgres",
+    ),
+    Mistake(
+        "a unique key is taken without asking once more whether its job has ended",
+        (
+            Change(
+                "models/sql/unique_take_over.sql",
+                "  AND {condition}\n",
+                "",
+            ),
+        ),
+        ("tests/guards/test_unique_transactions.py", "-k", "is_so_no_more"),
+        "postgres",
+    ),
+    Mistake(
+        "a job that is kept is not held",
+        (
+            Change(
+                "models/waiting_jobs.py",
+                'SHARED = {"postgresql": "FOR SHARE"',
+                'SHARED = {"postgresql": ""',
+            ),
+        ),
+        ("tests/guards/test_unique_transactions.py", "-k", "does_not_start"),
+        "postgres",
+    ),
+    Mistake(
+        "a job that was blocked while it was held is never called",
+        (
+            Change(
+                "lifecycle/enqueue.py",
+                "                look_after(self._alias, self._neglected)\n",
+                "                pass\n",
+            ),
+        ),
+        ("tests/guards/test_unique_transactions.py", "-k", "is_blocked"),
+        "postgres",
+    ),
+    Mistake(
+        "upkeep deletes a unique key whose job is another by now",
+        (
+            Change(
+                "models/unique_key.py",
+                "if over[pk] == job_id]",
+                "if over[pk]]",
+            ),
+        ),
+        ("tests/guards/test_unique_transactions.py", "-k", "just_been_taken"),
+        "sqlite",
+    ),
+    Mistake(
+        "a replaced job keeps the package of another id",
+        (
+            Change(
+                "lifecycle/sealing.py",
+                "            data = self._sealer.seal(package)\n",
+                "            pass\n",
+            ),
+        ),
+        ("tests/guards/test_unique.py", "-k", "what_the_newcomer_says"),
+        "sqlite",
+    ),
 )

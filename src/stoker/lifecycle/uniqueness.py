@@ -31,6 +31,7 @@ from stoker.models.unique_key import (
     JOB_HAS_ENDED,
     JOB_HAS_STARTED,
     NO_MATTER_WHAT,
+    Condition,
     KeySeen,
     Taking,
 )
@@ -110,7 +111,7 @@ class Keys:
     def _go_round(self) -> None:
         self.now_us, seen = self._keys.look(self._open)
         new: list[Taking] = []
-        over: dict[str, list[Taking]] = {}
+        over: dict[Condition, list[Taking]] = {}
         waiting: list[KeySeen] = []
         for key_id, (claim, job_id) in list(self._open.items()):
             key = seen.get(key_id)
@@ -122,7 +123,7 @@ class Keys:
                 waiting.append(key)
             elif condition := self._may_be_taken(key, claim):
                 taking = self._taking(claim, job_id)._replace(old_job_id=key.job_id)
-                if condition != NO_MATTER_WHAT:
+                if condition is not NO_MATTER_WHAT:
                     taking = taking._replace(over_us=self.now_us)
                 over.setdefault(condition, []).append(taking)
             else:
@@ -134,12 +135,12 @@ class Keys:
             if self._keys.take_over(takings, condition):
                 self._are_ours(takings)
 
-    def _may_be_taken(self, key: KeySeen, claim: UniqueClaim) -> str:
-        """What must still be so when the key is taken from its job; "" = it is not to be taken."""
+    def _may_be_taken(self, key: KeySeen, claim: UniqueClaim) -> Condition | None:
+        """On what condition the key is taken from its job; None = it is not."""
         if claim.until == "finished" and key.is_alive:
-            return NO_MATTER_WHAT if claim.on_conflict in FOLLOWS else ""
+            return NO_MATTER_WHAT if claim.on_conflict in FOLLOWS else None
         if key.until_us > self.now_us:
-            return ""
+            return None
         return JOB_HAS_ENDED if claim.until == "finished" else JOB_HAS_STARTED
 
     def _taking(self, claim: UniqueClaim, job_id: UUID) -> Taking:
@@ -179,6 +180,6 @@ def identity_of(claim: UniqueClaim) -> str:
 
 def _waits(key: KeySeen, claim: UniqueClaim) -> bool:
     """Whether its job waits, and has the key for that."""
-    if key.waits is None:
-        return False
-    return key.is_alive if claim.until == "finished" else key.attempts == 0
+    if claim.until == "finished":
+        return key.is_alive and key.waits is not None
+    return key.waits_for_its_first_attempt

@@ -7,7 +7,7 @@ quicker: an INSERT where there was no row, else an UPDATE that names the job whi
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,21 +22,11 @@ from .statements import (
     fetch,
     joins_a_list_in_json,
     listed,
+    lock_by_key,
     moves_rows_in_one_statement,
     statement,
     with_keys,
 )
-
-JOB_HAS_ENDED = (
-    "NOT EXISTS (SELECT 1 FROM stoker_job AS job"
-    " WHERE job.id = stoker_unique.job_id AND job.status IS NULL)"
-)
-JOB_HAS_STARTED = " AND ".join(
-    f"NOT EXISTS (SELECT 1 FROM {table} AS narrow"  # noqa: S608 - our own names
-    " WHERE narrow.job_id = stoker_unique.job_id AND narrow.attempts = 0)"
-    for table in ("stoker_ready", "stoker_deferred", "stoker_blocked")
-)
-NO_MATTER_WHAT = "0 = 0"
 
 INSERTED = ("key_id", "name", "job_id", "taken_us", "until_us")
 LAST_US = 2**63 - 1
@@ -77,6 +67,33 @@ class KeySeen(NamedTuple):
     def is_alive(self) -> bool:
         return self.status == ""
 
+    @property
+    def waits_for_its_first_attempt(self) -> bool:
+        return self.waits is not None and self.attempts == 0
+
+
+class Condition(NamedTuple):
+    """What must be so of the job from which a key is taken."""
+
+    sql: str
+    is_met: Callable[[KeySeen], bool]
+
+
+JOB_HAS_ENDED = Condition(
+    "NOT EXISTS (SELECT 1 FROM stoker_job AS job"
+    " WHERE job.id = stoker_unique.job_id AND job.status IS NULL)",
+    lambda key: not key.is_alive,
+)
+JOB_HAS_STARTED = Condition(
+    " AND ".join(
+        f"NOT EXISTS (SELECT 1 FROM {table} AS narrow"  # noqa: S608 - our own names
+        " WHERE narrow.job_id = stoker_unique.job_id AND narrow.attempts = 0)"
+        for table in ("stoker_ready", "stoker_deferred", "stoker_blocked")
+    ),
+    lambda key: not key.waits_for_its_first_attempt,
+)
+NO_MATTER_WHAT = Condition("0 = 0", lambda _: True)
+
 
 class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
     def look(self, key_ids: Collection[UUID]) -> tuple[int, dict[UUID, KeySeen]]:
@@ -115,12 +132,11 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
             return False  # here, that ends a statement, and no transaction
         return True
 
-    def take_over(self, takings: Sequence[Taking], condition: str) -> bool:
+    def take_over(self, takings: Sequence[Taking], condition: Condition) -> bool:
         """Take keys from the jobs that were seen to have them, unless somebody was quicker.
 
         Args:
-            condition: what must be so of that job when it comes to it: JOB_HAS_ENDED,
-                JOB_HAS_STARTED or NO_MATTER_WHAT.
+            condition: checked once more when it comes to it.
 
         Returns:
             Whether all of them are ours now; if not, one has to look which.
@@ -128,16 +144,25 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
             arrays = _arrays(takings)
-            rows = fetch(connection, "unique_take_over", arrays, condition=condition)
+            rows = fetch(connection, "unique_take_over", arrays, condition=condition.sql)
             return len(rows) == len(takings)
-        takings = sorted(takings)
+        if joins_a_list_in_json(connection):
+            return self._take_over_by_key(takings, condition)
+        text = statement("unique_take_over_one", condition=condition.sql)
         with connection.cursor() as cursor:
-            if joins_a_list_in_json(connection):
-                text = statement("unique_take_over_by_key", condition=condition)
-                cursor.execute(text, [json.dumps(takings, default=str)])
-            else:
-                text = statement("unique_take_over_one", condition=condition)
-                cursor.executemany(text, _as_parameters(takings, Written(connection)))
+            cursor.executemany(text, _as_parameters(sorted(takings), Written(connection)))
+            return bool(cursor.rowcount == len(takings))
+
+    def _take_over_by_key(self, takings: Sequence[Taking], condition: Condition) -> bool:
+        """MariaDB locks what the subqueries of such an UPDATE read: rows of jobs, whose end would
+        have to wait. So the keys are locked, and looked at once more."""
+        key_ids = [one.key_id for one in takings]
+        lock_by_key(self, key_ids, "key_id")
+        _, seen = self.look(key_ids)
+        met = [one for one in takings if one.key_id in seen and condition.is_met(seen[one.key_id])]
+        with connections[self.db].cursor() as cursor:
+            text = statement("unique_take_over_by_key")
+            cursor.execute(text, [json.dumps(met, default=str)])
             return bool(cursor.rowcount == len(takings))
 
     def let_go(self, key_id: UUID, job_id: UUID) -> None:

@@ -14,7 +14,6 @@ locked AS MATERIALIZED (
     SELECT stoker_unique.key_id
     FROM stoker_unique
     JOIN taking ON taking.key_id = stoker_unique.key_id
-        AND taking.old_job_id = stoker_unique.job_id
     ORDER BY stoker_unique.key_id
     FOR UPDATE OF stoker_unique
 )

@@ -1,4 +1,4 @@
--- The same as unique_take_over.sql (MariaDB), in the order of the list.
+-- Take unique keys over from the jobs that were seen to have them, if these still do (MariaDB).
 -- Plan: eq_ref over the primary key for each entry of the list; never a scan.
 UPDATE JSON_TABLE(
     %s, '$[*]' COLUMNS (
@@ -18,4 +18,3 @@ SET stoker_unique.name = taking.name,
     stoker_unique.until_us = taking.until_us
 WHERE stoker_unique.job_id = taking.old_job_id
   AND stoker_unique.until_us <= taking.over_us
-  AND {condition}

@@ -1,0 +1,163 @@
+"""A process that enqueues the same keys as others do: python -m tests.story.unique_racer ORDERS
+
+Says "ready", waits for a line, races, and writes what came of it as one line of JSON. Now and then
+it rolls back, and now and then it does a cluster's work: claims, finishes, has jobs tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import django
+from django.db import OperationalError, transaction
+
+CLAIMED_QUEUES = 25
+MOST_IN_TRANSACTION = 4
+BATCH = 30
+
+
+class RolledBack(Exception):
+    """Raised on purpose inside a transaction."""
+
+
+class Racer:
+    """One process of the race.
+
+    Args:
+        orders: keys: how many there are; mode: on_conflict; seed; seconds.
+    """
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        from stoker import Unique
+        from stoker.brokers import broker_for
+        from stoker.conf import settings_for
+        from stoker.lifecycle.execute import Executor
+
+        from tests.app.tasks import echo
+
+        self.orders = orders
+        self.chance = random.Random(orders["seed"])
+        self.settings = settings_for()
+        self.broker = broker_for(self.settings)
+        self.executor = Executor(self.settings, worker_id="racer")
+        self.task = echo.using(unique=Unique("race {value}", on_conflict=orders["mode"]))
+        self.counts: Counter[str] = Counter()
+        self.faults: list[str] = []
+
+    def race(self) -> dict[str, Any]:
+        deeds: dict[Callable[[], None], int] = {
+            self.enqueue: 8,
+            self.enqueue_in_a_transaction: 8,
+            self.enqueue_many: 2,
+            self.work: 6,
+            self.cancel: 1,
+        }
+        until = time.monotonic() + self.orders["seconds"]
+        while time.monotonic() < until:
+            (deed,) = self.chance.choices(list(deeds), list(deeds.values()))
+            try:
+                deed()
+                self.counts[deed.__name__] += 1
+            except Exception:  # noqa: BLE001 - told in the test's own process
+                self.faults.append(traceback.format_exc())
+        return {"counts": self.counts, "faults": self.faults[:3], "failed": len(self.faults)}
+
+    def enqueue(self) -> None:
+        """Whatever the database does to a transaction of its own, it has to come to an end."""
+        self._one(self._key())
+
+    def enqueue_many(self) -> None:
+        from stoker import DuplicateJob
+
+        key = self._key()
+        calls = [((str(key),), {}) for _ in range(BATCH)]
+        try:
+            self.task.using(queue_name=f"key-{key}").enqueue_many(calls)
+        except DuplicateJob:
+            self.counts["duplicates"] += 1
+
+    def enqueue_in_a_transaction(self) -> None:
+        """In no order, so that deadlocks are due; who is told of one begins anew, as callers do."""
+        from stoker.exceptions import BrokerUnavailable
+
+        keys = [self._key() for _ in range(self.chance.randint(1, MOST_IN_TRANSACTION))]
+        while True:
+            try:
+                with transaction.atomic():
+                    for key in keys:
+                        self._one(key)
+                    if self.chance.random() < 0.3:
+                        time.sleep(self.chance.random() * 0.01)
+                    if self.chance.random() < 0.3:
+                        raise RolledBack  # noqa: TRY301 - rolls back
+                return
+            except RolledBack:
+                self.counts["rolled back"] += 1
+                return
+            except BrokerUnavailable:
+                self.counts["refused"] += 1
+
+    def work(self) -> None:
+        """What a cluster does, but for a pause in between."""
+        from stoker.brokers.base import Return
+        from stoker.exceptions import BrokerUnavailable
+        from stoker.lifecycle.finish import finish
+
+        queues = [f"key-{self._key()}" for _ in range(CLAIMED_QUEUES)]
+        claimed = self.broker.claim(queues, 20, holder=uuid.uuid4(), lease_seconds=600)
+        time.sleep(self.chance.random() * 0.01)
+        again = [one for one in claimed if self.chance.random() < 0.2]
+        over = [self.executor.run(one) for one in claimed if one not in again]
+        returns = [Return(one.lease, attempts=one.attempt) for one in again]
+        for carry_out in (
+            lambda: self.broker.release(returns),
+            lambda: finish(self.settings, self.broker, over),
+        ):
+            while True:
+                try:
+                    carry_out()
+                    break
+                except (BrokerUnavailable, OperationalError):
+                    self.counts["finished later"] += 1
+
+    def cancel(self) -> None:
+        result = self._one(self._key())
+        if result is not None:
+            result.cancel("raced")
+
+    def _one(self, key: int) -> Any:
+        from stoker import DuplicateJob
+
+        try:
+            result = self.task.using(queue_name=f"key-{key}").enqueue(str(key))
+        except DuplicateJob:
+            self.counts["duplicates"] += 1
+            return None
+        self.counts["duplicates" if result.was_duplicate else "jobs"] += 1
+        return result
+
+    def _key(self) -> int:
+        """Most want the same few."""
+        keys = self.orders["keys"]
+        return int(keys * self.chance.random() ** 3)
+
+
+def main(orders: str) -> None:
+    django.setup()
+    racer = Racer(json.loads(orders))
+    racer.broker.ping()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(racer.race()), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
