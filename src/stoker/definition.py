@@ -19,6 +19,7 @@ from .compat import (
 from .dead_letter_policy import DeadLetters
 from .exceptions import UnknownTask
 from .finding import find_task
+from .guard_checks import in_sequence, one_guard, some_guards
 from .guard_options import InSequence, Limit, Lock, Rate, Unique
 from .key_templates import refuse_strangers
 from .options import (
@@ -31,14 +32,11 @@ from .options import (
     error_classes,
     expiry,
     function,
-    in_sequence,
     not_before,
-    one_guard,
     one_policy,
     option,
     positive_seconds,
     refuse_unknown,
-    some_guards,
     whole,
     yes_or_no,
 )

@@ -4,7 +4,7 @@ A key says which jobs concern one another. It is one of
 
 - a format string over the arguments by the names of the function's parameters, as in
   ``"feed:{feed_id}"``; what ``str.format`` knows works, and defaults are filled in;
-- a callable, which is called with the arguments as they are given to ``enqueue`` and returns a str,
+- a callable, which is given those of the arguments that it names as parameters and returns a str,
   an int, a UUID, or a tuple of whatever arguments may be; None = this job has no such guard;
 - None: for ``Unique`` and ``Lock`` the task with all its arguments, for ``Limit`` and ``Rate`` the
   task.
@@ -48,7 +48,7 @@ class Unique:
     """No second job of the same key.
 
     Args:
-        key: see above; None = the task with all its arguments.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task with all its arguments.
         scope: "task": other tasks may use the same key; "global": one job over all tasks that write
             this key with this scope.
         until: how long a job has its key: until it has "finished", retries included, or has
@@ -117,7 +117,8 @@ class Lock:
     """One job of the same key at a time.
 
     Args:
-        key: see above; None = the task with all its arguments: never the same call twice at once.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task
+            with all its arguments: never the same call twice at once.
         on_busy: what becomes of a job whose turn it is while the lock is taken. "wait": it is
             blocked, and runs as soon as it can, in the order of enqueues. "skip": it ends as
             cancelled. "retry": it is tried again after ``retry_delay``.
@@ -140,7 +141,7 @@ class Limit:
 
     Args:
         n: at least 1. Where tasks or releases differ, that of the newest job counts.
-        key: see above; None = the task: so many of its jobs.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task: so many of its jobs.
         on_busy, retry_delay: as for Lock.
     """
 
@@ -162,8 +163,9 @@ class Rate:
 
     Args:
         rate: starts per period, as in "10/s", "100/m", "5000/h", "1000/d" or "100/30s".
-        key: see above; None = the task. Rates of different periods do not share a key, so a task
-            may have ``(Rate("10/s", "api"), Rate("1000/h", "api"))``.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task.
+            Rates of different periods do not share a key, so a task may have
+            ``(Rate("10/s", "api"), Rate("1000/h", "api"))``.
         burst: None = no period of that length ever sees more. A number: starts are spread over the
             period, and so many may come at once after a quiet time (a token bucket).
         weight: how many starts a job counts as; or a callable of the arguments that gives it. It
@@ -219,7 +221,7 @@ class InSequence:
     failed attempt is tried again before the next job starts.
 
     Args:
-        key: see above; it cannot be left out.
+        key: a text such as "feed:{feed_id}", or a callable; it cannot be left out.
         after_failure: "go_on": when a job has failed for good, the next one starts. "halt": those
             after it wait until somebody has seen to its dead letter.
     """

@@ -15,7 +15,7 @@ from .backoff import Backoff, Seconds, as_backoff
 from .conf import Settings
 from .dead_letter_policy import DeadLetters
 from .exceptions import InvalidTaskOption
-from .guard_options import Guard, InSequence, Limit, Lock, Rate, Unique
+from .guard_options import InSequence, Limit, Lock, Rate, Unique
 
 ErrorClasses = type[BaseException] | tuple[type[BaseException], ...]
 BackoffOption = Seconds | Sequence[Seconds] | Backoff
@@ -202,63 +202,6 @@ def function(name: str, value: Any) -> Callable[..., object]:
         raise InvalidTaskOption(f"{name}={value!r}: write a function of one argument.")
     return value  # type: ignore[no-any-return] # asked
 
-
-def one_guard(kind: type[Guard]) -> Check:
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise InvalidTaskOption(f"{name}={value!r}: write {name}={EXAMPLES[kind]}.")
-        return value
-
-    return check
-
-
-def some_guards(kind: type[Limit | Rate]) -> Check:
-    """One of that kind, or a tuple of them; kept as a tuple."""
-
-    def check(name: str, value: Any) -> Any:
-        guards = value if isinstance(value, tuple) else (value,)
-        for one in guards:
-            if not isinstance(one, kind):
-                raise InvalidTaskOption(
-                    f"{name}={value!r}: write {name}={EXAMPLES[kind]}, or a tuple of such."
-                )
-        _refuse_twins(name, guards)
-        return guards
-
-    return check
-
-
-def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
-    """Each of the rates of one key needs a period of its own, each limit a key."""
-    seen: set[Any] = set()
-    for guard in guards:
-        twin = (guard.key, guard.window if isinstance(guard, Rate) else None)
-        if twin in seen:
-            raise InvalidTaskOption(
-                f"{name}: two of them count the same jobs, under the key {guard.key!r}. Write the "
-                "stricter one alone, or another key."
-            )
-        seen.add(twin)
-
-
-def in_sequence(name: str, value: Any) -> InSequence:
-    """A key alone, or an InSequence."""
-    if isinstance(value, InSequence):
-        return value
-    if isinstance(value, str):
-        return InSequence(value)
-    raise InvalidTaskOption(
-        f'{name}={value!r}: write {name}="account:{{account_id}}", or {EXAMPLES[InSequence]}.'
-    )
-
-
-EXAMPLES: dict[type[Guard], str] = {
-    Unique: 'Unique("feed:{feed_id}")',
-    Lock: 'Lock("feed:{feed_id}")',
-    Limit: 'Limit(4, "smtp")',
-    Rate: 'Rate("100/m", "smtp")',
-    InSequence: 'InSequence("account:{account_id}", after_failure="halt")',
-}
 
 WORDS_OF_OTHERS = {
     "max_retries": "max_attempts",

@@ -24,5 +24,5 @@ post_execute = Signal()
 of stoker.lifecycle.outcomes."""
 
 dead_lettered = Signal()
-"""A job used up its tries and is recorded as a dead letter, or in the one there is of it already. In
-the monitor, after the commit. ``dead_letter``: its row."""
+"""A job used up its tries and is recorded as a dead letter, or in the one there is of it already.
+In the monitor, after the commit. ``dead_letter``: its row."""

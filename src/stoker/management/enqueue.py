@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from stoker.compat import InvalidTask
-from stoker.exceptions import JobFailed, ResultTimeout
+from stoker.exceptions import DuplicateJob, JobFailed, ResultTimeout
 from stoker.finding import find_task
 
 from .subcommand import (
@@ -96,6 +96,10 @@ as Python would. The id is then written to standard error."""
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         result = self._enqueue(options)
+        if getattr(result, "was_duplicate", False) and options["verbosity"]:
+            self.command.stderr.write(
+                "No job was made: there is one of the same unique key already.", lambda text: text
+            )
         if options["wait"] is None:
             self.say(result.id)
             return ExitCode.DONE
@@ -123,6 +127,8 @@ as Python would. The id is then written to standard error."""
             args = [json_or_text(text) for text in args]
         try:
             return task.enqueue(*args, **options["kwargs"])
+        except DuplicateJob as error:
+            raise refuse(one_sentence(error), ExitCode.NO) from error
         except (InvalidTask, TypeError, ValueError) as error:
             raise refuse(one_sentence(error)) from error
 
