@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .exceptions import Retry as Retry
     from .exceptions import Snooze as Snooze
     from .exceptions import StokerError as StokerError
+    from .exceptions import TaskCancelled as TaskCancelled
     from .exceptions import TaskTimeout as TaskTimeout
     from .guard_options import InSequence as InSequence
     from .guard_options import Limit as Limit
@@ -65,6 +66,7 @@ _HOMES = {
     "TaskContext": "tasks",
     "TaskError": "compat",
     "TaskResultDoesNotExist": "compat",
+    "TaskCancelled": "exceptions",
     "TaskTimeout": "exceptions",
     "Unique": "guard_options",
     "constant": "backoff",

@@ -1,4 +1,6 @@
-"""Cancel: a job that waits is withdrawn and recorded as cancelled, in one transaction."""
+"""Cancel: a job that waits is withdrawn and recorded as cancelled, in one transaction. For one that
+runs, a request is stored, which its cluster finds within a second.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,43 @@ from django.db.models import Max
 
 from .brokers import broker_for
 from .conf import Settings
-from .models import Attempt, Job
+from .models import Attempt, Cancellation, Job
 from .models.job import Ending
 from .progress import explained
+
+LOOKS = 5
+"""A job on the move from one table to the next may be missed by one look, not by several."""
+
+
+def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
+    """Cancel a job that waits, or ask that one be ended that runs. False: it has ended, or is not
+    there; nothing was changed. For the arguments see ``cancel_waiting``."""
+    broker = broker_for(settings)
+    for _ in range(LOOKS):
+        if cancel_waiting(settings, unstored, reason):
+            return True
+        with explained(settings.database):
+            place = broker.whereabouts([unstored.pk]).get(unstored.pk)
+            if place == "running":
+                Cancellation.objects.using(settings.database).ask(unstored.pk, reason)
+                return True
+        if place is None:
+            return False
+    return False
+
+
+def sweep_requests(settings: Settings) -> int:
+    """Forget requests whose job has ended, and cancel where it waits again: it failed when it was
+    told to end. Returns how many requests are settled."""
+    alias, broker = settings.database, broker_for(settings)
+    reasons = Cancellation.objects.using(alias).reasons()
+    places = broker.whereabouts(list(reasons)) if reasons else {}
+    waiting = [job_id for job_id in reasons if places.get(job_id, "running") != "running"]
+    for job in Job.objects.using(alias).filter(pk__in=waiting).defer("package"):
+        cancel_waiting(settings, job, reasons[job.pk])
+    settled = Job.objects.using(alias).filter(pk__in=reasons).exclude(status=None)
+    gone = set(reasons) - set(places) | set(settled.values_list("pk", flat=True))
+    return Cancellation.objects.using(alias).filter(pk__in=gone).delete()[0]
 
 
 def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:

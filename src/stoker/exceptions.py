@@ -29,6 +29,7 @@
         ├── Snooze                                       later, without using an attempt
         └── Cancel                                       end this job, no result
     TaskTimeout                       (a TimeoutError)   raised inside a task that ran too long
+    TaskCancelled                     (a BaseException)  raised inside a task that is to end
 """
 
 from __future__ import annotations
@@ -189,6 +190,11 @@ class Cancel(TaskSignal):
 
 class TaskTimeout(TimeoutError):
     """Raised inside a task that is still running when its ``timeout`` is over."""
+
+
+class TaskCancelled(BaseException):
+    """Raised inside a sync task that is still running when its job is cancelled. Not an Exception,
+    so that only who means it catches it: clean up, and let it go on."""
 
 
 def as_seconds(delay: float | timedelta) -> float:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
-from .cancelling import cancel_waiting
+from .cancelling import cancel
 from .compat import DjangoTaskResult, TaskResultStatus
 from .conf import Settings, settings_for
 from .exceptions import (
@@ -156,13 +156,16 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
         return self.wait_async().__await__()
 
     def cancel(self, reason: str = "") -> bool:
-        """Withdraw the job if it still waits (also for its next attempt).
+        """Withdraw the job if it waits (also for its next attempt), or have it ended if it runs: an
+        async task gets CancelledError, a sync one TaskCancelled, within a second or so. One that
+        goes on for ``TIMEOUT_GRACE_SECONDS`` after that is killed.
 
         Args:
             reason: kept with the job, at most 255 characters.
 
         Returns:
-            True: it is CANCELLED, and will not run. False: it runs, or has ended.
+            True: it is CANCELLED, or told to end while it is RUNNING (see ``state``); it may still
+            succeed if that comes too late for it. False: it has ended, or is not there.
         """
         unstored = Job(
             pk=UUID(self.id),
@@ -172,7 +175,7 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             package=b"",
             enqueued_at=self.enqueued_at or moment(time.time()),
         )
-        is_cancelled = cancel_waiting(settings_for(self.backend), unstored, reason)
+        is_cancelled = cancel(settings_for(self.backend), unstored, reason)
         if is_cancelled:
             self.refresh()
         return is_cancelled

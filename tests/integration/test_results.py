@@ -18,6 +18,7 @@ from django.db import OperationalError, connection, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import override_settings
 
+from stoker.cancelling import sweep_requests
 from stoker.compat import (
     TaskResultDoesNotExist,
     TaskResultMismatch,
@@ -26,12 +27,13 @@ from stoker.compat import (
 )
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, UnknownTask
-from stoker.models import Attempt, Claimed, Deferred, Job, Ready
+from stoker.models import Attempt, Blocked, Cancellation, Claimed, Deferred, Job, Need, Ready
 from stoker.progress import JobState
 from stoker.results import Result, fetch, fetch_many
 from stoker.tasks import AbsentTask
 from stoker.waiting import Outage
 
+from tests.app.cancelling import work_locked
 from tests.app.tasks import (
     add,
     add_later,
@@ -452,12 +454,37 @@ class TestCancelling:
         assert result.cancel()
         assert (result.attempts, result.job.attempts, len(result.errors)) == (1, 1, 1)
 
-    def test_not_a_job_that_runs(self) -> None:
+    def test_a_job_that_runs_is_asked_to_end(self) -> None:
+        """Whoever has it finds the request. Who asks first is heard."""
         result = add.enqueue(1, 2)
         claim()
-        assert result.cancel() is False
+        assert [result.cancel("not wanted"), result.cancel("not needed")] == [True, True]
+        assert Cancellation.objects.reasons() == {uuid.UUID(result.id): "not wanted"}
         assert Claimed.objects.count() == 1
         assert fetched(result).state is JobState.RUNNING
+
+    def test_a_job_that_is_blocked(self) -> None:
+        """It leaves its line."""
+        _runs, blocked = (work_locked.enqueue("") for _ in range(2))
+        claim()
+        assert fetched(blocked).state is JobState.BLOCKED
+        assert blocked.cancel("not wanted") is True
+        assert (blocked.state, blocked.job.reason) == (JobState.CANCELLED, "not wanted")
+        assert not Blocked.objects.exists()
+        assert not Need.objects.filter(job_id=blocked.id).exists()
+
+    def test_a_request_is_kept_until_its_job_has_ended(self) -> None:
+        ended = add.enqueue(1, 2)
+        work_off()
+        runs = add.enqueue(1, 2)
+        claim()
+        waits = add.enqueue(1, 2)
+        for job_id in (runs.id, waits.id, ended.id, str(uuid.uuid4())):
+            Cancellation.objects.ask(uuid.UUID(job_id), "not wanted")
+        assert sweep_requests(settings_for("default")) == 3
+        assert list(Cancellation.objects.reasons()) == [uuid.UUID(runs.id)]
+        states = [fetched(one).state.value for one in (runs, waits, ended)]
+        assert states == ["RUNNING", "CANCELLED", "SUCCESSFUL"]
 
     def test_not_a_job_that_has_ended(self) -> None:
         result = add.enqueue(1, 2)

@@ -16,7 +16,8 @@ from stoker.compat import InvalidTask
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
 from stoker.lifecycle import atomic as machinery
-from stoker.lifecycle.execute import Executor, Opened
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Attempted, Cancelled, Failed, Retry, Snoozed, Succeeded
 from stoker.models import Attempt, Claimed, Job

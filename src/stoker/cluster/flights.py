@@ -17,8 +17,8 @@ class Flight:
     """One claimed job, from its claim until its outcome is recorded or it is given back."""
 
     __slots__ = (
-        "asked_seconds", "delivery", "is_open", "leased_at", "number", "permit_ns", "report",
-        "sent_at", "worker",
+        "asked_seconds", "cancelled_as", "delivery", "is_open", "leased_at", "number", "permit_ns",
+        "report", "sent_at", "why_cancelled", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +36,9 @@ class Flight:
         self.report: Report | None = None
         self.is_open = True
         """Until it is recorded, given back, or lost."""
+        self.cancelled_as = 0
+        """The number under which its worker was told to end it."""
+        self.why_cancelled = ""
 
     @property
     def is_late(self) -> bool:

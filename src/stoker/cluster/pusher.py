@@ -13,6 +13,7 @@ from stoker.events import tell
 
 from . import board as place
 from .adoption import Adoption
+from .cancels import Cancels
 from .channel import Closed, Stream, set_interest, take_stream
 from .claims import Claims
 from .flights import Flight, Flights
@@ -52,6 +53,7 @@ class Pusher:
             trusts_workers=not self.broker.capabilities.lists_holders,
         )
         self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster)
+        self.cancels = Cancels(self.settings, self.flights, self._say)
         self.wake = self.broker.open_wake()
         self.selector = selectors.DefaultSelector()
         self.monitor = MonitorLine(self.selector, self.roster)
@@ -83,6 +85,7 @@ class Pusher:
         self.flights.give_back_late()
         self.claims.give_back()
         self.claims.clear_up_doubts()
+        self.cancels.look_if_due(self.patience)
         self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping)
         if not self.is_stopping:
             self.claims.claim(
@@ -262,6 +265,7 @@ class Pusher:
         until = [
             self.claims.leases.next_check,
             self.heartbeat.next_beat,
+            self.cancels.next_look(),
             self.flights.permits_end_at(),
         ]
         if not self.is_stopping and self._room() > 0:

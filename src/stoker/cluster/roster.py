@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stoker.lifecycle.outcomes import Crashed, Outcome, TimedOut
+from stoker.lifecycle.outcomes import Cancelled, Crashed, Outcome, TimedOut
 
 from . import board as place
 from .board import Board
@@ -180,7 +180,7 @@ class Roster:
         running = {number: seconds for number, _, seconds, _ in death.running}
         judged, given_back = [], []
         for number, flight in list(self._held(death.worker).items()):
-            outcome = _judge(death, number, is_running=number in running)
+            outcome = _judge(death, flight, is_running=number in running)
             if outcome is not None:
                 began = time.time() - running.get(number, 0.0)
                 self._flights.report(death.worker, self._report(death, number, began, outcome))
@@ -243,12 +243,13 @@ class Roster:
         ]
 
 
-def _judge(death: Death, number: int, *, is_running: bool) -> Outcome | None:
+def _judge(death: Death, flight: Flight, *, is_running: bool) -> Outcome | None:
     """What the worker's death means for a job it was sent; None = the attempt does not count.
 
     A job that had ended, but whose report died with the worker, is judged as if it were running:
     it may be what kills the worker a moment after it returns.
     """
+    number = flight.number
     if not is_running and not death.recalled_through < number <= death.last_started:
         return None
     signal = -death.exit_code if death.exit_code < 0 else None
@@ -257,4 +258,6 @@ def _judge(death: Death, number: int, *, is_running: bool) -> Outcome | None:
         return Crashed(death.detail, exit_code, signal)
     if death.why == "timeout" and number == death.blamed:
         return TimedOut("the task was killed: it went on after its time-out", signal)
+    if death.why == "cancel" and number == death.blamed:
+        return Cancelled(flight.why_cancelled)
     return None

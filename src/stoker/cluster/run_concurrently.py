@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 
-from stoker.lifecycle.execute import Opened
+from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.outcomes import Attempted
 
 from .channel import Closed, Stream
@@ -112,7 +112,7 @@ class ConcurrentRunner:
         if not isinstance(opened, Opened):
             worker.end(slot, begun.number, opened)
         elif not worker.leave_if_late(slot, begun):
-            worker.limit(slot, opened)
+            worker.limit(slot, begun, opened)
             worker.end(slot, begun.number, await self._run_opened(opened))
         self._slots.append(slot)
         self._plan_flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.lifecycle.execute import Opened
+from stoker.lifecycle.opened import Opened
 
 from .channel import Closed, Stream
 from .connections import tidy_connections
@@ -44,7 +44,7 @@ class SerialRunner:
         if isinstance(opened, Opened):
             if worker.leave_if_late(0, begun):
                 return
-            worker.limit(0, opened)
+            worker.limit(0, begun, opened)
             attempted = worker.executor.run_opened(opened)
         else:
             attempted = opened

@@ -102,6 +102,11 @@ class Sentinel:
                 is_running = any(job.delivery == delivery for job in self.board.occupied(worker))
                 if is_running and not self.board.is_completing(worker, delivery):
                     self.crew.kill_worker(worker, "lost", delivery)
+            case ("cancel", worker, delivery, reason):
+                self.watch.note_cancelled(delivery)
+                worker_process = self.crew.get("worker", worker)
+                if worker_process is not None:
+                    worker_process.tell("cancel", delivery, reason)
             case ("settled", worker, incarnation):
                 self.watch.unsettled.pop((worker, incarnation), None)
             case ("recycle", why):

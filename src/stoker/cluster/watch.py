@@ -11,7 +11,10 @@ from stoker.conf import Settings
 from stoker.events import tell
 
 from . import board as place
-from .board import Board
+from .board import Board, Occupied
+
+MOST_CANCELLED = 10_000
+"""Of the deliveries that were to be ended, as many are remembered."""
 
 Running = tuple[int, bytes, float, int]
 """Delivery number, job id, for how many seconds it ran, and the mark of its lease."""
@@ -24,7 +27,7 @@ class Death(NamedTuple):
     incarnation: int
     exit_code: int
     why: str
-    """crash, timeout, lost, fence, stop, or exit (on purpose)."""
+    """crash, timeout, cancel, lost, fence, stop, or exit (on purpose)."""
     blamed: int
     """The delivery it was killed for; 0 = none."""
     running: tuple[Running, ...]
@@ -45,6 +48,8 @@ class Watch:
         self.unsettled: dict[tuple[int, int], Death] = {}
         """The deaths under a job, by worker and incarnation, until the pusher says that what they
         mean for the job is recorded: a pusher that dies before it, takes the knowledge with it."""
+        self._cancelled_ns: dict[int, int] = {}
+        """Delivery -> when its worker was told to end it."""
         self.hang_seconds = 2 * settings.database_seconds + 8.0
         self.beats = {
             "pusher": place.PUSHER_BEAT_NS,
@@ -61,9 +66,25 @@ class Watch:
                 if job.deadline_ns and now_ns >= job.deadline_ns:
                     yield number, "timeout", job.delivery
                     break
+                if self._goes_on_though_cancelled(number, job, now_ns):
+                    yield number, "cancel", job.delivery
+                    break
                 if must_stop:
                     yield number, "fence", job.delivery
                     break
+
+    def note_cancelled(self, delivery: int) -> None:
+        """Its worker is told now."""
+        while len(self._cancelled_ns) >= MOST_CANCELLED:
+            del self._cancelled_ns[next(iter(self._cancelled_ns))]
+        self._cancelled_ns[delivery] = time.monotonic_ns()
+
+    def _goes_on_though_cancelled(self, worker: int, job: Occupied, now_ns: int) -> bool:
+        told_ns = self._cancelled_ns.get(job.delivery)
+        if told_ns is None or self._board.is_completing(worker, job.delivery):
+            return False
+        grace_ns = round(self._settings.timeout_grace_seconds * 1e9)
+        return now_ns >= max(told_ns, job.started_ns) + grace_ns
 
     def hung(self) -> Iterator[str]:
         """Roles that have not moved for too long."""
@@ -129,6 +150,7 @@ def fence_margin_ns(settings: Settings) -> int:
 
 REASONS = {
     "timeout": "its job went on after the time-out",
+    "cancel": "its job went on after it was cancelled",
     "lost": "the lease of its job is lost, another cluster has it",
     "fence": "the lease of its job could not be extended and is about to end",
     "stop": "the time to finish after a stop was over",

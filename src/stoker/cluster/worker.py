@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from stoker.brokers.base import Delivery
-from stoker.lifecycle.execute import Executor, Opened
+from stoker.lifecycle import interruption
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.outcomes import Attempted
 
 from . import board as place
@@ -49,6 +51,7 @@ class Runner(Protocol):
 
 def main(child: Child) -> None:
     worker = Worker(child)
+    interruption.listen()
     threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
     try:
         _runner(worker).run()
@@ -82,6 +85,9 @@ class Worker:
         self.executor = Executor(self.settings, worker_id=worker_id)
         self.workload = Workload()
         self._jobs_done = 0
+        self._opened: dict[int, Opened] = {}
+        """Number -> job, while it runs."""
+        self._to_cancel: dict[int, str] = {}
         self._wake_reader, self._wake_writer = os.pipe()
         self._companion_dozes = False
         os.register_at_fork(after_in_child=self._be_no_worker)
@@ -125,9 +131,12 @@ class Worker:
         self.workload.skip(begun.number)
         return True
 
-    def limit(self, slot: int, opened: Opened) -> None:
+    def limit(self, slot: int, begun: Begun, opened: Opened) -> None:
         """Show when the sentinel is to kill this worker for the job in the slot, and later that it
-        should not do so for the lease's sake."""
+        should not do so for the lease's sake. From here on the job can be told to end."""
+        self._opened[begun.number] = opened
+        if begun.number in self._to_cancel:
+            opened.interruption.reason = self._to_cancel[begun.number]
         if opened.timeout_seconds is not None:
             seconds = opened.timeout_seconds + self.settings.timeout_grace_seconds
             self.board.set_deadline(self.number, slot, time.monotonic_ns() + round(seconds * 1e9))
@@ -138,6 +147,8 @@ class Worker:
         """A job is over: keep its report, send it soon."""
         self.workload.finish(number, pack_report(number, attempted))
         self.board.vacate(self.number, slot)
+        self._opened.pop(number, None)
+        self._to_cancel.pop(number, None)
         self._jobs_done += 1
         self.board.set_worker(self.number, place.JOBS_DONE, self._jobs_done)
 
@@ -167,6 +178,7 @@ class Worker:
                 for message, descriptor in self.child.control.receive(block=False):
                     self._obey(message, descriptor)
                 self._wait()
+                self._remind()
                 self.workload.flush(older_than_seconds=COMPANION_SECONDS)
         except Closed:
             leave(ORPHANED)
@@ -190,9 +202,24 @@ class Worker:
         match message:
             case ("pusher",):
                 self.workload.meet(take_stream(descriptor))
+            case ("cancel", number, reason):
+                self._cancel(number, reason)
             case ("exit",):
                 self.workload.leave()
                 self.workload.stop_reading()
+
+    def _cancel(self, number: int, reason: str) -> None:
+        """Noted first, and then looked for: a job that begins meanwhile looks after it is there."""
+        self._to_cancel[number] = reason
+        opened = self._opened.get(number)
+        if opened is not None:
+            opened.interruption.cancel(reason)
+
+    def _remind(self) -> None:
+        for number in list(self._to_cancel):
+            opened = self._opened.get(number)
+            if opened is not None:
+                opened.interruption.remind()
 
     def _be_no_worker(self) -> None:
         """In a child that a task has forked: let go of what is the worker's. Even if it comes back

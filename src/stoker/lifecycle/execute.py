@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import Token
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -33,6 +33,7 @@ from stoker.signals import post_execute, pre_execute
 
 from . import outcomes
 from .faults import fault_of, plain_fault
+from .opened import Opened
 from .outcomes import Attempted, Outcome
 from .retries import crash_delay_seconds, decide
 from .running import Running, conclude, current, is_heard, running_result
@@ -42,26 +43,6 @@ UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
 """How long a job whose task is not known here is put back for, the longer the older it is."""
 
 SIGNALS = (task_signals.task_started, task_signals.task_finished, pre_execute, post_execute)
-
-
-@dataclass(slots=True)
-class Opened:
-    """A job ready to run."""
-
-    delivery: Delivery
-    package: Package
-    task: Any
-    is_async: bool
-    started_at: float
-    timeout_seconds: float | None
-    result: Result[Any] | None = None
-    """None while nobody asks for it."""
-    on_completing: Callable[[], object] = lambda: None
-    """Called when an atomic task has returned, before that is recorded in its transaction."""
-
-    @property
-    def is_atomic(self) -> bool:
-        return bool(getattr(self.task, "atomic", False))
 
 
 class Executor:
@@ -208,8 +189,12 @@ class Executor:
         return run_and_record(self.settings, lambda: self._try(opened), attempted)
 
     def _try(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
-        with self._limit(None if opened.is_async else opened.timeout_seconds):
+        if opened.is_async:
             value = self._call(opened)
+        else:
+            with opened.interruption, self._limit(opened.timeout_seconds):
+                opened.interruption.check()
+                value = self._call(opened)
         return value, outcomes.Succeeded(self._value(value))
 
     def _call(self, opened: Opened) -> Any:
@@ -223,8 +208,9 @@ class Executor:
         positional = self._arguments(opened)
         seconds = opened.timeout_seconds
         try:
-            async with asyncio.timeout(seconds) as limit:
-                return await opened.task.func(*positional, **opened.package.kwargs)
+            with opened.interruption.of_coroutine():
+                async with asyncio.timeout(seconds) as limit:
+                    return await opened.task.func(*positional, **opened.package.kwargs)
         except TimeoutError as error:
             if limit.expired() and not isinstance(error, TaskTimeout) and seconds is not None:
                 raise TaskTimeout(message(seconds)) from error
@@ -251,8 +237,11 @@ class Executor:
 
     def _raised(self, opened: Opened, error: BaseException) -> Attempted:
         """Called inside the except block: receivers of task_finished may ask sys.exc_info()."""
-        if isinstance(error, PackageError):
-            outcome: Outcome = outcomes.Failed(fault_of(error))
+        outcome: Outcome
+        if opened.interruption.is_behind(error):
+            outcome = outcomes.Cancelled(opened.interruption.reason or "")
+        elif isinstance(error, PackageError):
+            outcome = outcomes.Failed(fault_of(error))
         else:
             # How often is said with each job, as by using(max_attempts=...), and travels with it.
             max_attempts = opened.package.options.max_attempts

@@ -44,32 +44,30 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class _Watch:
-    """One block that is being watched. The watched thread takes no lock when it leaves the block:
-    TaskTimeout may be raised in it at any point there, also between taking a lock and noting it."""
+class Aim:
+    """A block of the current thread in which another thread may have an error raised, once. The
+    aimed-at thread takes no lock when it leaves the block: the error may be raised in it at any
+    point there, also between taking a lock and noting it."""
 
-    __slots__ = ("deadline", "fired", "is_being_decided", "is_over", "thread_id")
+    __slots__ = ("error", "fired", "is_being_decided", "is_over", "thread_id")
 
-    def __init__(self, seconds: float) -> None:
-        self.deadline = time.monotonic() + seconds
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
         self.thread_id = threading.get_ident()
         self.is_over = False
         self.is_being_decided = False
         self.fired = False
 
-    def __lt__(self, other: _Watch) -> bool:
-        return self.deadline < other.deadline
-
     def fire(self) -> None:
-        """Called by the watchdog when the time is over."""
+        """Called by another thread."""
         self.is_being_decided = True
-        if not self.is_over:
+        if not self.is_over and not self.fired:
             self.fired = True
-            _raise_in(self.thread_id, TaskTimeout)
+            _raise_in(self.thread_id, self.error)
         self.is_being_decided = False
 
     def leave(self) -> None:
-        """Called by the watched thread: from here on nothing is raised in it any more."""
+        """Called by the aimed-at thread: from here on the error is not raised in it any more."""
         while True:
             try:
                 self.is_over = True
@@ -78,8 +76,21 @@ class _Watch:
                 if self.fired:
                     _raise_in(self.thread_id, None)
                 return
-            except TaskTimeout:  # raised just now: it is the one that fired, and the last
+            except self.error:  # raised just now: it is the one that fired, and the last
                 continue
+
+
+class _Watch(Aim):
+    """One block that is being watched."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(TaskTimeout)
+        self.deadline = time.monotonic() + seconds
+
+    def __lt__(self, other: _Watch) -> bool:
+        return self.deadline < other.deadline
 
 
 class _Watchdog:

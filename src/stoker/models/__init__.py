@@ -7,6 +7,7 @@ The wide ``Job`` row is written once when it is enqueued and once when it is fin
 
 from .attempt import Attempt
 from .blocked import Blocked
+from .cancellation import Cancellation
 from .claimed import Claimed
 from .cluster import Cluster
 from .dead_letter import DeadLetter
@@ -22,6 +23,7 @@ from .unique_key import UniqueKey
 __all__ = [
     "Attempt",
     "Blocked",
+    "Cancellation",
     "Claimed",
     "Cluster",
     "DeadLetter",

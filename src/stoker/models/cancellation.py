@@ -1,0 +1,32 @@
+"""Requests to end jobs that run. One lives from ``cancel()`` until upkeep sees that its job has
+ended: there are as many as jobs are being cancelled at this moment."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.db import models
+
+
+class CancellationQuerySet(models.QuerySet["Cancellation"]):
+    def ask(self, job_id: UUID, reason: str) -> None:
+        """Ask that this job be ended. Who asked first is heard."""
+        request = Cancellation(job_id=job_id, reason=reason[:255])
+        self.bulk_create([request], ignore_conflicts=True)
+
+    def reasons(self) -> dict[UUID, str]:
+        """Job id -> reason."""
+        return dict(self.values_list("job_id", "reason"))
+
+
+class Cancellation(models.Model):
+    job_id = models.UUIDField(primary_key=True)
+    reason = models.CharField(max_length=255, default="", blank=True)
+
+    objects = CancellationQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "cancellation"
+
+    def __str__(self) -> str:
+        return f"cancel {self.job_id}"

@@ -1,0 +1,153 @@
+"""What becomes of jobs that are cancelled while they run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import Task
+from stoker.cancelling import sweep_requests
+from stoker.conf import settings_for
+from stoker.models import Cancellation, Claimed, Job, Need
+
+from tests.app import cancelling, tasks
+from tests.app.models import Account
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
+from tests.cluster.ends import End, end_of, value_of
+
+REASON = "the customer called"
+
+pytestmark = pytest.mark.usefixtures("db")
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def cluster(
+    request: pytest.FixtureRequest,
+    shared_database: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ProcessCluster]:
+    """In the main thread, and in threads beside an event loop."""
+    options = {"CONCURRENCY": request.param, "TIMEOUT_GRACE_SECONDS": 2, "UPKEEP_SECONDS": 3600}
+    with running_cluster(tmp_path_factory.mktemp("cluster"), **options) as cluster:
+        cluster.wait_for_crew()
+        yield cluster
+
+
+@pytest.fixture
+def began(tmp_path: Path) -> Path:
+    """A file that tells that the task has begun."""
+    return tmp_path / "began"
+
+
+def cancelled(one: Task[..., Any], began: Path, cluster: ProcessCluster, *more: Any) -> Any:
+    """A job that was cancelled while it ran."""
+    result = one.enqueue(str(began), *more)
+    wait_for(began.exists, cluster.tail)
+    assert result.cancel(REASON) is True
+    return result
+
+
+def assert_cancelled(end: End) -> None:
+    assert (end.job.status, end.job.reason) == (Job.Status.CANCELLED, REASON)
+    (attempt,) = end.attempts
+    assert (attempt.number, attempt.kind, attempt.message) == (1, "cancelled", REASON)
+    assert end.dead_letter is None
+    assert not Claimed.objects.filter(pk=end.job.pk).exists()
+
+
+def was_cleaned(began: Path) -> bool:
+    return began.with_name("began-cleaned").exists()
+
+
+def kills(cluster: ProcessCluster) -> int:
+    return cluster.text().count("was killed")
+
+
+@pytest.mark.parametrize("one", [cancelling.work, cancelling.wait_async])
+def test_a_task_is_told_and_may_clean_up(
+    cluster: ProcessCluster, began: Path, one: Task[..., Any]
+) -> None:
+    killed = kills(cluster)
+    result = cancelled(one, began, cluster)
+    assert_cancelled(end_of(result, cluster))
+    assert was_cleaned(began)
+    assert kills(cluster) == killed
+    assert result.cancel() is False, "it is over"
+
+
+def test_a_wait_is_ended_or_killed(cluster: ProcessCluster, began: Path) -> None:
+    """In the main thread by a signal. A thread hears nothing before it is back in Python."""
+    assert_cancelled(end_of(cancelled(cancelling.wait, began, cluster), cluster))
+
+
+def test_who_does_not_listen_is_killed(cluster: ProcessCluster, began: Path) -> None:
+    killed = kills(cluster)
+    assert_cancelled(end_of(cancelled(cancelling.do_not_listen, began, cluster), cluster))
+    assert kills(cluster) == killed + 1
+    assert "went on after it was cancelled" in cluster.text()
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_what_it_writes_in_a_transaction_is_rolled_back(
+    cluster: ProcessCluster, began: Path
+) -> None:
+    """On SQLite nobody can write down that it shall end, before it has ended."""
+    account = Account.objects.create()
+    result = cancelled(cancelling.work_atomic, began, cluster, account.pk)
+    assert_cancelled(end_of(result, cluster))
+    account.refresh_from_db()
+    assert account.total == 0
+
+
+def test_its_lock_is_free(cluster: ProcessCluster, began: Path, tmp_path: Path) -> None:
+    first = cancelled(cancelling.work_locked, began, cluster)
+    assert_cancelled(end_of(first, cluster))
+    second = cancelling.work_locked.enqueue(str(tmp_path / "second"))
+    wait_for((tmp_path / "second").exists, cluster.tail)
+    second.cancel()
+    assert end_of(second, cluster).job.status == Job.Status.CANCELLED
+    assert not Need.objects.filter(job_id__in=[first.id, second.id]).exists()
+
+
+def test_a_job_that_succeeds_all_the_same_has_succeeded(
+    cluster: ProcessCluster, began: Path
+) -> None:
+    result = cancelled(cancelling.end_in_good_order, began, cluster)
+    assert value_of(result, cluster) == f"ended: {REASON}"
+
+
+def test_a_job_that_fails_when_it_is_told_is_not_tried_again(
+    cluster: ProcessCluster, began: Path
+) -> None:
+    result = cancelled(cancelling.fail_when_told, began, cluster)
+    wait_for(lambda: not Claimed.objects.filter(pk=result.id).exists(), cluster.tail)
+    sweep_requests(settings_for())
+    end = end_of(result, cluster)
+    assert (end.job.status, end.job.reason) == (Job.Status.CANCELLED, REASON)
+    assert [one.kind for one in end.attempts] == ["failed"]
+
+
+def test_what_waits_in_the_worker_does_not_begin(
+    cluster: ProcessCluster, began: Path, tmp_path: Path
+) -> None:
+    """Or it is ended as soon as it has."""
+    results = [cancelling.work.enqueue(str(tmp_path / f"{number}")) for number in range(12)]
+    wait_for((tmp_path / "0").exists, cluster.tail)
+    for result in results:
+        assert result.cancel(REASON) is True
+    for result in results:
+        job = end_of(result, cluster).job
+        assert (job.status, job.reason) == (Job.Status.CANCELLED, REASON)
+    assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+
+
+def test_requests_are_forgotten_when_their_jobs_have_ended(
+    cluster: ProcessCluster, began: Path
+) -> None:
+    result = cancelled(cancelling.work, began, cluster)
+    assert Cancellation.objects.filter(pk=result.id).exists()
+    end_of(result, cluster)
+    sweep_requests(settings_for())
+    assert not Cancellation.objects.exists()
