@@ -134,3 +134,9 @@ def add_and_sign(context, account_id: int, before: float, after: float) -> int: 
     )
     time.sleep(after)
     return context.attempt  # type: ignore[no-any-return] # as above
+
+
+@task(takes_context=True, max_attempts=100, max_crashes=100, backoff=0.01)
+def add_and_sign_without(context, account_id: int, before: float, after: float) -> int:  # type: ignore[no-untyped-def] # as above
+    """The same without."""
+    return add_and_sign.func(context, account_id, before, after)  # type: ignore[no-any-return] # as above
