@@ -68,3 +68,20 @@ def in_storm(number: int) -> int:
     if number % 2 == 0 or not calm:
         raise Broken(f"{number} is broken")
     return number
+
+
+@task(max_attempts=1, dead_letters=DeadLetters(requeue_after=1))
+def mend_itself() -> int:
+    """Fail once; then what it needs is there."""
+    is_there = Account.objects.exists()
+    Account.objects.get_or_create(total=1)
+    if not is_there:
+        raise Broken("not yet")
+    return 1
+
+
+@task(max_attempts=1, atomic=True)
+def mend_in_a_transaction() -> int:
+    if not Account.objects.exists():
+        raise Broken("not yet")
+    return 1
