@@ -17,8 +17,8 @@ from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
 from stoker.lifecycle import atomic as machinery
 from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.finish import finish
+from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.outcomes import Attempted, Cancelled, Failed, Retry, Snoozed, Succeeded
 from stoker.models import Attempt, Claimed, Job
 from stoker.testing import drain
@@ -242,6 +242,19 @@ def test_a_commit_of_unknown_end_is_looked_up(
     assert statuses() == (["SUCCESSFUL"] if is_committed else [None])
     drain(include_deferred=True)
     assert (total(account), statuses()) == (1, ["SUCCESSFUL"])
+
+
+def test_a_job_that_was_cancelled_before_it_began_does_nothing(
+    account: Account, claim: Callable[[], Delivery]
+) -> None:
+    atomic.add.enqueue(account.pk)
+    executor = Executor(settings_for(), worker_id="w")
+    opened = executor.open(claim())
+    assert isinstance(opened, Opened)
+    opened.interruption.cancel("not wanted")
+    attempted = executor.run_opened(opened)
+    assert attempted.outcome == Cancelled("not wanted")
+    assert total(account) == 0
 
 
 # -- refused --------------------------------------------------------------------------------------

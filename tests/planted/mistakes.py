@@ -471,4 +471,27 @@ MISTAKES = (
         ("tests/guards/test_unique.py", "-k", "what_the_newcomer_says"),
         "sqlite",
     ),
+    Mistake(
+        "a cancelled task that goes on is left alone",
+        (
+            Change(
+                "cluster/watch.py",
+                "        if told_ns is None or self",
+                "        if told_ns is not None or self",
+            ),
+        ),
+        ("tests/cluster/test_cancel.py", "-k", "does_not_listen"),
+        needs_cluster=True,
+    ),
+    Mistake(
+        "who was cancelled before it began is not told",
+        (
+            Change(
+                "lifecycle/execute.py",
+                "                opened.interruption.check()\n",
+                "",
+            ),
+        ),
+        ("tests/lifecycle/test_atomic.py", "-k", "before_it_began"),
+    ),
 )

@@ -28,16 +28,14 @@ SIGNAL = getattr(signal, "SIGURG", None)
 
 
 class Interruption:
-    """That of one attempt. Entered around a sync task, it is aimed at its thread."""
+    """That of one attempt. Entered around a sync task, it is aimed at its thread. As there is one
+    for each job, and hardly any is told anything, what it starts with is kept by the class."""
 
-    __slots__ = ("_aim", "_deliver", "_is_raised", "reason")
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        """Why the attempt is to end; None = it is not."""
-        self._deliver: Callable[[], object] | None = None
-        self._aim: Aim | None = None
-        self._is_raised = False
+    reason: str | None = None
+    """Why the attempt is to end; None = it is not."""
+    _deliver: Callable[[], object] | None = None
+    _aim: Aim | None = None
+    _is_raised = False
 
     def cancel(self, reason: str) -> None:
         """Called by another thread. What is not running yet will not begin; what is over stays."""
@@ -66,7 +64,7 @@ class Interruption:
         return self.reason is not None and isinstance(error, TaskCancelled | asyncio.CancelledError)
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             _main.interruption = self
             self._deliver = _signal_main_thread
         else:
