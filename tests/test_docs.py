@@ -17,6 +17,7 @@ run, one after another in one module, and between them:
 - ``<!-- check: expression -->`` must be true then.
 """
 
+import itertools
 import re
 import shlex
 import sys
@@ -38,9 +39,11 @@ from stoker.progress import JobState
 from stoker.testing import drain
 
 from tests.docs.moves import Move, attempts_in, changes_between, moves, ways
-from tests.docs.pages import EXAMPLES, PAGES, TUTORIAL, steps_of
+from tests.docs.pages import DOCS, EXAMPLES, PAGES, TUTORIAL, steps_of
 from tests.docs.stand import Stand
 from tests.docs.walk import Walk
+
+TESTS = Path(__file__).parent
 
 # -- the tutorial ---------------------------------------------------------------------------------
 
@@ -188,6 +191,16 @@ STRANGERS = {
 
 def test_every_move_is_in_the_table() -> None:
     assert {(move.start, move.event) for move in moves()} == set(ways())
+
+
+def test_each_fault_of_others_names_tests_that_are_there() -> None:
+    page = (DOCS / "explanation" / "what-goes-wrong.md").read_text()
+    table = page.partition("<!-- the table of faults -->")[2].strip().partition("\n\n")[0]
+    rows = [row.rpartition(" | ")[2] for row in table.splitlines()[2:]]
+    named = [re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", row) for row in rows]
+    assert all(named)
+    for path, name in itertools.chain.from_iterable(named):
+        assert f"def {name}(" in (TESTS / path).read_text(), f"{path} has no {name}"
 
 
 @pytest.mark.django_db
