@@ -12,6 +12,7 @@ from stoker import DuplicateJob, Unique, dead_letters
 from stoker.dead_letters import Fate
 from stoker.exceptions import DeadLetterNotFound
 from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
+from stoker.models.guard_upkeep import forget_needs, sweep_keys
 
 from tests.app import frail
 from tests.integration.letters import at_once, dead
@@ -258,6 +259,18 @@ def test_a_halted_sequence_goes_on_when_its_entry_is_purged() -> None:
     assert not work_off()
     assert dead_letters.purge(timedelta(0), state="open").done == 1
     assert work_off() == 1
+
+
+def test_upkeep_lets_a_sequence_go_on_that_nothing_halts_any_more() -> None:
+    """Its dead letter was closed by a newer job of the key, or by a hand in the tables."""
+    dead(frail.book, "account 1", "entry 1")
+    frail.book.enqueue("account 1", "entry 2")
+    assert not work_off()
+    for is_halted in (True, False):
+        DeadLetter.objects.update(state="open" if is_halted else "resolved")
+        forget_needs("default", None, 100)
+        sweep_keys("default", None, 100, only_lines=True)
+        assert work_off() == (0 if is_halted else 1)
 
 
 # -- discard, purge -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from stoker import rate_window
 
 from .claimed import Claimed
 from .clock import MICROSECONDS, DatabaseNow, database_now_us
+from .dead_letter import DeadLetter
 from .guard_key import GuardKey
 from .isolation import deciding
 from .job import Job
@@ -152,7 +153,8 @@ def _stale_places(
 
 
 def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
-    """Delete needs of jobs that have ended or are gone, but for those that halt a sequence.
+    """Delete needs of jobs that have ended or are gone, but for those that halt a sequence until
+    somebody says what becomes of their dead letter.
 
     Args and returns: as ``sweep_keys``, with the ids of needs.
     """
@@ -161,7 +163,10 @@ def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID 
         later = later.filter(pk__gt=after)
     rows: Sequence[Need] = list(later.only("pk", "job_id", "halts")[:limit])
     alive = _alive(alias, {row.job_id for row in rows})
-    over = [row.pk for row in rows if row.job_id not in alive and not row.halts]
+    halting = {row.job_id for row in rows if row.halts} - alive
+    letters = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=halting)
+    halted = alive.union(letters.values_list("job_id", flat=True)) if halting else alive
+    over = [row.pk for row in rows if row.job_id not in (halted if row.halts else alive)]
     Need.objects.using(alias).remove(over)
     return len(over), rows[-1].pk if len(rows) == limit else None
 
