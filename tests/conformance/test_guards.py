@@ -283,9 +283,7 @@ def test_the_newest_job_says_how_many(stand: Stand) -> None:
     put(stand, need("tenant", "limit", 1), count=3)
     assert len(stand.claim()) == 1
     put(stand, need("tenant", "limit", 3))
-    stand.claim()
-    _sweep(stand)
-    assert len(stand.claim()) == 2
+    assert len(stand.claim() + stand.claim()) == 2
 
 
 def test_purging_a_queue_forgets_what_its_jobs_needed(stand: Stand) -> None:

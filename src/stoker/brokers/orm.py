@@ -169,8 +169,9 @@ class OrmBroker(Broker):
                     key_ids |= leave(self.alias, held, had_turn=model is Ready)
                 gone |= guards.keys()
             if key_ids:
-                look = partial(self._look_after, key_ids)
-                transaction.on_commit(look, using=self.alias, robust=True)
+                transaction.on_commit(
+                    lambda: self._look_after(key_ids), using=self.alias, robust=True
+                )
         return gone
 
     def _look_after(self, key_ids: Collection[UUID]) -> None:

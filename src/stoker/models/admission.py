@@ -18,7 +18,8 @@ from .blocked import Blocked
 from .clock import MICROSECONDS, database_now_us
 from .deferred import Deferred
 from .guard_key import GuardKey
-from .need import Need
+from .listing import update_each
+from .need import Need, StatedNeed
 from .ready import Place, Ready
 from .statements import delete_by_key, update_by_key
 from .turns import call_all
@@ -99,9 +100,12 @@ class _Admission:
         """Key of a rate -> the weight of the next who is to start."""
         self._changed: dict[UUID, set[str]] = {}
         """Key -> the fields that are to be written."""
+        self._fences: dict[UUID, int] = {}
+        """Need -> its fencing number, of those that take their places."""
+        self._next_fence = {key_id: key.fence for key_id, key in self._keys.items()}
         for key in GuardKey.learn(self._keys, stated):
             self._note(key, "places", "places_by", "period_us", "burst")
-        self._fence = 1 + max((key.fence for key in self._keys.values()), default=0)
+            self._passed_over[key.pk] = key.room  # there may be more than before
 
     def decide(self, room: int) -> Decision:
         admitted: list[Admitted] = []
@@ -114,7 +118,7 @@ class _Admission:
             refusal = next((need for need in needed if not self._may_start(need, place)), None)
             if refusal is None:
                 permit_seconds = self._enter(place, needed)
-                admitted.append(Admitted(place, self._fence if needed else 0, permit_seconds))
+                admitted.append(Admitted(place, self._give_fence(needed), permit_seconds))
             elif refusal.on_busy == "skip":
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
@@ -122,12 +126,12 @@ class _Admission:
         # First: who is turned away here may be called back at the end.
         ready = Ready.objects.using(self._alias)
         delete_by_key(ready, [place.job_id for place in self._places[:decided]])
-        called = self._write([one for one in admitted if not one.refused])
+        called = self._write()
         return Decision(admitted, decided - len(admitted), bool(called))
 
     # -- the rules --------------------------------------------------------------------------------
 
-    def _may_start(self, need: Need, place: Place) -> bool:
+    def _may_start(self, need: StatedNeed, place: Place) -> bool:
         key, holders = self._keys[need.key_id], self._holders[need.key_id]
         if need.kind == Need.Kind.SEQUENCE:
             return holders <= {place.job_id} and (bool(holders) or self._is_first(need))
@@ -137,7 +141,7 @@ class _Admission:
             return self._rated_left > 0 and self._is_permitted(key, need)
         return len(holders - {place.job_id}) < key.room
 
-    def _is_permitted(self, key: GuardKey, need: Need) -> bool:
+    def _is_permitted(self, key: GuardKey, need: StatedNeed) -> bool:
         weight = rate_window.cost(key.rule, need.weight)
         if rate_window.free(key.rule, key.starts, self._now_us) >= weight:
             return True
@@ -145,10 +149,12 @@ class _Admission:
         self._note(key, "starts")
         return False
 
-    def _is_first(self, need: Need) -> bool:
-        if need.key_id not in self._firsts:
-            first = Need.objects.using(self._alias).first_of(need.key_id)
-            self._firsts[need.key_id] = first
+    def _is_first(self, need: StatedNeed) -> bool:
+        if not self._firsts:
+            sequences = [
+                key_id for key_id, key in self._keys.items() if key.kind == Need.Kind.SEQUENCE
+            ]
+            self._firsts = Need.objects.using(self._alias).firsts(sequences)
         return self._firsts[need.key_id] == need.job_id
 
     def _is_somebody_before(self, key: GuardKey, place: Place) -> bool:
@@ -163,7 +169,7 @@ class _Admission:
 
     # -- what follows -----------------------------------------------------------------------------
 
-    def _enter(self, place: Place, needed: Iterable[Need]) -> float:
+    def _enter(self, place: Place, needed: Iterable[StatedNeed]) -> float:
         """Take the places. Returns how long the permit is good for."""
         permits_us = []
         at_least_us = self._rated.permit_us
@@ -182,7 +188,15 @@ class _Admission:
         self._rated_left -= 1
         return self._waited_seconds + min(permits_us) / MICROSECONDS
 
-    def _turn_away(self, place: Place, needed: Iterable[Need], refusal: Need) -> None:
+    def _give_fence(self, needed: Iterable[StatedNeed]) -> int:
+        """Higher than any that one of the keys has had; 0 without needs."""
+        fence = max((self._next_fence[need.key_id] for need in needed), default=0)
+        for need in needed:
+            self._fences[need.pk] = fence
+            self._next_fence[need.key_id] = fence + 1
+        return fence
+
+    def _turn_away(self, place: Place, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
         for key_id in {need.key_id for need in needed} - {refusal.key_id}:
             self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
         counts = place._asdict()
@@ -199,14 +213,17 @@ class _Admission:
         head = self._heads.get(line)
         self._heads[line] = turn if head is None else min(head, turn)
 
-    def _write(self, admitted: Sequence[Admitted]) -> set[str]:
+    def _write(self) -> set[str]:
         """Returns the queues of those who were called by it."""
         Blocked.objects.using(self._alias).bulk_create(self._blocked)
         Deferred.objects.using(self._alias).bulk_create(self._deferred)
-        entered = [need for one in admitted if one.fence for need in self._needs[one.place.job_id]]
-        Need.objects.using(self._alias).note_holders(entered, self._fence)
-        fenced = {need.key_id for need in entered}
-        update_by_key(GuardKey.objects.using(self._alias), fenced, fence=self._fence)
+        Need.objects.using(self._alias).note_holders(self._fences)
+        raised = {
+            key_id: number - 1
+            for key_id, number in self._next_fence.items()
+            if number - 1 > self._keys[key_id].fence
+        }
+        update_each(GuardKey.objects.using(self._alias), "fence", raised)
         for key in self._keys.values():
             if key.kind == Need.Kind.RATE and key.has_line:
                 weight = self._next_weight.get(key.pk, 1)

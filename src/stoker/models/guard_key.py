@@ -2,62 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import Exists, OuterRef
 
 from stoker.rate_window import RateRule
 
 from .clock import database_now_us
-from .need import Need
-from .statements import lock_by_key, with_keys
+from .need import Need, StatedNeed
+from .rows import Written
+from .statements import fetch, lock_by_key, moves_rows_in_one_statement
 
-SEEN_KEYS = 10_000
-_SEEN: dict[str, set[UUID]] = {}
-"""Alias -> keys that were there when this process looked last, and most probably are."""
+COLUMNS = (
+    "id", "kind", "name", "fence", "places", "places_by", "has_line", "period_us", "burst",
+    "starts",
+)  # fmt: skip
+"""Of a key that is made: the rest is NULL."""
+RAISE_FENCE = {
+    "mysql": "ON DUPLICATE KEY UPDATE fence = fence + 1",
+    "sqlite": "ON CONFLICT (id) DO UPDATE SET fence = fence + 1",
+}
 
 
 class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
     def lock(self, key_ids: Collection[UUID]) -> dict[UUID, GuardKey]:
         """Lock these keys, in the order of their ids. A transaction may do so once."""
-        if not key_ids:
+        return {key.pk: key for key in lock_by_key(self, key_ids)} if key_ids else {}
+
+    def lock_or_make(self, needs: Iterable[StatedNeed]) -> dict[UUID, GuardKey]:
+        """Lock the keys of these needs, for a decision about jobs: those that are not there yet are
+        made, and the fence of each is one that nobody has had. A transaction may do so once.
+
+        A key that was forgotten goes on with a higher fence: it begins at the present.
+        """
+        # The newest job says how many.
+        stated = {need.key_id: need for need in sorted(needs, key=lambda need: need.job_id)}
+        if not stated:
             return {}
-        names = [field.attname for field in self.model._meta.concrete_fields]
-        rows = lock_by_key(self, key_ids, *names)
-        return {row.id: row if isinstance(row, GuardKey) else _from(row) for row in rows}
-
-    def lock_or_make(self, needs: Iterable[Need]) -> dict[UUID, GuardKey]:
-        """Lock the keys of these needs; those that are not there yet are made."""
-        stated = {need.key_id: need for need in needs}
-        seen = _SEEN.setdefault(self.db, set())
-        if unseen := stated.keys() - seen:
-            there = set(with_keys(self, unseen).values_list("pk", flat=True))
-            self._make([stated[key_id] for key_id in unseen - there])
-        keys = self.lock(stated.keys())
-        while missing := stated.keys() - keys.keys():  # upkeep has forgotten them
-            self._make([stated[key_id] for key_id in missing])
-            keys |= self.lock(missing)
-        if len(seen) > SEEN_KEYS:
-            seen.clear()
-        seen |= stated.keys()
-        return keys
-
-    def _make(self, needs: Iterable[Need]) -> None:
-        """In the order of ids: two who make the same keys wait for each other in one direction
-        only. A key that was forgotten goes on with a higher fence: it begins at the present."""
-        missing = sorted(needs, key=lambda need: need.key_id)
-        if missing:
-            fence = database_now_us(self.db)
-            self.bulk_create(
-                [
-                    GuardKey(id=need.key_id, kind=need.kind, name=need.name, fence=fence)
-                    for need in missing
-                ],
-                ignore_conflicts=True,
+        in_order = [stated[key_id] for key_id in sorted(stated)]
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            rows = fetch(connection, "key_lock_or_make", _as_arrays(in_order))
+            return {row[0]: _from(row) for row in rows}
+        table = connection.ops.quote_name(self.model._meta.db_table)
+        suffix = RAISE_FENCE[connection.vendor]
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                f"INSERT INTO {table} ({', '.join(COLUMNS)})"  # noqa: S608 - our own names
+                f" VALUES ({', '.join(['%s'] * len(COLUMNS))}) {suffix}",
+                _as_rows(in_order, Written(connection), database_now_us(self.db)),
             )
+        return self.lock(stated)
 
     def forget(self, key_ids: Collection[UUID]) -> int:
         """Delete those of these keys that nobody needs."""
@@ -114,7 +114,7 @@ class GuardKey(models.Model):
         return RateRule(starts=self.room, period_us=self.period_us, burst=self.burst)
 
     @staticmethod
-    def learn(keys: Mapping[UUID, GuardKey], needs: Iterable[Need]) -> list[GuardKey]:
+    def learn(keys: Mapping[UUID, GuardKey], needs: Iterable[StatedNeed]) -> list[GuardKey]:
         """Take the numbers over from the newest job. Returns the keys that changed by it."""
         changed: dict[UUID, GuardKey] = {}
         for need in needs:
@@ -128,7 +128,43 @@ class GuardKey(models.Model):
         return list(changed.values())
 
 
-def _from(row: Any) -> GuardKey:
-    key = GuardKey(**row._asdict())
-    key._state.adding = False
+def _from(row: tuple[Any, ...]) -> GuardKey:
+    key = GuardKey.from_db(None, _names(), row)
+    if isinstance(key.starts, str):  # as Django has drivers give JSON
+        key.starts = json.loads(key.starts)
     return key
+
+
+@cache
+def _names() -> list[str]:
+    return [field.attname for field in GuardKey._meta.concrete_fields]
+
+
+def _as_arrays(needs: Sequence[StatedNeed]) -> dict[str, list[Any]]:
+    return {
+        "id": [need.key_id for need in needs],
+        "kind": [need.kind for need in needs],
+        "name": [need.name for need in needs],
+        "places": [need.places for need in needs],
+        "places_by": [need.job_id for need in needs],
+        "period_us": [need.period_us for need in needs],
+        "burst": [need.burst for need in needs],
+    }
+
+
+def _as_rows(needs: Sequence[StatedNeed], written: Written, fence: int) -> list[tuple[Any, ...]]:
+    return [
+        (
+            written.id(need.key_id),
+            need.kind,
+            need.name,
+            fence,
+            need.places,
+            written.id(need.job_id),
+            False,
+            need.period_us,
+            need.burst,
+            "[]",
+        )
+        for need in needs
+    ]

@@ -8,14 +8,9 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .rows import Written, insert_rows
-from .statements import (
-    delete_by_key,
-    fetch_by_key,
-    joins_a_list_in_json,
-    update_by_key,
-    with_keys,
-)
+from .listing import fetch_each, update_each
+from .rows import Written, as_uuid, insert_rows
+from .statements import delete_by_key, with_keys
 
 
 class NewNeed(NamedTuple):
@@ -44,6 +39,25 @@ class NewNeed(NamedTuple):
 COLUMNS = ("id", "job_id", *NewNeed._fields)
 
 
+class StatedNeed(NamedTuple):
+    """A need as it is stored: see ``Need``."""
+
+    pk: UUID
+    job_id: UUID
+    key_id: UUID
+    kind: str
+    name: str
+    places: int
+    weight: int
+    period_us: int
+    burst: int
+    on_busy: str
+    retry_us: int
+    halts: bool
+    holds: UUID | None
+    fence: int
+
+
 def need_ids(job_id: UUID, guards: int) -> list[UUID]:
     """The ids of a job's needs: its own id and those that follow it. So they are found by primary
     key, lie beside each other, and cannot be written twice."""
@@ -61,40 +75,48 @@ class NeedQuerySet(models.QuerySet["Need"]):
         ]
         insert_rows(self, COLUMNS, rows)
 
-    def of_jobs(self, guards: Mapping[UUID, int]) -> dict[UUID, list[Need]]:
+    def of_jobs(self, guards: Mapping[UUID, int]) -> dict[UUID, list[StatedNeed]]:
         """Job id -> its needs, in the order in which they were stated.
 
         Args:
             guards: job id -> how many it has.
         """
         ids = [one for job_id, count in guards.items() for one in need_ids(job_id, count)]
-        found: dict[UUID, list[Need]] = {job_id: [] for job_id in guards}
-        for need in with_keys(self, ids).order_by("pk"):
+        found: dict[UUID, list[StatedNeed]] = {job_id: [] for job_id in guards}
+        rows = with_keys(self, ids).order_by("pk").values_list(*StatedNeed._fields)
+        for need in map(StatedNeed._make, rows):
             if need.job_id in found:
                 found[need.job_id].append(need)
         return found
 
     def holders(self, key_ids: Collection[UUID]) -> dict[UUID, set[UUID]]:
         """Key -> the jobs that have a place there. The keys are locked."""
-        if joins_a_list_in_json(connections[self.db]):
-            rows = fetch_by_key("need_holders", self, key_ids, index="stoker_need_holders")
-        else:
+        rows = fetch_each(self.db, "need_holders", key_ids, "stoker_need_holders")
+        if rows is None:
             rows = list(self.filter(holds__in=key_ids).values_list("holds", "job_id"))
         found: dict[UUID, set[UUID]] = {key_id: set() for key_id in key_ids}
         for key_id, job_id in rows:
-            found[_as_uuid(key_id)].add(_as_uuid(job_id))
+            found[as_uuid(key_id)].add(as_uuid(job_id))
         return found
 
-    def note_holders(self, needs: Collection[Need], fence: int) -> None:
-        """These have their places now. The keys are locked."""
-        update_by_key(self, [need.pk for need in needs], holds=models.F("key_id"), fence=fence)
+    def note_holders(self, fences: Mapping[UUID, int]) -> None:
+        """These have their places now, with these fencing numbers. The keys are locked."""
+        update_each(self, "fence", fences, holds="key_id")
 
     def remove(self, need_ids: Collection[UUID]) -> None:
         """Their jobs have ended. The keys are locked."""
         delete_by_key(self, need_ids)
 
-    def first_of(self, key_id: UUID) -> UUID | None:
-        """The oldest job that has this need."""
+    def firsts(self, key_ids: Collection[UUID]) -> dict[UUID, UUID | None]:
+        """Key -> the oldest job that has this need."""
+        if not key_ids:
+            return {}
+        rows = fetch_each(self.db, "need_firsts", key_ids, "stoker_need_order")
+        if rows is None:
+            rows = [(key_id, self._first_of(key_id)) for key_id in key_ids]
+        return {as_uuid(key_id): first and as_uuid(first) for key_id, first in rows}
+
+    def _first_of(self, key_id: UUID) -> UUID | None:
         waiting = self.filter(key_id=key_id).order_by("job_id")
         return waiting.values_list("job_id", flat=True).first()
 
@@ -138,8 +160,3 @@ class Need(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} for {self.job_id}"
-
-
-def _as_uuid(value: UUID | str) -> UUID:
-    """Drivers without UUIDs of their own give text."""
-    return value if isinstance(value, UUID) else UUID(value)

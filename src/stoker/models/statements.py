@@ -79,15 +79,15 @@ def lock_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], *names: str)
     wait for each other in one direction only.
 
     Returns:
-        For each row something that has its fields of these names.
+        For each row something that has its fields of these names; of all names, if none is given.
     """
     connection = connections[rows.db]
     if joins_a_list_in_json(connection):
-        return list(rows.raw(_by_key("lock_by_key", rows), [_as_json(keys)]))
+        return list(rows.raw(about("lock_by_key", rows), [_as_json(keys)]))
     rows = with_keys(rows, keys).order_by("pk")
     if connection.features.has_select_for_update:
         rows = rows.select_for_update()
-    return list(rows.values_list(*names, named=True))
+    return list(rows.values_list(*names, named=True) if names else rows)
 
 
 def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
@@ -97,7 +97,7 @@ def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
         return
     if joins_a_list_in_json(connection):
         with connection.cursor() as cursor:
-            cursor.execute(_by_key("delete_by_key", rows), [_as_json(keys)])
+            cursor.execute(about("delete_by_key", rows), [_as_json(keys)])
     else:
         with_keys(rows, keys).delete()
 
@@ -111,7 +111,7 @@ def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: 
     if joins_a_list_in_json(connection):
         assignments, prepared = _assignments(rows.model, values, connection)
         with connection.cursor() as cursor:
-            statement = _by_key("update_by_key", rows, assignments=assignments)
+            statement = about("update_by_key", rows, assignments=assignments)
             cursor.execute(statement, [_as_json(keys), *prepared])
     else:
         with_keys(rows, keys).update(**values)
@@ -139,7 +139,7 @@ def fetch_by_key(
 ) -> list[tuple[Any, ...]]:
     """Run ``sql/<name>.sql``, which joins this table to a list of keys (MariaDB)."""
     with connections[rows.db].cursor() as cursor:
-        cursor.execute(_by_key(name, rows, **words), [_as_json(keys)])
+        cursor.execute(about(name, rows, **words), [_as_json(keys)])
         found: list[tuple[Any, ...]] = list(cursor.fetchall())
         return found
 
@@ -153,7 +153,8 @@ def delete_returning_guards(rows: models.QuerySet[Any], keys: Collection[UUID]) 
         return gone
 
 
-def _by_key(name: str, rows: models.QuerySet[Any], **words: str) -> str:
+def about(name: str, rows: models.QuerySet[Any], **words: str) -> str:
+    """``sql/<name>.sql`` with the table of these rows and its primary key put in."""
     table = connections[rows.db].ops.quote_name(rows.model._meta.db_table)
     key = connections[rows.db].ops.quote_name(rows.model._meta.pk.column)
     return statement(name, table=table, key=key, **words)

@@ -89,18 +89,16 @@ def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
 def call_all(alias: str, turns: Sequence[tuple[GuardKey, int]]) -> set[str]:
     """The same for many keys, each with its count."""
     blocked = Blocked.objects.using(alias)
+    needs = Need.objects.using(alias)
     lines = {key.pk: key for key, count in turns if key.has_line and count > 0}
     by_count: dict[int, list[UUID]] = {}
-    called = []
+    sequences = [key_id for key_id, key in lines.items() if key.kind == Need.Kind.SEQUENCE]
     for key, count in turns:
-        if key.pk not in lines:
-            continue
-        if key.kind == Need.Kind.SEQUENCE:
-            first = Need.objects.using(alias).first_of(key.pk)
-            called.append(blocked.call_one(first or NOBODY, key.pk))
-        else:
+        if key.pk in lines and key.kind != Need.Kind.SEQUENCE:
             by_count.setdefault(count, []).append(key.pk)
-    called += [blocked.call(key_ids, count) for count, key_ids in by_count.items()]
+    called = [blocked.call(key_ids, count) for count, key_ids in by_count.items()]
+    for key_id, first in needs.firsts(sequences).items():
+        called.append(blocked.call_one(first or NOBODY, key_id))
     _note(alias, [lines[key_id] for one in called for key_id in one.empty], None)
     missed = [lines[key_id] for one in called for key_id in one.missed]
     if missed:

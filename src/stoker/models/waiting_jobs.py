@@ -16,7 +16,7 @@ from .blocked import Blocked
 from .clock import microseconds
 from .deferred import Deferred
 from .job import Job, NewJob, moment
-from .need import Need, NewNeed, need_ids
+from .need import Need, NewNeed, StatedNeed, need_ids
 from .ready import Place, Ready
 from .rows import as_uuid
 from .statements import (
@@ -172,5 +172,5 @@ def _change_needs(alias: str, replacements: Sequence[tuple[Held, NewJob]]) -> se
     return {need.key_id for need in gone if need.kind == Need.Kind.SEQUENCE} - kept
 
 
-def _as_new(needs: Iterable[Need]) -> list[NewNeed]:
+def _as_new(needs: Iterable[StatedNeed]) -> list[NewNeed]:
     return [NewNeed(*(getattr(need, name) for name in NewNeed._fields)) for need in needs]

@@ -1,0 +1,17 @@
+-- Lock keys, make those that are not there yet, and raise the fence of the others: in the order of
+-- their ids, so that two who want the same keys wait for each other in one direction only.
+-- Always writes, so that a transaction which sees the past of a key ends here.
+-- Plan: insert; primary key of stoker_key.
+INSERT INTO stoker_key (
+    id, kind, name, fence, places, places_by, has_line, period_us, burst, starts
+)
+SELECT id, kind, name, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+       places, places_by, false, period_us, burst, '[]'::jsonb
+FROM unnest(
+    %(id)s::uuid[], %(kind)s::varchar[], %(name)s::varchar[], %(places)s::integer[],
+    %(places_by)s::uuid[], %(period_us)s::bigint[], %(burst)s::integer[]
+) AS stated (id, kind, name, places, places_by, period_us, burst)
+ORDER BY id
+ON CONFLICT (id) DO UPDATE SET fence = stoker_key.fence + 1
+RETURNING id, kind, name, fence, places, places_by, places_set, has_line, period_us, burst, starts,
+          due_us

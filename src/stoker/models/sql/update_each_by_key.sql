@@ -1,0 +1,7 @@
+-- Write to each of these rows its own number (MariaDB).
+-- Plan: eq_ref over the primary key for each entry of the list; never a scan.
+UPDATE JSON_TABLE(
+    %s, '$[*]' COLUMNS (wanted_id CHAR(36) PATH '$[0]', number BIGINT PATH '$[1]')
+) AS given
+STRAIGHT_JOIN {table} AS narrow FORCE INDEX (PRIMARY) ON narrow.{key} = given.wanted_id
+SET {column} = given.number{more}

@@ -1,0 +1,3 @@
+-- Write to one row its number.
+-- Plan: primary key.
+UPDATE {table} SET {column} = %s{more} WHERE {key} = %s
