@@ -91,9 +91,12 @@ def test_a_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
         wait_for(lambda: is_running(result), cluster.tail)
         workers = cluster.crew()["worker"]
         busy = Ledger.objects.get(job_id=result.id).worker.rpartition(":")[2].partition(".")[0]
-        cluster.kill("pusher")
-        for worker in workers:
-            worker.kill()
+        cluster.sentinel.suspend()  # so that it sees all of them dead at once
+        victims = [*cluster.crew()["pusher"], *workers]
+        for victim in victims:
+            victim.kill()
+        wait_for(lambda: not any(map(is_alive, victims)), cluster.tail)
+        cluster.sentinel.resume()
         end = end_of(result, cluster)
         assert busy in "01"
         assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)

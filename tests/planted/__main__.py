@@ -10,7 +10,8 @@ import shutil
 import sys
 import tempfile
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -81,14 +82,10 @@ def _run_with(mistake: Mistake, folder: Path) -> tuple[int, str]:
         text = (source / change.path).read_text()
         if text.count(change.right) != change.times:
             return NO_TESTS, f"{change.path} has changed: not {change.times} x {change.right!r}"
-    try:
+    with ExitStack() as stack:
         for change in mistake.changes:
-            text = (source / change.path).read_text()
-            (source / change.path).write_text(text.replace(change.right, change.wrong))
+            stack.enter_context(_made(change, source / change.path))
         return _run_tests(mistake, folder)
-    finally:
-        for change in mistake.changes:
-            _restore(change, source)
 
 
 def _run_tests(mistake: Mistake, folder: Path) -> tuple[int, str]:
@@ -126,8 +123,15 @@ def _become_pytest(mistake: Mistake, source: str) -> int:
     return int(pytest.main([*command, *mistake.tests]))
 
 
-def _restore(change: Change, source: Path) -> None:
-    shutil.copy2(ROOT / "src" / "stoker" / change.path, source / change.path)
+@contextmanager
+def _made(change: Change, path: Path) -> Iterator[None]:
+    before, moment = path.read_text(), path.stat()
+    path.write_text(before.replace(change.right, change.wrong))
+    try:
+        yield
+    finally:
+        path.write_text(before)
+        os.utime(path, ns=(moment.st_atime_ns, moment.st_mtime_ns))
 
 
 if __name__ == "__main__":

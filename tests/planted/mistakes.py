@@ -239,12 +239,7 @@ MISTAKES = (
                 "            pass\n",
             ),
         ),
-        (
-            "tests/cluster/test_processes.py",
-            "-k",
-            "while_the_pusher_is_down",
-        ),
-        needs_cluster=True,
+        ("tests/unit/cluster/test_watch.py",),
     ),
     Mistake(
         "a message that does not fit is dropped",
