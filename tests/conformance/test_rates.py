@@ -185,3 +185,15 @@ def test_as_long_as_somebody_may_wait_behind_them_the_next_claim_is_due(
     while stand.claim(2) or stand.broker.next_due_seconds() == 0.0:
         pass
     assert stand.broker.sizes()["default"]["blocked"] == 4
+
+
+def test_who_has_a_rate_does_not_wait_until_the_others_are_done(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.brokers.orm.PROMOTE_SECONDS", 600.0)
+    first, second = put(stand, rate(1), 2)
+    assert ids(claim(stand)) == [first]
+    stand.put(10)
+    assert len(stand.claim(2)) == 2
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    assert second in ids(stand.claim(2))

@@ -49,6 +49,8 @@ class OrmBroker(Broker):
         self._promote_at = 0.0
         self._had_room = True
         self._is_more_behind = False
+        self._knows_rates = False
+        """Whether there was ever a job with a rate."""
         if self.alias not in connections:
             raise ConfigurationError(
                 f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
@@ -77,10 +79,13 @@ class OrmBroker(Broker):
             has_looked = self._had_room or time.monotonic() >= self._promote_at
             if has_looked:
                 self._promote_due(rated_limit)
+            elif self._knows_rates:  # they wait for a turn, not for the others to be done
+                call_due(self.alias, rated_limit)
             deliveries = claim()
             if not deliveries and not has_looked and self._promote_due(rated_limit):
                 deliveries = claim()
         self._had_room = len(deliveries) < limit
+        self._knows_rates = self._knows_rates or any(one.permit_seconds for one in deliveries)
         return deliveries
 
     def _claim_ready(

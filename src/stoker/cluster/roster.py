@@ -75,12 +75,14 @@ class Roster:
         )
 
     def prompt_room(self) -> int:
-        """How many more jobs can be started at once, or nearly so. One at least when somebody will
-        soon have nothing to do: where others always wait, those with a rate must have a turn, too.
+        """How many more jobs can be started at once, or nearly so. One at least by everybody who
+        will soon have nothing to do: where others always wait, those with a rate have a turn, too.
         """
+        low = 0 if self._flights.waiting else self._low()
         target = self._prompt_target()
-        room = sum(max(0, target - len(self._held(worker))) for worker in self._takers())
-        return max(room, self.is_hungry()) - len(self._flights.permitted)
+        held = [len(self._held(worker)) for worker in self._takers()]
+        room = sum(max(0, target - count, int(count < low)) for count in held)
+        return room - len(self._flights.permitted)
 
     def hand_out(self) -> None:
         """Queue frames of waiting jobs for the workers with the most room."""
