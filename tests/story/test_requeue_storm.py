@@ -20,6 +20,7 @@ from stoker.brokers import broker_for
 from stoker.conf import settings_for
 from stoker.lifecycle.requeue import Fate
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Requeue
+from stoker.package import sealer_for
 
 from tests.app import tasks
 from tests.app.frail import in_storm
@@ -144,14 +145,12 @@ def _assert_each_failure_is_counted_once() -> None:
     """Of a job that has failed there is a row; so their number is what the entries must say."""
     of_requeues = dict(Requeue.objects.values_list("job_id", "identity"))
     failed: Counter[str] = Counter()
-    by_number: dict[str, str] = {}
-    for letter in DeadLetter.objects.all():
-        story = dead_letters.get(letter.pk)
-        assert story.args is not None
-        by_number[str(story.args[0])] = letter.identity
+    by_number: dict[int, str] = {}
+    sealer = sealer_for(settings_for())
+    for identity, package in DeadLetter.objects.values_list("identity", "package"):
+        by_number[sealer.open(bytes(package)).args[0]] = identity
     for job in Job.objects.filter(status="FAILED"):
-        number = in_storm.get_result(str(job.pk)).args[0]
-        identity = by_number[str(number)]
+        identity = by_number[sealer.open(bytes(job.package)).args[0]]
         assert of_requeues.get(job.pk, identity) == identity
         failed[identity] += 1
     counted = dict(DeadLetter.objects.filter(state="open").values_list("identity", "failure_count"))
