@@ -14,9 +14,9 @@ from django.db import OperationalError, transaction
 from stoker import Lock, Unique
 from stoker.brokers import broker_for
 from stoker.brokers.base import Delivery, Return
-from stoker.brokers.orm import OrmBroker
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
+from stoker.lifecycle.newcomers import Newcomers
 from stoker.models import Deferred, Job, UniqueKey
 from stoker.models.unique_key import KeySeen, UniqueKeyQuerySet
 from stoker.results import Result
@@ -234,10 +234,11 @@ def test_a_job_that_is_claimed_while_its_newcomer_waits_is_looked_at_again(
     first = call(10, mode)()
     one.begin()
     assert [str(delivery.job_id) for delivery in one.do(claim)] == [first.id]
-    future = other.start(call(20, mode))
+    future = other.start_transaction(call(20, mode))
     wait_until_waiting()
     one.commit()
     second = done(future)
+    other.commit()
     assert second.was_duplicate == (mode == "keep")
     assert (second.id == first.id) == (mode == "keep")
 
@@ -426,15 +427,15 @@ def test_a_transaction_of_the_callers_is_not_tried_again(monkeypatch: pytest.Mon
 
 def fail_at_first(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     failures: list[int] = []
-    real = OrmBroker.enqueue
+    real = Newcomers.store
 
-    def fail(broker: OrmBroker, messages: Any) -> None:
+    def fail(newcomers: Newcomers) -> Any:
         if len(failures) < times:
             failures.append(1)
             raise BrokerUnavailable("no") from told_by_the_database()
-        real(broker, messages)
+        return real(newcomers)
 
-    monkeypatch.setattr(OrmBroker, "enqueue", fail)
+    monkeypatch.setattr(Newcomers, "store", fail)
     return failures
 
 

@@ -4,11 +4,12 @@ duplicate: then the job that is there stays as it is, or becomes what the newcom
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connections, transaction
 
 from stoker.brokers.base import Broker, Message
 from stoker.brokers.orm import as_new_job
@@ -109,27 +110,48 @@ class Newcomers:
         Raises:
             DuplicateJob: with ``on_conflict="raise"``. Of one call, nothing was written then.
         """
-        with transaction.atomic(using=self._alias, savepoint=False):
-            now_us = self._decide()
+        keys = self._keys()
+        keys.look()
+        if self._is_stored_at_once(keys):
+            return self._results(), set()
+        with self._transaction(keys):
+            if not keys.is_decided:
+                keys.decide()
+            for key_id, decision in keys.decided.items():
+                self._groups[key_id].decision = decision
             refused = next((group for group in self._groups.values() if group.is_refused), None)
             if refused is None:
-                neglected = self._write(now_us)
+                neglected = self._write(keys.now_us)
                 return self._results(), neglected
             (result,) = self._results_of([refused]).values()
         raise DuplicateJob(
             f"There is a job of the key {refused.claim.name!r} already: {result.id}.", result
         )
 
-    def _decide(self) -> int:
-        """Returns the time of it, on the database's clock."""
+    def _keys(self) -> Keys:
         wanted = {
             key_id: (group.claim, group.members[0].message.job_id)
             for key_id, group in self._groups.items()
         }
-        keys = Keys(self._alias, wanted)
-        for key_id, decision in keys.decide().items():
-            self._groups[key_id].decision = decision
-        return keys.now_us
+        connection = connections[self._alias]
+        is_in_transaction = connection.in_atomic_block or not connection.get_autocommit()
+        return Keys(self._alias, wanted, holds=is_in_transaction)
+
+    def _is_stored_at_once(self, keys: Keys) -> bool:
+        """One job that may have its key, by one statement where the database can do that."""
+        taking = keys.only_taking()
+        if taking is None or len(self._batch) != 1:
+            return False
+        (group,) = self._groups.values()
+        group.decision = Decision(Fate.ENQUEUED, taking[0].job_id, keys.now_us)
+        job = as_new_job(group.shape(self._line, keys.now_us))
+        return keys.take_and_add(job, group.members[0].package.options.identity)
+
+    def _transaction(self, keys: Keys) -> AbstractContextManager[Any]:
+        """Not where there is nothing to write."""
+        if keys.is_decided and len(self._groups) == len(self._batch):
+            return nullcontext()
+        return transaction.atomic(using=self._alias, savepoint=False)
 
     def _write(self, now_us: int) -> set[UUID]:
         messages = [newcomer.message for newcomer in self._batch if newcomer.claim is None]

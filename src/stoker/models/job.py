@@ -78,7 +78,7 @@ class JobQuerySet(models.QuerySet["Job"]):
                 added = {row[0] for row in fetch(connection, "job_add", _as_arrays(jobs))}
                 self._add_needs([job for job in jobs if job.job_id in added])
         elif len(jobs) == 1:
-            fetch(connection, "job_add_one", _as_parameters(jobs[0]))
+            fetch(connection, "job_add_one", as_parameters(jobs[0]))
         else:
             fetch(connection, "job_add", _as_arrays(jobs))
 
@@ -204,7 +204,7 @@ def _deferred(job: NewJob, run_after: float) -> Deferred:
     )
 
 
-def _as_parameters(job: NewJob) -> dict[str, Any]:
+def as_parameters(job: NewJob) -> dict[str, Any]:
     return {
         "id": job.job_id,
         "task": job.task,
@@ -219,7 +219,7 @@ def _as_parameters(job: NewJob) -> dict[str, Any]:
 
 
 def _as_arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
-    rows = [_as_parameters(job) for job in jobs]
+    rows = [as_parameters(job) for job in jobs]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 

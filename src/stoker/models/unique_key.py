@@ -14,7 +14,9 @@ from uuid import UUID
 from django.db import IntegrityError, connections, models, transaction
 
 from .clock import NOW_SQL, database_now_us
-from .job import Job
+from .dead_letter import UNCLOSED
+from .job import Job, NewJob, as_parameters
+from .requeue import Requeue
 from .rows import Written, as_uuid, insert_rows
 from .statements import (
     columns,
@@ -164,6 +166,29 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
             text = statement("unique_take_over_by_key")
             cursor.execute(text, [json.dumps(met, default=str)])
             return bool(cursor.rowcount == len(takings))
+
+    def take_and_add(
+        self, taking: Taking, condition: Condition, job: NewJob, identity: str
+    ) -> bool:
+        """Take a key, and add the job that it is taken for, where one statement can do both.
+
+        Args:
+            identity: the logical job, whose dead letter it carries on if there is one.
+
+        Returns:
+            Whether it is done. If not, somebody was quicker, or it takes more than a statement.
+        """
+        connection = connections[self.db]
+        if job.needs or not moves_rows_in_one_statement(connection):
+            return False
+        parameters = {
+            **taking._asdict(),
+            **as_parameters(job),
+            "identity": identity,
+            "unclosed": list(UNCLOSED),
+            "successor": Requeue.By.SUCCESSOR.value,
+        }
+        return bool(fetch(connection, "unique_add_one", parameters, condition=condition.sql))
 
     def let_go(self, key_id: UUID, job_id: UUID) -> None:
         """This job, which has ended, has the key no longer, even if its period is not over."""
