@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .ready import Place, Ready
+from .ready import Place, Ready, lock_line
 from .statements import (
     delete_by_key,
     delete_returning_guards,
@@ -64,7 +64,7 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
     def call_one(self, job_id: UUID, key_id: UUID) -> Called:
         """Move this job from a key's line to ready, if it is there."""
         line = self.filter(key_id=key_id)
-        places = self._locked(line.filter(pk=job_id), 1)
+        places = self._lock_one(job_id, key_id)
         self._move(places)
         is_missed = not places and line.filter(pk=job_id).exists()
         is_empty = not (places or is_missed or line.exists())
@@ -80,8 +80,7 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         places: list[Place] = []
         for key_id in key_ids:
             for queue in self._queues_of(key_id):
-                line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
-                first = self._locked(line, count)
+                first = lock_line(self, "stoker_blocked_line", count, key_id=key_id, queue=queue)
                 moved[Line(key_id, queue)] = len(first)
                 places += first
         self._move(places)
@@ -95,11 +94,12 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         """Whether somebody is in this line of whom nobody was called."""
         return self.filter(key_id=line.key_id, queue=line.queue).exists()
 
-    def _locked(self, rows: models.QuerySet[Blocked], limit: int) -> list[Place]:
-        """But for those that somebody else holds, to withdraw or to keep them."""
+    def _lock_one(self, job_id: UUID, key_id: UUID) -> list[Place]:
+        """But for one that somebody else holds, to withdraw or to keep it."""
+        row = self.filter(pk=job_id, key_id=key_id)
         if connections[self.db].features.has_select_for_update_skip_locked:
-            rows = rows.select_for_update(skip_locked=True)
-        return [Place(*row) for row in rows.values_list(*Place._fields)[:limit]]
+            row = row.select_for_update(skip_locked=True)
+        return [Place(*values) for values in row.values_list(*Place._fields)]
 
     def _queues_of(self, key_id: UUID) -> list[str]:
         """A handful of index look-ups."""

@@ -93,14 +93,8 @@ class Claiming:
         return [Place(*row) for row in locked.values_list(*Place._fields)]
 
     def _lock_best(self, look: int) -> list[Place]:
-        skip_locked = connections[self._alias].features.has_select_for_update_skip_locked
-        best: list[Place] = []
-        for queue in self._queues:
-            waiting = Ready.objects.using(self._alias).filter(queue=queue)
-            waiting = waiting.order_by("rank", "job_id")
-            if skip_locked:
-                waiting = waiting.select_for_update(skip_locked=True)
-            best += map(Place._make, waiting.values_list(*Place._fields)[:look])
+        ready = Ready.objects.using(self._alias)
+        best = [place for queue in self._queues for place in ready.lock_first(queue, look)]
         best.sort(key=lambda place: (place.rank, place.job_id))
         return best[:look]
 

@@ -16,7 +16,13 @@ from stoker.rate_window import RateRule
 from .clock import database_now_us
 from .need import Need, StatedNeed
 from .rows import Written
-from .statements import fetch, lock_by_key, moves_rows_in_one_statement
+from .statements import (
+    delete_by_key,
+    fetch,
+    lock_by_key,
+    moves_rows_in_one_statement,
+    with_keys,
+)
 
 COLUMNS = (
     "id", "kind", "name", "fence", "places", "places_by", "has_line", "period_us", "burst",
@@ -59,15 +65,13 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
             )
         return self.lock(stated)
 
-    def forget(self, key_ids: Collection[UUID]) -> int:
-        """Delete those of these keys that nobody needs."""
-        unused = self.filter(
-            ~Exists(Need.objects.using(self.db).filter(key_id=OuterRef("pk"))),
-            pk__in=key_ids,
-            has_line=False,
-            places_set=None,
-        )
-        return unused.delete()[0]
+    def forget(self, keys: Collection[UUID]) -> int:
+        """Delete those of these keys that nobody needs. They are locked."""
+        needed = Need.objects.using(self.db).filter(key_id=OuterRef("pk"))
+        unused = with_keys(self, keys).filter(~Exists(needed), has_line=False, places_set=None)
+        key_ids = list(unused.values_list("pk", flat=True))
+        delete_by_key(self, key_ids)
+        return len(key_ids)
 
 
 class GuardKey(models.Model):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections, models
 
-from .rows import Written, insert_rows
-from .statements import delete_returning_guards
+from .rows import Written, as_uuid, insert_rows
+from .statements import about, delete_returning_guards, joins_a_list_in_json
 
 
 class Place(NamedTuple):
@@ -23,6 +23,38 @@ class Place(NamedTuple):
     guards: int = 0
 
 
+def lock_line(
+    rows: models.QuerySet[Any], index: str, limit: int, **line: UUID | str
+) -> list[Place]:
+    """Lock the first jobs of a line; but for those that others have locked.
+
+    MariaDB is told to take the index, in whose entry it sees that another has the row. If one goes
+    by way of the index and the other by the primary key, the one has locked that entry before he
+    sees it, and keeps it: the other, who has the row, waits for him when he deletes it.
+
+    Args:
+        rows: of one narrow table.
+        index: which has the line in its order.
+        limit: how many.
+        line: the fields by which the line is known.
+    """
+    connection = connections[rows.db]
+    if joins_a_list_in_json(connection):
+        names = [connection.ops.quote_name(name) for name in (*Place._fields, *line)]
+        words = {
+            "columns": ", ".join(names[: len(Place._fields)]),
+            "index": index,
+            "condition": " AND ".join(f"{name} = %s" for name in names[len(Place._fields) :]),
+        }
+        with connection.cursor() as cursor:
+            cursor.execute(about("lock_line", rows, **words), [*map(str, line.values()), limit])
+            return [Place(as_uuid(row[0]), *row[1:]) for row in cursor.fetchall()]
+    first = rows.filter(**line).order_by("rank", "job_id")
+    if connection.features.has_select_for_update_skip_locked:
+        first = first.select_for_update(skip_locked=True)
+    return [Place(*row) for row in first.values_list(*Place._fields)[:limit]]
+
+
 class ReadyQuerySet(models.QuerySet["Ready"]):
     def withdraw(self, job_ids: Sequence[UUID]) -> dict[UUID, int]:
         """Remove these jobs, if no claim was quicker. Returns those removed, each
@@ -34,6 +66,10 @@ class ReadyQuerySet(models.QuerySet["Ready"]):
         written = Written(connections[self.db])
         rows = [(written.id(place.job_id), *place[1:]) for place in places]
         insert_rows(self, Place._fields, rows)
+
+    def lock_first(self, queue: str, limit: int) -> list[Place]:
+        """The first jobs of a queue, locked; but for those that others have locked."""
+        return lock_line(self, "stoker_ready_line", limit, queue=queue)
 
     def queues(self) -> list[str]:
         """The names of the queues that have a job here; a handful of index look-ups."""
