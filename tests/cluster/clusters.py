@@ -205,6 +205,19 @@ def end_family(cluster: ProcessCluster) -> None:
             member.kill()
 
 
+def wait_while_it_goes_on(
+    left: Callable[[], object], explain: Callable[[], str], seconds: float = WAIT_SECONDS
+) -> None:
+    """Wait until nothing is left, however long that takes: but something has to become of it."""
+    before, until = None, 0.0
+    while now := left():
+        if now != before:
+            before, until = now, time.monotonic() + seconds
+        elif time.monotonic() > until:
+            raise AssertionError(explain())
+        time.sleep(0.02)
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Whether it still runs: one that nobody has asked for its exit code does not."""
     try:

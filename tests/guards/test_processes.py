@@ -80,12 +80,14 @@ def test_one_thread_renews_them_all(name: str) -> None:
 
 def test_a_lock_that_nobody_knows_any_more_is_not_renewed(name: str) -> None:
     """A request that failed between acquire() and release() must not hold it for ever."""
-    lost = lock(name, lease=1)
+    lost, began = lock(name, lease=1), time.monotonic()
     assert lost.acquire()
     del lost
     gc.collect()
-    assert not lock(name).acquire()
-    assert lock(name, wait=5).acquire()
+    newcomer = lock(name)
+    # On a machine that has much else to do its lease may be over by now.
+    assert not newcomer.acquire() or time.monotonic() - began >= 1
+    assert newcomer.is_held or newcomer.acquire(wait=20)
 
 
 def test_the_renewing_thread_keeps_no_connection(name: str) -> None:

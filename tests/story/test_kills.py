@@ -11,7 +11,13 @@ from stoker.models import Cluster
 
 from tests.app.models import Ledger
 from tests.app.tasks import write_ledger, write_ledger_async
-from tests.cluster.clusters import ProcessCluster, end_family, is_alive, wait_for
+from tests.cluster.clusters import (
+    ProcessCluster,
+    end_family,
+    is_alive,
+    wait_for,
+    wait_while_it_goes_on,
+)
 from tests.story.ledgers import (
     assert_all_recorded_once,
     assert_no_overlap,
@@ -34,7 +40,11 @@ VICTIMS = (
 ROUNDS = 2
 TRIES = {"max_attempts": 100, "max_crashes": 100}
 
-pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(600),
+    pytest.mark.django_db(transaction=True),
+]
 
 
 @pytest.mark.sqlite
@@ -49,7 +59,7 @@ def test_every_job_is_recorded_once_whatever_is_killed(
     story = _Story(chance, tmp_path, concurrency)
     try:
         story.kill_in_turn()
-        wait_for(lambda: not unfinished(), lambda: f"{unfinished()} left\n{story.tail()}", 90)
+        wait_while_it_goes_on(unfinished, lambda: f"{unfinished()} left\n{story.tail()}")
         assert story.cluster.stop() == 0
     finally:
         end_family(story.cluster)
@@ -57,7 +67,7 @@ def test_every_job_is_recorded_once_whatever_is_killed(
     assert min(story.kills.values()) > 0
     assert_all_recorded_once(job_ids)
     assert_no_overlap()
-    wait_for(lambda: not any(map(is_alive, story.orphans)), lambda: "orphaned processes go on", 10)
+    wait_for(lambda: not any(map(is_alive, story.orphans)), lambda: "orphaned processes go on")
     assert not Cluster.objects.exists()
     assert Ledger.objects.count() >= jobs
     assert not story.complaints()
