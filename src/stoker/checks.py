@@ -43,7 +43,11 @@ HEARTBEATS_PER_LEASE = 3
 def check_backend(alias: str, params: Mapping[str, Any]) -> list[CheckMessage]:
     """What there is to say about one entry of ``TASKS``, without asking a database."""
     found: list[CheckMessage] = [
-        Error(problem, hint="Every option is described in docs/reference/settings.md.", id="stoker.E001")
+        Error(
+            problem,
+            hint="Every option is described in docs/reference/settings.md.",
+            id="stoker.E001",
+        )
         for problem in problems(alias, params)
     ]
     found += _installed()
