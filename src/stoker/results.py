@@ -260,11 +260,12 @@ def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:
     for start in range(0, len(wanted), AT_ONCE):
         part = wanted[start : start + AT_ONCE]
         found = progress_of(settings, part)
-        results += [_result(settings, job_id, found[job_id]) for job_id in part if job_id in found]
+        results += [result_of(settings, one, found[one]) for one in part if one in found]
     return results
 
 
-def _result(settings: Settings, job_id: UUID, progress: Progress) -> Result[Any]:
+def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[Any]:
+    """The result of a job of which this is known."""
     package = package_of(settings, progress.job)
     result: Result[Any] = Result(
         task=task_of(settings, progress.job),

@@ -3,7 +3,7 @@ duplicate: then the job that is there stays as it is, or becomes what the newcom
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -15,10 +15,11 @@ from stoker.brokers.base import Broker, Message
 from stoker.brokers.orm import as_new_job
 from stoker.exceptions import DuplicateJob
 from stoker.guards.keys import UniqueClaim
-from stoker.models import waiting_jobs
+from stoker.models import Job, waiting_jobs
 from stoker.models.clock import MICROSECONDS
 from stoker.package import Package
-from stoker.results import Result, fetch_many
+from stoker.progress import JobState, Progress
+from stoker.results import Result, fetch_many, result_of
 from stoker.waiting import Commitment
 
 from .dead_letters import note_successors
@@ -48,12 +49,12 @@ class Line(Protocol):
 class _Group:
     """The newcomers of one key: the later ones meet the first."""
 
-    def __init__(self, claim: UniqueClaim) -> None:
+    def __init__(self, claim: UniqueClaim, first: Newcomer) -> None:
         self.claim = claim
-        self.members: list[Newcomer] = []
+        self.members = [first]
         self.decision: Decision
-        self.job: Newcomer | None = None
-        """What their job shall be, once that is known, and unless one is kept."""
+        self.job = first
+        """What their job shall be, unless one is kept."""
 
     @property
     def fate(self) -> Fate:
@@ -65,10 +66,13 @@ class _Group:
         return is_duplicate and self.claim.on_conflict == "raise"
 
     @property
-    def has_history(self) -> bool:
-        """Whether there is more to tell of its job than what the newcomers say."""
-        held = self.decision.held
-        return self.fate is Fate.KEPT or (held is not None and held.place.attempts > 0)
+    def waits_untried(self) -> JobState | None:
+        """The state of the job that is there, if nothing more is to be told of it: it waits, and
+        was never tried."""
+        seen = self.decision.seen
+        if seen is None or seen.waits is None or seen.attempts > 0:
+            return None
+        return JobState(seen.waits.upper())
 
     def shape(self, line: Line, now_us: int) -> Message:
         """Make of them what their job shall be."""
@@ -96,8 +100,12 @@ class Newcomers:
         self._alias = line.broker.settings.database
         self._groups: dict[UUID, _Group] = {}
         for newcomer in batch:
-            if newcomer.claim is not None:
-                group = self._groups.setdefault(newcomer.claim.key_id, _Group(newcomer.claim))
+            if newcomer.claim is None:
+                continue
+            group = self._groups.get(newcomer.claim.key_id)
+            if group is None:
+                self._groups[newcomer.claim.key_id] = _Group(newcomer.claim, newcomer)
+            else:
                 group.members.append(newcomer)
 
     def store(self) -> tuple[list[Result[Any]], set[UUID]]:
@@ -191,19 +199,33 @@ class Newcomers:
             results.append(result)
         return results
 
-    def _results_of(self, groups: Iterable[_Group]) -> dict[UUID, Result[Any]]:
+    def _results_of(self, groups: Collection[_Group]) -> dict[UUID, Result[Any]]:
         """Key -> the result of its job."""
-        historic = [group.decision.job_id for group in groups if group.has_history]
-        found = fetch_many(self._line.broker.settings, historic) if historic else []
-        by_id = {result.id: result for result in found}
-        return {group.claim.key_id: self._result_of(group, by_id) for group in groups}
+        known = {
+            group.decision.job_id: group.job.result
+            for group in groups
+            if group.fate is Fate.ENQUEUED or (group.fate is Fate.CHANGED and group.waits_untried)
+        }
+        known |= self._looked_up([one for one in groups if one.decision.job_id not in known])
+        return {group.claim.key_id: self._told(group, known) for group in groups}
 
-    def _result_of(self, group: _Group, found: dict[str, Result[Any]]) -> Result[Any]:
-        job_id = str(group.decision.job_id)
-        if not group.has_history:
-            return (group.job or group.members[0]).result
-        held = group.decision.held is not None
-        known = found.get(job_id) or replace(group.members[0].result, id=job_id)
-        return replace(
-            known, was_duplicate=True, _commitment=self._line.commitment if held else None
-        )
+    def _looked_up(self, groups: Iterable[_Group]) -> dict[UUID, Result[Any]]:
+        """Job id -> result, for those that are there (still)."""
+        settings = self._line.broker.settings
+        untried = {group.decision.job_id: group.waits_untried for group in groups}
+        tried = [job_id for job_id, state in untried.items() if state is None]
+        jobs = Job.objects.using(self._alias).in_bulk(list(untried.keys() - set(tried)))
+        found = {UUID(result.id): result for result in fetch_many(settings, tried)}
+        for job_id, job in jobs.items():
+            state = untried[job_id]
+            assert state is not None
+            found[job_id] = result_of(settings, job_id, Progress(job, state))
+        return found
+
+    def _told(self, group: _Group, known: Mapping[UUID, Result[Any]]) -> Result[Any]:
+        job_id = group.decision.job_id
+        if group.fate is Fate.ENQUEUED:
+            return known[job_id]
+        result = known.get(job_id) or replace(group.members[0].result, id=str(job_id))
+        commitment = None if group.decision.held is None else self._line.commitment
+        return replace(result, was_duplicate=True, _commitment=commitment)

@@ -70,8 +70,10 @@ class Decision:
     """The newcomer's, or that of the job which is there."""
     taken_us: int
     """When the job of this key was enqueued first, on the database's clock."""
+    seen: KeySeen | None = None
+    """What the job that is there did."""
     held: Held | None = None
-    """Where the job that is there waits, if it does."""
+    """Where it waits, if it had to be held."""
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ class Keys:
                     taking = taking._replace(over_us=self.now_us)
                 plan.takings.append((taking, condition))
             else:
-                self._settle(key_id, Decision(Fate.KEPT, key.job_id, key.taken_us))
+                self._settle(key_id, Decision(Fate.KEPT, key.job_id, key.taken_us, key))
         self._plan = plan
 
     def decide(self) -> None:
@@ -186,9 +188,9 @@ class Keys:
         held = self._held.get(key.job_id)
         if held is not None and held.table == key.waits:
             fate = Fate.CHANGED if changes else Fate.KEPT
-            self._settle(key.key_id, Decision(fate, key.job_id, key.taken_us, held))
+            self._settle(key.key_id, Decision(fate, key.job_id, key.taken_us, key, held))
         elif not (changes or self._holds):
-            self._settle(key.key_id, Decision(Fate.KEPT, key.job_id, key.taken_us))
+            self._settle(key.key_id, Decision(Fate.KEPT, key.job_id, key.taken_us, key))
         elif key.waits is not None:
             plan.to_hold.setdefault(changes, {})[key.job_id] = key.waits
 
