@@ -12,7 +12,7 @@ from stoker.brokers.base import Broker, Message
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.orm import OrmBroker
 from stoker.exceptions import ConfigurationError
-from stoker.models import Deferred, Job, Ready
+from stoker.models import Blocked, Deferred, Job, Ready
 from stoker.options import as_timestamp
 
 AT_ONCE = 500
@@ -41,9 +41,10 @@ def promote_due(broker: Broker) -> None:
 def waiting(broker: Broker) -> list[Message]:
     """Every job that waits, in the order of their enqueue."""
     if isinstance(broker, OrmBroker):
-        ready = Ready.objects.using(broker.alias).values("pk")
-        deferred = Deferred.objects.using(broker.alias).values("pk")
-        return _messages(broker.alias, Q(pk__in=ready) | Q(pk__in=deferred))
+        which = Q()
+        for table in (Ready, Deferred, Blocked):
+            which |= Q(pk__in=table.objects.using(broker.alias).values("pk"))
+        return _messages(broker.alias, which)
     if isinstance(broker, MemoryBroker):
         return broker.waiting()
     raise _cannot(broker)
