@@ -195,6 +195,15 @@ def test_samples_of_the_version_before_are_read(sample: bytes) -> None:
     assert PICKLE.open(sample) == replace(PACKAGE, metadata={})
 
 
+@pytest.mark.parametrize("serializer", [JSON, PICKLE], ids=["json", "pickle"])
+def test_the_logical_job_travels_where_a_unique_key_says_which(serializer: Sealer) -> None:
+    """Others have no word more than before: see ``test_the_format_is_what_it_was``."""
+    options = replace(PACKAGE.options, identity="unique order 7 01890a5d")
+    data = serializer.seal(replace(PACKAGE, options=options))
+    assert serializer.open(data).options == options
+    assert serializer.open_without_arguments(data).options == options
+
+
 def test_a_newer_version_is_said_to_be_newer() -> None:
     """By its number alone: how a newer version is signed can't be known."""
     with pytest.raises(
@@ -256,6 +265,7 @@ def test_every_field_is_signed() -> None:
         {"priority": 11},
         {"enqueued_at": 1793000000.0},
         {"options": JobOptions(6, 2, 30.0, 1793003600.0)},
+        {"options": JobOptions(5, 2, 30.0, 1793003600.0, "another")},
         {"metadata": {"request": "r2"}},
     ]
     signature = VERSION_2[-32:]
