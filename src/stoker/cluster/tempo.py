@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 
 SHORTEST_PAUSE_SECONDS = 0.002
+OVERDUE_PAUSE_SECONDS = 0.02
+"""Until the next look at a deferred job that is due and could not be had: somebody's transaction
+holds it."""
 
 
 class Tempo:
@@ -57,5 +60,6 @@ class Tempo:
     def wake_in(self, seconds: float | None) -> None:
         """A deferred job is due then."""
         if seconds is not None:
-            due = time.monotonic() + max(seconds, SHORTEST_PAUSE_SECONDS)
+            shortest = SHORTEST_PAUSE_SECONDS if seconds > 0 else OVERDUE_PAUSE_SECONDS
+            due = time.monotonic() + max(seconds, shortest)
             self.next_claim = min(self.next_claim, due)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cluster.tempo import SHORTEST_PAUSE_SECONDS, Tempo
+from stoker.cluster.tempo import OVERDUE_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS, Tempo
 
 from tests.unit.cluster.parts import Clock
 
@@ -77,4 +77,4 @@ def test_an_overdue_job_does_not_make_the_pusher_spin(tempo: Tempo, clock: Clock
     for _ in range(12):
         tempo.note(got=0, asked=10)
     tempo.wake_in(0.0)
-    assert tempo.next_claim - clock.now == pytest.approx(SHORTEST_PAUSE_SECONDS)
+    assert tempo.next_claim - clock.now == pytest.approx(OVERDUE_PAUSE_SECONDS)
