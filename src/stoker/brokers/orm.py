@@ -9,19 +9,18 @@ from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
-from django.db.models import CharField, Count, Value
 
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import ConfigurationError
 from stoker.ids import new_lease_id
-from stoker.models import Attempt, Blocked, Claimed, Deferred, Job, Ready
+from stoker.models import Attempt, Claimed, Deferred, Job, Ready, places
 from stoker.models.admission import Rated
 from stoker.models.claiming import Claiming, Leasing
 from stoker.models.clock import microseconds
 from stoker.models.guard_upkeep import call_due, look_after, next_due_seconds
 from stoker.models.job import NewJob
-from stoker.models.turns import leave
+from stoker.models.withdrawing import withdraw
 
 from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
 from .orm_errors import explained
@@ -164,15 +163,8 @@ class OrmBroker(Broker):
         ]
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        gone: set[UUID] = set()
-        key_ids: set[UUID] = set()
         with explained(self.alias), transaction.atomic(using=self.alias):
-            for model in _WAITING:
-                guards = model.objects.using(self.alias).withdraw(job_ids)
-                held = {job_id: count for job_id, count in guards.items() if count}
-                if held:
-                    key_ids |= leave(self.alias, held, had_turn=model is Ready)
-                gone |= guards.keys()
+            gone, key_ids = withdraw(self.alias, job_ids)
             if key_ids:
                 transaction.on_commit(
                     lambda: self._look_after(key_ids), using=self.alias, robust=True
@@ -187,28 +179,12 @@ class OrmBroker(Broker):
             self.wake_up(queues)
 
     def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
-        """One statement, so one snapshot: a job that moves meanwhile is seen here or there."""
-        found = [
-            model.objects.using(self.alias)
-            .filter(pk__in=job_ids)
-            .values_list("pk", Value(state, CharField()))
-            for state, model in _PLACES
-        ]
         with explained(self.alias):
-            return dict(found[0].union(*found[1:], all=True)) if job_ids else {}
+            return places.whereabouts(self.alias, job_ids)
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        sizes: dict[str, dict[str, int]] = {}
-        counted = [
-            model.objects.using(self.alias)
-            .values_list("queue", Value(state, CharField()))
-            .annotate(count=Count("pk"))
-            for state, model in _PLACES
-        ]
         with explained(self.alias):
-            for queue, state, count in counted[0].union(*counted[1:], all=True):
-                sizes.setdefault(queue, dict.fromkeys(_STATES, 0))[state] = count
-        return sizes
+            return places.sizes(self.alias)
 
     def purge(self, queue: str) -> int:
         """Remove every waiting job of a queue, with all that is kept of it, in batches."""
@@ -221,7 +197,7 @@ class OrmBroker(Broker):
     def _waiting_in(self, queue: str) -> list[UUID]:
         """Up to so many jobs of one table: while they are purged, others may move to a table that
         had none a moment ago."""
-        for model in _WAITING:
+        for model in places.WAITING.values():
             waiting = model.objects.using(self.alias).filter(queue=queue)
             if job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
                 return job_ids
@@ -276,10 +252,3 @@ def as_new_job(message: Message) -> NewJob:
         message.run_after,
         message.needs,
     )
-
-
-_STATES = ("ready", "deferred", "blocked", "running")
-_PLACES = (
-    ("ready", Ready), ("deferred", Deferred), ("blocked", Blocked), ("running", Claimed)
-)  # fmt: skip
-_WAITING = (Ready, Deferred, Blocked)

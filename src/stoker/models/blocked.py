@@ -36,10 +36,15 @@ class Called(NamedTuple):
 
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
-    def withdraw(self, job_ids: Sequence[UUID]) -> dict[UUID, int]:
+    def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
         """Remove these jobs, unless their turn has come. Returns those removed, each
-        with the number of its needs."""
-        return delete_returning_guards(self, job_ids)
+        with the number of its needs.
+
+        Args:
+            job_ids: of the jobs.
+            waits: False: leave those alone that somebody else holds.
+        """
+        return delete_returning_guards(self, job_ids, waits=waits)
 
     def first_of(self, key_id: UUID, queue: str) -> tuple[int, UUID] | None:
         """Rank and id of the first in this line."""

@@ -61,18 +61,23 @@ class GivenBack(NamedTuple):
 
 class ClaimedQuerySet(models.QuerySet["Claimed"]):
     def extend(self, keys: Sequence[LeaseKey], lease_us: int) -> set[LeaseKey]:
-        """Let these leases end ``lease_us`` from now. Returns those that were still valid."""
+        """Let these leases end ``lease_us`` from now. Returns those that were still valid.
+
+        Rows that an ack or a rescue has locked are left out and tried again one by one: who waits
+        while he holds other rows can wait in a circle.
+        """
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
             rows = fetch(connection, "claimed_extend", {**_key_arrays(keys), "lease_us": lease_us})
             extended = {(row[0], row[1]) for row in rows}
-            rest = set(keys) - extended
-            return extended | {key for key in rest if self._extend_one(key, lease_us)}
-        with transaction.atomic(using=self.db):
-            valid = self._lock_valid(keys)
-            until_us = database_now_us(self.db) + lease_us
-            update_by_key(self, [job_id for job_id, _ in valid], leased_until_us=until_us)
-            return set(valid)
+        else:
+            with transaction.atomic(using=self.db):
+                extended = set(self._lock_valid(keys, waits=False))
+                until_us = database_now_us(self.db) + lease_us
+                job_ids = [job_id for job_id, _ in extended]
+                update_by_key(self, job_ids, leased_until_us=until_us)
+        rest = set(keys) - extended
+        return extended | {key for key in rest if self._extend_one(key, lease_us)}
 
     def settle(
         self,
@@ -155,10 +160,11 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         valid = self.filter(pk=job_id, lease_id=lease_id)
         return bool(valid.update(leased_until_us=DatabaseNow() + lease_us))
 
-    def _lock_valid(self, keys: Sequence[LeaseKey]) -> dict[LeaseKey, Any]:
+    def _lock_valid(self, keys: Sequence[LeaseKey], *, waits: bool = True) -> dict[LeaseKey, Any]:
         wanted = set(keys)
         job_ids = {job_id for job_id, _ in keys}
-        rows = lock_by_key(self, job_ids, "job_id", "lease_id", "queue", "rank", "guards")
+        names = ("job_id", "lease_id", "queue", "rank", "guards")
+        rows = lock_by_key(self, job_ids, *names, waits=waits)
         locked = {(row.job_id, row.lease_id): row for row in rows}
         return {key: locked[key] for key in wanted & locked.keys()}
 

@@ -56,10 +56,15 @@ def lock_line(
 
 
 class ReadyQuerySet(models.QuerySet["Ready"]):
-    def withdraw(self, job_ids: Sequence[UUID]) -> dict[UUID, int]:
+    def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
         """Remove these jobs, if no claim was quicker. Returns those removed, each
-        with the number of its needs."""
-        return delete_returning_guards(self, job_ids)
+        with the number of its needs.
+
+        Args:
+            job_ids: of the jobs.
+            waits: False: leave those alone that somebody else holds.
+        """
+        return delete_returning_guards(self, job_ids, waits=waits)
 
     def add(self, places: Iterable[Place]) -> None:
         """Let jobs wait here."""

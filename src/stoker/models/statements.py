@@ -65,8 +65,8 @@ def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.Quer
 
 def listed(connection: Any, keys: Collection[UUID]) -> tuple[str, list[Any]]:
     """What follows a column's name to say that it has one of these values, and its parameters."""
-    if moves_rows_in_one_statement(connection):
-        return "= ANY (%s::uuid[])", [array_literal(list(keys))]
+    if moves_rows_in_one_statement(connection):  # a subquery, as claimed_ack.sql explains
+        return "= ANY ((SELECT %s::uuid[])::uuid[])", [array_literal(list(keys))]
     if reads_a_list_in_json(connection):
         return "IN (SELECT value FROM json_each(%s))", [json.dumps([key.hex for key in keys])]
     native = connection.features.has_native_uuid_field
@@ -74,19 +74,29 @@ def listed(connection: Any, keys: Collection[UUID]) -> tuple[str, list[Any]]:
     return f"IN ({marks})", [str(key) if native else key.hex for key in keys]
 
 
-def lock_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], *names: str) -> list[Any]:
+def lock_by_key(
+    rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True
+) -> list[Any]:
     """The rows of these primary keys, locked in the order of the keys: two who want the same rows
     wait for each other in one direction only.
+
+    Args:
+        rows: of one table.
+        keys: of the rows.
+        names: of the fields that are wanted.
+        waits: False: leave out those that others have locked.
 
     Returns:
         For each row something that has its fields of these names; of all names, if none is given.
     """
     connection = connections[rows.db]
     if joins_a_list_in_json(connection):
-        return list(rows.raw(about("lock_by_key", rows), [_as_json(keys)]))
+        otherwise = "" if waits else "SKIP LOCKED"
+        return list(rows.raw(about("lock_by_key", rows, otherwise=otherwise), [_as_json(keys)]))
     rows = with_keys(rows, keys).order_by("pk")
     if connection.features.has_select_for_update:
-        rows = rows.select_for_update()
+        skips = not waits and connection.features.has_select_for_update_skip_locked
+        rows = rows.select_for_update(skip_locked=skips)
     return list(rows.values_list(*names, named=True) if names else rows)
 
 
@@ -144,11 +154,14 @@ def fetch_by_key(
         return found
 
 
-def delete_returning_guards(rows: models.QuerySet[Any], keys: Collection[UUID]) -> dict[UUID, int]:
+def delete_returning_guards(
+    rows: models.QuerySet[Any], keys: Collection[UUID], *, waits: bool = True
+) -> dict[UUID, int]:
     """Delete rows of a narrow table and say which, with the number of each one's needs: what
     another transaction deletes at the same time is not ours."""
     with transaction.atomic(using=rows.db):
-        gone = {row.job_id: row.guards for row in lock_by_key(rows, keys, "job_id", "guards")}
+        locked = lock_by_key(rows, keys, "job_id", "guards", waits=waits)
+        gone = {row.job_id: row.guards for row in locked}
         delete_by_key(rows, gone.keys())
         return gone
 

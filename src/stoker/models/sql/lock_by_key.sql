@@ -3,4 +3,4 @@
 SELECT narrow.*
 FROM JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) PATH '$')) AS wanted
 STRAIGHT_JOIN {table} AS narrow FORCE INDEX (PRIMARY) ON narrow.{key} = wanted.id
-FOR UPDATE
+FOR UPDATE {otherwise}
