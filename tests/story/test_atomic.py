@@ -21,7 +21,7 @@ from tests.story.ledgers import unfinished
 JOBS = int(os.environ.get("STOKER_TEST_ATOMIC_JOBS", "300"))
 ACCOUNTS = 20
 CLUSTERS = 2
-AT_LEAST = 5
+AT_LEAST = 1
 """How many kills, and how many expired leases, a story is not worth telling without."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
