@@ -144,7 +144,8 @@ def plans() -> Iterator[list[tuple[str, Any]]]:
 
     def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         first = next(line for line in sql.splitlines() if not line.startswith("--"))
-        if first.lstrip("(").split()[0] in {"WITH", "SELECT", "UPDATE", "DELETE", "INSERT"}:
+        verb = first.lstrip("(").split()[0]
+        if not many and verb in {"WITH", "SELECT", "UPDATE", "DELETE", "INSERT"}:
             execute(f"EXPLAIN (FORMAT JSON) {sql}", params, many, context)
             made.append((sql, context["cursor"].fetchone()[0]))
         return execute(sql, params, many, context)
