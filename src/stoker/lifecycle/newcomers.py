@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import connections
 
 from stoker.brokers.base import Broker, Message
 from stoker.brokers.orm import as_new_job
@@ -17,6 +17,7 @@ from stoker.exceptions import DuplicateJob
 from stoker.guards.keys import UniqueClaim
 from stoker.models import Job, waiting_jobs
 from stoker.models.clock import MICROSECONDS
+from stoker.models.isolation import deciding
 from stoker.package import Package
 from stoker.progress import JobState, Progress
 from stoker.results import Result, fetch_many, result_of
@@ -159,7 +160,7 @@ class Newcomers:
         """Not where there is nothing to write."""
         if keys.is_decided and len(self._groups) == len(self._batch):
             return nullcontext()
-        return transaction.atomic(using=self._alias, savepoint=False)
+        return deciding(self._alias)
 
     def _write(self, now_us: int) -> set[UUID]:
         messages = [newcomer.message for newcomer in self._batch if newcomer.claim is None]
