@@ -27,6 +27,12 @@ def transactional_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
     yield from _stand(request)
 
 
+@pytest.fixture(params=stands(lambda kind: kind.capabilities.guards))
+def guarding_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    """Give the same, of brokers that keep guards."""
+    yield from _stand(request)
+
+
 def _stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
     made: Stand = request.param()
     yield made

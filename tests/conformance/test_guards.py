@@ -17,9 +17,9 @@ from stoker.models.need import NewNeed
 from tests.conformance.stands import Stand
 
 
-@pytest.fixture(autouse=True)
-def _only_with_guards(stand: Stand) -> None:
-    stand.needs("guards")
+@pytest.fixture
+def stand(guarding_stand: Stand) -> Stand:
+    return guarding_stand
 
 
 def need(name: str, kind: str = "lock", places: int = 1, **options: Any) -> NewNeed:

@@ -20,9 +20,9 @@ PERIOD_SECONDS = 600.0
 MARGIN_SECONDS = 1.0
 
 
-@pytest.fixture(autouse=True)
-def _only_with_guards(stand: Stand) -> None:
-    stand.needs("guards")
+@pytest.fixture
+def stand(guarding_stand: Stand) -> Stand:
+    return guarding_stand
 
 
 def rate(starts: int, **options: Any) -> NewNeed:
