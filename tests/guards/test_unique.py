@@ -209,10 +209,10 @@ def test_a_job_of_a_sequence_that_waits_for_its_retry_keeps_its_place_when_it_is
     first = guarded.enqueue(1, 10)
     (delivery,) = claim()
     put_back(delivery)
-    before = Need.objects.get(job_id=first.id, kind="sequence")
+    before = Need.objects.get(job_id=first.id, name="sequence s1")
     assert before.holds is not None
     guarded.using(lock=Lock("another guard, so that all are written anew")).enqueue(1, 20)
-    after = Need.objects.get(job_id=first.id, kind="sequence")
+    after = Need.objects.get(job_id=first.id, name="sequence s1")
     assert (after.holds, after.fence) == (before.holds, before.fence)
     assert after.pk != before.pk
     assert [str(one.job_id) for one in claim()] == [first.id]
@@ -250,7 +250,9 @@ def test_one_job_follows_the_one_that_runs_and_not_beside_it(mode: str) -> None:
     assert claim() == []
     follower.refresh()
     assert follower.state is JobState.BLOCKED
-    put_back(running)  # a retry is still of the first
+    put_back(running, 60)
+    assert claim() == []  # not between two attempts of the first, either
+    Deferred.objects.update(due_us=0)
     (running,) = claim()
     assert str(running.job_id) == first.id
     broker_for(settings_for()).ack([running.lease])

@@ -43,7 +43,7 @@ class UniqueClaim(NamedTuple):
     delay_us: int
     longest_wait_us: int | None
     blocks_overlap: bool
-    """Whether its jobs also need a lock of this key (``needs_of`` has it)."""
+    """Whether its jobs are also in a sequence of this key (``needs_of`` has it)."""
 
 
 def needs_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[NewNeed, ...]:
@@ -100,7 +100,8 @@ def _needs(call: Arguments) -> Iterator[NewNeed]:
     if task.unique is not None and _blocks_overlap(task.unique):
         key = _unique_key(call, task.unique)
         if key is not None:
-            yield NewNeed(key.id("overlap"), Need.Kind.LOCK.value, key.name("unique"))
+            # A sequence: who follows does not run between two attempts of the first, either.
+            yield NewNeed(key.id("overlap"), Need.Kind.SEQUENCE.value, key.name("unique"))
     if task.lock is not None:
         yield from _place(call, "lock", task.lock, 1)
     for limit in task.limit or ():

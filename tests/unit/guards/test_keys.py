@@ -146,13 +146,14 @@ def test_a_unique_claim_has_all_that_the_enqueue_must_know() -> None:
         (Unique(on_conflict="after"), True),
     ],
 )
-def test_who_may_have_to_follow_another_needs_a_lock_of_its_own(
+def test_who_may_have_to_follow_another_is_in_a_sequence_of_its_own(
     unique: Unique, blocks: bool
 ) -> None:
     made = task(unique=unique, lock=Lock("k"))(function)
     needs = needs_of(made, (7,), {})
     assert claimed(made, 7).blocks_overlap is blocks
-    assert [(need.kind, need.on_busy) for need in needs] == [("lock", "wait")] * (1 + blocks)
+    kinds = ["sequence", "lock"] if blocks else ["lock"]
+    assert [(need.kind, need.on_busy) for need in needs] == [(kind, "wait") for kind in kinds]
     if blocks:
         overlap, lock = needs
         assert overlap.name.startswith("unique ")
@@ -161,7 +162,7 @@ def test_who_may_have_to_follow_another_needs_a_lock_of_its_own(
         assert (overlap.key_id != needs_of(made, (8,), {})[0].key_id) is (unique.key is None)
 
 
-def test_the_lock_of_a_unique_key_is_as_far_reaching_as_the_key() -> None:
+def test_the_sequence_of_a_unique_key_is_as_far_reaching_as_the_key() -> None:
     def overlap(made: Any, scope: Any) -> UUID:
         unique = Unique("k", on_conflict="after", scope=scope)
         return needed(made.using(unique=unique), 7).key_id
