@@ -125,12 +125,9 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
     )
     half = count // 2
     yield "ack", lambda: stand.broker.ack(leases[half:])
-    yield (
-        "release",
-        lambda: stand.broker.release(
-            [Return(lease, delay_seconds=number % 2) for number, lease in enumerate(leases[:half])]
-        ),
-    )
+    back = [Return(lease, delay_seconds=number % 2) for number, lease in enumerate(leases[:half])]
+    if back:
+        yield "release", lambda: stand.broker.release(back)
     yield "enqueue", lambda: stand.broker.enqueue([message() for _ in range(count)])
     yield "whereabouts", lambda: stand.broker.whereabouts([lease.job_id for lease in leases[:20]])
     yield "withdraw", lambda: stand.broker.withdraw([uuid.uuid4() for _ in range(min(count, 50))])
