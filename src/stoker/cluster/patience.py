@@ -110,6 +110,7 @@ def set_deadlines(settings: Settings) -> None:
     alias, limit_seconds = settings.database, settings.database_seconds
     connection = connections[alias]
     options: dict[str, Any] = connection.settings_dict.setdefault("OPTIONS", {})
+    options.pop("isolation_level", None)  # guards decide on what others have committed by then
     whole_seconds = max(1, round(limit_seconds))
     if connection.vendor == "postgresql":
         options.setdefault("connect_timeout", whole_seconds)

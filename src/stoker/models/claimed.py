@@ -10,6 +10,7 @@ from django.db import connections, models, transaction
 
 from .clock import DatabaseNow, database_now_us
 from .deferred import Deferred
+from .isolation import deciding
 from .job import Job
 from .ready import Place, Ready
 from .statements import (
@@ -93,7 +94,7 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
             again: of jobs that go back to ready, or with a delay to deferred.
             failed: those of ``over`` that became dead letters.
         """
-        with transaction.atomic(using=self.db, savepoint=False):
+        with deciding(self.db):
             ended = self._end(over) if over else []
             returned = self._give_back(again) if again else []
             guards_over = {job_id: count for job_id, _, count in ended if count}

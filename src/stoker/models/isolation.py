@@ -19,11 +19,11 @@ def sees_later_commits(connection: Any) -> bool:
 @contextmanager
 def deciding(alias: str) -> Iterator[None]:
     """A transaction in which, once a lock was waited for, one sees what its last holder has done.
-    Within another transaction it is that one, whatever it sees."""
+    Within another transaction it is a part of that one, whatever that sees."""
     connection = connections[alias]
     is_blind = connection.vendor != "sqlite" and not sees_later_commits(connection)
     is_ours = not connection.in_atomic_block
-    with transaction.atomic(using=alias):
+    with transaction.atomic(using=alias, savepoint=False):
         if is_ours and is_blind:
             with connection.cursor() as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")

@@ -1,0 +1,257 @@
+"""Many at once under a handful of keys: never one too many, nobody lost or left waiting, and claims
+and finishes never end in a deadlock among themselves."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import pytest
+from django.db import connection, transaction
+from psycopg import IsolationLevel
+
+from stoker.brokers import orm
+from stoker.brokers.base import Broker, Delivery, Message, Return
+from stoker.models import GuardKey
+from stoker.models.conflicts import is_conflict
+from stoker.models.guard_upkeep import sweep_keys
+from stoker.models.isolation import deciding
+from stoker.models.need import NewNeed
+
+from tests.conformance.overlaps import Overlaps
+from tests.conformance.stands import OrmStand, message
+from tests.conformance.threads import PATIENCE_SECONDS, together
+
+pytestmark = pytest.mark.django_db(transaction=True)
+T = TypeVar("T")
+QUEUES = ("a", "b")
+REPEATABLE = "repeatable read"
+TRANSACTIONS = {"sqlite": 10, "postgresql": 40, "mysql": 30}
+"""Of each that enqueues."""
+
+
+def _key(name: str, kind: str, places: int = 1) -> NewNeed:
+    return NewNeed(uuid.uuid5(uuid.NAMESPACE_OID, name), kind, name, places)
+
+
+KEYS = (
+    _key("lock 1", "lock"),
+    _key("lock 2", "lock"),
+    _key("limit 1", "limit", 1),
+    _key("limit 2", "limit", 2),
+    _key("limit 5", "limit", 5),
+    _key("sequence", "sequence"),
+)
+
+
+class Rollback(Exception):
+    """What makes a transaction roll back."""
+
+
+class Crowd:
+    """Those who do all of this at once, and what they know of each other."""
+
+    def __init__(self, seed: int) -> None:
+        self.overlaps = Overlaps()
+        self.conflicts: Counter[tuple[str, str]] = Counter()
+        """Verb and error -> how often the database ended it for the sake of another."""
+        self._seed = seed
+        self._jobs: dict[uuid.UUID, Message] = {}
+        self._ended: Counter[uuid.UUID] = Counter()
+        self._lock = threading.Lock()
+        self._enqueuing = 0
+
+    def enqueuer(self, number: int) -> Callable[[Broker], None]:
+        self._enqueuing += 1
+        return partial(self._enqueue_all, random.Random(f"{self._seed} enqueuer {number}"))
+
+    def runner(self, number: int) -> Callable[[Broker], None]:
+        return partial(self._run_all, random.Random(f"{self._seed} runner {number}"))
+
+    def withdrawer(self, number: int) -> Callable[[Broker], None]:
+        return partial(self._withdraw_some, random.Random(f"{self._seed} withdrawer {number}"))
+
+    def upkeep(self, look: Callable[[], object]) -> Callable[[Broker], None]:
+        return partial(self._keep_up, look)
+
+    @property
+    def open_jobs(self) -> list[uuid.UUID]:
+        with self._lock:
+            return [job_id for job_id in self._jobs if job_id not in self._ended]
+
+    @property
+    def is_over(self) -> bool:
+        return not self._enqueuing and not self.open_jobs
+
+    def check(self) -> None:
+        """Nobody was too many, everybody had his turn, and nobody twice."""
+        assert not self.overlaps.faults
+        assert self.open_jobs == []
+        assert {job_id for job_id, times in self._ended.items() if times > 1} == set()
+        assert set(self._ended) == set(self._jobs)
+
+    # -- what they do -----------------------------------------------------------------------------
+
+    def _enqueue_all(self, choose: random.Random, broker: Broker) -> None:
+        try:
+            for number in range(TRANSACTIONS[connection.vendor]):
+                messages = [self._message(choose) for _ in range(choose.randint(1, 4))]
+                is_committed = number % 2 == 0
+                enqueue = partial(self._enqueue, broker, messages, is_committed, choose.random())
+                self._patiently("enqueue", enqueue)
+        finally:
+            with self._lock:
+                self._enqueuing -= 1
+
+    def _enqueue(
+        self, broker: Broker, messages: list[Message], is_committed: bool, dawdling: float
+    ) -> None:
+        with suppress(Rollback), transaction.atomic():
+            broker.enqueue(messages)
+            time.sleep(dawdling * 0.01)
+            if not is_committed:
+                raise Rollback
+            # Before the commit: whoever claims them must find them here.
+            with self._lock:
+                self._jobs |= {one.job_id: one for one in messages}
+
+    def _message(self, choose: random.Random) -> Message:
+        needs = choose.sample(KEYS, choose.randint(0, 3))
+        if choose.random() < 0.5:
+            needs.append(_key(f"once {choose.randint(0, 20)}", "lock"))
+        return message(
+            queue=choose.choice(QUEUES), priority=choose.choice([0, 0, 5]), needs=tuple(needs)
+        )
+
+    def _run_all(self, choose: random.Random, broker: Broker) -> None:
+        holder = uuid.uuid4()
+        deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+        held: list[Delivery] = []
+        while not (self.is_over and not held) and time.monotonic() < deadline:
+            if held and choose.random() < 0.3:
+                extend = partial(broker.extend, [one.lease for one in held], lease_seconds=600)
+                assert self._patiently("extend", extend) == set()
+            limit = choose.choice([1, 2, 5, 20])
+            claim = partial(
+                broker.claim, choose.choice([(), QUEUES]), limit, holder=holder, lease_seconds=600
+            )
+            for one in self._patiently("claim", claim):
+                self.overlaps.enter(one.job_id, self._jobs[one.job_id].needs)
+                held.append(one)
+            choose.shuffle(held)
+            self._finish_some(choose, broker, [held.pop() for _ in held[: choose.randint(0, 8)]])
+
+    def _finish_some(self, choose: random.Random, broker: Broker, done: list[Delivery]) -> None:
+        again = [one for one in done if one.attempt < 3 and choose.random() < 0.3]
+        over = [one for one in done if one not in again]
+        for one in done:
+            self.overlaps.leave(one.job_id, self._jobs[one.job_id].needs)
+        if over:
+            ack = partial(broker.ack, [one.lease for one in over])
+            assert self._patiently("ack", ack) == set()
+            with self._lock:
+                self._ended.update(one.job_id for one in over)
+        if again:
+            returns = [Return(one.lease, choose.choice([0.0, 0.01]), one.attempt) for one in again]
+            assert self._patiently("release", partial(broker.release, returns)) == set()
+
+    def _withdraw_some(self, choose: random.Random, broker: Broker) -> None:
+        while self._enqueuing:
+            some = self.open_jobs
+            some = choose.sample(some, min(len(some), choose.randint(1, 3)))
+            is_committed = choose.random() < 0.5
+            withdraw = partial(self._withdraw, broker, some, is_committed, choose.random())
+            gone = self._patiently("withdraw", withdraw)
+            time.sleep(0.02)  # SQLite would let in nobody else
+            with self._lock:
+                self._ended.update(gone)
+
+    def _withdraw(
+        self, broker: Broker, some: list[uuid.UUID], is_committed: bool, dawdling: float
+    ) -> set[uuid.UUID]:
+        gone: set[uuid.UUID] = set()
+        with suppress(Rollback), transaction.atomic():
+            gone = broker.withdraw(some)
+            time.sleep(dawdling * 0.01)
+            if not is_committed:
+                gone = set()
+                raise Rollback
+        return gone
+
+    def _keep_up(self, look: Callable[[], object], broker: Broker) -> None:
+        while self._enqueuing:
+            self._patiently("upkeep", look)
+            time.sleep(0.01)
+
+    def _patiently(self, verb: str, call: Callable[[], T]) -> T:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                if not is_conflict(error) or time.monotonic() > deadline:
+                    raise
+                with self._lock:
+                    self.conflicts[verb, str(error)] += 1
+
+
+def _forget_keys() -> None:
+    """What the sweep does about keys that nobody needs, and no more: it must not help."""
+    with deciding("default"):
+        some = list(GuardKey.objects.order_by("pk").values_list("pk", flat=True)[:200])
+        GuardKey.objects.forget(GuardKey.objects.lock(some))
+
+
+def _sweep() -> None:
+    sweep_keys("default", None, 200, only_lines=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look", [_forget_keys, _sweep], ids=["forgetting", "sweeping"])
+def test_a_crowd(look: Callable[[], object], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due
+    crowd = go(seed, look)
+    crowd.check()
+    assert not crowd.conflicts
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.usefixtures("_repeatable_read")
+def test_a_crowd_that_reads_repeatably(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a transaction of the caller's own cannot carry out, it can when tried again. Claims and
+    finishes are not disturbed."""
+    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)
+    crowd = go(seed, _forget_keys)
+    crowd.check()
+    assert {verb for verb, _ in crowd.conflicts} <= {"withdraw"}
+
+
+@pytest.fixture
+def _repeatable_read() -> Iterator[None]:
+    level = IsolationLevel.REPEATABLE_READ if connection.vendor == "postgresql" else REPEATABLE
+    options = connection.settings_dict["OPTIONS"]
+    connection.close()
+    options["isolation_level"] = level
+    yield
+    connection.close()
+    del options["isolation_level"]
+
+
+def go(seed: int, look: Callable[[], object]) -> Crowd:
+    """Let all of them do what they do at the same time."""
+    stand = OrmStand()
+    crowd = Crowd(seed)
+    jobs = [crowd.enqueuer(number) for number in range(2)]
+    jobs += [crowd.runner(number) for number in range(4)]
+    jobs += [crowd.withdrawer(0), crowd.upkeep(look)]
+    together(stand, *jobs)
+    return crowd
