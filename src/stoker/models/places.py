@@ -22,14 +22,16 @@ WAITING: Mapping[str, type[Ready | Deferred | Blocked]] = {
 PLACES: Mapping[str, type[models.Model]] = {**WAITING, "running": Claimed}
 
 
-def whereabouts(alias: str, job_ids: Collection[UUID]) -> dict[UUID, str]:
-    """Job id -> the place, for those that are in one. One statement, so one snapshot: a job that
-    moves meanwhile is seen here or there."""
+def whereabouts(
+    alias: str, job_ids: Collection[UUID], places: Mapping[str, type[models.Model]] = PLACES
+) -> dict[UUID, str]:
+    """Job id -> the place, for those that are in one of these. One statement, so one snapshot: a
+    job that moves meanwhile is seen here or there."""
     if not job_ids:
         return {}
     found = [
         _rows(alias, place).filter(pk__in=job_ids).values_list("pk", Value(name, CharField()))
-        for name, place in PLACES.items()
+        for name, place in places.items()
     ]
     return dict(found[0].union(*found[1:], all=True))
 

@@ -26,8 +26,7 @@ def withdraw(alias: str, job_ids: Collection[UUID]) -> tuple[set[UUID], set[UUID
     gone: set[UUID] = set()
     key_ids: set[UUID] = set()
     for pause_seconds in PAUSES_SECONDS:
-        seen = whereabouts(alias, [job_id for job_id in job_ids if job_id not in gone])
-        waiting = {job_id: place for job_id, place in seen.items() if place in WAITING}
+        waiting = whereabouts(alias, [one for one in job_ids if one not in gone], WAITING)
         if not waiting:
             break
         taken, left = _take(alias, waiting, waits=pause_seconds is None)
