@@ -307,12 +307,12 @@ class GuardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_swept)
     @rule(only_lines=st.booleans())
     def sweep(self, only_lines: bool) -> None:
-        assert sweep_keys(self.stand.settings.database, None, 100, only_lines=only_lines) == (
+        assert sweep_keys(self.stand.settings.database, None, 9_999, only_lines=only_lines) == (
             0,
             None,
         )
         if not self.model.halted:  # which a dead letter would keep
-            assert forget_needs(self.stand.settings.database, None, 100) == (0, None)
+            assert forget_needs(self.stand.settings.database, None, 9_999) == (0, None)
 
     @rule()
     def come_to_rest(self) -> None:
