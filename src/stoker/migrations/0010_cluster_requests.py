@@ -1,0 +1,7 @@
+from django.db import migrations
+
+
+class Migration(migrations.Migration):
+    dependencies = [("stoker", "0009_workflows")]
+
+    operations: list[migrations.operations.base.Operation] = []
