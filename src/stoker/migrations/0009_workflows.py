@@ -4,4 +4,4 @@ from django.db import migrations
 class Migration(migrations.Migration):
     dependencies = [("stoker", "0008_schedules")]
 
-    operations: list[migrations.operations.base.Operation] = []
+    operations = []
