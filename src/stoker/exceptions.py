@@ -17,6 +17,7 @@
     ├── NotMigrated                                      the tables are not there yet
     ├── DuplicateJob                                     the key is taken, and "raise" was asked for
     ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
+    ├── ClusterNotFound           (also LookupError) there is no such cluster
     ├── LockError
     │   ├── LockBusy                  (also TimeoutError) another has the lock
     │   ├── LockLost                                      it is held no longer
@@ -107,6 +108,10 @@ class DuplicateJob(StokerError):
 
 class DeadLetterNotFound(StokerError, LookupError):
     """There is no dead letter of that id, or not any more."""
+
+
+class ClusterNotFound(StokerError, LookupError):
+    """There is no cluster of that id, or not any more."""
 
 
 class LockError(StokerError):

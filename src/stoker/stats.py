@@ -75,7 +75,9 @@ class ClusterState:
     pid: int
     """Of its sentinel."""
     state: str
-    """``running`` or ``stopping``."""
+    """``running``, ``quiet`` (it takes no more jobs, as it was asked to) or ``stopping``."""
+    request: str
+    """What it is asked to do: "", ``quiet`` or ``stop``."""
     started_at: datetime
     silent_seconds: float
     """Since its last sign of life, on the database's clock."""
@@ -273,6 +275,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
         host=row.host,
         pid=row.pid,
         state=row.state,
+        request=row.request,
         started_at=row.started_at,
         silent_seconds=round(silent_seconds, 3),
         queues=tuple(row.info.get("queues", ())),

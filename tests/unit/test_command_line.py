@@ -286,7 +286,7 @@ def test_the_projects_own_logging_is_used() -> None:
 
 
 def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "one") -> ClusterState:
-    return ClusterState("x", "stoker", host, 7, state, NOW, silent_seconds, (), 0, ())
+    return ClusterState("x", "stoker", host, 7, state, "", NOW, silent_seconds, (), 0, ())
 
 
 @pytest.mark.parametrize(
@@ -295,6 +295,7 @@ def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "on
         ([cluster()], ExitCode.DONE, "alive: its last sign of life is 1.0 s old"),
         ([cluster("stopping"), cluster()], ExitCode.DONE, "alive"),
         ([cluster(silent_seconds=99), cluster("running", 9.9)], ExitCode.DONE, "9.9 s"),
+        ([cluster("quiet")], ExitCode.DONE, "asked to take no more jobs, is alive"),
         ([cluster("stopping")], ExitCode.NO, "is stopping: it takes no more jobs"),
         ([cluster(silent_seconds=10.1)], ExitCode.NO, "no sign of life for 10.1 s: more than 10 s"),
         ([cluster("stopping"), cluster(silent_seconds=99)], ExitCode.NO, "99.0 s"),

@@ -14,31 +14,38 @@ from .board import Board
 from .flights import Flights
 from .patience import Patience
 from .plan import Plan
+from .requests import Requests
 from .roster import Roster
 
 
 class Heartbeat:
     """One cluster's row among the clusters."""
 
-    def __init__(self, plan: Plan, board: Board, flights: Flights, roster: Roster) -> None:
+    def __init__(
+        self, plan: Plan, board: Board, flights: Flights, roster: Roster, requests: Requests
+    ) -> None:
         self._plan = plan
         self._settings = plan.settings
         self._board = board
         self._flights = flights
         self._roster = roster
-        self._was_stopping = False
+        self._requests = requests
+        self._state = ""
+        """As it was written last."""
         self.next_beat = 0.0
         """Monotonic seconds."""
 
     def beat_if_due(self, patience: Patience, *, is_stopping: bool) -> None:
         """Write a sign of life when one is due, or the state has changed."""
         now = time.monotonic()
-        if now < self.next_beat and is_stopping == self._was_stopping:
+        state = Cluster.State.QUIET if self._requests.is_quiet else Cluster.State.RUNNING
+        if is_stopping:
+            state = Cluster.State.STOPPING
+        if now < self.next_beat and state == self._state:
             return
-        state = Cluster.State.STOPPING if is_stopping else Cluster.State.RUNNING
         if patience.call(lambda: self._write(state)) is not None:
             self.next_beat = now + self._settings.heartbeat_seconds
-            self._was_stopping = is_stopping
+            self._state = state
 
     def sign_off(self) -> None:
         """A cluster that ends in good order leaves no row."""
@@ -55,6 +62,7 @@ class Heartbeat:
             host=self._plan.host,
             pid=self._plan.pid,
             state=state,
+            request=self._requests.standing,
             heartbeat_us=DatabaseNow(),
             started_at=timezone.now(),
             info=information,

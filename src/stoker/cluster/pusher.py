@@ -22,6 +22,7 @@ from .monitor_line import MonitorLine
 from .patience import Patience, set_deadlines
 from .process import Child
 from .recall import Recall
+from .requests import Requests
 from .roster import Roster
 from .watch import Death, is_fenced
 
@@ -52,7 +53,8 @@ class Pusher:
             self.board,
             trusts_workers=not self.broker.capabilities.lists_holders,
         )
-        self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster)
+        self.requests = Requests(self.plan, self._say, self.recall.recall_all)
+        self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster, self.requests)
         self.cancels = Cancels(self.settings, self.flights, self._say)
         self.wake = self.broker.open_wake()
         self.selector = selectors.DefaultSelector()
@@ -86,15 +88,16 @@ class Pusher:
         self.claims.give_back()
         self.claims.clear_up_doubts()
         self.cancels.look_if_due(self.patience)
+        self.requests.look_if_due(self.patience)
         self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping)
-        if not self.is_stopping:
+        if self._may_claim():
             self.claims.claim(
                 self._room(),
                 is_hungry=self.roster.is_hungry(),
                 prompt_room=self.roster.prompt_room,
             )
         self.recall.recall_for_the_idle()
-        if not self.is_stopping and not is_fenced(self.board, self.settings):
+        if self._may_claim() and not is_fenced(self.board, self.settings):
             self.claims.note_numbers()
             self.roster.hand_out()
         for worker, link in list(self.roster.links.items()):
@@ -103,6 +106,9 @@ class Pusher:
         self.claims.look_ahead()
         self._say_where_we_are()
         self.child.control.flush()
+
+    def _may_claim(self) -> bool:
+        return not self.is_stopping and not self.requests.is_quiet
 
     def _room(self) -> int:
         return self.roster.room() - len(self.flights.waiting) - len(self.flights.permitted)
@@ -169,7 +175,7 @@ class Pusher:
         self.child.control.send(*message)
 
     def _say_where_we_are(self) -> None:
-        if self.is_stopping:
+        if not self._may_claim():
             self.recall.take_back()
             self.flights.give_back_waiting()
         self.adoption.close_when_complete()
@@ -226,7 +232,7 @@ class Pusher:
                 self.monitor.pass_on(reported)
                 for number in stray:
                     self._say("revoked", worker, number)
-                if self.is_stopping:
+                if not self._may_claim():
                     self.recall.recall(worker)
             case ("leaving", running):
                 self.roster.let_go(worker, running)
@@ -266,9 +272,10 @@ class Pusher:
             self.claims.leases.next_check,
             self.heartbeat.next_beat,
             self.cancels.next_look(),
+            self.requests.next_look,
             self.flights.permits_end_at(),
         ]
-        if not self.is_stopping and self._room() > 0:
+        if self._may_claim() and self._room() > 0:
             until.append(self.claims.tempo.next_claim)
         if self.patience.is_waiting:
             until = [self.patience.try_at]

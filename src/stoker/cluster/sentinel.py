@@ -98,6 +98,8 @@ class Sentinel:
                 self._stopped = True
             case ("drained",):
                 self.stop("the queues are empty")
+            case ("stop_requested",):
+                self._stop_for_good()
             case ("revoked", worker, delivery):
                 is_running = any(job.delivery == delivery for job in self.board.occupied(worker))
                 if is_running and not self.board.is_completing(worker, delivery):
@@ -183,6 +185,12 @@ class Sentinel:
                 self.reload_requested = False  # it stops already, and now for good
             else:
                 self.stop(signal.Signals(number).name)
+
+    def _stop_for_good(self) -> None:
+        """As it was asked to through the store. A new pusher says it again: that hurries nobody."""
+        self.reload_requested = False
+        if self.stop_at is None:
+            self.stop("asked through the store")
 
     def _stop_listening(self) -> None:
         """From here on signals do what they do by default; who came before is still heard."""

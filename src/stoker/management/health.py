@@ -32,7 +32,8 @@ class Health(Subcommand):
     summary = "Tell by the exit code whether a cluster does its work."
     description = """\
 Exit code 0: a cluster of this backend is alive. It has written its sign of life within
---max-silence seconds, from the loop that fetches the jobs, and it is not being stopped.
+--max-silence seconds, from the loop that fetches the jobs, and it is not being stopped. One that
+was asked to be quiet counts: a restart would undo that.
 Exit code 1: there is none; one sentence says why.
 Exit code 2: nobody can say, for the store is out of reach, or the settings are wrong.
 
@@ -116,7 +117,7 @@ def look(
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Verdict:
     """One that does its work is enough."""
-    best = min(known, key=lambda one: (one.state != Cluster.State.RUNNING, one.silent_seconds))
+    best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, one.silent_seconds))
     name = f"Cluster {best.name} on {best.host} (process {best.pid})"
     if best.silent_seconds > max_silence_seconds:
         sentence = (
@@ -124,8 +125,10 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Verdict:
             f"more than {max_silence_seconds:g} s."
         )
         return Verdict(ExitCode.NO, sentence)
-    if best.state != Cluster.State.RUNNING:
+    if best.state == Cluster.State.STOPPING:
         return Verdict(ExitCode.NO, f"{name} is {best.state}: it takes no more jobs.")
+    if best.state == Cluster.State.QUIET:
+        name += ", which was asked to take no more jobs,"
     sentence = f"{name} is alive: its last sign of life is {best.silent_seconds:.1f} s old."
     return Verdict(ExitCode.DONE, sentence)
 

@@ -33,8 +33,9 @@ beyond 100,000 may be estimates; they are marked with a ~.
   backend, cluster, broker, server   what was looked at
   taken_at                           when
   queues[]         name, ready, deferred, blocked, running, is_exact, oldest_ready_seconds or null
-  clusters[]       id, name, host, pid, state ("running" or "stopping"), started_at,
-                   silent_seconds, queues[] (empty: all), leases, workers[]
+  clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
+                   request ("", "quiet" or "stop"), started_at, silent_seconds,
+                   queues[] (empty: all), leases, workers[]
     workers[]      number, pid, jobs_done, running[]
       running[]    job_id, task, queue, attempt or null, seconds
   finished         successful, failed, cancelled, is_exact

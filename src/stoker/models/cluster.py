@@ -18,6 +18,15 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
         )
         return bool(changed)
 
+    def ask(self, cluster_id: UUID, request: str) -> bool:
+        """Ask something of this cluster, which looks for it every second; "" takes it back. False:
+        there is no such cluster, or it was asked to stop, which stands."""
+        asked = self.filter(pk=cluster_id).exclude(request=Cluster.Request.STOP)
+        if request == Cluster.Request.STOP:
+            asked = self.filter(pk=cluster_id)
+        # MySQL counts the rows that it has changed, not those that it has found.
+        return bool(asked.update(request=request)) or asked.filter(request=request).exists()
+
     def silent_for(self, seconds: float) -> models.QuerySet[Cluster]:
         """Clusters without a sign of life for that long on the database's clock."""
         return self.filter(heartbeat_us__lt=DatabaseNow() - microseconds(seconds))
@@ -29,7 +38,14 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
 class Cluster(models.Model):
     class State(models.TextChoices):
         RUNNING = "running"
+        QUIET = "quiet"
+        """It takes no more jobs, because it was asked to; what runs goes on."""
         STOPPING = "stopping"
+
+    class Request(models.TextChoices):
+        NONE = ""
+        QUIET = "quiet"
+        STOP = "stop"
 
     id = models.UUIDField(primary_key=True)
     """A fresh one for every ``stoker run``."""
@@ -37,6 +53,10 @@ class Cluster(models.Model):
     host = models.CharField(max_length=255)
     pid = models.IntegerField()
     state = models.CharField(max_length=10, choices=State.choices, default=State.RUNNING)
+    request = models.CharField(
+        max_length=5, choices=Request.choices, default="", db_default="", blank=True
+    )
+    """What it is asked to do (``stoker.clusters``)."""
     heartbeat_us = models.BigIntegerField(db_index=True)
     started_at = models.DateTimeField()
     info = models.JSONField(default=dict)
@@ -46,6 +66,10 @@ class Cluster(models.Model):
 
     class Meta:
         verbose_name = "cluster"
+        permissions = (
+            ("quiet_cluster", "Can tell clusters to take no more jobs, and to take them again"),
+            ("stop_cluster", "Can stop clusters"),
+        )
 
     def __str__(self) -> str:
         return f"{self.name} on {self.host} ({self.pid})"

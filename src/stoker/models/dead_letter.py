@@ -158,6 +158,11 @@ class DeadLetter(models.Model):
 
     class Meta:
         verbose_name = "dead letter"
+        permissions = (
+            ("requeue_deadletter", "Can send dead letters again"),
+            ("discard_deadletter", "Can discard dead letters"),
+            ("purge_deadletter", "Can delete closed dead letters for good"),
+        )
         indexes = (
             models.Index(fields=["failed_at", "id"], name="stoker_dead_newest"),
             models.Index(fields=["task", "failed_at", "id"], name="stoker_dead_of_task"),

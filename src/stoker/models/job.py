@@ -157,6 +157,11 @@ class Job(models.Model):
 
     class Meta:
         verbose_name = "job"
+        permissions = (
+            ("cancel_job", "Can cancel jobs"),
+            ("pause_queue", "Can pause queues, and resume them"),
+            ("clear_queue", "Can clear queues"),
+        )
 
     def __str__(self) -> str:
         return f"{self.task} {self.pk}"

@@ -16,6 +16,11 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "Cluster {name} started on {host}: {workers} workers, queues {queues}, process {pid}.",
     ),
     "cluster_stopping": (logging.INFO, "Stopping: running jobs have {seconds:g} s to finish."),
+    "cluster_quiet": (
+        logging.INFO,
+        "This cluster was asked to take no more jobs; what runs goes on.",
+    ),
+    "cluster_resumed": (logging.INFO, "This cluster takes jobs again."),
     "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
     "cluster_reloading": (logging.INFO, "Reloading the code: {why}."),
     "reload_refused": (

@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, InterfaceError
 
 from stoker.exceptions import StokerError
+from stoker.management.clusters import Clusters
 from stoker.management.dead import Dead
 from stoker.management.enqueue import Enqueue
 from stoker.management.health import Health
@@ -26,7 +27,7 @@ from stoker.management.subcommand import (
     refuse,
 )
 
-SUBCOMMANDS: tuple[type[Subcommand], ...] = (Run, Info, Health, Enqueue, Dead)
+SUBCOMMANDS: tuple[type[Subcommand], ...] = (Run, Info, Health, Enqueue, Dead, Clusters)
 
 EPILOG = """\
 `manage.py stoker SUBCOMMAND --help` tells more of each, with examples.

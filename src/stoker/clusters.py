@@ -1,0 +1,75 @@
+"""Clusters: seen, and asked to take no more jobs or to stop, from wherever the store is.
+
+::
+
+    from stoker import clusters
+
+    for cluster in clusters.find(): ...
+    clusters.quiet(cluster.id)
+
+What is asked stands in the store, and the cluster does it within a second. It is not asked of the
+next one: a cluster that starts, starts to work. Every call takes ``backend``, a name under
+``TASKS``.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from .conf import Settings, settings_for
+from .exceptions import ClusterNotFound
+from .ids import parse_job_id
+from .models import Cluster
+from .progress import explained
+from .stats import ClusterState
+from .stats import clusters as known_clusters
+
+__all__ = ["ClusterState", "find", "get", "quiet", "resume", "stop"]
+
+
+def find(*, backend: str = "default") -> tuple[ClusterState, ...]:
+    """The clusters, the longest running first; one that died is among them, silent, until upkeep
+    has buried it."""
+    return known_clusters(settings_for(backend))
+
+
+def get(cluster_id: UUID | str, *, backend: str = "default") -> ClusterState:
+    """One cluster.
+
+    Raises:
+        ClusterNotFound: there is none with that id (any more).
+    """
+    for cluster in find(backend=backend):
+        if cluster.id == str(parse_job_id(str(cluster_id))):
+            return cluster
+    raise ClusterNotFound(f"There is no cluster {str(cluster_id)!r} (any more).")
+
+
+def quiet(cluster_id: UUID | str, *, backend: str = "default") -> bool:
+    """Ask a cluster to take no more jobs: what runs goes on, what had not started goes back.
+
+    Returns:
+        False: it was asked to stop before, and does.
+
+    Raises:
+        ClusterNotFound: there is none with that id (any more).
+    """
+    return _ask(cluster_id, Cluster.Request.QUIET, backend)
+
+
+def resume(cluster_id: UUID | str, *, backend: str = "default") -> bool:
+    """Ask a cluster that was told to be quiet to take jobs again. As ``quiet``."""
+    return _ask(cluster_id, Cluster.Request.NONE, backend)
+
+
+def stop(cluster_id: UUID | str, *, backend: str = "default") -> bool:
+    """Ask a cluster to stop, as SIGTERM does: running jobs have ``SHUTDOWN_SECONDS`` to finish.
+    Whether it is started again is up to whatever started it. As ``quiet``."""
+    return _ask(cluster_id, Cluster.Request.STOP, backend)
+
+
+def _ask(cluster_id: UUID | str, request: Cluster.Request, backend: str) -> bool:
+    settings: Settings = settings_for(backend)
+    cluster = get(cluster_id, backend=backend)
+    with explained(settings.database):
+        return Cluster.objects.using(settings.database).ask(UUID(cluster.id), request)
