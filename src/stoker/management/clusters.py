@@ -132,7 +132,7 @@ started a cluster may start another in its place; this does not keep it from tha
 
 class Clusters(SubcommandGroup):
     name = "clusters"
-    summary = "See the clusters that run; ask them to be quiet, or to stop."
+    summary = "See clusters; ask them to be quiet, or to stop."
     description = """\
 See the clusters that run, on whatever host, and ask them to take no more jobs, to take them again,
 or to stop. The request goes through the store: nobody has to reach their host."""
