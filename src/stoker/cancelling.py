@@ -5,6 +5,7 @@ runs, a request is stored, which its cluster finds within a second.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from uuid import UUID
 
 from django.db import transaction
@@ -65,18 +66,31 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
             return False
         if not broker.capabilities.transactional:
             Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
-        Job.objects.using(alias).finish([_ending(alias, unstored.pk, reason)])
+        Job.objects.using(alias).finish(_endings(alias, [unstored.pk], reason))
     return True
 
 
-def _ending(alias: str, job_id: UUID, reason: str) -> Ending:
-    failures = Attempt.objects.using(alias).filter(job_id=job_id)
-    return Ending(
-        job_id=job_id,
-        status=Job.Status.CANCELLED.value,
-        attempts=failures.aggregate(last=Max("number"))["last"] or 0,
-        worker_id="",
-        started_at=None,
-        finished_at=time.time(),
-        reason=reason,
-    )
+def cancel_those_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
+    """The same for many at once, of a broker in the database. Returns those cancelled."""
+    alias, broker = settings.database, broker_for(settings)
+    with explained(alias), transaction.atomic(using=alias):
+        gone = broker.withdraw(list(job_ids))
+        Job.objects.using(alias).finish(_endings(alias, gone, reason))
+    return gone
+
+
+def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> list[Ending]:
+    failures = Attempt.objects.using(alias).filter(job_id__in=job_ids).order_by()
+    last = dict(failures.values_list("job_id").annotate(last=Max("number")))
+    return [
+        Ending(
+            job_id=job_id,
+            status=Job.Status.CANCELLED.value,
+            attempts=last.get(job_id, 0),
+            worker_id="",
+            started_at=None,
+            finished_at=time.time(),
+            reason=reason,
+        )
+        for job_id in job_ids
+    ]

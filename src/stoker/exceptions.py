@@ -17,7 +17,8 @@
     ├── NotMigrated                                      the tables are not there yet
     ├── DuplicateJob                                     the key is taken, and "raise" was asked for
     ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
-    ├── ClusterNotFound           (also LookupError) there is no such cluster
+    ├── ClusterNotFound               (also LookupError) there is no such cluster
+    ├── QueueNotFound                 (also LookupError) there is no such queue
     ├── LockError
     │   ├── LockBusy                  (also TimeoutError) another has the lock
     │   ├── LockLost                                      it is held no longer
@@ -112,6 +113,10 @@ class DeadLetterNotFound(StokerError, LookupError):
 
 class ClusterNotFound(StokerError, LookupError):
     """There is no cluster of that id, or not any more."""
+
+
+class QueueNotFound(StokerError, LookupError):
+    """``QUEUES`` does not name this queue, and no job is in it."""
 
 
 class LockError(StokerError):

@@ -55,6 +55,19 @@ def test_no_queue_named_is_every_queue(stand: Stand) -> None:
     assert [delivery.queue for delivery in claimed] == ["b", "a", "a", "c"]
 
 
+def test_what_is_passed_over_stays_where_it_is(stand: Stand) -> None:
+    for queue in ("a", "b", "a", "c"):
+        stand.put(queue=queue)
+    stand.put(queue="a", run_after=stand.now() - 1)
+    leased = {"holder": stand.holder, "lease_seconds": 60, "passed_over": {"a"}}
+    for named, queue in (((), "b"), (("a", "b", "c"), "c")):
+        (delivery,) = stand.broker.claim(named, 1, **leased)
+        assert delivery.queue == queue
+    assert stand.broker.claim((), 10, **leased) == []
+    assert stand.claim(10, "a", passed_over={"a"}) == []
+    assert [one.queue for one in stand.claim(10, "a", passed_over={"b"})] == ["a"] * 3
+
+
 def test_a_queue_named_twice_counts_once(stand: Stand) -> None:
     put = stand.put(3)
     claimed = stand.claim(2, "default", "default")

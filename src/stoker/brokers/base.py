@@ -150,11 +150,12 @@ class Broker(ABC):
         lease_seconds: float,
         rated_limit: int = 1,
         permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
     ) -> list[Delivery]:
         """Lease up to ``limit`` due jobs of these queues to ``holder``, highest priority first,
-        then first in first out. No queue named = every queue. Of jobs with a rate, which must be
-        started at once, up to ``rated_limit``; the time that they are given is ``permit_seconds``
-        at least, at the expense of the rate."""
+        then first in first out. No queue named = every queue; but none of ``passed_over``. Of jobs
+        with a rate, which must be started at once, up to ``rated_limit``; the time that they are
+        given is ``permit_seconds`` at least, at the expense of the rate."""
 
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:

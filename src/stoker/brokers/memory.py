@@ -83,10 +83,15 @@ class MemoryBroker(Broker):
         lease_seconds: float,
         rated_limit: int = 1,
         permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
     ) -> list[Delivery]:
         with self._lock:
             self._promote_due()
-            served = [job for job in self._ready.values() if not queues or job.queue in queues]
+            served = [
+                job
+                for job in self._ready.values()
+                if (not queues or job.queue in queues) and job.queue not in passed_over
+            ]
             best = heapq.nsmallest(limit, served, key=lambda job: job.place_in_line)
             for job in best:
                 job.attempts += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -69,11 +68,14 @@ class OrmBroker(Broker):
         lease_seconds: float,
         rated_limit: int = 1,
         permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
     ) -> list[Delivery]:
         rated = Rated(rated_limit, microseconds(permit_seconds), time.monotonic())
-        claim = partial(
-            self._claim_ready, queues, limit, holder, microseconds(lease_seconds), rated
-        )
+        leasing = Leasing(new_lease_id(), holder, microseconds(lease_seconds))
+
+        def claim() -> list[Delivery]:
+            return self._claim_ready(self._served(queues, passed_over), limit, leasing, rated)
+
         with explained(self.alias):
             has_looked = self._had_room or time.monotonic() >= self._promote_at
             if has_looked:
@@ -87,12 +89,14 @@ class OrmBroker(Broker):
         self._knows_rates = self._knows_rates or any(one.permit_seconds for one in deliveries)
         return deliveries
 
+    def _served(self, queues: Sequence[str], passed_over: Collection[str]) -> list[str]:
+        named = list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues()
+        return [name for name in named if name not in passed_over]
+
     def _claim_ready(
-        self, queues: Sequence[str], limit: int, holder: UUID, lease_us: int, rated: Rated
+        self, served: Sequence[str], limit: int, leasing: Leasing, rated: Rated
     ) -> list[Delivery]:
         """Nothing may be raised once something is leased: its holder would not know of it."""
-        served = list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues()
-        leasing = Leasing(new_lease_id(), holder, lease_us)
         claiming = Claiming(self.alias, served, limit, leasing, rated)
         deliveries: list[Delivery] = []
         until = time.monotonic() + LOOK_BEHIND_SECONDS

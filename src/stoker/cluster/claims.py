@@ -13,6 +13,7 @@ from .board import Board
 from .flights import Flights
 from .leases import Leases
 from .patience import Patience
+from .pauses import Pauses
 from .plan import Plan
 from .tempo import Tempo
 
@@ -26,7 +27,13 @@ class Claims:
     """What comes from the broker, and goes back to it unstarted."""
 
     def __init__(
-        self, plan: Plan, broker: Broker, patience: Patience, flights: Flights, board: Board
+        self,
+        plan: Plan,
+        broker: Broker,
+        patience: Patience,
+        flights: Flights,
+        board: Board,
+        pauses: Pauses,
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
@@ -34,8 +41,10 @@ class Claims:
         self._patience = patience
         self._flights = flights
         self._board = board
+        self._pauses = pauses
         self.leases = Leases(self._settings, broker, flights, board)
         self.tempo = Tempo(self._settings.poll_seconds)
+        pauses.on_resume = self.tempo.hurry
         self._are_in_doubt = False
         """Whether a claim failed that the broker may have granted all the same."""
         self._rated_until = 0.0
@@ -58,6 +67,8 @@ class Claims:
             self.tempo.hurry()
         if room <= 0 or not self.tempo.is_due(is_hungry):
             return
+        if not self._pauses.are_known(self._patience):
+            return
         limit, rated_limit = min(room, CLAIM_AT_ONCE), max(0, prompt_room())
         asked_at = time.monotonic()
         is_calm = not len(self._flights)
@@ -69,6 +80,7 @@ class Claims:
                 lease_seconds=self._settings.lease_seconds,
                 rated_limit=rated_limit,
                 permit_seconds=self._flights.permits.seconds,
+                passed_over=self._pauses.queues,
             )
         )
         if answer is None:

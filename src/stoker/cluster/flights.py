@@ -62,6 +62,8 @@ class Flights:
         self._with_worker: dict[int, dict[int, Flight]] = {}
         self._to_give_back: list[Flight] = []
         self.permits = Permits()
+        self.paused: frozenset[str] = frozenset()
+        """Queues of which nothing is to start."""
 
     def __len__(self) -> int:
         return len(self._all) + len(self._to_give_back) + len(self.orphans)
@@ -119,11 +121,12 @@ class Flights:
 
     def take_back(self, flight: Flight) -> None:
         """An unstarted flight leaves its worker and waits again, under a new number. One that is
-        late is given back, and so is one that was adopted without its package and its permit."""
+        late is given back, and so is one that was adopted without its package and its permit, or
+        whose queue is paused."""
         if flight.is_late:
             self._give_back_late(flight)
             return
-        if not flight.delivery.package:
+        if not flight.delivery.package or flight.delivery.queue in self.paused:
             self.give_back(flight)
             return
         self._leave_worker(flight)
@@ -160,6 +163,13 @@ class Flights:
         for waiting in (self.waiting, self.permitted):
             while waiting:
                 self.give_back(waiting.popleft())
+
+    def give_back_paused(self) -> None:
+        """Those of the waiting whose queue is paused."""
+        for waiting in (self.waiting, self.permitted):
+            for flight in [one for one in waiting if one.delivery.queue in self.paused]:
+                waiting.remove(flight)
+                self.give_back(flight)
 
     def give_back_late(self) -> None:
         """Those whose permit ran out before there was a worker for them."""

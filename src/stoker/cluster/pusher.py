@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import selectors
 import time
+from functools import partial
 from typing import Any
 
 from stoker.brokers import broker_for
@@ -20,6 +21,7 @@ from .flights import Flight, Flights
 from .heartbeat import Heartbeat
 from .monitor_line import MonitorLine
 from .patience import Patience, set_deadlines
+from .pauses import Pauses
 from .process import Child
 from .recall import Recall
 from .requests import Requests
@@ -43,15 +45,15 @@ class Pusher:
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
         self.flights = Flights(self.board[place.LAST_DELIVERY])
-        self.claims = Claims(self.plan, self.broker, self.patience, self.flights, self.board)
         self.roster = Roster(self.plan, self.flights, self.board)
         self.recall = Recall(self.roster, self.flights, self.board)
+        self.pauses = Pauses(self.settings, self.flights, self.recall)
+        self.claims = Claims(
+            self.plan, self.broker, self.patience, self.flights, self.board, self.pauses
+        )
+        is_trusting = not self.broker.capabilities.lists_holders
         self.adoption = Adoption(
-            self.flights,
-            self.roster,
-            self.recall,
-            self.board,
-            trusts_workers=not self.broker.capabilities.lists_holders,
+            self.flights, self.roster, self.recall, self.board, trusts_workers=is_trusting
         )
         self.requests = Requests(self.plan, self._say, self.recall.recall_all)
         self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster, self.requests)
@@ -89,6 +91,7 @@ class Pusher:
         self.claims.clear_up_doubts()
         self.cancels.look_if_due(self.patience)
         self.requests.look_if_due(self.patience)
+        self.pauses.look_if_due(self.patience)
         self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping)
         if self._may_claim():
             self.claims.claim(
@@ -190,6 +193,7 @@ class Pusher:
         is_drained = is_empty and self.claims.found_nothing
         if self.plan.drain and is_drained and not self._has_said_drained:
             self._has_said_drained = True
+            self.pauses.tell_who_stays(self.plan.served_queues)
             self._say("drained")
 
     # -- workers ----------------------------------------------------------------------------------
@@ -197,9 +201,7 @@ class Pusher:
     def _welcome(self, worker: int, incarnation: int, descriptor: int | None) -> None:
         self._drop_worker(worker)
         stream = self.roster.welcome(worker, incarnation, take_stream(descriptor))
-        self.selector.register(
-            stream, selectors.EVENT_READ, lambda events: self._serve_worker(worker, events)
-        )
+        self.selector.register(stream, selectors.EVENT_READ, partial(self._serve_worker, worker))
 
     def _serve_worker(self, worker: int, events: int) -> None:
         link = self.roster.links.get(worker)
@@ -273,6 +275,7 @@ class Pusher:
             self.heartbeat.next_beat,
             self.cancels.next_look(),
             self.requests.next_look,
+            self.pauses.next_look(),
             self.flights.permits_end_at(),
         ]
         if self._may_claim() and self._room() > 0:

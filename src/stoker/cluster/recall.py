@@ -46,6 +46,15 @@ class Recall:
                 if is_late and worker not in self._since:
                     self.recall(worker)
 
+    def recall_paused(self) -> None:
+        """Take back what waits inside a worker and is of a paused queue. What else waits there is
+        handed out again."""
+        for worker in self._roster.links:
+            unstarted = self._unstarted(worker)
+            is_paused = any(one.delivery.queue in self._flights.paused for one in unstarted)
+            if is_paused and worker not in self._since:
+                self.recall(worker)
+
     def recall(self, worker: int, through: int | None = None) -> None:
         """Let a worker start nothing of what it has been sent so far."""
         held = self._flights.with_worker(worker)

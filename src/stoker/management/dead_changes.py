@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from .subcommand import (
     backend_settings,
     positive_seconds,
     refuse,
+    user,
     within_deadlines,
 )
 
@@ -70,7 +70,7 @@ class _Change(Subcommand):
         backend = within_deadlines(backend_settings(options["backend"])).alias
         filters = filters_of(options)
         self._refuse_unclear(options, filters)
-        common = {"backend": backend, "by": options["by"] or _user(), "because": options["because"]}
+        common = {"backend": backend, "by": options["by"] or user(), "because": options["because"]}
         if options["ids"]:
             bulk = self._by_ids(options, common)
         else:
@@ -285,11 +285,3 @@ which nobody has done anything since they failed so long ago. One that a job car
         else:
             self.say(f"{bulk.done:,} purged")
         return ExitCode.DONE
-
-
-def _user() -> str:
-    """Of the operating system; "" where it has no name for him."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""

@@ -9,8 +9,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from stoker.guards.crowded import Crowded, CrowdedKey, crowded
-from stoker.stats import ClusterState, Overview, QueueDepth, WorkerState, overview
+from stoker.queue_depths import QueueDepth
+from stoker.stats import ClusterState, Overview, WorkerState, overview
 
+from .queues import told
 from .subcommand import (
     ExitCode,
     Subcommand,
@@ -32,7 +34,9 @@ beyond 100,000 may be estimates; they are marked with a ~.
 --json writes one object:
   backend, cluster, broker, server   what was looked at
   taken_at                           when
-  queues[]         name, ready, deferred, blocked, running, is_exact, oldest_ready_seconds or null
+  queues[]         name, ready, deferred, blocked, running, is_exact, oldest_ready_seconds or null,
+                   paused or null
+    paused         since, by, because
   clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
                    request ("", "quiet" or "stop"), started_at, silent_seconds,
                    queues[] (empty: all), leases, workers[]
@@ -76,6 +80,9 @@ Keys may be added; those above stay."""
         yield heading("Queues")
         rows = [_queue_row(queue) for queue in seen.queues]
         yield from _table(QUEUE_COLUMNS, rows) if rows else ["  none has a job"]
+        for queue in seen.queues:
+            if queue.paused is not None:
+                yield f"  {queue.name} is {told(queue.paused)}"
         yield ""
         yield heading("Finished jobs that are kept")
         kept, about = seen.finished, _about(seen.finished.is_exact)

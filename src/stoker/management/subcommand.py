@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -204,6 +205,14 @@ def within_deadlines(settings: Settings) -> Settings:
 
     set_deadlines(settings)
     return settings
+
+
+def user() -> str:
+    """Who runs this, as the operating system says; "" where it has no name for him."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 def one_sentence(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from .guard_key import GuardKey
 from .job import Job
 from .lock import Lock
 from .need import Need
+from .paused_queue import PausedQueue
 from .ready import Ready
 from .requeue import Requeue
 from .unique_key import UniqueKey
@@ -32,6 +33,7 @@ __all__ = [
     "Job",
     "Lock",
     "Need",
+    "PausedQueue",
     "Ready",
     "Requeue",
     "UniqueKey",

@@ -22,6 +22,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "cluster_resumed": (logging.INFO, "This cluster takes jobs again."),
     "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
+    "drained_but_paused": (
+        logging.WARNING,
+        "Drained, but for what is paused: jobs of {queues} are left waiting.",
+    ),
     "cluster_reloading": (logging.INFO, "Reloading the code: {why}."),
     "reload_refused": (
         logging.ERROR,

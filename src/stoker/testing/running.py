@@ -26,6 +26,7 @@ from stoker.lifecycle.outcomes import (
     Snoozed,
     Succeeded,
 )
+from stoker.models import PausedQueue
 from stoker.package import sealer_for
 from stoker.results import Result, fetch
 
@@ -113,7 +114,7 @@ def drain(
     """Run the jobs that are due, highest priority first, in this process and on its connections.
 
     A job that is to be tried again is tried again at once, up to its ``max_attempts``. A job that
-    snoozes waits on.
+    snoozes waits on. The jobs of a paused queue wait, too.
 
     Args:
         backend: the name under ``TASKS``.
@@ -168,6 +169,7 @@ class Runner:
             limit,
             holder=self._holder,
             lease_seconds=self.settings.lease_seconds,
+            passed_over=PausedQueue.objects.using(self.settings.database).names(),
         )
 
     def _try(self, delivery: Delivery) -> Ran:

@@ -18,6 +18,7 @@ from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.claims import RATED_SECONDS, Claims
 from stoker.cluster.flights import Flights
 from stoker.cluster.patience import Patience
+from stoker.cluster.pauses import Pauses
 from stoker.cluster.permits import REMEMBERED, Permits
 from stoker.cluster.plan import Plan
 from stoker.cluster.recall import Recall
@@ -346,6 +347,18 @@ def claim(claims: Claims, prompt_room: int, *, is_hungry: bool) -> None:
     claims.look_ahead()
 
 
+class NothingPaused(Pauses):
+    """No store is there to be read."""
+
+    def __init__(self) -> None:
+        """Nothing is needed."""
+
+    queues = frozenset()
+
+    def are_known(self, patience: Patience) -> bool:
+        return True
+
+
 @pytest.fixture
 def broker(plan: Plan, clock: Clock) -> Stand:
     return Stand(plan, clock)
@@ -353,7 +366,8 @@ def broker(plan: Plan, clock: Clock) -> Stand:
 
 @pytest.fixture
 def claims(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Claims:
-    return Claims(plan, broker, Patience(plan.settings, broker), flights, board)
+    patience = Patience(plan.settings, broker)
+    return Claims(plan, broker, patience, flights, board, NothingPaused())
 
 
 def test_no_more_jobs_with_a_rate_are_asked_for_than_can_start(

@@ -17,6 +17,7 @@ from stoker.management.dead import Dead
 from stoker.management.enqueue import Enqueue
 from stoker.management.health import Health
 from stoker.management.info import Info
+from stoker.management.queues import ClearQueue, PauseQueue, ResumeQueue
 from stoker.management.run import Run
 from stoker.management.subcommand import (
     ExitCode,
@@ -27,7 +28,17 @@ from stoker.management.subcommand import (
     refuse,
 )
 
-SUBCOMMANDS: tuple[type[Subcommand], ...] = (Run, Info, Health, Enqueue, Dead, Clusters)
+SUBCOMMANDS: tuple[type[Subcommand], ...] = (
+    Run,
+    Info,
+    Health,
+    Enqueue,
+    Dead,
+    PauseQueue,
+    ResumeQueue,
+    ClearQueue,
+    Clusters,
+)
 
 EPILOG = """\
 `manage.py stoker SUBCOMMAND --help` tells more of each, with examples.
@@ -39,7 +50,8 @@ class Command(BaseCommand):
     """Parses, calls, and turns errors into sentences and exit codes."""
 
     help = (
-        "Background jobs: run a cluster of workers, look at it, enqueue a job, see to dead letters."
+        "Background jobs: run a cluster of workers, look at it, enqueue a job, see to dead letters "
+        "and queues."
     )
     # `run` checks what it needs by itself; the others must answer quickly.
     requires_system_checks = ()

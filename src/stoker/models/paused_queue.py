@@ -1,0 +1,40 @@
+"""Queues that are paused: no cluster starts their jobs until somebody resumes them. Every pusher
+reads the whole table twice a second: it has a row for each paused queue, and mostly none."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from .clock import MICROSECONDS, database_now_us
+from .job import moment
+
+
+class PausedQueueQuerySet(models.QuerySet["PausedQueue"]):
+    def names(self) -> frozenset[str]:
+        """Of all that are paused."""
+        return frozenset(self.values_list("queue", flat=True))
+
+    def pause(self, queue: str, by: str, because: str) -> None:
+        """Pause a queue. One that is paused stays so as it is: who was first is told of."""
+        since = moment(database_now_us(self.db) / MICROSECONDS)
+        row = PausedQueue(queue=queue, since=since, by=by[:150], because=because[:255])
+        self.bulk_create([row], ignore_conflicts=True)
+
+    def resume(self, queue: str) -> bool:
+        """Let a queue go on. False: it was not paused."""
+        return bool(self.filter(queue=queue).delete()[0])
+
+
+class PausedQueue(models.Model):
+    queue = models.CharField(max_length=100, primary_key=True)
+    since = models.DateTimeField()
+    by = models.CharField(max_length=150, default="", blank=True)
+    because = models.CharField(max_length=255, default="", blank=True)
+
+    objects = PausedQueueQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "paused queue"
+
+    def __str__(self) -> str:
+        return f"{self.queue} is paused"

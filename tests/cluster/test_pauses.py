@@ -1,0 +1,69 @@
+"""Paused queues and real clusters: a pause counts at once, and outlives every process."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker import queues
+from stoker.models import Attempt, Claimed, Job, Ready
+
+from tests.app import chaos, tasks
+from tests.app.models import Ledger
+from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.ends import end_of, value_of
+from tests.cluster.test_stop import let_it_prefetch
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+mail = tasks.write_ledger.using(queue_name="mail")
+
+
+def test_what_runs_goes_on_and_what_was_fetched_is_given_back_uncounted(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        let_it_prefetch(cluster)
+        may_end = tmp_path / "may end"
+        long = chaos.run_until.using(queue_name="mail").enqueue_many([((str(may_end),), {})] * 2)
+        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
+        mail.enqueue_many([((), {})] * 30)
+        wait_for(lambda: Claimed.objects.count() > 10, cluster.tail)
+        queues.pause("mail")
+        wait_for(lambda: Ready.objects.filter(queue="mail").count() == 30, cluster.tail)
+        assert set(Ready.objects.values_list("attempts", "crashes")) == {(0, 0)}
+        may_end.touch()
+        for result in long:
+            assert end_of(result, cluster).job.status == Job.Status.SUCCESSFUL
+        assert value_of(tasks.add.enqueue(1, 2), cluster) == 3, "other queues go on"
+        assert Ready.objects.count() == 30
+        queues.resume("mail")
+        wait_for(lambda: Ledger.objects.count() == 32, cluster.tail)
+        wait_for(lambda: not Claimed.objects.exists(), cluster.tail)
+    assert not Attempt.objects.exists()
+
+
+def test_a_pause_holds_over_a_restart_and_for_a_new_pusher(tmp_path: Path) -> None:
+    queues.pause("mail")
+    waits = mail.enqueue()
+    for _ in range(2):
+        with running_cluster(tmp_path) as cluster:
+            assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+            cluster.wait_for_crew()
+            (pusher,) = cluster.crew()["pusher"]
+            pusher.kill()
+            pusher.wait()
+            assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+            assert Ready.objects.filter(pk=waits.id).exists()
+            cluster.stop()
+    assert not Ledger.objects.exists()
+
+
+def test_a_drain_is_over_when_only_paused_queues_have_jobs_and_says_so(tmp_path: Path) -> None:
+    queues.pause("mail")
+    waits, runs = mail.enqueue(), tasks.add.enqueue(1, 2)
+    with running_cluster(tmp_path, "--drain") as cluster:
+        assert cluster.wait() == 0
+        assert "Drained, but for what is paused: jobs of mail are left waiting." in cluster.text()
+    assert Job.objects.get(pk=runs.id).status == Job.Status.SUCCESSFUL
+    assert list(Ready.objects.values_list("pk", "attempts")) == [
+        (Job.objects.get(pk=waits.id).pk, 0)
+    ]

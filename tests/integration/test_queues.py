@@ -1,0 +1,136 @@
+"""Queues: seen, paused, resumed, cleared."""
+
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+
+from stoker import queues
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.exceptions import QueueNotFound
+from stoker.models import Job, PausedQueue
+from stoker.progress import JobState
+from stoker.testing import drain
+
+from tests.app import guarded, tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+_ID = uuid4()
+
+
+def say(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    call_command("stoker", *arguments)
+    return capsys.readouterr().out.strip()
+
+
+def test_a_pause_is_kept_with_who_and_why() -> None:
+    pause = queues.pause("mail", by="alice", because="the provider is down")
+    assert (pause.by, pause.because) == ("alice", "the provider is down")
+    again = queues.pause("mail", by="bob")
+    assert again == pause, "who was first is told of"
+    assert queues.get("mail").paused == pause
+    assert [one.name for one in queues.list() if one.paused] == ["mail"]
+    assert queues.resume("mail")
+    assert not queues.resume("mail")
+    assert queues.get("mail").paused is None
+
+
+def test_a_pause_belongs_to_its_transaction() -> None:
+    with transaction.atomic():
+        queues.pause("mail")
+        transaction.set_rollback(True)
+    assert not PausedQueue.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101])
+def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+    for act in (queues.pause, queues.resume, queues.clear):
+        with pytest.raises(QueueNotFound, match="1 to 100 characters"):
+            act(name)
+
+
+def test_a_mistyped_name_is_refused(settings: Any) -> None:
+    options = settings.TASKS["default"]
+    settings.TASKS = {"default": {**options, "QUEUES": ["default", "mail"]}}
+    with pytest.raises(QueueNotFound, match="has default, mail, and no job is in a queue"):
+        queues.pause("mial")
+    with pytest.raises(QueueNotFound):
+        queues.get("mial")
+    queues.pause("mail")
+
+
+def test_drain_leaves_what_is_paused() -> None:
+    queues.pause("mail")
+    waits = tasks.add.using(queue_name="mail").enqueue(1, 2)
+    runs = tasks.add.enqueue(3, 4)
+    assert [ran.id for ran in drain()] == [runs.id]
+    waits.refresh()
+    assert waits.state is JobState.READY
+    queues.resume("mail")
+    assert [ran.id for ran in drain()] == [waits.id]
+
+
+def test_clear_cancels_what_waits_wherever_and_keeps_it() -> None:
+    ready = [tasks.nothing.using(queue_name="mail").enqueue() for _ in range(3)]
+    deferred = tasks.nothing.using(queue_name="mail", run_after=3600).enqueue()
+    other = tasks.nothing.enqueue()
+    assert queues.clear("mail", dry_run=True) == queues.Cleared(4, 0)
+    assert queues.clear("mail", limit=1, by="alice", because="old").done == 1
+    assert queues.clear("mail", by="alice", because="old") == queues.Cleared(3, 3)
+    for result in (*ready, deferred):
+        job = Job.objects.get(pk=result.id)
+        assert job.status == Job.Status.CANCELLED
+        assert job.reason == "the queue was cleared by alice: old"
+    other.refresh()
+    assert other.state is JobState.READY
+    assert queues.clear("mail") == queues.Cleared(0, 0)
+
+
+def test_clear_leaves_what_runs_and_frees_what_others_wait_for() -> None:
+    settings = settings_for()
+    running = guarded.enter.enqueue()
+    held = broker_for(settings).claim([], 1, holder=_ID, lease_seconds=60)
+    blocked = guarded.enter.enqueue()
+    assert broker_for(settings).claim([], 1, holder=_ID, lease_seconds=60) == []
+    assert queues.clear("default") == queues.Cleared(1, 1)
+    blocked.refresh()
+    assert blocked.state is JobState.CANCELLED
+    running.refresh()
+    assert running.state is JobState.RUNNING
+    assert len(held) == 1
+
+
+def test_clear_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "AT_ONCE", 2)
+    tasks.nothing.enqueue_many([((), {})] * 7)
+    assert queues.clear("default", limit=5) == queues.Cleared(5, 5)
+    assert queues.clear("default") == queues.Cleared(2, 2)
+
+
+def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks.nothing.using(queue_name="mail").enqueue()
+    told = say("pause", "mail", "--by", "alice", "--because", "it is down", capsys=capsys)
+    assert told.startswith("mail is paused since 20")
+    assert told.endswith(", by alice: it is down")
+    assert told in say("info", capsys=capsys)
+    (mail,) = (
+        one
+        for one in json.loads(say("info", "--json", capsys=capsys))["queues"]
+        if one["name"] == "mail"
+    )
+    assert (mail["paused"]["by"], mail["paused"]["because"]) == ("alice", "it is down")
+    again = json.loads(say("pause", "mail", "--json", capsys=capsys))
+    assert again == {"queue": "mail", "paused": mail["paused"]}
+    assert say("clear", "mail", "--dry-run", capsys=capsys) == "1 would be cancelled"
+    assert say("clear", "mail", capsys=capsys) == "1 cancelled"
+    assert json.loads(say("clear", "mail", "--json", capsys=capsys)) == {
+        "queue": "mail", "matched": 0, "done": 0, "dry_run": False,
+    }  # fmt: skip
+    assert say("resume", "mail", capsys=capsys) == "mail goes on"
+    assert say("resume", "mail", capsys=capsys) == "mail was not paused"
+    assert json.loads(say("resume", "mail", "--json", capsys=capsys))["was_paused"] is False

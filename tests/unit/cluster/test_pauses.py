@@ -1,0 +1,137 @@
+"""What a pusher does about paused queues: nothing of them starts, and no other waits for that."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from stoker.brokers.base import Delivery
+from stoker.brokers.memory import MemoryBroker
+from stoker.cluster.flights import Flights
+from stoker.cluster.patience import Patience
+from stoker.cluster.pauses import LOOK_SECONDS, Pauses
+from stoker.cluster.plan import Plan
+from stoker.cluster.recall import Recall
+from stoker.exceptions import BrokerUnavailable
+
+from tests.unit.cluster.parts import Clock
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("clock")]
+
+Make = Callable[..., list[Delivery]]
+
+
+class Table:
+    """In the place of the stored pauses."""
+
+    def __init__(self) -> None:
+        self.paused: set[str] = set()
+        self.looks = 0
+        self.is_away = False
+
+    def all(self) -> "Table":
+        return self
+
+    def names(self) -> frozenset[str]:
+        self.looks += 1
+        if self.is_away:
+            raise BrokerUnavailable("away")
+        return frozenset(self.paused)
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+@pytest.fixture
+def patience(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Patience:
+    monkeypatch.setattr(
+        "stoker.cluster.patience.connections", {"default": SimpleNamespace(close=int)}
+    )
+    return Patience(plan.settings, MemoryBroker(replace(plan.settings, broker="memory://")))
+
+
+@pytest.fixture
+def pauses(plan: Plan, flights: Flights, recall: Recall, table: Table) -> Pauses:
+    pauses = Pauses(plan.settings, flights, recall)
+    pauses._paused = table  # type: ignore[assignment] # it has what is asked of one
+    return pauses
+
+
+def test_claims_cost_a_look_twice_a_second_at_most(
+    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+) -> None:
+    for _ in range(100):
+        assert pauses.are_known(patience)
+        clock.turn(LOOK_SECONDS / 10)
+    assert table.looks == 10
+
+
+def test_nobody_looks_while_nothing_is_in_flight_or_paused(
+    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+) -> None:
+    for _ in range(10):
+        pauses.look_if_due(patience)
+        clock.turn(10)
+    assert table.looks == 0
+    assert pauses.next_look() == float("inf")
+
+
+def test_no_claim_is_made_by_who_cannot_read_the_pauses(
+    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+) -> None:
+    assert pauses.are_known(patience)
+    table.is_away = True
+    clock.turn(LOOK_SECONDS)
+    assert not pauses.are_known(patience)
+    table.is_away = False
+    assert not pauses.are_known(patience), "it is too early to ask again"
+    clock.turn(LOOK_SECONDS)
+    assert pauses.are_known(patience)
+
+
+def test_what_waits_is_given_back_and_what_waits_of_others_is_not(
+    pauses: Pauses, patience: Patience, table: Table, flights: Flights, deliveries: Make
+) -> None:
+    mail, report = deliveries(2)
+    mail = mail._replace(queue="mail")
+    flights.add([mail, report], leased_at=1000.0)
+    table.paused = {"mail"}
+    pauses.look_if_due(patience)
+    assert [one.delivery for one in flights.given_back()] == [mail]
+    assert [one.delivery for one in flights.waiting] == [report]
+
+
+def test_an_end_of_a_pause_is_told(
+    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+) -> None:
+    told: list[str] = []
+    pauses.on_resume = lambda: told.append("resumed")
+    table.paused = {"mail"}
+    assert pauses.are_known(patience)
+    clock.turn(LOOK_SECONDS)
+    pauses.look_if_due(patience)
+    assert pauses.queues == {"mail"}
+    table.paused = set()
+    pauses.look_if_due(patience)
+    assert not told, "it has looked a moment ago"
+    clock.turn(LOOK_SECONDS)
+    pauses.look_if_due(patience)
+    assert told == ["resumed"]
+
+
+def test_what_is_taken_back_from_a_worker_is_given_back(
+    pauses: Pauses, patience: Patience, table: Table, flights: Flights, deliveries: Make
+) -> None:
+    flights.add([one._replace(queue="mail") for one in deliveries(2)], leased_at=1000.0)
+    first, second = flights.send(0, 2)
+    flights.take_back(second)
+    table.paused = {"mail"}
+    assert pauses.are_known(patience)
+    assert flights.given_back() == [second]
+    assert first.is_open
+    flights.take_back(first)
+    assert flights.given_back() == [second, first]
+    assert not flights.waiting
