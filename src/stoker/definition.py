@@ -17,7 +17,7 @@ from .compat import (
     DjangoTask,
 )
 from .dead_letter_policy import DeadLetters
-from .exceptions import UnknownTask
+from .exposure import expose
 from .finding import find_task
 from .guard_checks import in_sequence, one_guard, some_guards
 from .guard_options import InSequence, Limit, Lock, Rate, Unique
@@ -31,6 +31,7 @@ from .options import (
     backoff,
     error_classes,
     expiry,
+    exposure,
     function,
     not_before,
     one_policy,
@@ -133,6 +134,10 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
     on_dead_letter: Callable[[Any], object] | None = option(None, function)
     """Called with each new or updated dead letter: its row, in the monitor, after the commit."""
 
+    exposed: bool | str = option(False, exposure)
+    """Whether it may be enqueued over HTTP (``stoker.api``): True = by its path, as
+    ``shop.tasks.send_welcome``; a text = by that name."""
+
     def __post_init__(self) -> None:
         """Check every option.
 
@@ -147,6 +152,7 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
                 object.__setattr__(self, spec.name, checked)
         DjangoTask.__post_init__(self)
         refuse_strangers(self, GUARDS)
+        expose(self)
 
     def using(self, **changes: Unpack[Changes]) -> Self:
         """This task with other options.
@@ -259,40 +265,4 @@ def option_fields() -> list[Field[Any]]:
 
 
 def _restored(kind: type[Task[..., Any]], path: str, values: dict[str, Any]) -> Task[..., Any]:
-    if issubclass(kind, AbsentTask):
-        return absent_task(path, values["backend"])
     return kind(func=find_task(path).func, **values)
-
-
-class AbsentTask(Task[..., Any]):
-    """Stands in a result for a task that is not there any more: a name, and nothing to run."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        """There is nothing to check."""
-
-    @property
-    def name(self) -> str:
-        return self.module_path.rpartition(".")[2]
-
-    @property
-    def module_path(self) -> str:
-        return self.func.path  # type: ignore[attr-defined,no-any-return] # an _Absent
-
-
-@dataclass(frozen=True, slots=True)
-class _Absent:
-    """The function that is not there."""
-
-    path: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise UnknownTask(
-            f"There is no task {self.path!r} here (any more), so it cannot be called."
-        )
-
-
-def absent_task(path: str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> AbsentTask:
-    """A stand-in for the task of that name. Never raises; calling it raises UnknownTask."""
-    return AbsentTask(func=_Absent(path), backend=backend)

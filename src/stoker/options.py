@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -43,6 +44,7 @@ class Options(_Carried, total=False):
     atomic: bool
     dead_letters: DeadLetters | None
     on_dead_letter: Callable[[Any], object] | None
+    exposed: bool | str
 
 
 class Changes(_Carried, total=False):
@@ -58,6 +60,7 @@ class Changes(_Carried, total=False):
 
 OPTIONS = tuple(Options.__annotations__)
 CHANGES = tuple(Changes.__annotations__)
+EXPOSED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 GUARDS = ("unique", "lock", "limit", "rate", "sequence")
 """The options that are guards."""
 
@@ -142,6 +145,16 @@ def yes_or_no(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidTaskOption(f"{name}={value!r}: write True or False.")
     return value
+
+
+def exposure(name: str, value: Any) -> bool | str:
+    """Whether a task is exposed, or the name that it has outside."""
+    if isinstance(value, bool) or (isinstance(value, str) and EXPOSED_NAME.fullmatch(value)):
+        return value
+    raise InvalidTaskOption(
+        f"{name}={value!r}: write True, False, or a name of up to 255 letters, digits, dots, "
+        "underscores and hyphens."
+    )
 
 
 def whole(minimum: int, maximum: int) -> Check:

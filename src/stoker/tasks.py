@@ -19,8 +19,9 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from . import compat
+from .absent import AbsentTask, absent_task
 from .compat import DEFAULT_TASK_BACKEND_ALIAS, task_backends
-from .definition import AbsentTask, Call, Task, absent_task, option_fields
+from .definition import Call, Task, option_fields
 from .exceptions import InvalidTaskOption
 from .finding import find_task
 from .options import OPTIONS, Options, TaskOptions, options_of, refuse_unknown

@@ -10,8 +10,8 @@ import pytest
 
 import stoker
 from stoker import DuplicateJob, InSequence, Limit, Lock, Rate, Unique
+from stoker.absent import absent_task
 from stoker.compat import DjangoTask, TaskContext
-from stoker.definition import absent_task
 from stoker.exceptions import InvalidTaskOption, StokerError
 from stoker.key_templates import names_in, signature_of_call
 from stoker.options import CHANGES, GUARDS, OPTIONS, is_guarded

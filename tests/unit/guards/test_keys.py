@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import InSequence, Limit, Lock, Rate, Unique
+from stoker.absent import absent_task
 from stoker.compat import DjangoTask, TaskContext
-from stoker.definition import Task, absent_task
+from stoker.definition import Task
 from stoker.exceptions import InvalidTaskOption, NotSerializable
 from stoker.guards.keys import UniqueClaim, needs_of, unique_of
 from stoker.models.need import Need, NewNeed
