@@ -17,6 +17,7 @@ from stoker.models import Attempt, Claimed, Deferred, Job, Ready, places
 from stoker.models.admission import Rated
 from stoker.models.claiming import Claiming, Leasing
 from stoker.models.clock import microseconds
+from stoker.models.due import what_is_due
 from stoker.models.guard_upkeep import call_due, look_after, next_due_seconds
 from stoker.models.job import NewJob
 from stoker.models.withdrawing import withdraw
@@ -115,8 +116,10 @@ class OrmBroker(Broker):
     def _promote_due(self, rated_limit: int) -> int:
         """Move jobs whose moment has come to where claims find them."""
         self._promote_at = time.monotonic() + PROMOTE_SECONDS
-        called = call_due(self.alias, rated_limit)
-        return Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE) + called
+        due = what_is_due(self.alias)
+        called = call_due(self.alias, rated_limit) if due.keys else 0
+        promoted = Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE) if due.jobs else 0
+        return called + promoted
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         with explained(self.alias):

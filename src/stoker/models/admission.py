@@ -22,7 +22,7 @@ from .listing import update_each
 from .need import Need, StatedNeed
 from .ready import Place, Ready
 from .statements import delete_by_key, update_by_key
-from .turns import call_all
+from .turns import LOOK_AGAIN_US, call_all
 
 ALREADY_RUNNING = "already running"
 
@@ -135,11 +135,16 @@ class _Admission:
         key, holders = self._keys[need.key_id], self._holders[need.key_id]
         if need.kind == Need.Kind.SEQUENCE:
             return holders <= {place.job_id} and (bool(holders) or self._is_first(need))
+        is_rate = need.kind == Need.Kind.RATE
+        has_room = is_rate or len(holders - {place.job_id}) < key.room
         if self._is_somebody_before(key, place):
+            if has_room and key.due_us is None:  # as when somebody's transaction withdraws them
+                key.due_us = self._now_us + LOOK_AGAIN_US
+                self._note(key, "due_us")
             return False
-        if need.kind == Need.Kind.RATE:
+        if is_rate:
             return self._rated_left > 0 and self._is_permitted(key, need)
-        return len(holders - {place.job_id}) < key.room
+        return has_room
 
     def _is_permitted(self, key: GuardKey, need: StatedNeed) -> bool:
         weight = rate_window.cost(key.rule, need.weight)
