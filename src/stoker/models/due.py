@@ -1,4 +1,4 @@
-"""Whether something has fallen due: asked before every claim, so in one statement without the ORM."""
+"""Whether something has fallen due: asked before every claim, so in one plain statement."""
 
 from __future__ import annotations
 
