@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from .guards.limits import set_limit as set_limit
     from .guards.locks import lock as lock
     from .lifecycle.running import fencing_number as fencing_number
+    from .lifecycle.scheduled import scheduled_moment as scheduled_moment
     from .progress import JobState as JobState
     from .results import Result as Result
+    from .schedule_options import Cron as Cron
+    from .schedule_options import every as every
+    from .schedule_options import once as once
     from .tasks import Task as Task
     from .tasks import TaskContext as TaskContext
     from .tasks import task as task
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Cancel": "exceptions",
+    "Cron": "schedule_options",
     "DeadLetters": "dead_letter_policy",
     "DuplicateJob": "exceptions",
     "InSequence": "guard_options",
@@ -70,10 +75,13 @@ _HOMES = {
     "TaskTimeout": "exceptions",
     "Unique": "guard_options",
     "constant": "backoff",
+    "every": "schedule_options",
     "exponential": "backoff",
     "fencing_number": "lifecycle.running",
     "linear": "backoff",
     "lock": "guards.locks",
+    "once": "schedule_options",
+    "scheduled_moment": "lifecycle.scheduled",
     "set_limit": "guards.limits",
     "task": "tasks",
 }

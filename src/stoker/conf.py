@@ -16,7 +16,9 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
 from .dead_letter_policy import DeadLetters
+from .declared_schedules import schedules_by_name
 from .exceptions import ConfigurationError
+from .schedule_options import Scheduled
 from .setting_values import (
     Check,
     LetterRetention,
@@ -93,11 +95,9 @@ class Settings:
         "cluster takes over.",
     )  # fmt: skip
     max_attempts: int = option(
-        "MAX_ATTEMPTS",
-        3,
-        whole(1, 10_000),
+        "MAX_ATTEMPTS", 3, whole(1, 10_000),
         "How often a job is tried, unless its task says otherwise.",
-    )
+    )  # fmt: skip
     max_crashes: int = option(
         "MAX_CRASHES", 3, whole(1, 10_000),
         "How often a job may take its worker process down before it is dead-lettered, "
@@ -138,6 +138,16 @@ class Settings:
         "were resolved or discarded, and `open_seconds`, counted from their last failure; None = "
         "for ever. Default: closed ones 30 days, open ones for ever.",
     )  # fmt: skip
+    schedules: tuple[tuple[str, str, Scheduled], ...] = option(
+        "SCHEDULES", (), schedules_by_name,
+        "Schedules by name: each a dict of `task` (its dotted path) and `schedule`: `Cron(...)`, "
+        "`every(...)` or `once(...)`. Tasks can also have their own, and rows can be added.",
+    )  # fmt: skip
+    keep_ticks: int = option(
+        "KEEP_TICKS", 1000, whole(10, 1_000_000),
+        "How many ticks of each schedule are kept to be looked at.",
+    )  # fmt: skip
+    scheduler: bool = option("SCHEDULER", True, flag, "Whether clusters fire schedules.")
     prefetch: int = option(
         "PREFETCH", 250, whole(0, 10_000),
         "Jobs that may wait inside one worker at most, for short tasks; long tasks are "

@@ -17,6 +17,7 @@ from .compat import (
     DjangoTask,
 )
 from .dead_letter_policy import DeadLetters
+from .declared_schedules import declare, schedules_of
 from .exposure import expose
 from .finding import find_task
 from .guard_checks import in_sequence, one_guard, some_guards
@@ -41,6 +42,7 @@ from .options import (
     whole,
     yes_or_no,
 )
+from .schedule_options import Scheduled
 
 if TYPE_CHECKING:
     from .results import Result
@@ -128,6 +130,10 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
     atomic: bool = option(False, yes_or_no)
     """Whether what it writes to the queues' database is committed with its completion, or not."""
 
+    schedule: Scheduled | Sequence[Scheduled] = option((), schedules_of)
+    """When clusters enqueue it by themselves: ``Cron("0 3 * * *")``, ``every(minutes=5)``,
+    ``once(...)``, or a list of them."""
+
     dead_letters: DeadLetters | None = option(None, one_policy)
     """When its dead letters are sent again by themselves. Setting: ``DEAD_LETTERS``."""
 
@@ -153,6 +159,7 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
         DjangoTask.__post_init__(self)
         refuse_strangers(self, GUARDS)
         expose(self)
+        declare(self)
 
     def using(self, **changes: Unpack[Changes]) -> Self:
         """This task with other options.

@@ -19,6 +19,9 @@
     ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
     ├── ClusterNotFound               (also LookupError) there is no such cluster
     ├── QueueNotFound                 (also LookupError) there is no such queue
+    ├── InvalidSchedule               (also ValueError)  a schedule's rule or terms are wrong
+    ├── ScheduleExists                                   there is one of that name
+    ├── ScheduleNotFound              (also LookupError) there is no such schedule
     ├── LockError
     │   ├── LockBusy                  (also TimeoutError) another has the lock
     │   ├── LockLost                                      it is held no longer
@@ -117,6 +120,18 @@ class ClusterNotFound(StokerError, LookupError):
 
 class QueueNotFound(StokerError, LookupError):
     """``QUEUES`` does not name this queue, and no job is in it."""
+
+
+class InvalidSchedule(StokerError, ValueError):
+    """The rule or the terms of a schedule cannot be used; the message says what to write."""
+
+
+class ScheduleExists(StokerError):
+    """There is a schedule of that name, or it is declared elsewhere."""
+
+
+class ScheduleNotFound(StokerError, LookupError):
+    """There is no schedule of that name, or not any more."""
 
 
 class LockError(StokerError):

@@ -17,6 +17,7 @@ from .conf import Settings
 from .dead_letter_policy import DeadLetters
 from .exceptions import InvalidTaskOption
 from .guard_options import InSequence, Limit, Lock, Rate, Unique
+from .schedule_options import Scheduled
 
 ErrorClasses = type[BaseException] | tuple[type[BaseException], ...]
 BackoffOption = Seconds | Sequence[Seconds] | Backoff
@@ -42,6 +43,7 @@ class Options(_Carried, total=False):
     give_up_on: ErrorClasses
     expires: Seconds | None
     atomic: bool
+    schedule: Scheduled | Sequence[Scheduled]
     dead_letters: DeadLetters | None
     on_dead_letter: Callable[[Any], object] | None
     exposed: bool | str
@@ -232,6 +234,8 @@ WORDS_OF_OTHERS = {
     "max_concurrency": "limit",
     "unique_for": "unique",
     "dedupe": "unique",
+    "cron": "schedule",
+    "run_every": "schedule",
 }
 """What other task queues call it."""
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from stoker import Cancel, Retry, Snooze, task
+from stoker import Cancel, Retry, Snooze, scheduled_moment, task
 
 from tests.app.models import Account, Ledger
 
@@ -187,3 +187,8 @@ def enqueue_another(first: int, second: int) -> str:
 def empty_and_fail(numbers: list[int]) -> None:
     numbers.clear()
     raise RuntimeError("emptied")
+
+
+@task
+def tell_moment(when: datetime) -> tuple[datetime, datetime | None]:
+    return when, scheduled_moment()

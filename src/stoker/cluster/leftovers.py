@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from stoker.models import Lock, UniqueKey
+from stoker.models import Lock, Schedule, Tick, UniqueKey
 
 AT_ONCE = 500
 OFTEN_ENOUGH_SECONDS = 3600.0
 UNUSED_LOCK_SECONDS = 24 * 3600.0
+TICKS_SECONDS = 60.0
 PAGES = 20
 """Of keys looked at per run: what is alive is looked at as well, and may be much."""
 
@@ -28,6 +29,7 @@ class Leftovers:
         self._beat = beat
         self._locks_at = 0.0
         self._keys_at = 0.0
+        self._ticks_at = 0.0
         self._last_key: UUID | None = None
 
     def forget_locks(self) -> int:
@@ -57,4 +59,18 @@ class Leftovers:
             if self._last_key is None:
                 self._keys_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
                 break
+        return forgotten
+
+    def forget_ticks(self, keep: int) -> int:
+        """Remove the ticks of each schedule but for the newest so many."""
+        if time.monotonic() < self._ticks_at:
+            return 0
+        self._ticks_at = time.monotonic() + TICKS_SECONDS
+        forgotten = 0
+        schedules = Schedule.objects.using(self._alias).values_list("pk", flat=True)
+        for schedule_id in list(schedules):
+            ticks = Tick.objects.using(self._alias)
+            while count := ticks.forget(schedule_id, keep, AT_ONCE):
+                forgotten += count
+                self._beat()
         return forgotten

@@ -1,8 +1,12 @@
-"""The scheduler: sleeps until something is due. So far that is upkeep."""
+"""The scheduler: fires schedules on time, and has upkeep done beside it, in a thread of its own:
+nothing that upkeep does may hold up a tick."""
 
 from __future__ import annotations
 
+import threading
 import time
+
+from django.db import connections
 
 from stoker.brokers import broker_for
 
@@ -10,9 +14,10 @@ from . import board as place
 from .channel import is_readable
 from .patience import set_deadlines
 from .process import Child
+from .ticks import LOOK_SECONDS, Ticks
 from .upkeep import Upkeep
 
-LOOK_SECONDS = 0.5
+FAREWELL_SECONDS = 5.0
 
 
 def main(child: Child) -> None:
@@ -27,23 +32,54 @@ class Scheduler:
         self.settings = child.plan.settings
         set_deadlines(self.settings)
         self.broker = broker_for(self.settings)
-        self.upkeep = Upkeep(child.plan, self.settings, self.broker, self._beat)
-        self.is_over = False
-        self._upkeep_at = 0.0
+        self.upkeep = Upkeep(child.plan, self.settings, self.broker, self._beat_of_upkeep)
+        self.ticks = Ticks(self.settings, self.broker, self._beat, self._listen)
+        self._is_over = threading.Event()
+        self._beat_ns = self._upkeep_beat_ns = time.monotonic_ns()
 
     def run(self) -> None:
-        self.upkeep.clean_up_at_start()
-        while not self.is_over:
+        thread = threading.Thread(target=self._do_upkeep, name="upkeep", daemon=True)
+        thread.start()
+        while not self._is_over.is_set():
             self._beat()
-            if time.monotonic() >= self._upkeep_at:
-                self.upkeep.run()
-                self._upkeep_at = time.monotonic() + self.settings.upkeep_seconds
-            self.upkeep.vacuum_if_due()
-            is_readable(LOOK_SECONDS, self.child.control)
-            for message, _ in self.child.control.receive(block=False):
-                self.is_over = self.is_over or message[0] == "exit"
-        self.upkeep.give_up_lease()
+            if self.settings.scheduler:
+                self.ticks.run_once()
+            else:
+                self._listen(LOOK_SECONDS)
+        thread.join(FAREWELL_SECONDS)
         self.broker.close()
 
+    def _do_upkeep(self) -> None:
+        try:
+            self.upkeep.clean_up_at_start()
+            due_at = 0.0
+            while not self._is_over.is_set():
+                self._beat_of_upkeep()
+                if time.monotonic() >= due_at:
+                    self.upkeep.run()
+                    due_at = time.monotonic() + self.settings.upkeep_seconds
+                self.upkeep.vacuum_if_due()
+                self._is_over.wait(LOOK_SECONDS)
+            self.upkeep.give_up_lease()
+        finally:
+            connections.close_all()  # those of this thread
+
+    def _listen(self, seconds: float) -> bool:
+        """Wait for so long, or until the sentinel says something. Whether it is over."""
+        if is_readable(seconds, self.child.control):
+            for message, _ in self.child.control.receive(block=False):
+                if message[0] == "exit":
+                    self._is_over.set()
+        return self._is_over.is_set()
+
     def _beat(self) -> None:
-        self.child.board[place.SCHEDULER_BEAT_NS] = time.monotonic_ns()
+        self._beat_ns = time.monotonic_ns()
+        self._show()
+
+    def _beat_of_upkeep(self) -> None:
+        self._upkeep_beat_ns = time.monotonic_ns()
+        self._show()
+
+    def _show(self) -> None:
+        """It hangs when either of the two does."""
+        self.child.board[place.SCHEDULER_BEAT_NS] = min(self._beat_ns, self._upkeep_beat_ns)

@@ -36,6 +36,7 @@ from stoker.models import (
     Lock,
     Need,
     Ready,
+    Schedule,
 )
 from stoker.models.dead_letter_search import told_by_dead_letters
 from stoker.models.statements import moves_rows_in_one_statement
@@ -50,7 +51,7 @@ BATCH = 500
 LOCK = "stoker:upkeep"
 VACUUM_SECONDS = 2.0
 OLD_BOARD_SECONDS = 86_400.0
-HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey)
+HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Schedule)
 
 
 class Grave(NamedTuple):
@@ -104,6 +105,7 @@ class Upkeep:
             self._step("prune", self.prune)
             self._step("locks", self.leftovers.forget_locks)
             self._step("unique keys", self.leftovers.forget_keys)
+            self._step("ticks", lambda: self.leftovers.forget_ticks(self._settings.keep_ticks))
 
     def vacuum_if_due(self) -> None:
         """Claims walk the left edge of the hot tables: dead rows there must go within seconds, not

@@ -227,9 +227,15 @@ class Executor:
     def _announce(self, opened: Opened) -> Token[Running | None]:
         """Let everybody know what runs here, until the token is given back."""
         delivery, package = opened.delivery, opened.package
-        token = current.set(
-            Running(delivery.job_id, package.task, delivery.attempt, package.queue, delivery.fence)
+        running = Running(
+            delivery.job_id,
+            package.task,
+            delivery.attempt,
+            package.queue,
+            delivery.fence,
+            package.metadata,
         )
+        token = current.set(running)
         if opened.result is not None:
             task_signals.task_started.send_robust(self._sender, task_result=opened.result)
             pre_execute.send_robust(self._sender, task_result=opened.result)

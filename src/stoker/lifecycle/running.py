@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -35,6 +36,8 @@ class Running:
     attempt: int
     queue: str
     fence: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """What its package carries beside the arguments."""
 
 
 tasks_logger = logging.getLogger(TASKS_APP)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,9 @@ from .newcomers import Newcomer
 from .uniqueness import identity_of
 
 Call = tuple[Iterable[Any], Mapping[str, Any]]
+
+carried: ContextVar[Mapping[str, str]] = ContextVar("stoker_carried", default={})  # noqa: B039 - never changed
+"""What jobs that are enqueued in this context carry as metadata."""
 
 
 class Sealing:
@@ -95,7 +99,7 @@ class Sealing:
         options: JobOptions,
     ) -> Newcomer:
         task, positional, named = self._task, tuple(args), dict(kwargs)
-        _refuse_wrong_arguments(task, positional, named)
+        refuse_wrong_arguments(task, positional, named)
         claim = unique_of(task, positional, named)
         if claim is not None:
             options = replace(options, identity=identity_of(claim))
@@ -123,7 +127,7 @@ class Sealing:
         return Newcomer(package, message, self._result(package, run_after), claim)
 
     def _metadata(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
-        metadata: dict[Any, Any] = {}
+        metadata: dict[Any, Any] = dict(carried.get())
         pre_enqueue.send_robust(
             self._sender, task=self._task, args=args, kwargs=kwargs, metadata=metadata
         )
@@ -170,7 +174,7 @@ def _refuse_script(task: Any) -> None:
         )
 
 
-def _refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises TypeError here, where the mistake is, and not in a worker."""
     signature = _signature(task.func)
     if signature is None:

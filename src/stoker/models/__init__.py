@@ -12,6 +12,7 @@ from .claimed import Claimed
 from .cluster import Cluster
 from .dead_letter import DeadLetter
 from .deferred import Deferred
+from .edition import Edition
 from .guard_key import GuardKey
 from .job import Job
 from .lock import Lock
@@ -19,6 +20,8 @@ from .need import Need
 from .paused_queue import PausedQueue
 from .ready import Ready
 from .requeue import Requeue
+from .schedule import Schedule
+from .tick import Tick
 from .unique_key import UniqueKey
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "Cluster",
     "DeadLetter",
     "Deferred",
+    "Edition",
     "GuardKey",
     "Job",
     "Lock",
@@ -36,5 +40,7 @@ __all__ = [
     "PausedQueue",
     "Ready",
     "Requeue",
+    "Schedule",
+    "Tick",
     "UniqueKey",
 ]

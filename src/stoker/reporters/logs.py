@@ -101,6 +101,23 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "pruned": (logging.INFO, "{count} old results were removed."),
     "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and is tried again later: {error}"),
+    "tick": (logging.DEBUG, "Schedule {name}: {outcome}, {seconds:.3f} s after it was due."),
+    "ticks_missed": (logging.WARNING, "Schedule {name}: ticks were missed, and are left out."),
+    "schedule_declared": (logging.INFO, "Schedule {name} is declared: {words}."),
+    "schedule_dropped": (
+        logging.INFO,
+        "Schedule {name} is removed: neither code nor settings declare it any more.",
+    ),
+    "schedule_refused": (logging.ERROR, "Schedule {name} is left as it is: {because}"),
+    "schedules_not_declared": (
+        logging.ERROR,
+        "The schedules of code and settings are left as they are, as importing failed: {error}",
+    ),
+    "schedule_failed": (
+        logging.ERROR,
+        "Schedule {name} could not be fired, and is tried again: {because}",
+    ),
+    "schedule_paused": (logging.ERROR, "Schedule {name} is paused: {because}"),
     "lock_lost": (
         logging.WARNING,
         "The lock {name!r} is lost: {because}. Another may have it while its holder here goes on.",

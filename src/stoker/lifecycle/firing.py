@@ -1,0 +1,235 @@
+"""Fire: a schedule's tick becomes a job. One transaction for each: the tick's row, the job, and
+what comes next are there together, or not at all.
+
+Any number of clusters try at once. Who has the row's lock fires; the others find it moved on. Where
+nothing can be locked, the row must be as it was seen, and the tick's index has the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+
+from stoker.conf import Settings
+from stoker.events import tell
+from stoker.exceptions import DuplicateJob
+from stoker.finding import find_task
+from stoker.models import Job, Schedule, Tick
+from stoker.models.clock import DatabaseNow, database_now_us
+from stoker.results import Result
+from stoker.schedule_plan import Missed, Plan, as_moment, plan
+from stoker.wall_clock import zone_named
+
+from .schedule_rows import opened, variant
+from .scheduled import marked
+
+
+class Overtaken(Exception):
+    """Another was faster: nothing of this is to stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What became of one tick."""
+
+    schedule: Schedule
+    outcome: str
+    moment_us: int
+    job_id: UUID | None
+    late_us: int
+    """After it was due, on the database's clock."""
+
+
+class Firing:
+    """The schedules of one store, fired by one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._schedules = Schedule.objects.using(self._alias)
+        self._ticks = Tick.objects.using(self._alias)
+
+    def fire(self, schedule_id: UUID, now_us: int | None = None) -> Fired | None:
+        """Fire the tick that is due, if it is due still.
+
+        Args:
+            now_us: instead of the database's clock: for tests.
+
+        Returns:
+            None: another has fired it, or there is nothing (any more) to be fired.
+
+        Raises: whatever is wrong with the schedule; or with the database.
+        """
+        try:
+            with transaction.atomic(using=self._alias):
+                fired = self._fire(schedule_id, now_us)
+        except Overtaken:
+            return None
+        except IntegrityError:
+            if not self._step_over(schedule_id, now_us):
+                raise
+            return None
+        if fired is not None:
+            self._tell(fired)
+        return fired
+
+    def release(self, schedule_id: UUID) -> Fired | None:
+        """Fire the tick that was held back, if the job before it has ended."""
+        try:
+            with transaction.atomic(using=self._alias):
+                row = self._schedules.hold(schedule_id)
+                if row is None or row.held_us is None or row.is_paused or self._overlaps(row):
+                    return None
+                moment_us = row.held_us
+                job_id, outcome = self._enqueue(row, moment_us)
+                self._ticks.filter(schedule_id=row.pk, moment_us=moment_us).update(
+                    outcome=outcome, job_id=job_id, fired_us=DatabaseNow()
+                )
+                changes = self._after_job(row, moment_us, job_id, outcome)
+                if changes.get("repeats_left") == 0:
+                    changes |= {"moment_us": None, "due_us": None}
+                self._advance(row, {**changes, "held_us": None})
+        except Overtaken:
+            return None
+        return Fired(row, outcome, moment_us, job_id, 0)
+
+    def fire_by_hand(self, schedule_id: UUID, by: str) -> Result[Any] | None:
+        """Fire it now, whatever its rule says. Its next tick comes as it would have come."""
+        with transaction.atomic(using=self._alias):
+            row = self._schedules.filter(pk=schedule_id).first()
+            if row is None:
+                return None
+            now_us = database_now_us(self._alias)
+            result = self._call(row, now_us)
+            job_id = UUID(result.id)
+            self._record(row, now_us, Tick.Outcome.MANUAL, job_id=job_id, by=by[:150])
+            self._schedules.filter(pk=row.pk).update(
+                last_job_id=job_id,
+                last_moment_us=now_us,
+                last_fired_us=DatabaseNow(),
+                fired_count=F("fired_count") + 1,
+            )
+        return result
+
+    def _fire(self, schedule_id: UUID, now_us: int | None) -> Fired | None:
+        row = self._schedules.hold(schedule_id)
+        if row is None or row.is_paused or row.due_us is None or row.moment_us is None:
+            return None
+        now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
+        if row.due_us > now:
+            return None
+        decided = plan(row.course, row.misfires, row.moment_us, now)
+        changes = self._carry_out(row, decided)
+        following = decided.next_us
+        if changes.get("repeats_left") == 0:
+            following = None
+        if decided.missed is not None:
+            self._record_missed(row, decided.missed)
+            changes["missed_count"] = F("missed_count") + decided.missed.count
+        due_us = None if following is None else row.course.due(following)
+        self._advance(row, {"moment_us": following, "due_us": due_us, "problem": "", **changes})
+        outcome = changes.pop("outcome", Tick.Outcome.MISSED)
+        moment_us = row.moment_us if decided.fire_us is None else decided.fire_us
+        late_us = now - row.course.due(moment_us)
+        return Fired(row, outcome, moment_us, changes.get("last_job_id"), late_us)
+
+    def _carry_out(self, row: Schedule, decided: Plan) -> dict[str, Any]:
+        """Make the job, or hold the tick back. Returns what is to be written to the row."""
+        moment_us = decided.fire_us
+        if moment_us is None:
+            return {}
+        if not self._overlaps(row):
+            job_id, outcome = self._enqueue(row, moment_us)
+            self._record(row, moment_us, outcome, job_id=job_id)
+            return self._after_job(row, moment_us, job_id, outcome)
+        if row.overlap == Schedule.Overlap.SKIP:
+            self._record(row, moment_us, Tick.Outcome.SKIPPED)
+            return {"outcome": Tick.Outcome.SKIPPED}
+        if row.held_us is not None:  # the newer one takes its place
+            self._ticks.filter(schedule_id=row.pk, moment_us=row.held_us).update(
+                outcome=Tick.Outcome.SKIPPED
+            )
+        self._record(row, moment_us, Tick.Outcome.HELD)
+        return {"outcome": Tick.Outcome.HELD, "held_us": moment_us}
+
+    def _enqueue(self, row: Schedule, moment_us: int) -> tuple[UUID | None, str]:
+        try:
+            result = self._call(row, moment_us)
+        except DuplicateJob:
+            return None, Tick.Outcome.SKIPPED
+        return UUID(result.id), Tick.Outcome.FIRED
+
+    def _call(self, row: Schedule, moment_us: int) -> Result[Any]:
+        package = opened(self._settings, row)
+        task = variant(self._settings, find_task(package.task), row.queue, row.priority)
+        moment = as_moment(moment_us).astimezone(zone_named(row.zone))
+        kwargs = dict(package.kwargs)
+        if row.moment_as:
+            kwargs[row.moment_as] = moment
+        with marked(row.name, moment, row.zone):
+            result: Result[Any] = task.enqueue(*package.args, **kwargs)
+        return result
+
+    def _after_job(
+        self, row: Schedule, moment_us: int, job_id: UUID | None, outcome: str
+    ) -> dict[str, Any]:
+        changes: dict[str, Any] = {"outcome": outcome}
+        if outcome == Tick.Outcome.FIRED:
+            changes |= {
+                "last_job_id": job_id,
+                "last_moment_us": moment_us,
+                "last_fired_us": DatabaseNow(),
+                "fired_count": F("fired_count") + 1,
+            }
+            if row.repeats_left > 0:
+                changes["repeats_left"] = row.repeats_left - 1
+        return changes
+
+    def _advance(self, row: Schedule, changes: dict[str, Any]) -> None:
+        columns = {name: value for name, value in changes.items() if name != "outcome"}
+        if not self._schedules.advance(row, **columns):
+            raise Overtaken
+
+    def _overlaps(self, row: Schedule) -> bool:
+        if row.overlap == Schedule.Overlap.ALLOW or row.last_job_id is None:
+            return False
+        return Job.objects.using(self._alias).filter(pk=row.last_job_id, status=None).exists()
+
+    def _record(self, row: Schedule, moment_us: int, outcome: str, **more: Any) -> None:
+        self._ticks.create(
+            schedule_id=row.pk,
+            moment_us=moment_us,
+            outcome=outcome,
+            fired_us=DatabaseNow(),
+            **more,
+        )
+
+    def _record_missed(self, row: Schedule, missed: Missed) -> None:
+        known = self._ticks.filter(schedule_id=row.pk, moment_us=missed.first_us)
+        if not known.exists():
+            self._record(row, missed.first_us, Tick.Outcome.MISSED, count=missed.count)
+
+    def _step_over(self, schedule_id: UUID, now_us: int | None) -> bool:
+        """Its tick is there already: the schedule was set back. It is not fired a second time."""
+        with transaction.atomic(using=self._alias):
+            row = self._schedules.hold(schedule_id)
+            if row is None or row.moment_us is None or row.due_us is None:
+                return True
+            now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
+            decided = plan(row.course, row.misfires, row.moment_us, now)
+            fire_us = row.moment_us if decided.fire_us is None else decided.fire_us
+            if not self._ticks.filter(schedule_id=row.pk, moment_us=fire_us).exists():
+                return False
+            due_us = None if decided.next_us is None else row.course.due(decided.next_us)
+            self._schedules.advance(row, moment_us=decided.next_us, due_us=due_us)
+        return True
+
+    def _tell(self, fired: Fired) -> None:
+        name = fired.schedule.name
+        tell("tick", name=name, outcome=fired.outcome, seconds=fired.late_us / 1e6)
+        if fired.outcome == Tick.Outcome.MISSED:
+            tell("ticks_missed", name=name)

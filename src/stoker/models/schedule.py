@@ -1,0 +1,215 @@
+"""Schedules: what is to be enqueued when, and how far that has come."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import ValidationError
+from django.db import connections, models
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from stoker.cron import CronRule, IntervalRule, OnceRule, Rule
+from stoker.schedule_options import as_sentence
+from stoker.schedule_plan import Course, Misfire, as_moment
+from stoker.schedule_words import in_words
+from stoker.wall_clock import zone_named
+
+from .clock import DatabaseNow, microseconds
+from .job import Job
+
+
+class ScheduleQuerySet(models.QuerySet["Schedule"]):
+    def of(self, cluster: str, backend: str) -> ScheduleQuerySet:
+        """Those that clusters of this name fire, for this backend."""
+        return self.filter(cluster=cluster, backend=backend)
+
+    def due_within(self, seconds: float, limit: int) -> list[tuple[UUID, int, int]]:
+        """Which are due so soon, the first first: id, when, and the database's time now."""
+        soon = self.filter(due_us__lte=DatabaseNow() + microseconds(seconds))
+        found: Any = soon.order_by("due_us").annotate(now_us=DatabaseNow())
+        return list(found.values_list("pk", "due_us", "now_us")[:limit])
+
+    def released(self, limit: int) -> list[UUID]:
+        """Those of which a tick was held back, and the job before it has ended."""
+        alive = Job.objects.using(self.db).filter(pk=OuterRef("last_job_id"), status=None)
+        held = self.filter(held_us__isnull=False, is_paused=False).exclude(Exists(alive))
+        return list(held.values_list("pk", flat=True)[:limit])
+
+    def hold(self, schedule_id: UUID) -> Schedule | None:
+        """The row, locked, with ``now_us``; None when it is gone or another has it."""
+        rows = self.filter(pk=schedule_id).annotate(now_us=DatabaseNow())
+        features = connections[self.db].features
+        if features.has_select_for_update:
+            skips = features.has_select_for_update_skip_locked
+            rows = rows.select_for_update(skip_locked=skips)
+        return rows.first()
+
+    def advance(self, seen: Schedule, **values: Any) -> bool:
+        """Write what a tick has changed. False: it is not any more as it was seen."""
+        unchanged = self.filter(
+            pk=seen.pk, due_us=seen.due_us, moment_us=seen.moment_us, held_us=seen.held_us
+        )
+        return bool(unchanged.update(**values))
+
+    def pause(self, by: str, because: str) -> int:
+        """Fire none of these until they are resumed. Returns how many were not paused already."""
+        return self.filter(is_paused=False).update(
+            is_paused=True,
+            paused_us=DatabaseNow(),
+            paused_by=by[:150],
+            paused_because=because[:500],
+            due_us=None,
+        )
+
+
+class Schedule(models.Model):
+    class Kind(models.TextChoices):
+        CRON = "cron"
+        INTERVAL = "interval"
+        ONCE = "once"
+
+    class Source(models.TextChoices):
+        CODE = "code"
+        SETTINGS = "settings"
+        ROW = "row"
+
+    class MisfirePolicy(models.TextChoices):
+        ONCE = "once"
+        SKIP = "skip"
+        ALL = "all"
+
+    class Overlap(models.TextChoices):
+        ALLOW = "allow"
+        SKIP = "skip"
+        QUEUE = "queue"
+
+    id = models.UUIDField(primary_key=True)
+    cluster = models.CharField(max_length=100)
+    """The name of the clusters that fire it: ``CLUSTER``."""
+    backend = models.CharField(max_length=64)
+    """By its name under ``TASKS``."""
+    name = models.CharField(max_length=255)
+    source = models.CharField(max_length=8, choices=Source.choices, default=Source.ROW)
+    task = models.CharField(max_length=255)
+    package = models.BinaryField()
+    """Task and arguments, signed: what the job is made of."""
+    queue = models.CharField(max_length=100, default="", blank=True)
+    """"" = the task's."""
+    priority = models.SmallIntegerField(null=True, blank=True)
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    expression = models.CharField(max_length=255, default="", blank=True)
+    """Of cron."""
+    count = models.IntegerField(default=0)
+    unit = models.CharField(max_length=8, default="", blank=True)
+    anchor = models.CharField(max_length=40, default="", blank=True)
+    """ISO 8601: a wall time of the zone (interval), or an instant (once)."""
+    zone = models.CharField(max_length=64)
+    start_us = models.BigIntegerField(null=True, blank=True)
+    end_us = models.BigIntegerField(null=True, blank=True)
+    repeats = models.IntegerField(default=-1)
+    repeats_left = models.IntegerField(default=-1)
+    jitter_us = models.BigIntegerField(default=0)
+    misfire = models.CharField(max_length=4, choices=MisfirePolicy.choices, default="once")
+    misfire_cap = models.IntegerField(default=100)
+    grace_us = models.BigIntegerField(default=60_000_000)
+    overlap = models.CharField(max_length=5, choices=Overlap.choices, default="allow")
+    moment_as = models.CharField(max_length=100, default="", blank=True)
+    definition = models.CharField(max_length=64, default="", blank=True)
+    """A digest of all of the above."""
+    timing = models.CharField(max_length=64, default="", blank=True)
+    """A digest of what its moments come from."""
+    is_paused = models.BooleanField(default=False)
+    paused_us = models.BigIntegerField(null=True, blank=True)
+    paused_by = models.CharField(max_length=150, default="", blank=True)
+    """"" with a reason = Stoker itself."""
+    paused_because = models.CharField(max_length=500, default="", blank=True)
+    problem = models.CharField(max_length=500, default="", blank=True)
+    """Why its tick could not be fired, while it is so."""
+    moment_us = models.BigIntegerField(null=True, blank=True)
+    """Of the next tick; NULL = there is none any more, or it is paused."""
+    due_us = models.BigIntegerField(null=True, blank=True)
+    """When that tick is fired: its moment and the jitter."""
+    held_us = models.BigIntegerField(null=True, blank=True)
+    """The moment of a tick that waits for the job before it to end."""
+    last_moment_us = models.BigIntegerField(null=True, blank=True)
+    last_fired_us = models.BigIntegerField(null=True, blank=True)
+    last_job_id = models.UUIDField(null=True, blank=True)
+    fired_count = models.BigIntegerField(default=0)
+    missed_count = models.BigIntegerField(default=0)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    objects = ScheduleQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "schedule"
+        constraints = (
+            models.UniqueConstraint(
+                fields=["cluster", "backend", "name"], name="stoker_schedule_name"
+            ),
+        )
+        indexes = (
+            models.Index(fields=["due_us"], name="stoker_schedule_due"),
+            models.Index(fields=["held_us"], name="stoker_schedule_held"),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+    def clean(self) -> None:
+        """Raises ValidationError, with a sentence, when the rule cannot be read."""
+        try:
+            zone_named(self.zone)
+            _ = self.rule
+        except ValueError as error:
+            raise ValidationError(as_sentence(error)) from None
+
+    @property
+    def rule(self) -> Rule:
+        """Raises ValueError when it cannot be read."""
+        if self.kind == self.Kind.CRON:
+            return CronRule(self.expression, self.zone)
+        if self.kind == self.Kind.INTERVAL:
+            return IntervalRule(
+                self.count, self.unit, self.zone, datetime.fromisoformat(self.anchor)
+            )
+        if self.kind == self.Kind.ONCE:
+            return OnceRule(datetime.fromisoformat(self.anchor))
+        raise ValueError(f"{self.kind!r} is no kind of schedule")
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return in_words(self.rule)
+
+    @property
+    def course(self) -> Course:
+        return Course(self.pk, self.rule, self.start_us, self.end_us, self.jitter_us)
+
+    @property
+    def misfires(self) -> Misfire:
+        return Misfire(self.misfire, self.misfire_cap, self.grace_us)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to come any more."""
+        return self.moment_us is None and not self.is_paused
+
+    @property
+    def is_declared(self) -> bool:
+        return self.source != self.Source.ROW
+
+    @property
+    def next_moment(self) -> datetime | None:
+        return self._shown(self.moment_us)
+
+    @property
+    def last_moment(self) -> datetime | None:
+        return self._shown(self.last_moment_us)
+
+    def _shown(self, instant_us: int | None) -> datetime | None:
+        if instant_us is None:
+            return None
+        return as_moment(instant_us).astimezone(zone_named(self.zone))

@@ -1,0 +1,53 @@
+"""Ticks: one row for each moment of a schedule, whoever fired it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.db import models
+
+
+class TickQuerySet(models.QuerySet["Tick"]):
+    def forget(self, schedule_id: UUID, keep: int, limit: int) -> int:
+        """Delete up to ``limit`` of a schedule's ticks that are older than the newest so many."""
+        own = self.filter(schedule_id=schedule_id).order_by("-moment_us")
+        newest = own.values_list("moment_us", flat=True)[keep : keep + 1].first()
+        if newest is None:
+            return 0
+        old = self.filter(schedule_id=schedule_id, moment_us__lte=newest).order_by("moment_us")
+        keys = list(old.values_list("pk", flat=True)[:limit])
+        return self.filter(pk__in=keys).delete()[0]
+
+
+class Tick(models.Model):
+    class Outcome(models.TextChoices):
+        FIRED = "fired"
+        MANUAL = "manual"
+        """By hand, at another moment than those of the rule."""
+        MISSED = "missed"
+        """Nobody could fire it in time; one row stands for ``count`` moments from this one on."""
+        SKIPPED = "skipped"
+        """The job before it had not ended, or there was one of its unique key."""
+        HELD = "held"
+        """It waits for the job before it to end."""
+
+    id = models.BigAutoField(primary_key=True)
+    schedule_id = models.UUIDField()
+    moment_us = models.BigIntegerField()
+    outcome = models.CharField(max_length=7, choices=Outcome.choices)
+    job_id = models.UUIDField(null=True)
+    fired_us = models.BigIntegerField()
+    """When it was, on the database's clock."""
+    count = models.IntegerField(default=1)
+    by = models.CharField(max_length=150, default="", blank=True)
+
+    objects = TickQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "tick"
+        constraints = (
+            models.UniqueConstraint(fields=["schedule_id", "moment_us"], name="stoker_tick_once"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id} {self.moment_us}: {self.outcome}"

@@ -1,0 +1,351 @@
+"""Schedules as rows: made, fired, missed, held back, paused."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.core.exceptions import ValidationError
+
+from stoker import Cron, every, once, schedules
+from stoker.conf import settings_for
+from stoker.exceptions import (
+    InvalidSchedule,
+    NotSerializable,
+    ScheduleExists,
+    ScheduleNotFound,
+    UnknownTask,
+    UnreadablePackage,
+)
+from stoker.lifecycle.firing import Fired, Firing
+from stoker.models import Schedule, Tick
+from stoker.models.clock import database_now_us
+from stoker.testing import drain, enqueued
+
+from tests.app.tasks import add, echo, nothing, tell_moment
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = 3_600_000_000
+MINUTE = 60_000_000
+
+
+def fire(name: str, now_us: int | None = None) -> Fired | None:
+    return Firing(settings_for("default")).fire(schedules.get(name).pk, now_us)
+
+
+def due(name: str) -> int:
+    found = schedules.get(name).due_us
+    assert found is not None
+    return found
+
+
+def ticks(name: str) -> list[tuple[str, int]]:
+    """Outcome and moment, the first first."""
+    return [(one.outcome, one.moment_us) for one in reversed(schedules.ticks(name, 100))]
+
+
+def test_a_tick_becomes_a_job_once() -> None:
+    schedules.create("adds", add, every(hours=1, args=[1], kwargs={"second": 2}, priority=7))
+    moment = due("adds")
+    assert fire("adds") is None  # not yet
+    fired = fire("adds", moment + 5)
+    assert fired is not None
+    assert (fired.moment_us, fired.outcome, fired.late_us) == (moment, "fired", 5)
+    assert fire("adds", moment + 5) is None
+    (job,) = enqueued()
+    assert (job.args, job.kwargs, job.priority) == ((1,), {"second": 2}, 7)
+    assert due("adds") == moment + HOUR
+    (ran,) = drain().succeeded
+    assert ran.result.return_value == 3
+    row = schedules.get("adds")
+    assert (row.fired_count, row.last_job_id, row.last_moment_us) == (1, UUID(ran.id), moment)
+
+
+def test_a_tick_that_is_there_is_not_fired_again() -> None:
+    """The row was set back, by hand or from a backup."""
+    schedules.create("again", nothing, every(hours=1))
+    moment = due("again")
+    fire("again", moment)
+    Schedule.objects.update(moment_us=moment, due_us=moment)
+    assert fire("again", moment) is None
+    assert due("again") == moment + HOUR
+    assert len(enqueued()) == 1
+
+
+def test_what_fails_leaves_nothing() -> None:
+    schedules.create("fails", add, every(hours=1, args=[1, 2]))
+    Schedule.objects.update(priority=1000)
+    moment = due("fails")
+    with pytest.raises(Exception, match="priority"):
+        fire("fails", moment)
+    assert not enqueued()
+    assert not Tick.objects.exists()
+    assert due("fails") == moment
+
+
+def test_the_moment_that_was_meant_is_given_to_the_task() -> None:
+    rule = Cron("30 2 * * *", tz="Europe/Berlin", moment_as="when")
+    schedules.create("moment", tell_moment, rule)
+    moment = due("moment")
+    fire("moment", moment + 10 * MINUTE)
+    (ran,) = drain().succeeded
+    given, asked = ran.result.return_value
+    assert given == asked
+    assert str(given.tzinfo) == "Europe/Berlin"
+    assert (given.hour, given.minute) == (2, 30)
+    assert given.timestamp() * 1_000_000 == moment
+
+
+@pytest.mark.parametrize(
+    ("misfire", "wanted"),
+    [
+        ("once", ["missed", "fired"]),
+        ("skip", ["missed"]),
+        ("all", ["missed", "fired", "fired", "fired"]),
+    ],
+)
+def test_misfires(misfire: str, wanted: list[str]) -> None:
+    """Nobody could fire for ten hours and a half."""
+    schedules.create("late", nothing, every(hours=1, misfire=misfire, misfire_cap=3))
+    first = due("late")
+    now = first + 10 * HOUR + 30 * MINUTE
+    while fire("late", now) is not None:
+        pass
+    assert [outcome for outcome, _ in ticks("late")] == wanted
+    assert due("late") == first + 11 * HOUR
+    fired = [moment for outcome, moment in ticks("late") if outcome == "fired"]
+    assert fired == [first + number * HOUR for number in range(11 - len(fired), 11)]
+    assert schedules.get("late").missed_count == 11 - len(fired)
+
+
+def test_skip_fires_within_its_grace() -> None:
+    schedules.create("skips", nothing, every(hours=1, misfire="skip", grace=120))
+    first = due("skips")
+    fired = fire("skips", first + 2 * HOUR + MINUTE)
+    assert fired is not None
+    assert (fired.outcome, fired.moment_us) == ("fired", first + 2 * HOUR)
+
+
+def test_a_year_of_missed_seconds_is_not_walked_through() -> None:
+    schedules.create("seconds", nothing, every(seconds=1))
+    first = due("seconds")
+    fired = fire("seconds", first + 365 * 24 * HOUR)
+    assert fired is not None
+    assert fired.moment_us == first + 365 * 24 * HOUR
+    assert schedules.get("seconds").missed_count == 1000
+
+
+def test_overlap_allow() -> None:
+    assert overlapping("allow") == ["fired", "fired"]
+    assert len(enqueued()) == 2
+
+
+def test_overlap_skip() -> None:
+    assert overlapping("skip") == ["fired", "skipped"]
+    assert len(enqueued()) == 1
+
+
+def test_overlap_queue() -> None:
+    assert overlapping("queue") == ["fired", "held"]
+    third = due("overlaps")
+    fire("overlaps", third)
+    assert [outcome for outcome, _ in ticks("overlaps")] == ["fired", "skipped", "held"]
+    row = schedules.get("overlaps")
+    firing = Firing(settings_for("default"))
+    assert firing.release(row.pk) is None
+    assert Schedule.objects.all().released(10) == []
+    drain()
+    assert Schedule.objects.all().released(10) == [row.pk]
+    released = firing.release(row.pk)
+    assert released is not None
+    assert released.moment_us == third
+    assert firing.release(row.pk) is None
+    assert [outcome for outcome, _ in ticks("overlaps")] == ["fired", "skipped", "fired"]
+    assert len(enqueued()) == 1
+
+
+def overlapping(policy: str) -> list[str]:
+    schedules.create("overlaps", nothing, every(hours=1, overlap=policy))
+    for _ in range(2):
+        fire("overlaps", due("overlaps"))
+    return [outcome for outcome, _ in ticks("overlaps")]
+
+
+def test_repeats_end() -> None:
+    schedules.create("twice", nothing, every(hours=1, repeats=2))
+    for _ in range(2):
+        fire("twice", due("twice"))
+    row = schedules.get("twice")
+    assert row.is_over
+    assert (row.repeats_left, row.due_us) == (0, None)
+    assert schedules.next_ticks("twice") == []
+    assert schedules.resume("twice").is_over
+
+
+def test_start_and_end() -> None:
+    start = datetime.now(UTC).replace(minute=30) + timedelta(days=2)
+    bounded = every(hours=1, start=start, end=start + timedelta(hours=2))
+    schedules.create("bounded", nothing, bounded)
+    moments = schedules.next_ticks("bounded", 9)
+    assert len(moments) == 2
+    assert moments == schedules.next_ticks(bounded, 9)
+    assert all(start <= moment <= start + timedelta(hours=2) for moment in moments)
+    fired = fire("bounded", due("bounded") + 9 * HOUR)
+    assert fired is not None
+    assert fired.moment_us == moments[1].timestamp() * 1_000_000
+    assert schedules.get("bounded").is_over
+
+
+def test_once_comes_though_it_was_written_too_late() -> None:
+    at = datetime.now(UTC) - timedelta(days=3)
+    schedules.create("once", nothing, once(at))
+    fired = fire("once")
+    assert fired is not None
+    assert schedules.get("once").is_over
+    assert fire("once") is None
+
+
+def test_jitter_is_the_same_for_all() -> None:
+    schedules.create("shaky", nothing, every(hours=1, jitter="10m"))
+    row = schedules.get("shaky")
+    assert row.moment_us is not None
+    lates = []
+    for number in range(20):
+        moment = row.moment_us + number * HOUR
+        assert row.course.due(moment) == schedules.get("shaky").course.due(moment)
+        lates.append(row.course.due(moment) - moment)
+    assert all(0 <= late <= 10 * MINUTE for late in lates)
+    assert len(set(lates)) == 20
+    assert fire("shaky", due("shaky") - 1) is None
+    assert fire("shaky", due("shaky")) is not None
+
+
+def test_pause_and_resume() -> None:
+    schedules.create("pausing", nothing, every(hours=1))
+    first = due("pausing")
+    row = schedules.pause("pausing", by="ada", because="the printer is broken")
+    assert (row.is_paused, row.paused_by, row.due_us) == (True, "ada", None)
+    assert fire("pausing", first) is None
+    assert schedules.next_ticks("pausing", 2) != []
+    row = schedules.resume("pausing")
+    assert (row.is_paused, row.paused_because) == (False, "")
+    assert due("pausing") == first
+
+
+def test_run_now() -> None:
+    schedules.create("manual", add, every(hours=1, args=[1, 1]))
+    first = due("manual")
+    result = schedules.run_now("manual", by="ada")
+    assert due("manual") == first
+    assert [outcome for outcome, _ in ticks("manual")] == ["manual"]
+    drain()
+    result.refresh()
+    assert result.return_value == 2
+
+
+def test_upsert_changes_what_has_changed() -> None:
+    schedules.upsert("kept", nothing, every(hours=1))
+    first = due("kept")
+    schedules.pause("kept", by="ada")
+    row = schedules.upsert("kept", nothing, every(hours=1))
+    assert row.is_paused
+    schedules.resume("kept")
+    fire("kept", first)
+    assert due("kept") == first + HOUR
+    schedules.upsert("kept", echo, every(hours=1, args=[1]))
+    assert due("kept") == first + HOUR  # the same moments, so it goes on
+    schedules.upsert("kept", echo, every(minutes=1, args=[1]))
+    assert due("kept") < database_now_us("default") + MINUTE
+    assert Schedule.objects.count() == 1
+
+
+def test_update() -> None:
+    schedules.create("changes", echo, every(hours=1, args=[1]))
+    row = schedules.update("changes", args=[2], overlap="skip")
+    assert row.overlap == "skip"
+    assert list(schedules.scheduled("changes").args) == [2]
+    assert schedules.update("changes", when=Cron("0 3 * * *", tz="UTC", args=[3])).words == (
+        "at 03:00 every day, UTC"
+    )
+    with pytest.raises(InvalidSchedule, match="no 'arguments'"):
+        schedules.update("changes", arguments=[1])
+    with pytest.raises(ScheduleNotFound):
+        schedules.update("other", args=[2])
+
+
+def test_delete() -> None:
+    schedules.create("goes", nothing, every(hours=1))
+    fire("goes", due("goes"))
+    assert schedules.delete("goes")
+    assert not schedules.delete("goes")
+    assert not Tick.objects.exists()
+    with pytest.raises(ScheduleNotFound, match="no schedule 'goes'"):
+        schedules.get("goes")
+
+
+def test_names_are_there_once() -> None:
+    schedules.create("one", nothing, every(hours=1))
+    with pytest.raises(ScheduleExists, match="'one'"):
+        schedules.create("one", nothing, every(hours=2))
+
+
+@pytest.mark.parametrize(
+    ("task", "when", "error", "sentence"),
+    [
+        (add, lambda: every(hours=1, args=[1]), InvalidSchedule, "does not take these arguments"),
+        ("shop.nowhere", lambda: every(hours=1), UnknownTask, "shop.nowhere"),
+        (nothing, every, InvalidSchedule, "one unit"),
+        (nothing, lambda: every(days=1, hours=1), InvalidSchedule, "one unit"),
+        (nothing, lambda: every(hours=-1), InvalidSchedule, "hours=-1 must be a whole number"),
+        (nothing, lambda: Cron("61 * * * *"), InvalidSchedule, "bad minute"),
+        (nothing, lambda: Cron("* * * * *", tz="Mars"), InvalidSchedule, "no time zone 'Mars'"),
+        (nothing, lambda: every(hours=1, misfire="never"), InvalidSchedule, "misfire='never'"),
+        (nothing, lambda: every(hours=1, overlap="no"), InvalidSchedule, "overlap='no'"),
+        (nothing, lambda: every(hours=1, repeats=0), InvalidSchedule, "repeats=0"),
+        (nothing, lambda: every(hours=1, jitter="soon"), InvalidSchedule, "jitter='soon'"),
+        (nothing, lambda: every(hours=1, colour="red"), InvalidSchedule, "no 'colour'"),
+        (nothing, lambda: every(hours=1, moment_as="at"), InvalidSchedule, "does not take"),
+        (echo, lambda: every(hours=1, args=[{1}]), NotSerializable, "is a set"),
+        (echo, lambda: "0 3 * * *", InvalidSchedule, "is no schedule"),
+        (int, lambda: every(hours=1), InvalidSchedule, "is no task"),
+    ],
+)
+def test_what_is_wrong_is_said_when_it_is_written(
+    task: Any, when: Callable[[], Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        schedules.create("wrong", task, when())
+    assert not Schedule.objects.exists()
+
+
+def test_a_row_that_was_written_by_hand_can_be_checked() -> None:
+    row = schedules.create("checked", nothing, Cron("0 3 * * *"))
+    row.full_clean()
+    row.expression = "0 25 * * *"
+    with pytest.raises(ValidationError, match="bad hour"):
+        row.full_clean()
+
+
+def test_what_was_changed_in_the_database_is_not_run() -> None:
+    schedules.create("first", echo, every(hours=1, args=[1]))
+    schedules.create("second", nothing, every(hours=1))
+    package = schedules.get("second").package
+    Schedule.objects.filter(name="first").update(package=package)
+    with pytest.raises(UnreadablePackage, match="signed for another schedule"):
+        fire("first", due("first"))
+    assert not enqueued()
+
+
+def test_next_ticks_of_what_is_only_thought_of() -> None:
+    after = datetime(2026, 3, 28, tzinfo=UTC)
+    moments = schedules.next_ticks(Cron("30 2 * * *", tz="Europe/Berlin"), 3, after=after)
+    assert [moment.strftime("%d %H:%M") for moment in moments] == [
+        "28 02:30",
+        "29 03:00",
+        "30 02:30",
+    ]
+    assert schedules.describe(every(months=1, anchor=datetime(2026, 1, 31, 9), tz="UTC")) == (  # noqa: DTZ001 - of the zone
+        "every month on day 31 (or the month's last) at 09:00, UTC"
+    )

@@ -1,0 +1,164 @@
+"""What rules of schedules do at the odd dates, spelled out."""
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from stoker.cron import CronRule, IntervalRule, OnceRule, Rule
+
+pytestmark = pytest.mark.unit
+
+BERLIN = "Europe/Berlin"
+SPRING = datetime(2026, 3, 28, 12, tzinfo=UTC)
+"""The clocks go from 02:00 to 03:00 on the 29th."""
+AUTUMN = datetime(2026, 10, 24, 12, tzinfo=UTC)
+"""The clocks go from 03:00 to 02:00 on the 25th."""
+
+
+def shown(rule: Rule, start: datetime, count: int, zone: str = BERLIN) -> list[str]:
+    found, at = [], start
+    for _ in range(count):
+        moment = rule.next_after(at)
+        if moment is None:
+            break
+        found.append(moment.astimezone(ZoneInfo(zone)).strftime("%d %H:%M%z"))
+        at = moment
+    return found
+
+
+def test_a_time_in_the_gap_comes_at_its_end_and_goes_back_to_its_hour() -> None:
+    rule = CronRule("30 2 * * *", BERLIN)
+    assert shown(rule, SPRING, 2) == ["29 03:00+0200", "30 02:30+0200"]
+    daily = IntervalRule(1, "days", BERLIN, datetime(2026, 1, 1, 2, 30))
+    assert shown(daily, SPRING, 2) == ["29 03:00+0200", "30 02:30+0200"]
+
+
+def test_several_times_in_one_gap_are_one_moment() -> None:
+    assert shown(CronRule("0,15,30 2,3 * * *", BERLIN), SPRING, 3) == [
+        "29 03:00+0200",
+        "29 03:15+0200",
+        "29 03:30+0200",
+    ]
+
+
+def test_a_time_that_comes_twice_fires_once() -> None:
+    rule = CronRule("30 2 * * *", BERLIN)
+    assert shown(rule, AUTUMN, 2) == ["25 02:30+0200", "26 02:30+0100"]
+    after_the_first = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # 02:10 for the second time
+    assert shown(rule, after_the_first, 1) == ["26 02:30+0100"]
+
+
+def test_a_rhythm_goes_on_whatever_the_clock_does() -> None:
+    start = datetime(2026, 10, 24, 23, 59, tzinfo=UTC)
+    assert shown(CronRule("*/30 * * * *", BERLIN), start, 4) == [
+        "25 02:00+0200",
+        "25 02:30+0200",
+        "25 02:00+0100",
+        "25 02:30+0100",
+    ]
+    assert shown(CronRule("0 * * * *", BERLIN), datetime(2026, 3, 28, 23, 59, tzinfo=UTC), 3) == [
+        "29 01:00+0100",
+        "29 03:00+0200",
+        "29 04:00+0200",
+    ]
+
+
+def test_the_clock_may_be_changed_by_half_an_hour() -> None:
+    """On Lord Howe Island, 01:30 to 02:00 come twice."""
+    start = datetime(2026, 4, 4, 14, 20, tzinfo=UTC)
+    zone = "Australia/Lord_Howe"
+    assert shown(CronRule("*/15 2 * * *", zone), start, 4, zone) == [
+        "05 02:00+1030",
+        "05 02:15+1030",
+        "05 02:30+1030",
+        "05 02:45+1030",
+    ]
+
+
+def test_the_31st_does_not_become_the_28th_for_ever() -> None:
+    rule = IntervalRule(1, "months", "UTC", datetime(2026, 1, 31, 9))
+    found, at = [], datetime(2026, 1, 31, 9, tzinfo=UTC)
+    for _ in range(4):
+        at = rule.next_after(at) or at
+        found.append((at.month, at.day))
+    assert found == [(2, 28), (3, 31), (4, 30), (5, 31)]
+
+
+def test_29_february() -> None:
+    rule = IntervalRule(1, "years", "UTC", datetime(2024, 2, 29))
+    at, found = datetime(2024, 3, 1, tzinfo=UTC), []
+    for _ in range(4):
+        at = rule.next_after(at) or at
+        found.append((at.year, at.day))
+    assert found == [(2025, 28), (2026, 28), (2027, 28), (2028, 29)]
+    leap = CronRule("0 0 29 2 *").next_after(datetime(2097, 1, 1, tzinfo=UTC))
+    assert leap == datetime(2104, 2, 29, tzinfo=UTC)  # 2100 is none
+
+
+def test_across_years() -> None:
+    quarters = IntervalRule(1, "quarters", BERLIN, datetime(2025, 11, 30, 23, 59))
+    assert quarters.next_after(datetime(2025, 12, 1, tzinfo=UTC)) == datetime(
+        2026, 2, 28, 22, 59, tzinfo=UTC
+    )
+    cron = CronRule("59 59 23 31 12 *", "UTC")
+    assert cron.next_after(datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC)) == datetime(
+        2027, 12, 31, 23, 59, 59, tzinfo=UTC
+    )
+
+
+def test_seconds_come_first() -> None:
+    rule = CronRule("*/20 * * * * *")
+    at = datetime(2026, 1, 1, 0, 0, 41, 5, tzinfo=UTC)
+    assert rule.next_after(at) == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+    assert CronRule("0 30 2 * * *", BERLIN).next_after(AUTUMN) == datetime(
+        2026, 10, 25, 0, 30, tzinfo=UTC
+    )
+
+
+def test_names() -> None:
+    assert CronRule("@daily").next_after(AUTUMN) == CronRule("0 0 * * *").next_after(AUTUMN)
+
+
+def test_once_comes_once() -> None:
+    rule = OnceRule(AUTUMN)
+    assert rule.next_after(AUTUMN - timedelta(days=9)) == AUTUMN
+    assert rule.next_after(AUTUMN) is None
+    assert rule.newest_until(AUTUMN + timedelta(days=400)) == AUTUMN
+    assert rule.newest_until(AUTUMN - timedelta(days=1)) is None
+
+
+def test_the_newest_of_millions_is_found_at_once() -> None:
+    now = datetime(2036, 5, 6, 7, 8, 9, 500, tzinfo=UTC)
+    assert IntervalRule(1, "seconds").newest_until(now) == now.replace(microsecond=0)
+    assert CronRule("* * 9 * * *").newest_until(now) == datetime(2036, 5, 5, 9, 59, 59, tzinfo=UTC)
+
+
+def test_the_calendar_ends() -> None:
+    late = datetime(9999, 12, 31, 23, tzinfo=UTC)
+    assert CronRule("0 0 1 1 *").next_after(late) is None
+    assert IntervalRule(1, "years").next_after(late) is None
+
+
+@pytest.mark.parametrize(
+    ("expression", "sentence"),
+    [
+        ("61 * * * *", "bad minute"),
+        ("* * *", "five fields"),
+        ("0 0 30 2 *", "bad day-of-month"),
+        ("@reboot", "the names are"),
+        ("MON#1/2 * * * *", "no cron rule"),
+        ("", "five fields"),
+    ],
+)
+def test_what_is_no_cron_rule(expression: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        CronRule(expression)
+
+
+def test_what_is_no_interval() -> None:
+    for count, unit, zone in ((0, "days", "UTC"), (1.5, "days", "UTC"), (1, "eons", "UTC")):
+        with pytest.raises(ValueError, match=r"write one of|whole number"):
+            IntervalRule(count, unit, zone)  # type: ignore[arg-type] # on purpose
+    with pytest.raises(ValueError, match="no time zone 'Mars/Olympus'"):
+        IntervalRule(1, "days", "Mars/Olympus")
