@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .backoff import linear as linear
     from .compat import TaskError as TaskError
     from .compat import TaskResultDoesNotExist as TaskResultDoesNotExist
+    from .composing import chain as chain
+    from .composing import chord as chord
+    from .composing import group as group
     from .dead_letter_policy import DeadLetters as DeadLetters
     from .exceptions import Cancel as Cancel
     from .exceptions import DuplicateJob as DuplicateJob
@@ -22,12 +25,14 @@ if TYPE_CHECKING:
     from .exceptions import JobFailed as JobFailed
     from .exceptions import LockBusy as LockBusy
     from .exceptions import LockLost as LockLost
+    from .exceptions import NotInWorkflow as NotInWorkflow
     from .exceptions import ResultTimeout as ResultTimeout
     from .exceptions import Retry as Retry
     from .exceptions import Snooze as Snooze
     from .exceptions import StokerError as StokerError
     from .exceptions import TaskCancelled as TaskCancelled
     from .exceptions import TaskTimeout as TaskTimeout
+    from .exceptions import WorkflowNotFound as WorkflowNotFound
     from .guard_options import InSequence as InSequence
     from .guard_options import Limit as Limit
     from .guard_options import Lock as Lock
@@ -45,6 +50,10 @@ if TYPE_CHECKING:
     from .tasks import Task as Task
     from .tasks import TaskContext as TaskContext
     from .tasks import task as task
+    from .workflows.current import acurrent_workflow as acurrent_workflow
+    from .workflows.current import current_workflow as current_workflow
+    from .workflows.results import WorkflowResult as WorkflowResult
+    from .workflows.results import get_workflow as get_workflow
 
     __version__: str
 
@@ -61,6 +70,7 @@ _HOMES = {
     "Lock": "guard_options",
     "LockBusy": "exceptions",
     "LockLost": "exceptions",
+    "NotInWorkflow": "exceptions",
     "Rate": "guard_options",
     "Result": "results",
     "ResultTimeout": "exceptions",
@@ -74,10 +84,18 @@ _HOMES = {
     "TaskCancelled": "exceptions",
     "TaskTimeout": "exceptions",
     "Unique": "guard_options",
+    "WorkflowNotFound": "exceptions",
+    "WorkflowResult": "workflows.results",
+    "acurrent_workflow": "workflows.current",
+    "chain": "composing",
+    "chord": "composing",
     "constant": "backoff",
     "every": "schedule_options",
+    "current_workflow": "workflows.current",
     "exponential": "backoff",
     "fencing_number": "lifecycle.running",
+    "get_workflow": "workflows.results",
+    "group": "composing",
     "linear": "backoff",
     "lock": "guards.locks",
     "once": "schedule_options",

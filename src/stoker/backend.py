@@ -17,7 +17,9 @@ from .exceptions import ConfigurationError, InvalidTaskOption, UnknownTask
 from .tasks import AbsentTask, Call, Task
 
 if TYPE_CHECKING:
+    from .nodes import Node
     from .results import Result
+    from .workflows.results import WorkflowResult
 
 LONGEST_NAME = 255
 LONGEST_QUEUE_NAME = 100
@@ -119,6 +121,13 @@ class StokerBackend(BaseTaskBackend):
         from .lifecycle.enqueue import enqueue_many
 
         return enqueue_many(settings, task, calls)
+
+    def enqueue_workflow(self, node: Node, name: str = "") -> WorkflowResult:
+        """Make a workflow. See ``Node.enqueue``."""
+        settings = self.settings
+        from .workflows.enqueue import enqueue
+
+        return enqueue(settings, node, name)
 
     def get_result(self, result_id: str) -> Result[Any]:
         """The result of one job.

@@ -4,17 +4,13 @@ runs, a request is stored, which its cluster finds within a second.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from uuid import UUID
 
-from django.db import transaction
-from django.db.models import Max
-
 from .brokers import broker_for
 from .conf import Settings
-from .models import Attempt, Cancellation, Job
-from .models.job import Ending
+from .following.follow import end_waiting, record_cancelled, transaction_for
+from .models import Cancellation, Job
 from .progress import explained
 
 LOOKS = 5
@@ -61,36 +57,16 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
         reason: at most 255 characters of it are kept.
     """
     alias, broker = settings.database, broker_for(settings)
-    with explained(alias), transaction.atomic(using=alias):
+    with explained(alias), transaction_for(alias, [unstored.pk]):
         if unstored.pk not in broker.withdraw([unstored.pk]):
             return False
         if not broker.capabilities.transactional:
             Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
-        Job.objects.using(alias).finish(_endings(alias, [unstored.pk], reason))
+        record_cancelled(settings, [unstored.pk], reason)
     return True
 
 
 def cancel_those_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
     """The same for many at once, of a broker in the database. Returns those cancelled."""
-    alias, broker = settings.database, broker_for(settings)
-    with explained(alias), transaction.atomic(using=alias):
-        gone = broker.withdraw(list(job_ids))
-        Job.objects.using(alias).finish(_endings(alias, gone, reason))
-    return gone
-
-
-def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> list[Ending]:
-    failures = Attempt.objects.using(alias).filter(job_id__in=job_ids).order_by()
-    last = dict(failures.values_list("job_id").annotate(last=Max("number")))
-    return [
-        Ending(
-            job_id=job_id,
-            status=Job.Status.CANCELLED.value,
-            attempts=last.get(job_id, 0),
-            worker_id="",
-            started_at=None,
-            finished_at=time.time(),
-            reason=reason,
-        )
-        for job_id in job_ids
-    ]
+    with explained(settings.database):
+        return end_waiting(settings, job_ids, reason)

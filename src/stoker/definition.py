@@ -16,6 +16,7 @@ from .compat import (
     DEFAULT_TASK_QUEUE_NAME,
     DjangoTask,
 )
+from .composing import Steps
 from .dead_letter_policy import DeadLetters
 from .declared_schedules import declare, schedules_of
 from .exposure import expose
@@ -34,6 +35,7 @@ from .options import (
     expiry,
     exposure,
     function,
+    hook,
     not_before,
     one_policy,
     option,
@@ -58,7 +60,7 @@ Call = tuple[Iterable[Any], Mapping[str, Any]]
 # `slots=True` makes the class a second time, and `super()` without arguments would mean the first,
 # so the base is called by its name.
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in the stubs and the backport only
+class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in the stubs and the backport only
     """A task of ``django.tasks`` that also knows how often, how long and when its jobs are tried.
 
     None and () mean: as the settings of its backend say; for a guard, that there is none.
@@ -144,6 +146,16 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
     """Whether it may be enqueued over HTTP (``stoker.api``): True = by its path, as
     ``shop.tasks.send_welcome``; a text = by that name."""
 
+    on_success: Any = option(None, hook)
+    """A task or signature of which a job is made when a job has succeeded. It is given the Result,
+    unless it is written with ``si``."""
+
+    on_failure: Any = option(None, hook)
+    """The same for a job that has become a dead letter, or was cancelled."""
+
+    on_finish: Any = option(None, hook)
+    """The same for each job that is over, however it ended."""
+
     def __post_init__(self) -> None:
         """Check every option.
 
@@ -171,6 +183,7 @@ class Task(DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in th
                 settings say.
             unique, lock, limit, rate, sequence: as for ``@task``; None = without this guard, also
                 where ``@task`` has it.
+            on_success, on_failure, on_finish: as for ``@task``; None = without this hook.
 
         Raises:
             InvalidTaskOption: an option is unknown, or has a wrong value.

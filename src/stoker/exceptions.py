@@ -17,6 +17,8 @@
     ├── NotMigrated                                      the tables are not there yet
     ├── DuplicateJob                                     the key is taken, and "raise" was asked for
     ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
+    ├── WorkflowNotFound              (also LookupError) there is no such workflow
+    ├── NotInWorkflow                 (also RuntimeError) what runs here is no step of one
     ├── ClusterNotFound               (also LookupError) there is no such cluster
     ├── QueueNotFound                 (also LookupError) there is no such queue
     ├── InvalidSchedule               (also ValueError)  a schedule's rule or terms are wrong
@@ -132,6 +134,14 @@ class ScheduleExists(StokerError):
 
 class ScheduleNotFound(StokerError, LookupError):
     """There is no schedule of that name, or not any more."""
+
+
+class WorkflowNotFound(StokerError, LookupError):
+    """There is no workflow of that id, or not any more."""
+
+
+class NotInWorkflow(StokerError, RuntimeError):
+    """``current_workflow()`` was called where no step of a workflow runs."""
 
 
 class LockError(StokerError):

@@ -10,18 +10,45 @@ import uuid
 STEP_BITS = 8
 """Ids that close belong to one job: its needs have those that follow its own."""
 RANDOM_PART = (1 << 62) - 1
+STEP = 1 << 61
+"""Marks the id of a job that is a step of a workflow."""
+LINKED = 1 << 60
+"""Marks the id of a job that has hooks, or is one."""
+BELOW_MARKS = LINKED - 1
 _lock = threading.Lock()
 _last_tick = 0
 
 
-def new_job_id() -> uuid.UUID:
-    """A fresh id. Ids made by one process are strictly increasing."""
-    return uuid.UUID(int=_assemble(_next_tick(), int.from_bytes(os.urandom(8), "big")))
+def new_job_id(marks: int = 0) -> uuid.UUID:
+    """A fresh id. Ids made by one process are strictly increasing.
+
+    Args:
+        marks: STEP, LINKED, both or none. What is in the id is known wherever the job ends, and
+            costs nothing: jobs without marks are never looked up anywhere else.
+    """
+    random_bits = int.from_bytes(os.urandom(8), "big") & BELOW_MARKS
+    return uuid.UUID(int=_assemble(_next_tick(), random_bits | marks))
+
+
+def is_marked(job_id: uuid.UUID) -> bool:
+    """Whether anything may follow from its end."""
+    return bool(job_id.int & (STEP | LINKED))
+
+
+def is_step(job_id: uuid.UUID) -> bool:
+    """Whether the job is a step of a workflow."""
+    return bool(job_id.int & STEP)
+
+
+def is_linked(job_id: uuid.UUID) -> bool:
+    """Whether the job has hooks, or is one."""
+    return bool(job_id.int & LINKED)
 
 
 def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
-    """A fresh id that sorts right after this one: for a job that takes its place in line."""
-    room = (RANDOM_PART - (job_id.int & RANDOM_PART)) >> STEP_BITS  # the bits before say the kind
+    """A fresh id that sorts right after this one, with its marks: for a job that takes its place in
+    line."""
+    room = (BELOW_MARKS - (job_id.int & BELOW_MARKS)) >> STEP_BITS  # the bits before say the kind
     step = 1 + int.from_bytes(os.urandom(5), "big") % max(1, min(room, 1 << 40))
     return uuid.UUID(int=job_id.int + (step << STEP_BITS))
 
@@ -56,7 +83,7 @@ def _assemble(tick: int, random_bits: int) -> int:
         | 0x7 << 76
         | fraction << 64
         | 0b10 << 62
-        | (random_bits & 0x3FFF_FFFF_FFFF_FFFF)
+        | (random_bits & RANDOM_PART)
     )
 
 

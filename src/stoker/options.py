@@ -13,10 +13,12 @@ from typing import Any, TypedDict
 from django.utils import timezone
 
 from .backoff import Backoff, Seconds, as_backoff
+from .compat import is_task
 from .conf import Settings
 from .dead_letter_policy import DeadLetters
 from .exceptions import InvalidTaskOption
 from .guard_options import InSequence, Limit, Lock, Rate, Unique
+from .nodes import Signature
 from .schedule_options import Scheduled
 
 ErrorClasses = type[BaseException] | tuple[type[BaseException], ...]
@@ -33,6 +35,9 @@ class _Carried(TypedDict, total=False):
     limit: Limit | tuple[Limit, ...] | None
     rate: Rate | tuple[Rate, ...] | None
     sequence: str | InSequence | None
+    on_success: Any
+    on_failure: Any
+    on_finish: Any
 
 
 class Options(_Carried, total=False):
@@ -216,6 +221,15 @@ def function(name: str, value: Any) -> Callable[..., object]:
     if not callable(value):
         raise InvalidTaskOption(f"{name}={value!r}: write a function of one argument.")
     return value  # type: ignore[no-any-return] # asked
+
+
+def hook(name: str, value: Any) -> Any:
+    """A step: what a job can be made of."""
+    if not isinstance(value, Signature) and not is_task(value):
+        raise InvalidTaskOption(
+            f"{name}={value!r}: write a task, or a call of one as in {name}=tell.s(7)."
+        )
+    return value
 
 
 WORDS_OF_OTHERS = {

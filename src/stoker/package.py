@@ -5,9 +5,11 @@ The bytes are an envelope (envelope.py) around a body (serializers.py). The body
 ::
 
     [job id, task, queue, priority, enqueued_at,
-     [max_attempts, max_crashes, timeout_seconds, expires_at, identity], args, kwargs, metadata]
+     [max_attempts, max_crashes, timeout_seconds, expires_at, identity, links], args, kwargs,
+     metadata]
 
-The identity is there only where it is not "".
+The identity is there only where it or what follows it is; the links are a dict of ``receives``,
+``each``, ``hooks`` and ``about``, and there only where one of these is.
 
 Changing it, or the meaning of one of the codec's tags, takes a new version and a reader for the one
 before: see ``READERS``.
@@ -41,6 +43,8 @@ from .serializers import (
 LEAST_INFLATED_BYTES = 64 << 20
 INFLATED_TIMES = 64
 HEAD_FIELDS = 6
+LINKS = ("receives", "each", "hooks", "about")
+WITH_LINKS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,15 @@ class JobOptions:
     """Seconds since 1970, UTC, after which the job is not started any more."""
     identity: str = ""
     """The logical job, where its unique key says which; "" = this job is one by itself."""
+    receives: str = ""
+    """What the worker puts before its arguments: "value", that of the step before it; "result",
+    that of the job which the step or hook is about; "" = nothing."""
+    each: str = ""
+    """"map" or "starmap": the one argument is a list of calls."""
+    hooks: str = ""
+    """What is to be enqueued when it has ended: see stoker.following.hooks."""
+    about: str = ""
+    """Of a hook: the job that it is about, see there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +225,10 @@ def _head(package: Package) -> list[Any]:
     given = package.options
     options: tuple[Any, ...]
     options = (given.max_attempts, given.max_crashes, given.timeout_seconds, given.expires_at)
-    if given.identity:
+    if given.receives or given.each or given.hooks or given.about:
+        links = {name: getattr(given, name) for name in LINKS if getattr(given, name)}
+        options += (given.identity, links)
+    elif given.identity:
         options += (given.identity,)
     return [
         package.job_id.hex,
@@ -239,9 +255,14 @@ def _package(fields: list[Any]) -> Package:
         queue,
         priority,
         enqueued_at,
-        JobOptions(*options),
+        JobOptions(*options) if len(options) < WITH_LINKS else _with_links(*options),
         metadata,
     )
+
+
+def _with_links(*options: Any) -> JobOptions:
+    *values, links = options
+    return JobOptions(*values, **links)
 
 
 def _unreadable(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 
+from stoker.ids import is_marked
 from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.outcomes import Attempted
 
@@ -105,7 +106,8 @@ class ConcurrentRunner:
 
     async def _attend(self, slot: int, begun: Begun) -> None:
         worker, delivery = self._worker, begun.delivery
-        if delivery.attempt > 1:  # its earlier attempts are read from the database
+        # Its earlier attempts are read from the database, or what it is given.
+        if delivery.attempt > 1 or is_marked(delivery.job_id):
             opened = await self._in_thread(lambda: worker.executor.open(delivery))
         else:
             opened = worker.executor.open(delivery)

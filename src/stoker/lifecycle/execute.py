@@ -12,7 +12,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 
 from stoker.brokers.base import Delivery
 from stoker.compat import TaskContext, task_backends, task_signals
@@ -35,12 +35,16 @@ from . import outcomes
 from .faults import fault_of, plain_fault
 from .opened import Opened
 from .outcomes import Attempted, Outcome
+from .received import with_received
 from .retries import crash_delay_seconds, decide
 from .running import Running, conclude, current, is_heard, running_result
 from .time_limit import message, time_limit
 
 UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
 """How long a job whose task is not known here is put back for, the longer the older it is."""
+
+UNREAD_DELAY_SECONDS = 5.0
+"""How long a job is put back for that could not be prepared, as the store was out of reach."""
 
 SIGNALS = (task_signals.task_started, task_signals.task_finished, pre_execute, post_execute)
 
@@ -123,6 +127,8 @@ class Executor:
             enqueued_at = package.enqueued_at if package else None
             return self._not_run(delivery, started_at, self._unopened(error, enqueued_at, delivery))
         try:
+            if package.options.receives:
+                package = with_received(self.settings, package)
             limit = self._time_limit(task, package)
             opened = Opened(delivery, package, task, is_async, started_at, limit)
             if delivery.attempt > 1 or task.takes_context or any(map(is_heard, SIGNALS)):
@@ -198,11 +204,9 @@ class Executor:
         return value, outcomes.Succeeded(self._value(value))
 
     def _call(self, opened: Opened) -> Any:
-        positional = self._arguments(opened)
-        function = opened.task.func
         if opened.is_async:
             return async_to_sync(self._await)(opened)
-        return function(*positional, **opened.package.kwargs)
+        return opened.function(*self._arguments(opened), **opened.package.kwargs)
 
     async def _await(self, opened: Opened) -> Any:
         positional = self._arguments(opened)
@@ -210,7 +214,7 @@ class Executor:
         try:
             with opened.interruption.of_coroutine():
                 async with asyncio.timeout(seconds) as limit:
-                    return await opened.task.func(*positional, **opened.package.kwargs)
+                    return await opened.function(*positional, **opened.package.kwargs)
         except TimeoutError as error:
             if limit.expired() and not isinstance(error, TaskTimeout) and seconds is not None:
                 raise TaskTimeout(message(seconds)) from error
@@ -270,6 +274,8 @@ class Executor:
 
 
 def _unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
+    if isinstance(error, OperationalError | InterfaceError):
+        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
     fault = fault_of(error)
     if delivery.attempt >= package.options.max_attempts:
         return outcomes.Failed(fault)

@@ -9,6 +9,8 @@ are one transaction. A stale lease changes nothing.
     Retry                          release  after its delay            attempt
     Snoozed                        release  after its delay, attempt given back
     Crashed, TimedOut              tries left: as Retry; else as Failed
+
+What is over goes on as its workflow and its hooks say (stoker.following).
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db import transaction
-
 from stoker.brokers.base import Broker, Lease, Return
 from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import PackageError
+from stoker.following.ended import Ended
+from stoker.following.follow import follow, transaction_for
+from stoker.ids import is_marked
 from stoker.models import Attempt, DeadLetter, Job
 from stoker.models.job import Ending, moment
 from stoker.package import JobOptions, Package, sealer_for
@@ -69,7 +72,8 @@ def finish(settings: Settings, broker: Broker, attempted: Sequence[Attempted]) -
         The leases that were stale: somebody else has the job now, nothing was recorded for it.
     """
     verdicts = [_resolve(settings, one) for one in attempted]
-    with transaction.atomic(using=settings.database):
+    over = [verdict.lease.job_id for verdict in verdicts if verdict.is_over]
+    with transaction_for(settings.database, over):
         if broker.capabilities.transactional:
             stale = _free(broker, verdicts)
             verdicts = [verdict for verdict in verdicts if verdict.lease not in stale]
@@ -156,6 +160,7 @@ def _record(settings: Settings, verdicts: Sequence[Verdict]) -> list[DeadLetter]
     entries = bury(settings, buried)
     over = [verdict for verdict in verdicts if verdict.is_over]
     resolve(alias, [verdict.lease.job_id for verdict in over if _succeeded(verdict)])
+    follow(settings, [_ended(one) for one in over if is_marked(one.lease.job_id)])
     if not settings.keep_results.keeps_successes:
         _forget(alias, [verdict for verdict in over if _succeeded(verdict)])
         over = [verdict for verdict in over if not _succeeded(verdict)]
@@ -197,6 +202,19 @@ def _ending(verdict: Verdict) -> Ending:
         value=value,
         reason=reason,
     )
+
+
+def _ended(verdict: Verdict) -> Ended:
+    job_id, attempt = verdict.lease.job_id, verdict.attempted.delivery.attempt
+    match verdict.outcome:
+        case outcomes.Succeeded(value):
+            return Ended(job_id, Job.Status.SUCCESSFUL, attempt, value)
+        case outcomes.Cancelled(reason):
+            return Ended(job_id, Job.Status.CANCELLED, attempt, None, "", reason)
+        case Failed(fault):
+            told = (fault.exception_class, fault.message)
+            return Ended(job_id, Job.Status.FAILED, attempt, None, *told)
+    raise AssertionError("it is not over")
 
 
 def _in_one_line(fault: Fault) -> str:

@@ -28,6 +28,8 @@ from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import BrokerUnavailable, StokerError, UnreadablePackage
 from stoker.finding import find_task
+from stoker.following.follow import transaction_for
+from stoker.following.reopen import reopen
 from stoker.guards.keys import UniqueClaim
 from stoker.ids import following_job_id
 from stoker.models import DeadLetter, Job, Requeue, UniqueKey
@@ -162,7 +164,7 @@ class _Requeue:
             newcomer = self._newcomer(seen)
         except (StokerError, InvalidTask, TypeError, ValueError) as error:
             return Answer(self._id, Fate.REFUSED, None, _sentence(error))
-        with transaction.atomic(using=self._alias):
+        with transaction_for(self._alias, [seen.job_id]):
             answer, result = self._send(seen, newcomer)
             transaction.on_commit(self._commit, using=self._alias, robust=True)
         if answer.fate is Fate.REQUEUED:
@@ -190,7 +192,7 @@ class _Requeue:
         self._sealing = Sealing(self._settings, task, self.commitment)
         args = old.args if self._wish.args is None else tuple(self._wish.args)
         kwargs = old.kwargs if self._wish.kwargs is None else dict(self._wish.kwargs)
-        (fresh,) = self._sealing.seal([(args, kwargs)])
+        (fresh,) = self._sealing.seal([(args, kwargs)], old.options)
         is_same_call = self._wish.args is None and self._wish.kwargs is None
         claim = fresh.claim
         if claim is None and is_same_call:
@@ -256,6 +258,7 @@ class _Requeue:
         wish = self._wish
         if not self._letters.note_requeue(seen, job_id, wish.by, wish.because):
             raise _Changed
+        reopen(self._alias, seen.job_id, job_id)
         return Answer(self._id, Fate.REQUEUED, job_id), result
 
     def _commit(self) -> None:

@@ -41,7 +41,12 @@ class Running:
 
 
 tasks_logger = logging.getLogger(TASKS_APP)
-DJANGOS_OWN = {id(task_signals.log_task_started), id(task_signals.log_task_finished)}
+DJANGOS_OWN = {
+    id(task_signals.log_task_enqueued),
+    id(task_signals.log_task_started),
+    id(task_signals.log_task_finished),
+}
+"""Receivers that only write log records."""
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
 

@@ -29,7 +29,7 @@ from stoker.schedule_options import Cron, Every, Once, Scheduled, as_sentence
 from stoker.schedule_plan import as_moment, as_us
 from stoker.wall_clock import zone_named
 
-from .sealing import refuse_wrong_arguments
+from .calling import refuse_wrong_arguments
 
 ITSELF = "stoker"
 """Who has paused a schedule that could not be fired."""

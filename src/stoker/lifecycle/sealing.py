@@ -4,12 +4,10 @@ trace, and an open transaction usable."""
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -17,9 +15,11 @@ from stoker.brokers.base import Message
 from stoker.compat import InvalidTask, TaskResultStatus, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, as_seconds
-from stoker.guards.keys import needs_of, unique_of
-from stoker.ids import new_job_id
+from stoker.following import stored
+from stoker.guards.keys import unique_of
+from stoker.ids import LINKED, new_job_id
 from stoker.models.job import moment
+from stoker.nodes import Signature
 from stoker.options import as_timestamp, expires_at, options_of
 from stoker.package import JobOptions, Package, sealer_for
 from stoker.progress import JobState, Progress
@@ -27,6 +27,8 @@ from stoker.results import Result
 from stoker.signals import pre_enqueue
 from stoker.waiting import Commitment
 
+from .calling import calls_of, needs_of_step, refuse_unusual, refuse_wrong_arguments
+from .hooking import hooks_of
 from .newcomers import Newcomer
 from .uniqueness import identity_of
 
@@ -55,9 +57,14 @@ class Sealing:
         self._commitment = commitment
         self._sealer = sealer_for(settings)
         self._options = options_of(task, settings)
+        self._hooks = hooks_of(settings, task)
 
-    def seal(self, calls: Sequence[Call]) -> list[Newcomer]:
-        """Check and seal these calls."""
+    def seal(self, calls: Sequence[Call], like: JobOptions | None = None) -> list[Newcomer]:
+        """Check and seal these calls.
+
+        Args:
+            like: the options of a job that they carry on: what that was given, they are given.
+        """
         now = time.time()
         run_after = self._run_after(now)
         expires = expires_at(self._task, now)
@@ -66,13 +73,58 @@ class Sealing:
                 f"A job of {self._task.module_path} would expire before it may start: "
                 "let expires be later than run_after, and than the delay of Unique."
             )
-        options = JobOptions(
+        options = self._job_options(expires)
+        if like is not None:
+            options = replace(options, receives=like.receives, each=like.each)
+        return [self._seal_one(args, kwargs, now, run_after, options) for args, kwargs in calls]
+
+    def seal_step(self, signature: Signature, job_id: UUID, receives: str) -> bytes:
+        """Check and seal a step of a workflow, as it is kept until its turn.
+
+        Args:
+            receives: what it will be given before its own arguments, as JobOptions have it.
+        """
+        task, now = self._task, time.time()
+        refuse_unusual(task, signature.each, "a step of a workflow")
+        args = tuple(signature.args)
+        for one in calls_of(args, signature.each, receives):
+            refuse_wrong_arguments(task, one, signature.kwargs)
+        options = self._job_options(expires_at(task, now))
+        package = Package(
+            job_id=job_id,
+            task=task.module_path,
+            args=args,
+            kwargs=dict(signature.kwargs),
+            queue=task.queue_name,
+            priority=int(task.priority),
+            enqueued_at=now,
+            options=replace(options, receives=receives, each=signature.each),
+            metadata=self._metadata(args, dict(signature.kwargs)),
+        )
+        message = Message(
+            job_id=job_id,
+            task=package.task,
+            queue=package.queue,
+            priority=package.priority,
+            package=self._sealer.seal(package),
+            run_after=None if task.run_after is None else as_timestamp(task.run_after),
+            needs=needs_of_step(task, args, signature.kwargs, receives),
+        )
+        return stored.write(message, getattr(task, "run_after_seconds", None))
+
+    def _job_options(self, expires: float | None) -> JobOptions:
+        return JobOptions(
             max_attempts=self._options.max_attempts,
             max_crashes=self._options.max_crashes,
             timeout_seconds=self._options.timeout_seconds,
             expires_at=expires,
+            hooks=self._hooks,
         )
-        return [self._seal_one(args, kwargs, now, run_after, options) for args, kwargs in calls]
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether something is to be enqueued when such a job has ended."""
+        return bool(self._hooks)
 
     def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
         """The same call under another id, or at another moment."""
@@ -99,12 +151,16 @@ class Sealing:
         options: JobOptions,
     ) -> Newcomer:
         task, positional, named = self._task, tuple(args), dict(kwargs)
-        refuse_wrong_arguments(task, positional, named)
-        claim = unique_of(task, positional, named)
+        is_step = bool(options.receives or options.each)
+        for one in (
+            calls_of(positional, options.each, options.receives) if is_step else [positional]
+        ):
+            refuse_wrong_arguments(task, one, named)
+        claim = None if is_step else unique_of(task, positional, named)
         if claim is not None:
             options = replace(options, identity=identity_of(claim))
         package = Package(
-            job_id=new_job_id(),
+            job_id=new_job_id(LINKED if self._hooks else 0),
             task=task.module_path,
             args=positional,
             kwargs=named,
@@ -122,7 +178,7 @@ class Sealing:
             package=self._sealer.seal(package),
             run_after=run_after,
             enqueued_at=now,
-            needs=needs_of(task, positional, named),
+            needs=needs_of_step(task, positional, named, options.receives),
         )
         return Newcomer(package, message, self._result(package, run_after), claim)
 
@@ -172,25 +228,3 @@ def _refuse_script(task: Any) -> None:
             f"No worker finds {task.module_path}: it is of the program that runs now. "
             "Move the function into a module of an app."
         )
-
-
-def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises TypeError here, where the mistake is, and not in a worker."""
-    signature = _signature(task.func)
-    if signature is None:
-        return
-    context = (None,) if task.takes_context else ()
-    try:
-        signature.bind(*context, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(
-            f"{task.module_path}{signature} does not take these arguments: {error}."
-        ) from None
-
-
-@lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None

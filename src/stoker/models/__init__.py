@@ -21,8 +21,10 @@ from .paused_queue import PausedQueue
 from .ready import Ready
 from .requeue import Requeue
 from .schedule import Schedule
+from .step import Step
 from .tick import Tick
 from .unique_key import UniqueKey
+from .workflow import Workflow
 
 __all__ = [
     "Attempt",
@@ -41,6 +43,8 @@ __all__ = [
     "Ready",
     "Requeue",
     "Schedule",
+    "Step",
     "Tick",
     "UniqueKey",
+    "Workflow",
 ]

@@ -176,7 +176,8 @@ class Runner:
         with _between_savepoints():
             attempted = self._executor.run(delivery)
         if not attempted.is_recorded:
-            finish(self.settings, self.broker, [_without_waiting(attempted)])
+            with _between_savepoints():  # what follows may be done on commit
+                finish(self.settings, self.broker, [_without_waiting(attempted)])
         return self._told(attempted)
 
     def _told(self, attempted: Attempted) -> Ran:

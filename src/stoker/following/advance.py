@@ -1,0 +1,258 @@
+"""Advance: workflows go on from the jobs that have ended, in the transaction that records those.
+
+What has ended goes up wave by wave: each step that is over is looked at by what holds it, which
+starts the next, waits for others, or is over itself. That nothing more is to be waited for is seen
+in the store each time, under the lock of the workflow; nobody counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from stoker.conf import Settings
+from stoker.models import Step, Workflow
+from stoker.models.job import Job
+from stoker.models.step import GROUPS, OPEN, StepEnd
+
+from .ended import Ended
+from .start import Starter
+from .stop import Stopper
+
+State, Role = Step.State, Step.Role
+
+STATES = {
+    Job.Status.SUCCESSFUL: State.SUCCESSFUL,
+    Job.Status.FAILED: State.FAILED,
+    Job.Status.CANCELLED: State.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A step that has come to its end."""
+
+    step: Step
+    state: str
+    cause: UUID | None = None
+    """The job because of which, if it has failed."""
+
+    @property
+    def lets_go_on(self) -> bool:
+        return self.state == State.SUCCESSFUL or self.step.is_optional
+
+
+class Advance:
+    """One batch of ends. Its transaction locks the workflows once, in order."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._alias = settings.database
+        self._steps = Step.objects.using(self._alias)
+        self._workflows = Workflow.objects.using(self._alias)
+        self._starter = Starter(settings)
+        self._stopper = Stopper(settings)
+        self._late: list[Over] = []
+        """Groups of nothing that a job has added."""
+
+    def record(self, ended: Mapping[UUID, Ended]) -> list[UUID]:
+        """These jobs have ended. Returns jobs that are to be ended because of that."""
+        ours = self._steps.of_jobs(ended)
+        states = self._workflows.lock(set(ours.values_list("workflow_id", flat=True)))
+        if not states:
+            return []
+        steps = ours.filter(state=State.ENQUEUED).defer("sealed", "value")
+        wave = self._record_jobs(steps, ended)
+        return self.go_on(
+            [one for one in wave if states.get(one.step.workflow_id) != State.CANCELLED]
+        )
+
+    def go_on(self, wave: Sequence[Over]) -> list[UUID]:
+        """From these steps, whose ends are written, in workflows that are locked."""
+        wave = [*wave, *self._late]
+        self._late = []
+        while wave:
+            wave = self._climb(wave)
+        self._starter.deliver()
+        return self._stopper.ask()
+
+    def begin(self, steps: Sequence[Step]) -> list[UUID]:
+        """The turn of these has come."""
+        return self.go_on([Over(step, State.SUCCESSFUL) for step in self._starter.start(steps)])
+
+    def room_of(self, group: Step, busy: int) -> list[Step]:
+        """The members that may start now, of a group of which so many are under way."""
+        return self._starter.room_of(group, busy)
+
+    # -- the jobs ---------------------------------------------------------------------------------
+
+    def _record_jobs(self, steps: Iterable[Step], ended: Mapping[UUID, Ended]) -> list[Over]:
+        wave, ends = [], []
+        for step in steps:
+            assert step.job_id is not None
+            one = ended[step.job_id]
+            state = STATES[Job.Status(one.status)]
+            value = one.value if step.is_wanted and one.has_succeeded else None
+            cause = None if one.has_succeeded else step.job_id
+            if step.has_added and one.has_succeeded and self._adopt(step, one.attempt):
+                ends.append(StepEnd(step.pk, State.STARTED.value, value))
+                continue
+            ends.append(StepEnd(step.pk, state.value, value, cause))
+            wave.append(Over(step, state, cause))
+        self._steps.end(ends)
+        return wave
+
+    def _adopt(self, step: Step, attempt: int) -> bool:
+        """What the job has added in the attempt that succeeded is part of the workflow from now on.
+        What it had added in others, nobody will ever start. Returns whether there is any."""
+        added = self._steps.below([step.pk]).filter(state=State.HELD, added_in=attempt)
+        ids = list(added.order_by("position").values_list("pk", flat=True))
+        if not ids:
+            return False
+        self._steps.become(ids, State.PENDING)
+        level, count = ids, 0
+        while level:
+            rows = self._steps.filter(pk__in=level, kind=Step.Kind.TASK)
+            count += rows.count()
+            level = list(self._steps.filter(parent_id__in=level).values_list("pk", flat=True))
+        self._workflows.grow(step.workflow_id, count)
+        self._late += self._start([self._steps.get(pk=ids[0])])
+        return True
+
+    # -- what holds them --------------------------------------------------------------------------
+
+    def _climb(self, wave: Sequence[Over]) -> list[Over]:
+        """One level up. Returns what is over by it."""
+        held: dict[UUID, list[Over]] = {}
+        above: list[Over] = []
+        for one in wave:
+            if one.step.role == Role.UNDO:
+                above += self._go_on_undoing(one)
+            elif one.step.role == Role.STEP and one.step.parent_id is None:
+                self._workflows.end(one.step.workflow_id, one.state)
+                self._call_back([one])
+            elif one.step.role == Role.STEP:
+                assert one.step.parent_id is not None
+                held.setdefault(one.step.parent_id, []).append(one)
+        if not held:
+            return above
+        parents = self._steps.filter(pk__in=held, state=State.STARTED).defer("sealed", "value")
+        chains: list[tuple[Step, list[Over]]] = []
+        groups: list[tuple[Step, list[Over]]] = []
+        for parent in parents:
+            (groups if parent.kind in GROUPS else chains).append((parent, held[parent.pk]))
+            self._call_back(held[parent.pk])
+        above += self._in_chains([(parent, overs[-1]) for parent, overs in chains])
+        above += self._in_groups(groups)
+        return above
+
+    def _in_chains(self, ended: Sequence[tuple[Step, Over]]) -> list[Over]:
+        """In a chain, or among the steps that a task has added, one follows the other."""
+        above = [
+            failed
+            for chain, over in ended
+            if not over.lets_go_on
+            for failed in self._fail(chain, over.cause)
+        ]
+        going_on = {chain.pk: (chain, over) for chain, over in ended if over.lets_go_on}
+        positions = {over.step.position + 1 for _, over in going_on.values()}
+        following = self._steps.below(going_on).filter(position__in=positions, state=State.PENDING)
+        next_steps = {}
+        for step in following if going_on else ():
+            assert step.parent_id is not None
+            if going_on[step.parent_id][1].step.position + 1 == step.position:
+                next_steps[step.parent_id] = step
+        done = [chain for pk, (chain, _) in going_on.items() if pk not in next_steps]
+        self._steps.become([chain.pk for chain in done], State.SUCCESSFUL)
+        above += [Over(chain, State.SUCCESSFUL) for chain in done]
+        return above + self._start(next_steps.values())
+
+    def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
+        above, waiting, turns = [], [], []
+        for group, overs in ended:
+            failed = next((one for one in overs if not one.lets_go_on), None)
+            if failed is not None and group.fails_fast:
+                above += self._fail(group, failed.cause)
+                self._stopper.stop_below([group.pk])
+                continue
+            more = self._starter.next_members(group, len(overs)) if group.has_more else []
+            turns += more
+            if not more:
+                waiting.append(group)
+        above += self._complete(waiting)
+        return above + self._start(turns)
+
+    def _complete(self, groups: Sequence[Step]) -> list[Over]:
+        """Those of these groups of which every member has ended are over."""
+        members = self._steps.below([group.pk for group in groups])
+        open_ones = members.filter(state__in=OPEN).values_list("parent_id", flat=True)
+        busy = set(open_ones.distinct()) if groups else set()
+        complete = {group.pk: group for group in groups if group.pk not in busy}
+        if not complete:
+            return []
+        failed = members.filter(
+            parent_id__in=complete,
+            state__in=(State.FAILED, State.CANCELLED),
+            is_optional=False,
+        )
+        causes: dict[UUID, UUID | None] = {}
+        for parent_id, cause, job_id in failed.order_by("-position").values_list(
+            "parent_id", "cause", "job_id"
+        ):
+            assert parent_id is not None
+            causes[parent_id] = cause or job_id
+        good = [group for pk, group in complete.items() if pk not in causes]
+        self._steps.become([group.pk for group in good], State.SUCCESSFUL)
+        above = [Over(group, State.SUCCESSFUL) for group in good]
+        for pk, cause in causes.items():
+            above += self._fail(complete[pk], cause)
+        return above
+
+    def _start(self, steps: Iterable[Step]) -> list[Over]:
+        """Returns those that were over at once: groups of nothing."""
+        return [Over(one, State.SUCCESSFUL) for one in self._starter.start(list(steps))]
+
+    # -- failure ----------------------------------------------------------------------------------
+
+    def _fail(self, step: Step, cause: UUID | None) -> list[Over]:
+        """What holds steps has failed: undone first, where that can be."""
+        undo = self._next_undo(step, None) if step.has_undo else None
+        state = State.FAILED if undo is None else State.UNDOING
+        self._steps.filter(pk=step.pk).update(state=state, cause=cause)
+        if undo is None:
+            return [Over(step, state, cause)]
+        return self._start([undo])
+
+    def _go_on_undoing(self, over: Over) -> list[Over]:
+        """One undo has ended, well or not: the step before is next."""
+        undone = self._steps.in_bulk([over.step.parent_id])[over.step.parent_id]
+        chain = self._steps.filter(pk__in=[undone.parent_id], state=State.UNDOING).first()
+        if chain is None:
+            return []
+        undo = self._next_undo(chain, undone.position)
+        if undo is not None:
+            return self._start([undo])
+        self._steps.become([chain.pk], State.FAILED)
+        return [Over(chain, State.FAILED, chain.cause)]
+
+    def _next_undo(self, chain: Step, before: int | None) -> Step | None:
+        done = self._steps.below([chain.pk]).filter(has_undo=True, state=State.SUCCESSFUL)
+        if before is not None:
+            done = done.filter(position__lt=before)
+        last = done.order_by("-position").values_list("pk", flat=True).first()
+        if last is None:
+            return None
+        return self._steps.filter(
+            parent_id=last, role=Role.UNDO, state=State.PENDING
+        ).first() or self._next_undo(chain, self._steps.get(pk=last).position)
+
+    def _call_back(self, overs: Sequence[Over]) -> None:
+        """Start what is to be called because of these failures. Nobody waits for it."""
+        failed = [
+            one.step.pk
+            for one in overs
+            if one.step.has_error and one.state in (State.FAILED, State.CANCELLED)
+        ]
+        if failed:
+            called = self._steps.filter(parent_id__in=failed, role=Role.ERROR)
+            self._starter.start(list(called.filter(state=State.PENDING)))

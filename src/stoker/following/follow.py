@@ -1,0 +1,94 @@
+"""Follow: what jobs that have ended bring about; and jobs that wait are cancelled, which is an end,
+too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, transaction
+from django.db.models import Max
+
+from stoker.brokers import broker_for
+from stoker.conf import Settings
+from stoker.ids import is_linked, is_step
+from stoker.models import Attempt, Job
+from stoker.models.isolation import deciding
+from stoker.models.job import Ending
+
+from .advance import Advance
+from .ended import Ended
+from .hooks import call_hooks
+from .stop import REASON
+
+AT_ONCE = 100
+"""How many jobs are withdrawn by the process that has seen a group fail. Upkeep sees to the rest,
+and the clusters to those that run."""
+
+
+def follow(settings: Settings, ended: Collection[Ended]) -> None:
+    """Carry on from these ends, in the open transaction that records them. What has been carried
+    on from before is left alone. For jobs without marks in their ids there is nothing to do."""
+    linked = [one for one in ended if is_linked(one.job_id)]
+    if linked:
+        call_hooks(settings, linked)
+    steps = {one.job_id: one for one in ended if is_step(one.job_id)}
+    if not steps:
+        return
+    stopped = Advance(settings).record(steps)
+    if stopped:  # nothing may be withdrawn while a workflow is locked
+        withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
+        transaction.on_commit(withdraw, using=settings.database, robust=True)
+
+
+def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManager[Any]:
+    """One in which these jobs may come to their end: who has locked a workflow has to see what the
+    last who did has written."""
+    if not connections[alias].in_atomic_block and any(map(is_step, job_ids)):
+        return deciding(alias)
+    return transaction.atomic(using=alias)
+
+
+def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
+    """Cancel those of these jobs that wait, of a broker in the database. Returns which they were.
+
+    Nothing is locked when it begins: what is withdrawn comes before the workflows, as everywhere.
+    """
+    broker = broker_for(settings)
+    if not broker.capabilities.transactional:
+        return set()  # there is no row of such a job to say how it ended
+    with transaction_for(settings.database, job_ids):
+        gone = broker.withdraw(list(job_ids))
+        record_cancelled(settings, gone, reason)
+    return gone
+
+
+def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str) -> None:
+    """These have been withdrawn, in the open transaction: write that down, and go on from it."""
+    if not job_ids:
+        return
+    endings = _endings(settings.database, job_ids, reason)
+    Job.objects.using(settings.database).finish(endings)
+    status = Job.Status.CANCELLED
+    follow(settings, [Ended(one.job_id, status, one.attempts, None, "", reason) for one in endings])
+
+
+def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> list[Ending]:
+    failures = Attempt.objects.using(alias).filter(job_id__in=job_ids).order_by()
+    last = dict(failures.values_list("job_id").annotate(last=Max("number")))
+    return [
+        Ending(
+            job_id=job_id,
+            status=Job.Status.CANCELLED.value,
+            attempts=last.get(job_id, 0),
+            worker_id="",
+            started_at=None,
+            finished_at=time.time(),
+            reason=reason,
+        )
+        for job_id in job_ids
+    ]

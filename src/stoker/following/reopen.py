@@ -1,0 +1,44 @@
+"""Reopen: the job of a step is sent again, and its workflow goes on when it succeeds."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from stoker.ids import is_step
+from stoker.models import Step, Workflow
+
+State = Step.State
+
+
+def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> None:
+    """A new job carries on the old one's step, in the open transaction, which locks nothing more
+    after this. What had ended because of it is under way again, unless it was undone."""
+    if not is_step(old_job_id):
+        return
+    steps = Step.objects.using(alias)
+    workflow_id = steps.of_jobs([old_job_id]).values_list("workflow_id", flat=True).first()
+    if workflow_id is None:
+        return
+    Workflow.objects.using(alias).lock([workflow_id])
+    step = steps.of_jobs([old_job_id]).defer("sealed", "value").first()
+    if step is None or step.state not in (State.FAILED, State.CANCELLED):
+        return
+    steps.filter(pk=step.pk).update(state=State.ENQUEUED, job_id=new_job_id, cause=None)
+    while step.parent_id is not None:
+        parent = steps.defer("sealed", "value").get(pk=step.parent_id)
+        is_undone = parent.has_undo and _is_undone(alias, parent)
+        if parent.state not in (State.FAILED, State.CANCELLED) or is_undone:
+            return
+        steps.filter(pk=parent.pk).update(state=State.STARTED, cause=None)
+        if step.role != Step.Role.STEP:
+            return
+        step = parent
+    Workflow.objects.using(alias).reopen(workflow_id)
+
+
+def _is_undone(alias: str, chain: Step) -> bool:
+    members = Step.objects.using(alias).below([chain.pk]).filter(has_undo=True)
+    undos = Step.objects.using(alias).filter(
+        parent_id__in=members.values("pk"), role=Step.Role.UNDO
+    )
+    return undos.exclude(state=State.PENDING).exists()

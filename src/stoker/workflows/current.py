@@ -1,0 +1,110 @@
+"""The workflow that a task finds itself in, and may add steps to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+
+from stoker.conf import settings_for
+from stoker.exceptions import NotInWorkflow
+from stoker.finding import find_task
+from stoker.lifecycle.received import Values
+from stoker.lifecycle.running import Running, current
+from stoker.models import Step
+from stoker.nodes import as_node
+
+from .making import Maker, Place, reads
+from .results import WorkflowResult, get_workflow
+
+
+class CurrentWorkflow:
+    """The workflow of the step that runs here."""
+
+    def __init__(self, running: Running, step: Step, backend: str) -> None:
+        self._running = running
+        self._step = step
+        self._backend = backend
+
+    @property
+    def id(self) -> str:
+        return str(self._step.workflow_id)
+
+    @property
+    def result(self) -> WorkflowResult:
+        """What its maker has of it."""
+        return get_workflow(self._step.workflow_id, backend=self._backend)
+
+    def add(self, *nodes: Any) -> None:
+        """Add steps that follow this one: one after the other, each given the result of the one
+        before, the first that of this one. This step is done when they are, and its result is that
+        of the last of them. They count if this attempt succeeds, and are never run if it does not.
+
+        Args:
+            nodes: signatures, tasks without arguments, chains, groups and chords.
+
+        Raises: as ``Node.enqueue``; nothing was added then.
+        """
+        settings = settings_for(self._backend)
+        steps = Step.objects.using(settings.database)
+        given = [as_node(node) for node in nodes]
+        attempt = self._running.attempt
+        with transaction.atomic(using=settings.database):
+            before = steps.below([self._step.pk]).filter(added_in=attempt).count()
+            maker = Maker(settings, self._step.workflow_id)
+            for number, node in enumerate(given):
+                following = given[number + 1 : number + 2]
+                place = Place(
+                    self._step.pk,
+                    before + number + 1,
+                    where=f"added step {before + number + 1}",
+                    is_fed=True,
+                    # What comes after may be given this; and this step's result is the last's.
+                    is_wanted=self._step.is_wanted or any(map(reads, following)) or not following,
+                    state=Step.State.HELD,
+                    added_in=attempt,
+                )
+                maker.add(node, place)
+            maker.flush()
+            changes: dict[str, bool] = {"has_added": True}
+            if given and reads(given[0]):
+                changes["is_wanted"] = True
+            steps.filter(pk=self._step.pk).update(**changes)
+
+    async def aadd(self, *nodes: Any) -> None:
+        """The same without blocking the event loop."""
+        await sync_to_async(self.add, thread_sensitive=True)(*nodes)
+
+    def inputs(self) -> Iterator[Any]:
+        """The results of the group before this step, one by one, read a thousand at a time: for a
+        callback that is written with ``si`` as the list would be too long."""
+        values = Values(settings_for(self._backend))
+        step = values.step_before(self._running.job_id)
+        return iter(()) if step is None else values.of_members(step)
+
+
+def current_workflow() -> CurrentWorkflow:
+    """The workflow of the step that runs here.
+
+    Raises:
+        NotInWorkflow: what runs here is no step of a workflow, or no job at all.
+    """
+    running = current.get()
+    if running is not None:
+        backend = find_task(running.task).backend
+        settings = settings_for(backend)
+        steps = Step.objects.using(settings.database).of_jobs([running.job_id])
+        step = steps.defer("sealed", "value").first()
+        if step is not None:
+            return CurrentWorkflow(running, step, backend)
+    raise NotInWorkflow(
+        "What runs here is no step of a workflow: current_workflow() is for tasks that were "
+        "enqueued in a chain, group or chord."
+    )
+
+
+async def acurrent_workflow() -> CurrentWorkflow:
+    """The same for ``async def`` tasks."""
+    return await sync_to_async(current_workflow, thread_sensitive=True)()

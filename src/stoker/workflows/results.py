@@ -1,0 +1,268 @@
+"""Workflows as their makers see them: looked at, waited for, cancelled, sent on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.db.models import Count
+
+from stoker.conf import Settings, settings_for
+from stoker.exceptions import (
+    BrokerUnavailable,
+    JobCancelled,
+    JobFailed,
+    ResultTimeout,
+    WorkflowNotFound,
+    as_seconds,
+)
+from stoker.ids import parse_job_id
+from stoker.models import Step, Workflow
+from stoker.progress import explained
+from stoker.waiting import Outage, pauses, refuse_endless_wait
+
+from .views import KeptValues, WorkflowProgress, WorkflowStep, read_steps
+
+State = Step.State
+
+
+class WorkflowResult:
+    """A workflow: what ``enqueue`` of a chain, group or chord gives. It shows the workflow as it
+    was when it was made, fetched or refreshed last."""
+
+    def __init__(self, row: Workflow) -> None:
+        self._row = row
+
+    def __repr__(self) -> str:
+        return f"<WorkflowResult {self.name or self.id} {self.status}>"
+
+    @property
+    def id(self) -> str:
+        return str(self._row.pk)
+
+    @property
+    def name(self) -> str:
+        return self._row.name
+
+    @property
+    def backend(self) -> str:
+        """The name under ``TASKS``."""
+        return self._row.backend
+
+    @property
+    def status(self) -> str:
+        """RUNNING, SUCCESSFUL, FAILED or CANCELLED."""
+        return str(self._row.state)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._row.state != Workflow.State.RUNNING
+
+    @property
+    def made_at(self) -> datetime:
+        return self._row.made_at
+
+    @property
+    def finished_at(self) -> datetime | None:
+        return self._row.finished_at
+
+    @property
+    def reason(self) -> str:
+        """Why it was cancelled."""
+        return self._row.reason
+
+    def refresh(self) -> None:
+        """Look again. Raises WorkflowNotFound when it is not there (any more)."""
+        self._row = _row_of(self._settings, self._row.pk)
+
+    def progress(self) -> WorkflowProgress:
+        """How far it is now: one query, by index."""
+        with explained(self._settings.database):
+            counted = (
+                self._steps.filter(kind=Step.Kind.TASK)
+                .exclude(state__in=(State.PENDING, State.HELD))
+                .values_list("state")
+                .annotate(Count("pk"))
+                .order_by()
+            )
+            counts: dict[str, int] = dict(counted)
+            total = self._workflows.filter(pk=self._row.pk).values_list("tasks", flat=True).first()
+        self._row.tasks = total if total is not None else self._row.tasks
+        # What has added steps goes on with them: its own job is done.
+        successful = counts.get(State.SUCCESSFUL, 0) + counts.get(State.STARTED, 0)
+        return WorkflowProgress(
+            total=self._row.tasks,
+            waiting=max(0, self._row.tasks - sum(counts.values())),
+            enqueued=counts.get(State.ENQUEUED, 0),
+            successful=successful + counts.get(State.UNDOING, 0),
+            failed=counts.get(State.FAILED, 0),
+            cancelled=counts.get(State.CANCELLED, 0),
+        )
+
+    def steps(self) -> Iterator[WorkflowStep]:
+        """All steps, in the order of their ids, read a thousand at a time: the workflow as a tree,
+        for whoever draws it."""
+        return read_steps(self._steps, self.backend)
+
+    def failed_steps(self) -> Iterator[WorkflowStep]:
+        """The tasks that have failed or were cancelled, as ``steps()`` reads them."""
+        failed = self._steps.filter(kind=Step.Kind.TASK, state__in=(State.FAILED, State.CANCELLED))
+        return read_steps(failed, self.backend)
+
+    @property
+    def value(self) -> Any:
+        """What it came to: of a chain or chord the result of its last step, of a group or map the
+        list of its members' results. None for steps that have failed, or are not kept.
+
+        Raises:
+            ValueError: it has not finished yet, or failed.
+        """
+        if self._row.state != Workflow.State.SUCCESSFUL:
+            raise ValueError(f"Workflow {self.id} is {self.status}: there is no value.")
+        return self._values.of(self._root())
+
+    def results(self) -> Iterator[Any]:
+        """The results of its members or steps, one by one in their order, read a thousand at a
+        time; None for those that are not done, have failed, or are not kept."""
+        return self._values.of_members(self._root())
+
+    def wait(self, timeout: float | timedelta | None = None, *, poll_seconds: float = 0.5) -> Any:
+        """Wait for its end, and give its value.
+
+        Args:
+            timeout: seconds or a timedelta; None = as long as it takes.
+            poll_seconds: the longest pause between two looks.
+
+        Raises:
+            ResultTimeout: it had not ended by then. It goes on.
+            JobFailed, JobCancelled: how it ended instead.
+            WorkflowNotFound: it is not there (any more).
+            TransactionManagementError: the open transaction could never see it end.
+            BrokerUnavailable: as for ``Result.wait``.
+        """
+        outage = Outage(self._settings.database, timeout)
+        for pause in pauses(timeout, poll_seconds):
+            if self._is_seen_to_have_ended(outage):
+                return self._ending()
+            time.sleep(pause)
+        raise outage.error or self._too_late(timeout)
+
+    async def wait_async(
+        self,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - as wait() has it
+        *,
+        poll_seconds: float = 0.5,
+    ) -> Any:
+        """The same without blocking the event loop; ``await workflow`` has no limit."""
+        outage = Outage(self._settings.database, timeout)
+        has_ended = sync_to_async(self._is_seen_to_have_ended, thread_sensitive=True)
+        for pause in pauses(timeout, poll_seconds):
+            if await has_ended(outage):
+                return await sync_to_async(self._ending, thread_sensitive=True)()
+            await asyncio.sleep(pause)
+        raise outage.error or self._too_late(timeout)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.wait_async().__await__()
+
+    def cancel(self, reason: str = "") -> bool:
+        """End it: what has not begun never will, jobs that wait are cancelled, those that run are
+        told to end. No undo is run, and no ``on_error``. False: it has ended already.
+
+        Args:
+            reason: kept with it, at most 255 characters.
+        """
+        from .steering import cancel
+
+        is_cancelled = cancel(self._settings, self._row.pk, reason)
+        self.refresh()
+        return is_cancelled
+
+    def retry(self, by: str = "", because: str = "") -> int:
+        """Let it go on from where it failed or was cancelled: the jobs of those steps are sent
+        again. What was undone stays so.
+
+        Returns:
+            How many jobs were sent again, or begun.
+
+        Raises:
+            WorkflowNotFound: it is not there (any more).
+        """
+        from .steering import retry
+
+        count = retry(self._settings, self._row.pk, by, because)
+        self.refresh()
+        return count
+
+    @property
+    def _settings(self) -> Settings:
+        return settings_for(self._row.backend)
+
+    @property
+    def _workflows(self) -> Any:
+        return Workflow.objects.using(self._settings.database)
+
+    @property
+    def _steps(self) -> Any:
+        return Step.objects.using(self._settings.database).filter(workflow_id=self._row.pk)
+
+    @property
+    def _values(self) -> KeptValues:
+        return KeptValues(self._settings)
+
+    def _root(self) -> Step:
+        root: Step = self._steps.defer("sealed").get(pk=self._row.pk)
+        return root
+
+    def _is_seen_to_have_ended(self, outage: Outage) -> bool:
+        try:
+            self.refresh()
+        except BrokerUnavailable as error:
+            outage.goes_on(error)
+            return False
+        outage.is_over()
+        if not self.is_finished:
+            refuse_endless_wait(self._settings.database, self.id, None)
+        return self.is_finished
+
+    def _ending(self) -> Any:
+        if self.status == Workflow.State.SUCCESSFUL:
+            return self.value
+        if self.status == Workflow.State.CANCELLED:
+            raise JobCancelled(f"Workflow {self.id} was cancelled: {self.reason or 'no reason'}.")
+        failed = next(self.failed_steps(), None)
+        which = f": job {failed.job_id} of {failed.label}" if failed is not None else ""
+        raise JobFailed(f"Workflow {self.id} failed{which}.")
+
+    def _too_late(self, timeout: float | timedelta | None) -> ResultTimeout:
+        return ResultTimeout(
+            f"Workflow {self.id} had not ended after {as_seconds(timeout or 0):g} s."
+        )
+
+
+def get_workflow(workflow_id: Any, *, backend: str = "default") -> WorkflowResult:
+    """The workflow of that id.
+
+    Raises:
+        WorkflowNotFound: there is none (any more), or it is no id.
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    parsed = parse_job_id(str(workflow_id))
+    if parsed is None:
+        raise WorkflowNotFound(f"{str(workflow_id)!r} is no id of a workflow.")
+    return WorkflowResult(_row_of(settings_for(backend), parsed))
+
+
+def _row_of(settings: Settings, workflow_id: UUID) -> Workflow:
+    with explained(settings.database):
+        row = Workflow.objects.using(settings.database).filter(pk=workflow_id).first()
+    if row is None:
+        raise WorkflowNotFound(
+            f"There is no workflow {workflow_id}: it was never committed, or is not kept any more."
+        )
+    return row

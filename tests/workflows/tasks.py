@@ -1,0 +1,78 @@
+"""Tasks of the tests of workflows: what they do stands in a list, in the order it was done."""
+
+from typing import Any
+
+from stoker import Cancel, current_workflow, task
+
+DONE: list[Any] = []
+"""What was done so far."""
+FAILING: set[Any] = set()
+"""Names of steps that fail."""
+
+
+@task(max_attempts=1)
+def note(name: str) -> str:
+    """Write the name down."""
+    DONE.append(name)
+    if name in FAILING:
+        raise ValueError(name)
+    return name
+
+
+@task(max_attempts=1)
+def add(first: int, second: int) -> int:
+    DONE.append((first, second))
+    return first + second
+
+
+@task(max_attempts=1)
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@task
+def double(number: int) -> int:
+    return 2 * number
+
+
+@task
+async def double_later(number: int) -> int:
+    return 2 * number
+
+
+@task(max_attempts=1)
+def tell(given: Any, name: str = "") -> Any:
+    """Write down what it is given."""
+    DONE.append((name, given) if name else given)
+    return given
+
+
+@task(max_attempts=1)
+def tell_result(result: Any, name: str) -> None:
+    """Write down what has become of a job."""
+    value = result.return_value if result.status == "SUCCESSFUL" else None
+    DONE.append((name, result.state.value, value))
+
+
+@task(max_attempts=1)
+def give_up(name: str) -> None:
+    raise Cancel(name)
+
+
+@task
+def fan_out(count: int) -> int:
+    """Add as many steps as it is told, side by side, and their sum."""
+    from stoker import group
+
+    current_workflow().add(group(double.si(number) for number in range(count)), total.s())
+    return count
+
+
+@task(max_attempts=2, backoff=0)
+def add_and_fail_once(name: str) -> str:
+    """Add a step in each attempt; the first fails."""
+    DONE.append(name)
+    current_workflow().add(tell.s("added"))
+    if DONE.count(name) == 1:
+        raise ValueError(name)
+    return name

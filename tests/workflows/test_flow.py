@@ -1,0 +1,195 @@
+"""Workflows run as they are written: each step once, in order, with what it is given."""
+
+from typing import Any
+
+import pytest
+
+from stoker import chain, chord, get_workflow, group
+from stoker.models import Step
+from stoker.testing import drain
+
+from tests.workflows.tasks import (
+    DONE,
+    FAILING,
+    add,
+    add_and_fail_once,
+    double,
+    double_later,
+    fan_out,
+    give_up,
+    note,
+    tell,
+    tell_result,
+    total,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+def run(node: Any) -> Any:
+    """Run a workflow to its end."""
+    workflow = node.enqueue()
+    drain()
+    workflow.refresh()
+    return workflow
+
+
+def test_a_chain_gives_each_step_the_result_of_the_one_before() -> None:
+    workflow = run(chain(add.s(1, 2), add.s(3), tell.si("end"), double.si(4)))
+    assert DONE == [(1, 2), (3, 3), "end"]
+    assert (workflow.status, workflow.value) == ("SUCCESSFUL", 8)
+
+
+def test_a_chord_gives_its_callback_the_results_in_order() -> None:
+    workflow = run(chord([double.s(number) for number in range(10)], total.s()))
+    assert workflow.value == 90
+    assert workflow.wait(timeout=0) == 90
+
+
+def test_nested() -> None:
+    node = add.s(1, 1) | (double.s() & (add.s(1) | double.s())) | tell.s()
+    assert run(node).value == [4, 6]
+    assert DONE[-1] == [4, 6]
+
+
+def test_a_group_alone_gives_a_list_lazily() -> None:
+    workflow = run(group(double.s(number) for number in range(5)))
+    assert list(workflow.results()) == workflow.value == [0, 2, 4, 6, 8]
+    assert workflow.progress().successful == 5
+
+
+def test_a_group_of_nothing_is_done_at_once() -> None:
+    assert run(chord([], tell.s())).value == []
+
+
+@pytest.mark.parametrize("of_task", [double, double_later])
+def test_map_calls_each_in_chunks(of_task: Any) -> None:
+    workflow = run(chain(of_task.map(range(10), chunk=4), total.s()))
+    assert workflow.value == 90
+    assert workflow.progress().total == 4
+
+
+def test_starmap() -> None:
+    assert run(add.starmap([(1, 2), (3, 4)])).value == [3, 7]
+
+
+def test_a_failed_step_stops_its_chain() -> None:
+    FAILING.add("b")
+    workflow = run(chain(note.si("a"), note.si("b"), note.si("c")))
+    assert (workflow.status, DONE) == ("FAILED", ["a", "b"])
+    assert [step.label for step in workflow.failed_steps()] == ["tests.workflows.tasks.note"]
+    progress = workflow.progress()
+    assert (progress.successful, progress.failed, progress.waiting) == (1, 1, 1)
+
+
+def test_an_optional_step_does_not() -> None:
+    FAILING.add("b")
+    workflow = run(chain(note.si("a"), note.si("b").optional(), tell.s("c")))
+    assert (workflow.status, DONE) == ("SUCCESSFUL", ["a", "b", ("c", None)])
+
+
+def test_what_was_done_is_undone_backwards() -> None:
+    FAILING.add("c")
+    node = chain(
+        note.si("a").undo(tell.s("undo")),
+        note.si("b").undo(note.si("not b")),
+        note.si("c").undo(note.si("never")),
+        note.si("d"),
+    )
+    workflow = run(node)
+    assert DONE == ["a", "b", "c", "not b", ("undo", "a")]
+    assert workflow.status == "FAILED"
+
+
+def test_on_error_is_told_which_job_failed() -> None:
+    FAILING.add("b")
+    run(chain(note.si("a"), note.si("b"), on_error=tell_result.s("oh")))
+    assert DONE == ["a", "b", ("oh", "FAILED", None)]
+
+
+def test_a_cancelled_step_counts_as_failed() -> None:
+    assert run(chain(give_up.si("no"), note.si("b"))).status == "FAILED"
+    assert DONE == []
+
+
+def test_a_group_waits_for_all_before_it_fails() -> None:
+    FAILING.add("a")
+    workflow = run(chord([note.si("a"), note.si("b"), note.si("c")], tell.s()))
+    assert (workflow.status, DONE) == ("FAILED", ["a", "b", "c"])
+
+
+def test_a_group_may_fail_fast() -> None:
+    FAILING.add("a")
+    members = group(note.si("a"), note.si("b"), note.si("c"), on_failure="stop")
+    workflow = run(chain(members, note.si("d")))
+    assert (workflow.status, DONE) == ("FAILED", ["a"])
+    assert workflow.progress().cancelled == 2
+
+
+def test_a_group_may_go_on() -> None:
+    FAILING.add("b")
+    members = group(note.si("a"), note.si("b"), on_failure="continue")
+    assert run(chain(members, tell.s())).value == ["a", None]
+
+
+def test_few_members_at_once() -> None:
+    workflow = group((note.si(name) for name in "abcde"), at_once=2).enqueue()
+    enqueued = Step.objects.filter(state="ENQUEUED")
+    assert enqueued.count() == 2
+    drain(until_empty=False)
+    assert (len(DONE), enqueued.count()) == (2, 2)
+    drain()
+    workflow.refresh()
+    assert (workflow.status, sorted(DONE)) == ("SUCCESSFUL", [*"abcde"])
+
+
+def test_cancel_ends_what_waits() -> None:
+    workflow = chain(group(note.si("a"), note.si("b")), note.si("c")).enqueue()
+    assert workflow.cancel("enough")
+    assert not drain()
+    assert (workflow.status, workflow.reason) == ("CANCELLED", "enough")
+    assert workflow.progress().cancelled == 2
+    assert not workflow.cancel()
+
+
+def test_retry_goes_on_from_the_failed_step() -> None:
+    FAILING.add("b")
+    workflow = run(chain(note.si("a"), note.si("b"), tell.s("c")))
+    FAILING.clear()
+    assert workflow.retry() == 1
+    assert workflow.status == "RUNNING"
+    drain()
+    workflow.refresh()
+    assert (workflow.status, DONE) == ("SUCCESSFUL", ["a", "b", "b", ("c", "b")])
+
+
+def test_retry_after_a_cancel() -> None:
+    workflow = chain(note.si("a"), note.si("b")).enqueue()
+    workflow.cancel()
+    assert workflow.retry() == 1
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_retry_of_a_group_that_failed_fast() -> None:
+    FAILING.add("a")
+    members = group((note.si(name) for name in "abcde"), on_failure="stop", at_once=3)
+    workflow = run(chain(members, tell.s()))
+    assert DONE == ["a"]
+    FAILING.clear()
+    workflow.retry()
+    drain()
+    workflow.refresh()
+    assert workflow.value == [*"abcde"]
+
+
+def test_a_task_adds_steps_to_its_workflow() -> None:
+    workflow = run(chain(fan_out.s(5), double.s()))
+    assert workflow.value == 40
+    assert workflow.progress().total == 8
+
+
+def test_what_a_failed_attempt_added_is_never_run() -> None:
+    workflow = run(chain(add_and_fail_once.s("x"), tell.s("end")))
+    assert DONE == ["x", "x", ("added", "x"), ("end", "x")]
+    assert workflow.status == "SUCCESSFUL"
