@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from uuid import UUID
 
-from .brokers import broker_for
+from django.db import transaction
+
+from .brokers import broker_for, outboxes_of
 from .conf import Settings
 from .following.follow import end_waiting, record_cancelled, transaction_for
-from .models import Cancellation, Job
+from .models import Cancellation, Job, Outgoing
 from .progress import explained
 
 LOOKS = 5
@@ -58,11 +60,23 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
     """
     alias, broker = settings.database, broker_for(settings)
     with explained(alias), transaction_for(alias, [unstored.pk]):
-        if unstored.pk not in broker.withdraw([unstored.pk]):
+        if broker.withdraw([unstored.pk]):
+            if not broker.capabilities.transactional:
+                Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+            record_cancelled(settings, [unstored.pk], reason)
+            return True
+    return any(_cancel_outgoing(settings, one, unstored, reason) for one in outboxes_of(settings))
+
+
+def _cancel_outgoing(settings: Settings, outbox: str, unstored: Job, reason: str) -> bool:
+    """Cancel a job that its broker does not have yet. Its row is locked until that is recorded."""
+    alias = settings.database
+    with transaction.atomic(using=outbox):
+        if not Outgoing.objects.using(outbox).filter(pk=unstored.pk).delete()[0]:
             return False
-        if not broker.capabilities.transactional:
+        with explained(alias), transaction_for(alias, [unstored.pk]):
             Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
-        record_cancelled(settings, [unstored.pk], reason)
+            record_cancelled(settings, [unstored.pk], reason)
     return True
 
 

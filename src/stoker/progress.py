@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,12 +10,13 @@ from uuid import UUID
 
 from django.db.models import TextChoices
 
-from .brokers import broker_for
+from .brokers import broker_for, outboxes_of
 from .brokers.orm_errors import explained as explained  # noqa: PLC0414 - it is had from here
 from .compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from .conf import Settings
 from .exceptions import PackageError, UnknownTask
-from .models import Attempt, Job
+from .models import Attempt, Job, Outgoing
+from .models.job import moment
 from .package import Package, sealer_for
 from .tasks import absent_task, find_task
 
@@ -163,6 +164,9 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
     broker = broker_for(settings)
     under_way = [job_id for job_id in job_ids if job_id not in jobs or jobs[job_id].status is None]
     places = broker.whereabouts(under_way) if under_way and broker.capabilities.look_up else {}
+    for row in _outgoing(settings, [one for one in under_way if one not in {**places, **jobs}]):
+        jobs[row.pk] = _unstored(row)
+        places[row.pk] = "ready" if row.run_after is None else "deferred"
     found = {}
     for job_id in job_ids:
         job = jobs.get(job_id)
@@ -172,6 +176,25 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
         if state is not None:
             found[job_id] = Progress(job, state, failures.get(job_id, ()))
     return found
+
+
+def _outgoing(settings: Settings, job_ids: Sequence[UUID]) -> Iterator[Outgoing]:
+    """Those that their broker does not have yet."""
+    for alias in outboxes_of(settings) if job_ids else ():
+        yield from Outgoing.objects.using(alias).filter(pk__in=job_ids)
+
+
+def _unstored(row: Outgoing) -> Job:
+    """The row that this job may once have."""
+    return Job(
+        id=row.pk,
+        task=row.task,
+        queue=row.queue,
+        priority=row.priority,
+        package=row.package,
+        enqueued_at=moment(row.enqueued_at),
+        run_after=None if row.run_after is None else moment(row.run_after),
+    )
 
 
 def _state(job: Job | None, place: str | None) -> JobState | None:

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
+from stoker.models.outbox import outboxes
 
 from .base import Broker
 
@@ -34,3 +35,9 @@ def broker_for(settings: Settings) -> Broker:
     module, _, name = ADAPTERS[scheme].rpartition(".")
     adapter: type[Broker] = getattr(import_module(module), name)
     return adapter(settings)
+
+
+def outboxes_of(settings: Settings) -> list[str]:
+    """The databases in whose outbox jobs of this backend may wait for their broker."""
+    joins = broker_for(settings).capabilities.transactional
+    return outboxes(settings.database, joins_transactions=joins)

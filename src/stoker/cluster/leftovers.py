@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from stoker.models import Lock, Schedule, Tick, UniqueKey
+from stoker.models import Lock, Relayed, Schedule, Tick, UniqueKey
 
 AT_ONCE = 500
 OFTEN_ENOUGH_SECONDS = 3600.0
 UNUSED_LOCK_SECONDS = 24 * 3600.0
 TICKS_SECONDS = 60.0
+RELAYED_SECONDS = 7 * 24 * 3600.0
+"""A relay is repeated as soon as some cluster looks: longer than none runs anywhere."""
 PAGES = 20
 """Of keys looked at per run: what is alive is looked at as well, and may be much."""
 
@@ -30,6 +32,7 @@ class Leftovers:
         self._locks_at = 0.0
         self._keys_at = 0.0
         self._ticks_at = 0.0
+        self._relayed_at = 0.0
         self._last_key: UUID | None = None
 
     def forget_locks(self) -> int:
@@ -41,6 +44,19 @@ class Leftovers:
         forgotten = 0
         locks = Lock.objects.using(self._alias)
         while count := locks.forget(UNUSED_LOCK_SECONDS, AT_ONCE):
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    def forget_relayed(self) -> int:
+        """Forget which jobs came from an outbox, when no relay of theirs can be repeated."""
+        now = time.monotonic()
+        if now < self._relayed_at:
+            return 0
+        self._relayed_at = now + OFTEN_ENOUGH_SECONDS
+        forgotten = 0
+        relayed = Relayed.objects.using(self._alias)
+        while count := relayed.forget(RELAYED_SECONDS, AT_ONCE):
             forgotten += count
             self._beat()
         return forgotten

@@ -59,6 +59,7 @@ class Scheduler:
                     self.upkeep.run()
                     due_at = time.monotonic() + self.settings.upkeep_seconds
                 self.upkeep.vacuum_if_due()
+                self.upkeep.relay()
                 self._is_over.wait(LOOK_SECONDS)
             self.upkeep.give_up_lease()
         finally:

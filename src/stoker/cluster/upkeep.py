@@ -24,6 +24,7 @@ from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import StokerError
 from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outbox import relay_all
 from stoker.lifecycle.outcomes import Attempted, Crashed
 from stoker.models import (
     Attempt,
@@ -35,6 +36,7 @@ from stoker.models import (
     Job,
     Lock,
     Need,
+    Outgoing,
     Ready,
     Schedule,
 )
@@ -51,7 +53,7 @@ BATCH = 500
 LOCK = "stoker:upkeep"
 VACUUM_SECONDS = 2.0
 OLD_BOARD_SECONDS = 86_400.0
-HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Schedule)
+HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Schedule)
 
 
 class Grave(NamedTuple):
@@ -106,6 +108,7 @@ class Upkeep:
             self._step("locks", self.leftovers.forget_locks)
             self._step("unique keys", self.leftovers.forget_keys)
             self._step("ticks", lambda: self.leftovers.forget_ticks(self._settings.keep_ticks))
+            self._step("relayed", self.leftovers.forget_relayed)
 
     def vacuum_if_due(self) -> None:
         """Claims walk the left edge of the hot tables: dead rows there must go within seconds, not
@@ -116,6 +119,10 @@ class Upkeep:
         self._vacuum_at = now + VACUUM_SECONDS
         if moves_rows_in_one_statement(connections[self._alias]):
             self._step("vacuum", self._vacuum)
+
+    def relay(self) -> None:
+        """Send on what is left in the outboxes: every cluster does, without the upkeep lease."""
+        self._step("outbox", lambda: relay_all(self._settings, self._beat))
 
     # -- rescue -----------------------------------------------------------------------------------
 

@@ -23,11 +23,13 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.conflicts import is_conflict
 from stoker.models.guard_upkeep import look_after
+from stoker.models.outbox import has_outbox
 from stoker.options import is_guarded
 from stoker.progress import explained
 from stoker.results import Result
 from stoker.waiting import Commitment
 
+from . import outbox
 from .newcomers import Newcomer, Newcomers
 from .sealing import Call, Sealing
 from .uniqueness import KeyInMotion
@@ -77,6 +79,7 @@ class _Line:
         self.sealing = Sealing(settings, task, self.commitment)
         self.again = self.sealing.again
         self.broker = broker_for(settings)
+        self._settings = settings
         self._alias = settings.database
         self._sender = type(task_backends[settings.alias])
         self._is_unique = getattr(task, "unique", None) is not None
@@ -98,21 +101,33 @@ class _Line:
             results = self._store(batches, own)
             self._announce(results)
             return results
-        # The one place where an outbox belongs: a process that dies between that commit and this
-        # loses the jobs.
-        relay = partial(self._relay, batches, own)
-        transaction.on_commit(relay, using=self._open_transaction)
         results = _own_results(batches)
+        alias = self._open_transaction
+        if has_outbox(alias):
+            for batch in batches:
+                outbox.put(self._settings, alias, batch)
+            relay = partial(self._relay, alias, results)
+            transaction.on_commit(relay, using=alias, robust=True)
+        else:  # a process that dies between that commit and this loses the jobs
+            transaction.on_commit(partial(self._store_late, batches, own), using=alias)
         if not self._is_unique:
             self._announce(results)
         return results
 
-    def _relay(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> None:
+    def _relay(self, alias: str, results: Sequence[Result[Any]]) -> None:
         """What the caller was given tells from now on what has become of it."""
+        told = outbox.relay_these(self._settings, alias, [UUID(result.id) for result in results])
+        self.commitment.is_made = True
+        for given in results:
+            if UUID(given.id) in told:
+                _become(given, told[UUID(given.id)])
+        if self._is_unique:
+            self._announce(results)
+
+    def _store_late(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> None:
         results = self._store(batches, own)
         for given, result in zip(_own_results(batches), results, strict=True):
-            for one in fields(result):
-                object.__setattr__(given, one.name, getattr(result, one.name))
+            _become(given, result)
         if self._is_unique:
             self._announce(results)
 
@@ -186,6 +201,11 @@ class _Line:
                 'for Unique(on_conflict="raise") to be raised. Enqueue it outside, or in a '
                 f"transaction of {self._alias!r}."
             )
+
+
+def _become(given: Result[Any], result: Result[Any]) -> None:
+    for one in fields(result):
+        object.__setattr__(given, one.name, getattr(result, one.name))
 
 
 def _own_results(batches: Iterable[Iterable[Newcomer]]) -> list[Result[Any]]:

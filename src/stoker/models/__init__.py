@@ -17,6 +17,7 @@ from .guard_key import GuardKey
 from .job import Job
 from .lock import Lock
 from .need import Need
+from .outbox import Outgoing, Relayed
 from .paused_queue import PausedQueue
 from .ready import Ready
 from .requeue import Requeue
@@ -39,8 +40,10 @@ __all__ = [
     "Job",
     "Lock",
     "Need",
+    "Outgoing",
     "PausedQueue",
     "Ready",
+    "Relayed",
     "Requeue",
     "Schedule",
     "Step",

@@ -86,6 +86,11 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "The outcome of job {job_id} came after its lease was lost; it was not recorded.",
     ),
+    "relay_put_off": (
+        logging.WARNING,
+        "Jobs that were just committed wait in the outbox until the broker can be had: {error}",
+    ),
+    "relayed": (logging.INFO, "{count} jobs that were left in an outbox are on their way."),
     "jobs_rescued": (logging.WARNING, "{count} jobs whose cluster is gone were taken over."),
     "cluster_buried": (
         logging.WARNING,

@@ -1,0 +1,218 @@
+"""The outbox: an enqueue in a transaction of which the broker is no part.
+
+::
+
+    BEGIN
+        what the job is about
+        put              a row in the outbox of this database
+    COMMIT               from here on the job is certain
+    relay                the row is locked, the broker is given the job, the row goes
+
+A relay that dies after the broker has the job is repeated. The job is known by its id then, also
+when it has ended since: see ``Broker.relay``. Who enqueued it relays at once; what he leaves behind
+is found by every scheduler, which looks twice a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections, transaction
+
+from stoker.brokers import broker_for, outboxes_of
+from stoker.brokers.base import Broker, Message
+from stoker.compat import InvalidTask
+from stoker.conf import Settings
+from stoker.events import tell
+from stoker.exceptions import PackageError, StokerError, UnknownTask
+from stoker.finding import find_task
+from stoker.guards.keys import UniqueClaim
+from stoker.models.guard_upkeep import look_after
+from stoker.models.isolation import deciding
+from stoker.models.need import NewNeed
+from stoker.models.outbox import (
+    Outgoing,
+    Relayed,
+    as_json,
+)
+from stoker.models.statements import delete_by_key
+from stoker.package import sealer_for
+from stoker.progress import JobState, Progress, explained
+from stoker.results import Result, result_of
+from stoker.waiting import Commitment
+
+from .newcomers import Newcomer, Newcomers
+from .sealing import Sealing
+
+AT_ONCE = 500
+PAUSE_SECONDS = 2.0
+"""After a broker could not be reached, who enqueues leaves the relay to the schedulers for so long:
+a request shall not wait for a broker that is away."""
+
+_away_until: dict[str, float] = {}
+
+
+def put(settings: Settings, alias: str, newcomers: Iterable[Newcomer]) -> None:
+    """Write these jobs to the outbox of the database whose transaction is open."""
+    rows = [_row(settings, newcomer) for newcomer in newcomers]
+    Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE)
+
+
+def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict[UUID, Result[Any]]:
+    """Give the broker what was just committed, unless it is away or others are quicker.
+
+    Returns:
+        Job id -> result, of jobs with a unique key: what has become of them.
+    """
+    if time.monotonic() < _away_until.get(settings.alias, 0.0):
+        return {}
+    relay = Relay(settings, alias)
+    told: dict[UUID, Result[Any]] = {}
+    try:
+        for start in range(0, len(job_ids), AT_ONCE):
+            these = job_ids[start : start + AT_ONCE]
+            told |= relay.relay(partial(Outgoing.objects.using(alias).lock_these, these)).told
+    except (StokerError, DatabaseError, InterfaceError) as error:
+        _away_until[settings.alias] = time.monotonic() + PAUSE_SECONDS
+        tell("relay_put_off", error=error)
+    return told
+
+
+def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
+    """Give the broker what others have left behind. Returns how many jobs.
+
+    Args:
+        settings: the backend's.
+        beat: called again and again: a sign of life.
+    """
+    count = 0
+    for alias in outboxes_of(settings):
+        outgoing = Outgoing.objects.using(alias)
+        relay, first = Relay(settings, alias), partial(outgoing.lock_first, settings.alias, AT_ONCE)
+        while relayed := relay.relay(first).jobs:
+            count += relayed
+            beat()
+    return count
+
+
+class Round(NamedTuple):
+    """What came of one round."""
+
+    jobs: int
+    """How many jobs are not in the outbox any more."""
+    told: dict[UUID, Result[Any]]
+    """Job id -> what has become of it, of those with a unique key."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """What the newcomers of one task have in common."""
+
+    broker: Broker
+    commitment: Commitment
+    sealing: Sealing
+
+    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+        return self.sealing.again(newcomer, job_id, run_after)
+
+
+class Relay:
+    """One round of relaying from the outbox of one database."""
+
+    def __init__(self, settings: Settings, alias: str) -> None:
+        self._settings = settings
+        self._alias = alias
+        self._broker = broker_for(settings)
+
+    def relay(self, lock: Callable[[], Sequence[Outgoing]]) -> Round:
+        """Relay the rows that this locks.
+
+        Raises:
+            BrokerUnavailable: nothing was changed; or the broker has them, and the next relay of
+                the same rows will change nothing there.
+        """
+        outgoing = Outgoing.objects.using(self._alias)
+        connection = connections[self._alias]
+        if not connection.in_atomic_block and not outgoing.exists():
+            return Round(0, {})  # without a transaction, which on SQLite is everybody's only one
+        with transaction.atomic(using=self._alias):
+            outgoing.be_the_writer()
+            rows = list(lock())
+            told = self._hand_over(rows) if rows else {}
+            delete_by_key(outgoing, [row.pk for row in rows])
+        if rows:
+            self._broker.wake_up({row.queue for row in rows})
+        return Round(len(rows), told)
+
+    def _hand_over(self, rows: Sequence[Outgoing]) -> dict[UUID, Result[Any]]:
+        if not self._broker.capabilities.transactional:
+            self._broker.enqueue([_message(row) for row in rows])
+            return {}
+        store = self._settings.database
+        with explained(store), deciding(store):
+            fresh = Relayed.objects.using(store).note([row.pk for row in rows])
+            new = [row for row in rows if row.pk in fresh]
+            self._broker.enqueue([_message(row) for row in new if row.claim is None])
+            return self._decide([(row, row.claim) for row in new if row.claim is not None])
+
+    def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
+        """Store what has a unique key, in order: it may be a duplicate by now."""
+        told: dict[UUID, Result[Any]] = {}
+        for row, claim in rows:
+            try:
+                newcomer = self._newcomer(row, claim)
+                line = self._line(newcomer)
+            except (PackageError, UnknownTask, InvalidTask):  # the worker will say what is wrong
+                self._broker.enqueue([_message(row)])
+                continue
+            (told[row.pk],), neglected = Newcomers(line, [newcomer]).store()
+            if neglected:
+                look_after(self._settings.database, neglected)
+        return told
+
+    def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer:
+        message = _message(row)
+        package = sealer_for(self._settings).open(message.package)
+        state = JobState.READY if row.run_after is None else JobState.DEFERRED
+        result = result_of(self._settings, row.pk, Progress(None, state))
+        key_id, *rest = claim
+        return Newcomer(package, message, result, UniqueClaim(UUID(key_id), *rest))
+
+    def _line(self, newcomer: Newcomer) -> _Line:
+        task = find_task(newcomer.package.task).using(backend=self._settings.alias)
+        commitment = Commitment(is_made=True)
+        return _Line(self._broker, commitment, Sealing(self._settings, task, commitment))
+
+
+def _row(settings: Settings, newcomer: Newcomer) -> Outgoing:
+    message, claim = newcomer.message, newcomer.claim
+    return Outgoing(
+        job_id=message.job_id,
+        backend=settings.alias,
+        task=message.task,
+        queue=message.queue,
+        priority=message.priority,
+        package=message.package,
+        enqueued_at=message.enqueued_at,
+        run_after=message.run_after,
+        needs=[as_json(need) for need in message.needs],
+        claim=None if claim is None else as_json(claim),
+    )
+
+
+def _message(row: Outgoing) -> Message:
+    return Message(
+        job_id=row.job_id,
+        task=row.task,
+        queue=row.queue,
+        priority=row.priority,
+        package=bytes(row.package),
+        run_after=row.run_after,
+        enqueued_at=row.enqueued_at,
+        needs=[NewNeed(UUID(key_id), *rest) for key_id, *rest in row.needs],
+    )

@@ -1,0 +1,156 @@
+"""The outbox: jobs of transactions in which their broker takes no part."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
+from stoker.lifecycle import outbox
+from stoker.lifecycle.outbox import relay_all
+from stoker.models import Job, Outgoing
+from stoker.progress import JobState
+
+from tests.app.tasks import add
+from tests.integration.work import work_off
+
+BACKEND = "stoker.backend.StokerBackend"
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Undo(Exception):
+    """Raised on purpose inside a transaction."""
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[None]:
+    # Another CLUSTER in each test: a broker in memory belongs to the settings.
+    options = {"BROKER": "memory://", "CLUSTER": uuid.uuid4().hex}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        yield
+
+
+@pytest.fixture
+def nobody_relays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every process died when its transaction was committed."""
+    monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
+
+
+def waiting() -> int:
+    sizes = broker_for(settings_for()).sizes()
+    return sum(size["ready"] + size["deferred"] for size in sizes.values())
+
+
+def relay() -> int:
+    return relay_all(settings_for(), lambda: None)
+
+
+def test_a_row_until_the_commit_and_a_job_after_it() -> None:
+    with transaction.atomic():
+        result = add.enqueue(1, 2)
+        assert (Outgoing.objects.count(), waiting()) == (1, 0)
+    assert (Outgoing.objects.count(), waiting()) == (0, 1)
+    work_off()
+    assert result.wait(5) == 3
+
+
+def test_nothing_is_left_of_a_rollback() -> None:
+    with suppress(Undo), transaction.atomic():
+        add.enqueue_many([((1, 2), {})] * 3)
+        raise Undo
+    assert (Outgoing.objects.count(), relay(), waiting()) == (0, 0, 0)
+
+
+def test_outside_of_a_transaction_nothing_is_written() -> None:
+    add.enqueue(1, 2)
+    assert (Outgoing.objects.exists(), waiting()) == (False, 1)
+
+
+@pytest.mark.usefixtures("nobody_relays")
+class TestLeftBehind:
+    """The process that enqueued it has died."""
+
+    def test_any_scheduler_relays_it_once(self) -> None:
+        with transaction.atomic():
+            results = add.enqueue_many([((1, number), {}) for number in range(1201)])
+        assert [relay(), relay(), waiting()] == [1201, 0, 1201]
+        work_off()
+        assert [result.wait(5) for result in results] == [1 + n for n in range(1201)]
+
+    def test_everything_about_the_job_stays(self) -> None:
+        with transaction.atomic():
+            add.using(priority=7, run_after=3600).enqueue(1, 2)
+            add.using(priority=9).enqueue(1, second=3)
+        relay()
+        first, second = broker_for(settings_for()).waiting()  # type: ignore[attr-defined] # memory's
+        assert (first.priority, second.priority, second.run_after) == (7, 9, None)
+        assert first.run_after == pytest.approx(first.enqueued_at + 3600)
+
+    @pytest.mark.parametrize(
+        ("run_after", "state"), [(None, JobState.READY), (60, JobState.DEFERRED)]
+    )
+    def test_it_is_seen_where_it_will_wait(self, run_after: Any, state: JobState) -> None:
+        with transaction.atomic():
+            result = add.using(run_after=run_after).enqueue(1, 2)
+        result.refresh()
+        assert result.state is state
+        assert add.get_result(result.id).state is state
+
+    def test_it_can_be_cancelled(self) -> None:
+        with transaction.atomic():
+            result = add.enqueue(1, 2)
+        assert result.cancel("no")
+        assert (relay(), waiting(), result.state) == (0, 0, JobState.CANCELLED)
+        assert Job.objects.get().reason == "no"
+
+    def test_those_of_other_backends_are_left_to_their_clusters(self) -> None:
+        with transaction.atomic():
+            add.enqueue(1, 2)
+        Outgoing.objects.update(backend="another")
+        assert (relay(), Outgoing.objects.count()) == (0, 1)
+
+
+class TestBrokerAway:
+    """Committed jobs wait until it is back, and who enqueues does not wait for it."""
+
+    @pytest.fixture
+    def away(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+        """How many jobs it was to be given, each time that it was asked; cleared, it is back."""
+        broker = broker_for(settings_for())
+        enqueue, asked = broker.enqueue, [0]
+
+        def refuse(messages: Any) -> None:
+            if not asked:
+                enqueue(messages)
+                return
+            asked.append(len(messages))
+            raise BrokerUnavailable("It is away.")
+
+        monkeypatch.setattr(broker, "enqueue", refuse)
+        yield asked
+        outbox._away_until.clear()
+
+    def test_it_is_asked_once_and_then_left_alone(
+        self, away: list[int], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for _ in range(3):
+            with transaction.atomic():
+                add.enqueue(1, 2)
+        assert (away, Outgoing.objects.count()) == ([0, 1], 3)
+        assert "wait in the outbox until the broker can be had: It is away." in caplog.text
+
+    def test_a_relay_that_fails_loses_nothing(self, away: list[int]) -> None:
+        with transaction.atomic():
+            add.enqueue(1, 2)
+        with pytest.raises(BrokerUnavailable):
+            relay()
+        assert (away, Outgoing.objects.count()) == ([0, 1, 1], 1)
+        away.clear()
+        assert (relay(), waiting(), Outgoing.objects.count()) == (1, 1, 0)

@@ -1,0 +1,93 @@
+"""Never early and never lost, where the transaction is on another database than the queue: whoever
+enqueues dies right after the commit, or right after the queue has the job."""
+
+import os
+import random
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.db import connections, transaction
+
+from stoker.lifecycle.outbox import Relay
+from stoker.models import Job, Outgoing, Ready, Relayed
+
+from tests.app.models import Ledger
+from tests.app.tasks import write_ledger
+from tests.cluster.clusters import running_cluster, wait_for
+
+DEATHS = int(os.environ.get("STOKER_TEST_OUTBOX_DEATHS", "30"))
+
+pytestmark = [
+    pytest.mark.two_databases,
+    pytest.mark.django_db(transaction=True, databases=["default", "queue"]),
+]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_after_the_commit() -> None:
+    with transaction.atomic():
+        transaction.on_commit(die)
+        write_ledger.enqueue()
+
+
+def die_when_the_queue_has_it() -> None:
+    hand_over = Relay._hand_over
+
+    def hand_over_and_die(relay: Relay, rows: list[Outgoing]) -> None:
+        hand_over(relay, rows)
+        die()
+
+    Relay._hand_over = hand_over_and_die  # type: ignore[assignment,method-assign] # in a child
+    with transaction.atomic():
+        write_ledger.enqueue()
+
+
+def die_before_the_commit() -> None:
+    with transaction.atomic():
+        write_ledger.enqueue()
+        die()
+
+
+def in_a_child(what: Callable[[], None]) -> int:
+    """Run it in a process of its own. Returns the signal that ended it."""
+    connections.close_all()
+    child = os.fork()
+    if not child:
+        try:
+            what()
+        except BaseException:  # noqa: BLE001 - it must not go on as a second test run
+            traceback.print_exc()
+        os._exit(1)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+
+def test_every_committed_job_runs_once(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    committed = 0
+    with running_cluster(tmp_path, KEEP_RESULTS=False) as cluster:
+        cluster.wait_for_crew()
+        for _ in range(DEATHS):
+            way = chance.choice(
+                [die_after_the_commit, die_when_the_queue_has_it, die_before_the_commit]
+            )
+            assert in_a_child(way) == signal.SIGKILL
+            committed += way is not die_before_the_commit
+        wait_for(
+            lambda: (
+                not Outgoing.objects.exists()
+                and not Ready.objects.using("queue").exists()
+                and Ledger.objects.count() >= committed
+            ),
+            cluster.tail,
+        )
+        assert cluster.stop() == 0, cluster.text()
+    assert Ledger.objects.count() == committed
+    assert Ledger.objects.values("job_id").distinct().count() == committed
+    assert Relayed.objects.using("queue").count() == committed
+    assert not Job.objects.using("queue").exists()
