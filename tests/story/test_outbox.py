@@ -46,6 +46,7 @@ def die_when_the_queue_has_it() -> None:
     Relay._hand_over = hand_over_and_die  # type: ignore[assignment,method-assign] # in a child
     with transaction.atomic():
         write_ledger.enqueue()
+    die()  # a scheduler was quicker
 
 
 def die_before_the_commit() -> None:
