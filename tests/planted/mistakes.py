@@ -29,6 +29,39 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
+        "a claim takes from paused queues",
+        (
+            Change(
+                "brokers/orm.py",
+                "[name for name in named if name not in passed_over]",
+                "[*named]",
+            ),
+        ),
+        ("tests/conformance/test_claim.py", "-k", "passed_over"),
+    ),
+    Mistake(
+        "what was fetched of a paused queue is handed out again",
+        (
+            Change(
+                "cluster/flights.py",
+                "if not flight.delivery.package or flight.delivery.queue in self.paused:",
+                "if not flight.delivery.package:",
+            ),
+        ),
+        ("tests/unit/cluster/test_pauses.py",),
+    ),
+    Mistake(
+        "the doctor makes lost jobs ready twice",
+        (
+            Change(
+                "doctor/jobs.py",
+                "lost = [alive[one] for one in alive.keys() - places_of(self.alias, alive).keys()]",
+                "lost = [*alive.values()]",
+            ),
+        ),
+        ("tests/integration/test_doctor.py", "-k", "looked_at_once_more"),
+    ),
+    Mistake(
         "ack does not ask for the lease id",
         (
             Change(

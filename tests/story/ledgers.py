@@ -3,6 +3,8 @@
 from collections import defaultdict
 from itertools import pairwise
 
+from stoker.conf import settings_for
+from stoker.doctor.examination import examine
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Ready
 
 from tests.app.models import Ledger
@@ -13,6 +15,12 @@ def unfinished() -> dict[str, int]:
     tables = {"ready": Ready, "deferred": Deferred, "blocked": Blocked, "claimed": Claimed}
     counts = {name: table.objects.count() for name, table in tables.items()}
     return {name: count for name, count in counts.items() if count}
+
+
+def assert_doctor_is_content() -> None:
+    """He finds no fault, be it while clusters are at work or afterwards."""
+    report = examine(settings_for())
+    assert report.is_healthy, report.findings
 
 
 def assert_all_recorded_once(job_ids: list[str]) -> None:

@@ -20,6 +20,7 @@ from tests.cluster.clusters import (
 )
 from tests.story.ledgers import (
     assert_all_recorded_once,
+    assert_doctor_is_content,
     assert_no_overlap,
     executions,
     unfinished,
@@ -69,6 +70,7 @@ def test_every_job_is_recorded_once_whatever_is_killed(
     assert_no_overlap()
     wait_for(lambda: not any(map(is_alive, story.orphans)), lambda: "orphaned processes go on")
     assert not Cluster.objects.exists()
+    assert_doctor_is_content()
     assert Ledger.objects.count() >= jobs
     assert not story.complaints()
 
@@ -105,6 +107,8 @@ class _Story:
                 if not unfinished():
                     return
                 self._kill(victims)
+                if "sentinel" in victims:
+                    assert_doctor_is_content()
 
     def tail(self) -> str:
         return self.cluster.tail()

@@ -14,7 +14,7 @@ from stoker.models import Blocked, DeadLetter, Job, Need
 
 from tests.app.guarded import run_alone, run_in_fives, run_in_pairs
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
-from tests.story.ledgers import unfinished
+from tests.story.ledgers import assert_doctor_is_content, unfinished
 
 JOBS = int(os.environ.get("STOKER_TEST_OVERLAP_JOBS", "1200"))
 LEASE_SECONDS = 2.0
@@ -72,6 +72,7 @@ def test_no_more_at_once_than_allowed(seed: int, tmp_path: Path) -> None:
     _assert_fences_rise(beats)
     assert not Need.objects.exists()
     assert not Blocked.objects.exists()
+    assert_doctor_is_content()
 
 
 def _enqueue(chance: random.Random, path: Path) -> list[str]:
@@ -103,6 +104,7 @@ def _strike(chance: random.Random, clusters: tuple[ProcessCluster, ...]) -> None
             cluster.kill(roles[0], chance.randrange(4))
         else:
             _pause(cluster, roles)
+        assert_doctor_is_content()
 
 
 def _pause(cluster: ProcessCluster, roles: list[str]) -> None:

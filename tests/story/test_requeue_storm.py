@@ -26,7 +26,7 @@ from tests.app import tasks
 from tests.app.frail import in_storm
 from tests.app.models import Account
 from tests.cluster.clusters import ProcessCluster, end_family, wait_for
-from tests.story.ledgers import unfinished
+from tests.story.ledgers import assert_doctor_is_content, unfinished
 
 STORM = int(os.environ.get("STOKER_TEST_STORM", "60"))
 EXHAUSTED = int(os.environ.get("STOKER_TEST_EXHAUSTED", "1500"))
@@ -61,6 +61,7 @@ def test_a_storm_of_requeues_multiplies_nothing(seed: int, tmp_path: Path) -> No
     _assert_each_failure_is_counted_once()
     assert Job.objects.count() == STORM + storm.made, "every job is one that somebody was told of"
     assert not storm.complaints()
+    assert_doctor_is_content()
 
 
 class _Storm:

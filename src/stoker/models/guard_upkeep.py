@@ -97,15 +97,26 @@ def sweep_keys(
     key_ids = list(later.values_list("pk", flat=True)[:limit])
     if not key_ids:
         return 0, None
+    freed = tidy_keys(alias, key_ids, forgets=not only_lines)
+    return freed, key_ids[-1] if len(key_ids) == limit else None
+
+
+def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
+    """Under these keys, take places from those that do not run any more, and call the next where
+    one is free. Returns how many places were taken back.
+
+    Args:
+        forgets: whether keys that nobody needs are deleted.
+    """
     with deciding(alias):
         keys = GuardKey.objects.using(alias).lock(key_ids)
         holders = Need.objects.using(alias).holders(keys)
         stale = _stale_places(alias, keys, holders)
         update_by_key(Need.objects.using(alias), stale, holds=None)
         _call_where_room(alias, keys)
-        if not only_lines:
+        if forgets:
             GuardKey.objects.using(alias).forget(keys)
-    return len(stale), key_ids[-1] if len(key_ids) == limit else None
+    return len(stale)
 
 
 def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:

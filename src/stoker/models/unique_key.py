@@ -208,6 +208,13 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         if after is not None:
             later = later.filter(pk__gt=after)
         rows = list(later.values_list("pk", "job_id", "until_us")[:limit])
+        return self._forget(rows), rows[-1][0] if len(rows) == limit else None
+
+    def forget_these(self, key_ids: Collection[UUID]) -> int:
+        """Delete those of these keys that are not taken any more. Returns how many."""
+        return self._forget(list(with_keys(self, key_ids).values_list("pk", "job_id", "until_us")))
+
+    def _forget(self, rows: Sequence[tuple[UUID, UUID, int]]) -> int:
         job_ids = [job_id for _, job_id, _ in rows]
         alive = Job.objects.using(self.db).filter(status=None)
         alive_ids = set(with_keys(alive, job_ids).values_list("pk", flat=True))
@@ -218,8 +225,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
             if until_us <= now_us and job_id not in alive_ids
         }
         with transaction.atomic(using=self.db):
-            deleted = self._delete(over)
-        return deleted, rows[-1][0] if len(rows) == limit else None
+            return self._delete(over)
 
     def _delete(self, over: Mapping[UUID, UUID]) -> int:
         """Delete these keys where they still are that job's. One that is being taken is locked."""

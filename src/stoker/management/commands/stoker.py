@@ -14,6 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from stoker.exceptions import StokerError
 from stoker.management.clusters import Clusters
 from stoker.management.dead import Dead
+from stoker.management.doctor import Doctor
 from stoker.management.enqueue import Enqueue
 from stoker.management.health import Health
 from stoker.management.info import Info
@@ -38,6 +39,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     ResumeQueue,
     ClearQueue,
     Clusters,
+    Doctor,
 )
 
 EPILOG = """\

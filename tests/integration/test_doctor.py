@@ -1,0 +1,459 @@
+"""The doctor: every fault that can be read off the store is planted, named, and mended where that
+is safe."""
+
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery
+from stoker.conf import settings_for
+from stoker.doctor import examination, guards, look
+from stoker.doctor.examination import Finding, Report, examine
+from stoker.doctor.jobs import Jobs
+from stoker.doctor.schema import Indexes
+from stoker.ids import new_job_id
+from stoker.models import (
+    Attempt,
+    Blocked,
+    Cancellation,
+    Claimed,
+    Cluster,
+    DeadLetter,
+    Deferred,
+    GuardKey,
+    Job,
+    Need,
+    Ready,
+    Requeue,
+    Step,
+    UniqueKey,
+)
+from stoker.testing import drain
+
+from tests.app import frail, guarded, tasks
+from tests.integration.letters import dead
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOLDER = uuid.uuid4()
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """To ask SQLite for its indexes takes longer than all the rest; and nobody is at work here."""
+    monkeypatch.setattr(guards, "A_MOMENT_SECONDS", 0.0)
+    if "indexes" not in request.node.name:
+        looks = tuple(one for one in examination.LOOKS if one is not Indexes)
+        monkeypatch.setattr(examination, "LOOKS", looks)
+
+
+def look_at_store(**options: Any) -> Report:
+    return examine(settings_for(), **options)
+
+
+def findings(**options: Any) -> dict[str, Finding]:
+    return {one.name: one for one in look_at_store(**options).findings}
+
+
+def claim(limit: int = 1) -> list[Delivery]:
+    return broker_for(settings_for()).claim([], limit, holder=HOLDER, lease_seconds=60)
+
+
+def enqueue(count: int = 1) -> list[uuid.UUID]:
+    return [uuid.UUID(one.id) for one in tasks.nothing.enqueue_many([((), {})] * count)]
+
+
+# -- faults, each planted by hand ------------------------------------------------------------------
+
+Plant = Callable[[], list[Any]]
+
+
+def lost_jobs() -> list[Any]:
+    lost = enqueue(2)
+    enqueue()
+    Ready.objects.filter(pk__in=lost).delete()
+    return lost
+
+
+def jobs_in_two_places() -> list[Any]:
+    first, second = enqueue(2)
+    Deferred.objects.create(job_id=first, due_us=2**60, queue="default")
+    claim(2)
+    Ready.objects.create(job_id=second, queue="default")
+    return [first, second]
+
+
+def ended_jobs_in_line() -> list[Any]:
+    ended = enqueue(2)
+    claim()
+    Job.objects.filter(pk__in=ended).update(status="SUCCESSFUL", finished_at=timezone.now())
+    return ended
+
+
+def places_without_job() -> list[Any]:
+    gone = enqueue(2)
+    Job.objects.filter(pk__in=gone).delete()
+    return gone
+
+
+def jobs_without_their_guards() -> list[Any]:
+    job_id = uuid.UUID(guarded.enter.enqueue().id)
+    Need.objects.all().delete()
+    return [job_id]
+
+
+def abandoned_leases() -> list[Any]:
+    jobs = enqueue(2)
+    claim(2)
+    Claimed.objects.update(leased_until_us=1)
+    return jobs
+
+
+def needs_without_job() -> list[Any]:
+    holder = one_waits_for_another()
+    Claimed.objects.all().delete()
+    Job.objects.filter(pk=holder.job_id).delete()
+    return list(Need.objects.filter(job_id=holder.job_id).values_list("pk", flat=True))
+
+
+def places_of_nobody() -> list[Any]:
+    holder = one_waits_for_another()
+    Claimed.objects.all().delete()
+    Ready.objects.create(job_id=holder.job_id, queue="default", guards=1)
+    return list(Need.objects.filter(job_id=holder.job_id).values_list("pk", flat=True))
+
+
+def locks_held_twice() -> list[Any]:
+    one_waits_for_another()
+    (blocked,) = Blocked.objects.all()
+    Need.objects.update(holds=blocked.key_id)
+    until_us = Claimed.objects.get().leased_until_us
+    values = {"lease_id": 1, "holder": HOLDER, "leased_until_us": until_us, "guards": 1}
+    Claimed.objects.create(job_id=blocked.pk, queue="default", **values)
+    Blocked.objects.all().delete()
+    return [blocked.key_id]
+
+
+def blocked_without_key() -> list[Any]:
+    one_waits_for_another()
+    GuardKey.objects.all().delete()
+    return [Blocked.objects.get().pk]
+
+
+def blocked_with_room() -> list[Any]:
+    holder = one_waits_for_another()
+    GuardKey.objects.update(has_line=False)
+    assert not broker_for(settings_for()).ack([holder.lease])
+    Job.objects.filter(pk=holder.job_id).update(status="SUCCESSFUL", finished_at=timezone.now())
+    return [Blocked.objects.get().key_id]
+
+
+def dead_letters_of_no_failure() -> list[Any]:
+    letter = dead(frail.charge, "7")
+    Job.objects.filter(pk=letter.job_id).update(status="SUCCESSFUL")
+    return [letter.pk]
+
+
+def unresolved_dead_letters() -> list[Any]:
+    letter = dead(frail.charge, "7")
+    (successor,) = enqueue()
+    drain()
+    DeadLetter.objects.update(state="requeued", successor_id=successor)
+    return [letter.pk]
+
+
+def steps_left_behind() -> list[Any]:
+    (job_id,) = enqueue()
+    drain()
+    row = Step.objects.create(
+        id=job_id, workflow_id=uuid.uuid4(), kind="task", state="ENQUEUED", job_id=job_id
+    )
+    return [row.pk]
+
+
+def deserted_dead_letters() -> list[Any]:
+    letter = dead(frail.charge, "7")
+    DeadLetter.objects.update(state="requeued", successor_id=new_job_id())
+    return [letter.pk]
+
+
+def requeues_without_dead_letter() -> list[Any]:
+    row = Requeue.objects.create(job_id=new_job_id(), identity="gone", from_job_id=new_job_id())
+    return [row.pk]
+
+
+def attempts_without_job() -> list[Any]:
+    row = Attempt.objects.create(
+        job_id=new_job_id(), number=1, kind="failed", finished_at=timezone.now()
+    )
+    return [row.pk]
+
+
+def unique_keys_without_job() -> list[Any]:
+    row = UniqueKey.objects.create(
+        key_id=uuid.uuid4(), name="gone", job_id=new_job_id(), taken_us=1, until_us=1
+    )
+    return [row.pk]
+
+
+def settled_cancellations() -> list[Any]:
+    (job_id,) = enqueue()
+    Cancellation.objects.create(job_id=job_id)
+    return [job_id]
+
+
+def silent_clusters() -> list[Any]:
+    row = Cluster.objects.create(
+        id=uuid.uuid4(), name="stoker", host="gone", pid=7, heartbeat_us=1,
+        started_at=timezone.now(), info={},
+    )  # fmt: skip
+    return [row.pk]
+
+
+def overdue_jobs() -> list[Any]:
+    result = tasks.nothing.using(run_after=3600).enqueue()
+    Deferred.objects.update(due_us=1)
+    return [uuid.UUID(result.id)]
+
+
+def unreadable_packages() -> list[Any]:
+    spoiled, _ = enqueue(2)
+    Job.objects.filter(pk=spoiled).update(package=b"not a package")
+    return [spoiled]
+
+
+def one_waits_for_another() -> Delivery:
+    """Of two jobs that need the same lock, one has it, and the other is blocked."""
+    for _ in range(2):
+        guarded.enter.enqueue()
+    (holder,) = claim()
+    assert not claim()
+    assert Blocked.objects.count() == 1
+    return holder
+
+
+MENDED: tuple[Plant, ...] = (
+    lost_jobs,
+    jobs_in_two_places,
+    ended_jobs_in_line,
+    abandoned_leases,
+    needs_without_job,
+    places_of_nobody,
+    blocked_without_key,
+    blocked_with_room,
+    unresolved_dead_letters,
+    deserted_dead_letters,
+    requeues_without_dead_letter,
+    attempts_without_job,
+    unique_keys_without_job,
+    settled_cancellations,
+    silent_clusters,
+)
+NAMED: tuple[Plant, ...] = (
+    places_without_job,
+    jobs_without_their_guards,
+    locks_held_twice,
+    dead_letters_of_no_failure,
+    steps_left_behind,
+    overdue_jobs,
+    unreadable_packages,
+)
+
+
+@pytest.mark.parametrize("plant", [*MENDED, *NAMED], ids=lambda plant: plant.__name__)
+def test_each_fault_is_named(plant: Plant) -> None:
+    wrong = plant()
+    found = findings()
+    assert list(found) == [plant.__name__]
+    (finding,) = found.values()
+    assert sorted(finding.ids) == sorted(map(str, wrong))
+    assert finding.count == len(wrong)
+    assert not finding.mended
+    assert look_at_store().is_healthy is not finding.is_fault
+
+
+@pytest.mark.parametrize("plant", MENDED, ids=lambda plant: plant.__name__)
+def test_what_is_safe_is_mended(plant: Plant) -> None:
+    wrong = plant()
+    report = look_at_store(repair=True)
+    assert [(one.name, one.mended) for one in report.findings] == [(plant.__name__, len(wrong))]
+    assert report.is_healthy
+    assert not findings(), "and stays so"
+    drain()
+    assert not findings()
+
+
+@pytest.mark.parametrize("plant", NAMED, ids=lambda plant: plant.__name__)
+def test_what_is_not_safe_is_left_alone(plant: Plant) -> None:
+    plant()
+    before = {name: one.ids for name, one in findings().items()}
+    after = findings(repair=True)
+    assert {name: one.ids for name, one in after.items()} == before
+    assert not any(one.mended for one in after.values())
+
+
+def test_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in which everything is wrong, in pages of one or two rows."""
+    monkeypatch.setattr(look, "AT_ONCE", 2)
+    one_waits_for_another()
+    Claimed.objects.all().delete()
+    Job.objects.filter(pk__in=Blocked.objects.values("pk")).delete()
+    lost = lost_jobs()
+    lost += lost_jobs()
+    overdue_jobs()
+    deserted_dead_letters()
+    found = findings(repair=True)
+    assert found["lost_jobs"].count == found["lost_jobs"].mended == len(lost) + 1
+    assert set(findings()) <= {"overdue_jobs", "places_without_job", "jobs_without_their_guards"}
+
+
+def test_a_lost_job_goes_on_where_it_was() -> None:
+    """With the attempts and crashes that are written down, and behind the guards that it needs."""
+    job_id = uuid.UUID(guarded.enter.using(priority=7).enqueue().id)
+    Ready.objects.all().delete()
+    for number, kind in ((1, "failed"), (2, "crashed")):
+        Attempt.objects.create(job_id=job_id, number=number, kind=kind, finished_at=timezone.now())
+    findings(repair=True)
+    row = Ready.objects.get()
+    assert (row.job_id, row.rank, row.attempts, row.crashes, row.guards) == (job_id, -7, 2, 1, 1)
+
+
+def test_what_is_mended_is_looked_at_once_more() -> None:
+    """Somebody else has mended it since."""
+    lost = lost_jobs()
+    scene = look.Scene(settings_for(), broker_for(settings_for()), 1000)
+    jobs = Jobs(scene)
+    seen = [(kind, ids) for kind, ids in jobs.find() if ids]
+    findings(repair=True)
+    assert len(claim(2)) == 2
+    assert [jobs.mend(kind, ids) for kind, ids in seen] == [0]
+    assert not findings()
+    assert len(lost) == 2
+
+
+def test_a_job_in_two_places_stays_where_it_runs() -> None:
+    (job_id,) = enqueue()
+    (delivery,) = claim()
+    Ready.objects.create(job_id=job_id, queue="default")
+    Deferred.objects.create(job_id=job_id, due_us=2**60, queue="default")
+    findings(repair=True)
+    assert not Ready.objects.exists()
+    assert not Deferred.objects.exists()
+    assert not broker_for(settings_for()).ack([delivery.lease])
+
+
+def test_a_place_without_a_job_ends_as_a_dead_letter() -> None:
+    """As the sentence says."""
+    wrong = places_without_job()
+    drain()
+    assert set(DeadLetter.objects.values_list("job_id", "reason")) == {
+        (one, "unreadable") for one in wrong
+    }
+
+
+def test_a_healthy_store_has_nothing() -> None:
+    """Jobs in every state, with guards and keys; dead letters open, requeued and closed."""
+    tasks.nothing.enqueue_many([((), {})] * 3)
+    tasks.nothing.using(run_after=3600).enqueue()
+    frail.fetch.enqueue("news")
+    drain()
+    one_waits_for_another()
+    tasks.nothing.enqueue()
+    letter = dead(frail.book, "account", "broken entry")
+    frail.book.enqueue("account", "the next")
+    assert not look_at_store().findings
+    assert letter.state == "open"
+
+
+def test_no_more_rows_are_looked_at_than_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "AT_ONCE", 2)
+    enqueue(7)
+    report = look_at_store(most_rows=4)
+    assert report.cut_short == ["stoker_job", "stoker_ready"]
+    assert report.looked_at == 8
+    assert look_at_store(most_rows=7).cut_short == []
+
+
+def test_a_page_costs_the_same_however_many_rows_it_has() -> None:
+    costs = []
+    for count in (1, 30):
+        enqueue(count)
+        with CaptureQueriesContext(connection) as captured:
+            look_at_store()
+        costs.append(len(captured))
+    assert costs[0] == costs[1]
+
+
+def test_missing_indexes_are_named() -> None:
+    editor = connection.schema_editor
+    (index,) = Deferred._meta.indexes
+    with editor() as schema:
+        schema.remove_index(Deferred, index)
+    try:
+        found = findings()
+    finally:
+        with editor() as schema:
+            schema.add_index(Deferred, index)
+    assert found["missing_indexes"].ids == ["stoker_deferred_due"]
+    assert not findings()
+
+
+def test_migrations_that_are_not_applied_are_named_and_nothing_else_is_looked_at() -> None:
+    lost_jobs()
+    recorder = MigrationRecorder(connection)
+    recorder.record_unapplied("stoker", "0007_paused_queues")
+    try:
+        found = findings()
+    finally:
+        recorder.record_applied("stoker", "0007_paused_queues")
+    assert list(found) == ["unapplied_migrations"]
+    assert found["unapplied_migrations"].ids == ["0007_paused_queues"]
+    assert list(findings()) == ["lost_jobs"]
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> int:
+    """Returns its exit code."""
+    try:
+        call_command("stoker", "doctor", *arguments)
+    except SystemExit as exit_:
+        return int(str(exit_.code))
+    return 0
+
+
+def test_the_command_says_by_its_exit_code_whether_all_is_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run() == 0
+    assert "No promise is broken" in capsys.readouterr().out
+    (lost, _) = lost_jobs()
+    assert run() == 1
+    out = capsys.readouterr().out
+    assert "fault   lost_jobs: 2" in out
+    assert str(lost) in out
+    assert "with --repair they are ready again" in out
+    assert run("--repair") == 0
+    assert "mended 2: they are ready again" in capsys.readouterr().out
+    overdue_jobs()
+    assert run("--json") == 0, "a notice is no fault"
+    told = json.loads(capsys.readouterr().out)
+    assert told["is_healthy"] is True
+    assert [(one["name"], one["is_fault"]) for one in told["findings"]] == [("overdue_jobs", False)]
+
+
+def test_many_are_told_by_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    enqueue(25)
+    Ready.objects.all().delete()
+    assert run() == 1
+    assert "and 5 more" in capsys.readouterr().out
