@@ -23,7 +23,7 @@ from .subcommand import (
 
 class Doctor(Subcommand):
     name = "doctor"
-    summary = "Look for whatever breaks a promise, and mend what is safe to mend."
+    summary = "Name what breaks a promise; mend what is safe."
     description = """\
 Read the store, page by page, and name whatever breaks an invariant: jobs that are in no line or in
 two, leases and places of nobody, lines that nobody calls, dead letters that do not say what is so,
