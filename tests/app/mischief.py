@@ -1,6 +1,7 @@
 """What a test wants to go wrong in the processes that it starts: STOKER_TEST_MISCHIEF names it."""
 
 import os
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +55,13 @@ def die_at_start(role: str) -> None:
     post_spawn.connect(die, weak=False)
 
 
+def clock(seconds: str) -> None:
+    """A host whose clock is wrong by so many seconds."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + int(seconds)
+    time.time_ns = lambda: now_ns() + int(seconds) * 1_000_000_000
+
+
 def claim_and_forget(_: str) -> None:
     """A connection that breaks after the claim was carried out and before its answer came."""
     from stoker.brokers.orm import OrmBroker
@@ -73,6 +81,7 @@ def claim_and_forget(_: str) -> None:
 
 
 MISCHIEF = {
+    "clock": clock,
     "deaf": hear_nothing,
     "open": open_connection,
     "die": die_at_start,

@@ -1,0 +1,212 @@
+"""Declared schedules: added, changed and removed with the code, and by the newest edition alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from stoker import Cron, every, schedules, task
+from stoker.conf import settings_for
+from stoker.declared_schedules import declared_tasks
+from stoker.events import event
+from stoker.exceptions import InvalidSchedule, InvalidTaskOption, ScheduleExists
+from stoker.lifecycle.declaring import Declared, Declaring, find_declared, problems
+from stoker.models import Edition, Schedule
+from stoker.schedule_options import Scheduled
+
+from tests.app.tasks import add, echo, nothing
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOURLY = every(hours=1)
+
+
+@pytest.fixture
+def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    def hear(name: str, facts: dict[str, Any], **_: Any) -> None:
+        found.append((name, facts))
+
+    event.connect(hear)
+    yield found
+    event.disconnect(hear)
+
+
+def edition(**declared: Scheduled) -> Declaring:
+    """A process of a cluster whose code declares these."""
+    settings = settings_for("default")
+    return Declaring(
+        settings, [Declared(name, "code", nothing, when) for name, when in declared.items()]
+    )
+
+
+def names() -> set[str]:
+    return set(Schedule.objects.values_list("name", flat=True))
+
+
+def rules() -> dict[str, int]:
+    return dict(Schedule.objects.values_list("name", "count"))
+
+
+def let_die(*editions: Declaring) -> None:
+    for one in editions:
+        Edition.objects.filter(digest=one._digest).update(seen_us=0)
+
+
+def test_they_are_added_and_stay_as_they_are() -> None:
+    one = edition(hourly=HOURLY, daily=every(days=1))
+    one.sync()
+    assert names() == {"hourly", "daily"}
+    schedules.pause("hourly", by="ada")
+    before = list(Schedule.objects.order_by("pk").values())
+    one.sync()
+    edition(hourly=HOURLY, daily=every(days=1)).sync()
+    assert list(Schedule.objects.order_by("pk").values()) == before
+
+
+def test_what_code_drops_is_removed_and_rows_are_not() -> None:
+    schedules.create("row", nothing, HOURLY)
+    old, new = edition(hourly=HOURLY, daily=every(days=1)), edition(hourly=HOURLY)
+    old.sync()
+    new.sync()
+    assert names() == {"hourly", "daily", "row"}, "the old edition is alive"
+    let_die(old)
+    new.sync()
+    assert names() == {"hourly", "row"}
+
+
+def test_a_rolling_deploy_does_not_flap() -> None:
+    """The old code's clusters go on, and one of them is begun anew in between."""
+    old, new = edition(hourly=HOURLY), edition(hourly=every(hours=2), added=HOURLY)
+    old.sync()
+    schedules.pause("hourly", by="ada")
+    new.sync()
+    assert rules() == {"hourly": 2, "added": 1}
+    for _ in range(2):
+        old.sync()
+        edition(hourly=HOURLY).sync()
+        assert rules() == {"hourly": 2, "added": 1}
+    assert schedules.get("hourly").is_paused
+    let_die(old)
+    new.sync()
+    assert rules() == {"hourly": 2, "added": 1}
+
+
+def test_going_back_to_the_old_code() -> None:
+    old, new = edition(hourly=HOURLY), edition(hourly=every(hours=2))
+    old.sync()
+    new.sync()
+    let_die(new)
+    edition(hourly=HOURLY).sync()
+    assert rules() == {"hourly": 1}
+
+
+def test_a_change_keeps_the_state_that_it_does_not_touch() -> None:
+    edition(hourly=every(hours=1, repeats=5)).sync()
+    moment = schedules.get("hourly").moment_us
+    Schedule.objects.update(repeats_left=3, fired_count=2)
+    new = edition(hourly=every(hours=1, repeats=5, overlap="skip"))
+    new.sync()
+    row = schedules.get("hourly")
+    assert (row.moment_us, row.repeats_left, row.fired_count) == (moment, 3, 2)
+    assert row.overlap == "skip"
+
+
+def test_a_name_that_a_row_has_is_left_to_it(told: list[tuple[str, dict[str, Any]]]) -> None:
+    schedules.create("hourly", nothing, every(hours=3))
+    one = edition(hourly=HOURLY)
+    one.sync()
+    one.sync()
+    assert rules() == {"hourly": 3}
+    assert [name for name, _ in told].count("schedule_refused") == 1
+
+
+def test_one_that_is_wrong_does_not_keep_the_others_out(
+    told: list[tuple[str, dict[str, Any]]],
+) -> None:
+    edition(wrong=every(hours=1, args=[1]), right=HOURLY).sync()
+    assert names() == {"right"}
+    assert ("schedule_refused", "wrong") in [(name, facts.get("name")) for name, facts in told]
+
+
+def test_declared_ones_are_changed_where_they_are_declared() -> None:
+    edition(hourly=HOURLY).sync()
+    for change in (
+        lambda: schedules.delete("hourly"),
+        lambda: schedules.update("hourly", overlap="skip"),
+        lambda: schedules.upsert("hourly", nothing, every(hours=2)),
+    ):
+        with pytest.raises(ScheduleExists, match="declared in the code"):
+            change()
+    assert schedules.pause("hourly").is_paused
+    assert not schedules.resume("hourly").is_paused
+
+
+def test_tasks_and_settings_declare() -> None:
+    made = task(schedule=[Cron("@daily"), every(hours=1, name="often")])(declared_function)
+    try:
+        settings = replace(
+            settings_for("default"), schedules=(("of settings", nothing.module_path, HOURLY),)
+        )
+        found = [(one.name, one.source) for one in find_declared(settings)]
+        path = made.module_path
+        assert found == [("of settings", "settings"), (path, "code"), ("often", "code")]
+        assert problems(settings, find_declared(settings)) == []
+    finally:
+        declared_tasks.clear()
+
+
+def declared_function() -> None:
+    """Nothing."""
+
+
+def test_what_is_wrong_with_declared_ones_is_said() -> None:
+    settings = settings_for("default")
+    found = problems(
+        settings,
+        [
+            Declared("twice", "code", nothing, HOURLY),
+            Declared("twice", "code", nothing, HOURLY),
+            Declared("absent", "settings", "shop.tasks.nowhere", HOURLY),
+            Declared("arguments", "code", add, HOURLY),
+        ],
+    )
+    assert len(found) == 3
+    assert "two schedules of the name 'twice'" in found[0]
+    assert "shop.tasks.nowhere" in found[1]
+    assert "does not take these arguments" in found[2]
+
+
+def test_the_setting() -> None:
+    wanted = {"night": {"task": "tests.app.tasks.nothing", "schedule": Cron("0 3 * * *")}}
+    with override_settings(TASKS=with_schedules(wanted)):
+        assert settings_for("default").schedules[0][0] == "night"
+    for wrong in ([], {"night": Cron("0 3 * * *")}, {"night": {"task": "a.b"}}):
+        with override_settings(TASKS=with_schedules(wrong)), pytest.raises(Exception, match="must"):
+            settings_for("default")
+
+
+def with_schedules(value: Any) -> dict[str, Any]:
+    options = {"SCHEDULES": value}
+    return {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
+
+
+def test_the_option_of_a_task() -> None:
+    with pytest.raises((InvalidSchedule, InvalidTaskOption), match="schedule='0 3"):
+        task(schedule="0 3 * * *")(declared_function)  # type: ignore[call-overload] # on purpose
+
+
+def test_keys_may_be_changed() -> None:
+    """What was signed with a former key is signed again while that is known."""
+    with override_settings(SECRET_KEY="old"):
+        schedules.create("kept", echo, every(hours=1, args=["kept"]))
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["old"]):
+        edition().reseal()
+    with override_settings(SECRET_KEY="new"):
+        assert list(schedules.scheduled("kept").args) == ["kept"]
+        before = schedules.get("kept").package
+        edition().reseal()
+        assert schedules.get("kept").package == before

@@ -1,0 +1,117 @@
+"""Each tick exactly once: three clusters, of which two are killed and begun anew.
+
+By default few schedules and few seconds; ``STOKER_TEST_SCHEDULES=200x60`` is the full size: so many
+schedules at one-second intervals, for so many seconds.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from stoker import every, schedules
+from stoker.models import Job, Schedule, Tick
+
+from tests.app.tasks import tell_moment
+from tests.cluster.clusters import ProcessCluster, end_family, wait_for, wait_while_it_goes_on
+from tests.story.ledgers import unfinished
+
+SCHEDULES, SECONDS = map(int, os.environ.get("STOKER_TEST_SCHEDULES", "20x5").split("x"))
+SECOND_US = 1_000_000
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(60 + 10 * SECONDS),
+    pytest.mark.django_db(transaction=True),
+]
+
+
+def test_each_tick_is_one_job_whoever_is_killed(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        clusters = [_start(tmp_path, stack) for _ in range(3)]
+        for cluster in clusters:
+            cluster.wait_for_crew(1)
+        _create()
+        for part, victim in enumerate((0, 1), 1):
+            _wait_until_fired(part / 3)
+            clusters[victim].kill("sentinel")
+            end_family(clusters[victim])
+            clusters[victim] = _start(tmp_path, stack)
+        _assert_each_tick_is_one_job(clusters)
+
+
+def test_the_hosts_clocks_do_not_matter(tmp_path: Path) -> None:
+    """One is an hour ahead, one an hour behind."""
+    with ExitStack() as stack:
+        clusters = [
+            _start(tmp_path, stack, {"STOKER_TEST_MISCHIEF": f"clock:{seconds}"})
+            for seconds in (3600, 0, -3600)
+        ]
+        for cluster in clusters:
+            cluster.wait_for_crew(1)
+        _create()
+        _assert_each_tick_is_one_job(clusters)
+
+
+def _start(
+    folder: Path, stack: ExitStack, environment: Mapping[str, str] | None = None
+) -> ProcessCluster:
+    command = (sys.executable, "-m", "django")
+    if library := os.environ.get("STOKER_TEST_FAKETIME"):  # the whole process, and not only Python
+        shift = int((environment or {}).get("STOKER_TEST_MISCHIEF", "clock:0").partition(":")[2])
+        command = ("env", f"LD_PRELOAD={library}", f"FAKETIME={shift:+d}s",
+                   "FAKETIME_DONT_FAKE_MONOTONIC=1", "FAKETIME_NO_CACHE=1", *command)  # fmt: skip
+        environment = None
+    cluster = ProcessCluster(folder, command=command, environment=environment, WORKERS=1)
+    stack.callback(end_family, cluster)
+    return cluster
+
+
+def _create() -> None:
+    start = timezone.now().replace(microsecond=0) + timedelta(seconds=2)
+    rule = every(
+        seconds=1,
+        start=start,
+        end=start + timedelta(seconds=SECONDS - 1),
+        misfire="all",
+        misfire_cap=1000,
+        moment_as="when",
+    )
+    for number in range(SCHEDULES):
+        schedules.create(f"schedule {number}", tell_moment, rule)
+
+
+def _wait_until_fired(part: float) -> None:
+    wait_for(lambda: Tick.objects.count() >= part * SCHEDULES * SECONDS)
+
+
+def _assert_each_tick_is_one_job(clusters: list[ProcessCluster]) -> None:
+    def told() -> str:
+        return "\n".join(cluster.tail(20) for cluster in clusters)
+
+    wait_while_it_goes_on(
+        lambda: [*Schedule.objects.exclude(due_us=None).values_list("due_us", flat=True)], told
+    )
+    wait_while_it_goes_on(unfinished, told)
+    ticks = list(Tick.objects.all())
+    assert Counter(tick.outcome for tick in ticks) == {"fired": SCHEDULES * SECONDS}
+    assert len({(tick.schedule_id, tick.moment_us) for tick in ticks}) == len(ticks)
+    jobs = set(Job.objects.values_list("pk", flat=True))
+    assert {tick.job_id for tick in ticks} == jobs, "a job without a tick, or a tick without a job"
+    assert len(jobs) == len(ticks)
+    for schedule in Schedule.objects.all():
+        own = sorted(tick.moment_us for tick in ticks if tick.schedule_id == schedule.pk)
+        assert own == [own[0] + number * SECOND_US for number in range(SECONDS)]
+    assert all(tick.fired_us >= tick.moment_us for tick in ticks), "early"
+    late = sorted((tick.fired_us - tick.moment_us) / SECOND_US for tick in ticks)
+    print(
+        f"{len(ticks)} ticks, late by p50 {late[len(late) // 2]:.3f} s, "
+        f"p99 {late[len(late) * 99 // 100]:.3f} s, at most {late[-1]:.3f} s"
+    )
+    assert not [line for cluster in clusters for line in cluster.complaints()]
