@@ -183,7 +183,7 @@ class IntervalRule(Rule):
 
     def _next_elapsed(self, moment: datetime) -> datetime:
         period = timedelta(seconds=self.count * ELAPSED_SECONDS[self.unit])
-        anchor = instant_of(self.anchor, zone_named(self.zone))
+        anchor = _instant_of_anchor(self.anchor, self.zone)
         return anchor + ((moment - anchor) // period + 1) * period
 
     def _next_on_calendar(self, moment: datetime) -> datetime:
@@ -249,6 +249,11 @@ def _walls(expression: str, after: datetime) -> Iterator[datetime]:
     walls = copy.copy(_read(expression))
     walls.dt = after.replace(microsecond=0)
     return walls
+
+
+@lru_cache(maxsize=1024)
+def _instant_of_anchor(anchor: datetime, zone: str) -> datetime:
+    return instant_of(anchor, zone_named(zone))
 
 
 @lru_cache(maxsize=1024)

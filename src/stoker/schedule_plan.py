@@ -13,6 +13,8 @@ from .wall_clock import SECOND
 
 MOST_COUNTED = 1000
 """Missed ticks are counted up to here."""
+MOST_AT_ONCE = 25
+"""Ticks of one schedule that are fired in one transaction."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -79,7 +81,7 @@ class Missed:
 class Plan:
     """What to do about a schedule of which a tick is due."""
 
-    fire_us: int | None
+    fire_us: tuple[int, ...]
     next_us: int | None
     missed: Missed | None = None
 
@@ -96,30 +98,42 @@ class Misfire:
 def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> Plan:
     """Given the first moment that is due."""
     following = course.after(moment_us)
-    if following is None or course.due(following) > now_us:
-        newest, count = moment_us, 0
-    else:
-        newest, count = course.newest(moment_us, now_us), 1
-    if misfire.policy == "all" and count:
-        return _one_of_all(course, misfire.cap, moment_us, newest)
+    is_alone = following is None or course.due(following) > now_us
+    newest = moment_us if is_alone else course.newest(moment_us, now_us)
     if misfire.policy == "skip" and now_us - course.due(newest) > misfire.grace_us:
         missed = Missed(moment_us, _count(course, moment_us, newest) + 1)
-        return Plan(None, course.after(newest), missed)
-    before = _count(course, moment_us, newest)
-    return Plan(newest, course.after(newest), Missed(moment_us, before) if before else None)
+        return Plan((), following if is_alone else course.after(newest), missed)
+    if is_alone:
+        return Plan((moment_us,), following)
+    if misfire.policy == "all":
+        return _all(course, misfire.cap, moment_us, newest)
+    missed = Missed(moment_us, _count(course, moment_us, newest))
+    return Plan((newest,), course.after(newest), missed)
 
 
-def _one_of_all(course: Course, cap: int, moment_us: int, newest_us: int) -> Plan:
-    """The oldest of those that are to be caught up with; the others are still due after it."""
-    kept = _last(course, cap, moment_us, newest_us)
+def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> Plan:
+    """The last so many moments, in order; of these the first few now: the others are due still."""
+    kept = _from(course, cap + 1, moment_us, newest_us)
     missed = None
-    if kept > moment_us:
-        missed = Missed(moment_us, _count(course, moment_us, kept))
-    return Plan(kept, course.after(kept), missed)
+    if len(kept) > cap:
+        kept = _last(course, cap, moment_us, newest_us)
+        missed = Missed(moment_us, _count(course, moment_us, kept[0]))
+    now = tuple(kept[:MOST_AT_ONCE])
+    return Plan(now, course.after(now[-1]), missed)
 
 
-def _last(course: Course, number: int, first_us: int, newest_us: int) -> int:
-    """The first of the last so many moments up to the newest."""
+def _from(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:
+    """Up to so many moments from the first one on, up to the newest."""
+    found = [first_us]
+    while len(found) < number and (following := course.after(found[-1])) is not None:
+        if following > newest_us:
+            break
+        found.append(following)
+    return found
+
+
+def _last(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:
+    """The last so many moments up to the newest."""
     back_us = SECOND // MICROSECOND
     while True:
         since = max(first_us - 1, newest_us - back_us)
@@ -129,7 +143,7 @@ def _last(course: Course, number: int, first_us: int, newest_us: int) -> int:
             moment = following
             found.append(moment)
         if len(found) == number or since < first_us:
-            return found[0]
+            return list(found)
         back_us *= 2
 
 

@@ -20,8 +20,9 @@ from stoker.exceptions import DuplicateJob
 from stoker.finding import find_task
 from stoker.models import Job, Schedule, Tick
 from stoker.models.clock import DatabaseNow, database_now_us
+from stoker.models.tick import insert_ticks
 from stoker.results import Result
-from stoker.schedule_plan import Missed, Plan, as_moment, plan
+from stoker.schedule_plan import as_moment, plan
 from stoker.wall_clock import zone_named
 
 from .schedule_rows import opened, variant
@@ -42,6 +43,64 @@ class Fired:
     job_id: UUID | None
     late_us: int
     """After it was due, on the database's clock."""
+
+
+class _Progress:
+    """What one transaction changes about a schedule.
+
+    Args:
+        following_us: its next moment; None = it is over.
+    """
+
+    def __init__(self, row: Schedule, following_us: int | None) -> None:
+        self._row = row
+        self._following_us = following_us
+        self._fired = 0
+        self.ticks: list[Tick] = []
+        self.changes: dict[str, Any] = {}
+
+    def record(
+        self, moment_us: int, outcome: str, count: int = 1, job_id: UUID | None = None
+    ) -> None:
+        self.ticks.append(
+            Tick(
+                schedule_id=self._row.pk,
+                moment_us=moment_us,
+                outcome=outcome,
+                job_id=job_id,
+                fired_us=self._row.now_us,  # type: ignore[attr-defined] # annotated
+                count=count,
+            )
+        )
+
+    def skip(self, moment_us: int) -> None:
+        """One that was held back in this very transaction."""
+        for tick in self.ticks:
+            if tick.moment_us == moment_us:
+                tick.outcome = Tick.Outcome.SKIPPED
+
+    def note_job(self, moment_us: int, job_id: UUID) -> None:
+        self._fired += 1
+        if self._row.repeats_left > 0:
+            self._row.repeats_left -= 1
+        self._row.last_job_id = job_id
+        self.changes |= {"last_job_id": job_id, "last_moment_us": moment_us}
+
+    def columns(self) -> dict[str, Any]:
+        row, following_us = self._row, self._following_us
+        if row.repeats_left == 0:
+            following_us = None
+        due_us = None if following_us is None else row.course.due(following_us)
+        changes = {"moment_us": following_us, "due_us": due_us, **self.changes}
+        if row.problem:
+            changes["problem"] = ""
+        if self._fired:
+            changes |= {
+                "fired_count": F("fired_count") + self._fired,
+                "last_fired_us": DatabaseNow(),
+                "repeats_left": row.repeats_left,
+            }
+        return changes
 
 
 class Firing:
@@ -85,14 +144,14 @@ class Firing:
                 if row is None or row.held_us is None or row.is_paused or self._overlaps(row):
                     return None
                 moment_us = row.held_us
+                progress = _Progress(row, row.moment_us)
                 job_id, outcome = self._enqueue(row, moment_us)
                 self._ticks.filter(schedule_id=row.pk, moment_us=moment_us).update(
                     outcome=outcome, job_id=job_id, fired_us=DatabaseNow()
                 )
-                changes = self._after_job(row, moment_us, job_id, outcome)
-                if changes.get("repeats_left") == 0:
-                    changes |= {"moment_us": None, "due_us": None}
-                self._advance(row, {**changes, "held_us": None})
+                if job_id is not None:
+                    progress.note_job(moment_us, job_id)
+                self._advance(row, {**progress.columns(), "held_us": None})
         except Overtaken:
             return None
         return Fired(row, outcome, moment_us, job_id, 0)
@@ -106,7 +165,14 @@ class Firing:
             now_us = database_now_us(self._alias)
             result = self._call(row, now_us)
             job_id = UUID(result.id)
-            self._record(row, now_us, Tick.Outcome.MANUAL, job_id=job_id, by=by[:150])
+            self._ticks.create(
+                schedule_id=row.pk,
+                moment_us=now_us,
+                outcome=Tick.Outcome.MANUAL,
+                job_id=job_id,
+                fired_us=DatabaseNow(),
+                by=by[:150],
+            )
             self._schedules.filter(pk=row.pk).update(
                 last_job_id=job_id,
                 last_moment_us=now_us,
@@ -123,38 +189,39 @@ class Firing:
         if row.due_us > now:
             return None
         decided = plan(row.course, row.misfires, row.moment_us, now)
-        changes = self._carry_out(row, decided)
-        following = decided.next_us
-        if changes.get("repeats_left") == 0:
-            following = None
+        progress = _Progress(row, decided.next_us)
         if decided.missed is not None:
-            self._record_missed(row, decided.missed)
-            changes["missed_count"] = F("missed_count") + decided.missed.count
-        due_us = None if following is None else row.course.due(following)
-        self._advance(row, {"moment_us": following, "due_us": due_us, "problem": "", **changes})
-        outcome = changes.pop("outcome", Tick.Outcome.MISSED)
-        moment_us = row.moment_us if decided.fire_us is None else decided.fire_us
-        late_us = now - row.course.due(moment_us)
-        return Fired(row, outcome, moment_us, changes.get("last_job_id"), late_us)
+            progress.record(decided.missed.first_us, Tick.Outcome.MISSED, decided.missed.count)
+            progress.changes["missed_count"] = F("missed_count") + decided.missed.count
+        for moment_us in decided.fire_us:
+            if row.repeats_left == 0:
+                break
+            self._carry_out(row, moment_us, progress)
+        insert_ticks(self._ticks, progress.ticks)
+        self._advance(row, progress.columns())
+        last = progress.ticks[-1]
+        moment_us = decided.fire_us[-1] if decided.fire_us else row.moment_us
+        return Fired(row, last.outcome, moment_us, last.job_id, now - row.due_us)
 
-    def _carry_out(self, row: Schedule, decided: Plan) -> dict[str, Any]:
-        """Make the job, or hold the tick back. Returns what is to be written to the row."""
-        moment_us = decided.fire_us
-        if moment_us is None:
-            return {}
+    def _carry_out(self, row: Schedule, moment_us: int, progress: _Progress) -> None:
+        """Make the job, or hold the tick back."""
         if not self._overlaps(row):
             job_id, outcome = self._enqueue(row, moment_us)
-            self._record(row, moment_us, outcome, job_id=job_id)
-            return self._after_job(row, moment_us, job_id, outcome)
+            progress.record(moment_us, outcome, job_id=job_id)
+            if job_id is not None:
+                progress.note_job(moment_us, job_id)
+            return
         if row.overlap == Schedule.Overlap.SKIP:
-            self._record(row, moment_us, Tick.Outcome.SKIPPED)
-            return {"outcome": Tick.Outcome.SKIPPED}
-        if row.held_us is not None:  # the newer one takes its place
-            self._ticks.filter(schedule_id=row.pk, moment_us=row.held_us).update(
+            progress.record(moment_us, Tick.Outcome.SKIPPED)
+            return
+        held_us = progress.changes.get("held_us", row.held_us)
+        if held_us is not None:  # the newer one takes its place
+            self._ticks.filter(schedule_id=row.pk, moment_us=held_us).update(
                 outcome=Tick.Outcome.SKIPPED
             )
-        self._record(row, moment_us, Tick.Outcome.HELD)
-        return {"outcome": Tick.Outcome.HELD, "held_us": moment_us}
+            progress.skip(held_us)
+        progress.record(moment_us, Tick.Outcome.HELD)
+        progress.changes["held_us"] = moment_us
 
     def _enqueue(self, row: Schedule, moment_us: int) -> tuple[UUID | None, str]:
         try:
@@ -174,44 +241,14 @@ class Firing:
             result: Result[Any] = task.enqueue(*package.args, **kwargs)
         return result
 
-    def _after_job(
-        self, row: Schedule, moment_us: int, job_id: UUID | None, outcome: str
-    ) -> dict[str, Any]:
-        changes: dict[str, Any] = {"outcome": outcome}
-        if outcome == Tick.Outcome.FIRED:
-            changes |= {
-                "last_job_id": job_id,
-                "last_moment_us": moment_us,
-                "last_fired_us": DatabaseNow(),
-                "fired_count": F("fired_count") + 1,
-            }
-            if row.repeats_left > 0:
-                changes["repeats_left"] = row.repeats_left - 1
-        return changes
-
     def _advance(self, row: Schedule, changes: dict[str, Any]) -> None:
-        columns = {name: value for name, value in changes.items() if name != "outcome"}
-        if not self._schedules.advance(row, **columns):
+        if not self._schedules.advance(row, **changes):
             raise Overtaken
 
     def _overlaps(self, row: Schedule) -> bool:
         if row.overlap == Schedule.Overlap.ALLOW or row.last_job_id is None:
             return False
         return Job.objects.using(self._alias).filter(pk=row.last_job_id, status=None).exists()
-
-    def _record(self, row: Schedule, moment_us: int, outcome: str, **more: Any) -> None:
-        self._ticks.create(
-            schedule_id=row.pk,
-            moment_us=moment_us,
-            outcome=outcome,
-            fired_us=DatabaseNow(),
-            **more,
-        )
-
-    def _record_missed(self, row: Schedule, missed: Missed) -> None:
-        known = self._ticks.filter(schedule_id=row.pk, moment_us=missed.first_us)
-        if not known.exists():
-            self._record(row, missed.first_us, Tick.Outcome.MISSED, count=missed.count)
 
     def _step_over(self, schedule_id: UUID, now_us: int | None) -> bool:
         """Its tick is there already: the schedule was set back. It is not fired a second time."""
@@ -221,11 +258,12 @@ class Firing:
                 return True
             now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
             decided = plan(row.course, row.misfires, row.moment_us, now)
-            fire_us = row.moment_us if decided.fire_us is None else decided.fire_us
-            if not self._ticks.filter(schedule_id=row.pk, moment_us=fire_us).exists():
+            known = [*decided.fire_us, row.moment_us]
+            if not self._ticks.filter(schedule_id=row.pk, moment_us__in=known).exists():
                 return False
-            due_us = None if decided.next_us is None else row.course.due(decided.next_us)
-            self._schedules.advance(row, moment_us=decided.next_us, due_us=due_us)
+            following = row.course.after(row.moment_us)
+            due_us = None if following is None else row.course.due(following)
+            self._schedules.advance(row, moment_us=following, due_us=due_us)
         return True
 
     def _tell(self, fired: Fired) -> None:

@@ -58,6 +58,9 @@ def insert_rows(
     columns = ", ".join(quote(rows.model._meta.get_field(name).column) for name in names)
     marks = ", ".join(["%s"] * len(names))
     table = quote(rows.model._meta.db_table)
-    if values:
+    if len(values) == 1:
+        with connection.cursor() as cursor:
+            cursor.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values[0])  # noqa: S608 - our own names
+    elif values:
         with connection.cursor() as cursor:
             cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)  # noqa: S608 - our own names

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
+
+from .rows import Written, insert_rows
 
 
 class TickQuerySet(models.QuerySet["Tick"]):
@@ -17,6 +20,25 @@ class TickQuerySet(models.QuerySet["Tick"]):
         old = self.filter(schedule_id=schedule_id, moment_us__lte=newest).order_by("moment_us")
         keys = list(old.values_list("pk", flat=True)[:limit])
         return self.filter(pk__in=keys).delete()[0]
+
+
+def insert_ticks(rows: models.QuerySet[Tick], ticks: Sequence[Tick]) -> None:
+    """Add ticks. Raises IntegrityError where there is one of that moment."""
+    written = Written(connections[rows.db])
+    values = [
+        (
+            written.id(tick.schedule_id),
+            tick.moment_us,
+            str(tick.outcome),
+            None if tick.job_id is None else written.id(tick.job_id),
+            tick.fired_us,
+            tick.count,
+            tick.by,
+        )
+        for tick in ticks
+    ]
+    names = ("schedule_id", "moment_us", "outcome", "job_id", "fired_us", "count", "by")
+    insert_rows(rows, names, values)
 
 
 class Tick(models.Model):
