@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from stoker import every, schedules
 from stoker.models import Job, Schedule, Tick
+from stoker.models.clock import database_now_us
 
 from tests.app.tasks import tell_moment
 from tests.cluster.clusters import ProcessCluster, end_family, wait_for, wait_while_it_goes_on
@@ -74,17 +75,17 @@ def _start(
 
 
 def _create() -> None:
-    start = timezone.now().replace(microsecond=0) + timedelta(seconds=2)
-    rule = every(
-        seconds=1,
-        start=start,
-        end=start + timedelta(seconds=SECONDS - 1),
-        misfire="all",
-        misfire_cap=1000,
-        moment_as="when",
-    )
+    far = timezone.now() + timedelta(days=1)
+    rule = every(seconds=1, start=far, misfire="all", misfire_cap=1000, moment_as="when")
     for number in range(SCHEDULES):
         schedules.create(f"schedule {number}", tell_moment, rule)
+    start_us = database_now_us("default") // SECOND_US * SECOND_US + SECOND_US
+    Schedule.objects.update(
+        start_us=start_us,
+        end_us=start_us + (SECONDS - 1) * SECOND_US,
+        moment_us=start_us,
+        due_us=start_us,
+    )
 
 
 def _wait_until_fired(part: float) -> None:
