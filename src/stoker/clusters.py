@@ -14,6 +14,8 @@ next one: a cluster that starts, starts to work. Every call takes ``backend``, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from .conf import Settings, settings_for
@@ -24,7 +26,24 @@ from .progress import explained
 from .stats import ClusterState
 from .stats import clusters as known_clusters
 
-__all__ = ["ClusterState", "find", "get", "quiet", "resume", "stop"]
+__all__ = [
+    "ClusterState",
+    "Health",
+    "find",
+    "get",
+    "judge",
+    "longest_silence",
+    "quiet",
+    "resume",
+    "stop",
+]
+
+
+class Health(NamedTuple):
+    """Whether clusters are well, and why one thinks so."""
+
+    is_good: bool
+    sentence: str
 
 
 def find(*, backend: str = "default") -> tuple[ClusterState, ...]:
@@ -66,6 +85,31 @@ def stop(cluster_id: UUID | str, *, backend: str = "default") -> bool:
     """Ask a cluster to stop, as SIGTERM does: running jobs have ``SHUTDOWN_SECONDS`` to finish.
     Whether it is started again is up to whatever started it. As ``quiet``."""
     return _ask(cluster_id, Cluster.Request.STOP, backend)
+
+
+def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
+    """Whether one of these clusters, of which there is at least one, does its work."""
+    best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, one.silent_seconds))
+    name = f"Cluster {best.name} on {best.host} (process {best.pid})"
+    if best.silent_seconds > max_silence_seconds:
+        sentence = (
+            f"{name} has given no sign of life for {best.silent_seconds:.1f} s: "
+            f"more than {max_silence_seconds:g} s."
+        )
+        return Health(False, sentence)
+    if best.state == Cluster.State.STOPPING:
+        return Health(False, f"{name} is {best.state}: it takes no more jobs.")
+    if best.state == Cluster.State.QUIET:
+        name += ", which was asked to take no more jobs,"
+    sentence = f"{name} is alive: its last sign of life is {best.silent_seconds:.1f} s old."
+    return Health(True, sentence)
+
+
+def longest_silence(settings: Settings) -> float:
+    """For how many seconds a cluster that is well may give no sign of life."""
+    return max(
+        3 * settings.heartbeat_seconds, settings.heartbeat_seconds + settings.database_seconds
+    )
 
 
 def _ask(cluster_id: UUID | str, request: Cluster.Request, backend: str) -> bool:

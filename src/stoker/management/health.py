@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
+from stoker.clusters import judge as judge_clusters
+from stoker.clusters import longest_silence
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
-from stoker.models import Cluster
 from stoker.stats import ClusterState, clusters
 
 from .subcommand import (
@@ -117,24 +118,5 @@ def look(
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Verdict:
     """One that does its work is enough."""
-    best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, one.silent_seconds))
-    name = f"Cluster {best.name} on {best.host} (process {best.pid})"
-    if best.silent_seconds > max_silence_seconds:
-        sentence = (
-            f"{name} has given no sign of life for {best.silent_seconds:.1f} s: "
-            f"more than {max_silence_seconds:g} s."
-        )
-        return Verdict(ExitCode.NO, sentence)
-    if best.state == Cluster.State.STOPPING:
-        return Verdict(ExitCode.NO, f"{name} is {best.state}: it takes no more jobs.")
-    if best.state == Cluster.State.QUIET:
-        name += ", which was asked to take no more jobs,"
-    sentence = f"{name} is alive: its last sign of life is {best.silent_seconds:.1f} s old."
-    return Verdict(ExitCode.DONE, sentence)
-
-
-def longest_silence(settings: Settings) -> float:
-    """For how many seconds a cluster that is well may give no sign of life."""
-    return max(
-        3 * settings.heartbeat_seconds, settings.heartbeat_seconds + settings.database_seconds
-    )
+    health = judge_clusters(known, max_silence_seconds)
+    return Verdict(ExitCode.DONE if health.is_good else ExitCode.NO, health.sentence)

@@ -1,0 +1,194 @@
+"""Errors as ``application/problem+json`` (RFC 9457), whatever they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import RequestDataTooBig
+from django.core.signals import got_request_exception
+from django.db import DataError, InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
+from django.utils.log import log_response
+from ninja import NinjaAPI, Schema
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+from pydantic import ConfigDict
+
+from stoker.api_settings import api_settings
+from stoker.compat import InvalidTask, TaskResultDoesNotExist
+from stoker.exceptions import (
+    BrokerError,
+    ClusterNotFound,
+    DeadLetterNotFound,
+    DuplicateJob,
+    InvalidTaskOption,
+    NotMigrated,
+    NotSerializable,
+    PackageTooLarge,
+    QueueNotFound,
+    UnknownTask,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class FieldProblem(Schema):
+    """What is wrong with one part of a request."""
+
+    where: list[str | int]
+    """As ``["body", "limit"]``."""
+    problem: str
+
+
+class Problem(Schema):
+    """What every error looks like. ``type`` is always "about:blank": ``status`` says what kind it
+    is, and ``detail`` the rest."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldProblem] = []
+
+
+class Refusal(Exception):
+    """A call that is not done.
+
+    Args:
+        detail: one sentence.
+        more: further members of the problem.
+    """
+
+    def __init__(self, status: int, detail: str, **more: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.more = more
+
+
+def problem(status: int, detail: str, **more: Any) -> HttpResponse:
+    """The response that says so."""
+    content = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        **more,
+    }
+    response = HttpResponse(
+        json.dumps(content, default=str), status=status, content_type=MEDIA_TYPE
+    )
+    if status == HTTPStatus.UNAUTHORIZED:
+        scheme = "Cookie" if api_settings().token_user is None else "Bearer"
+        response.headers["WWW-Authenticate"] = f'{scheme} realm="stoker"'
+    return response
+
+
+STATUSES: dict[type[Exception], int] = {
+    TaskResultDoesNotExist: 404,
+    DeadLetterNotFound: 404,
+    ClusterNotFound: 404,
+    QueueNotFound: 404,
+    UnknownTask: 404,
+    DuplicateJob: 409,
+    PackageTooLarge: 413,
+    NotSerializable: 422,
+    InvalidTask: 422,
+    InvalidTaskOption: 422,
+}
+"""Errors whose own sentence is for whoever called."""
+
+SENTENCES: dict[type[Exception], tuple[int, str]] = {
+    Http404: (404, "There is nothing at this address."),
+    RequestDataTooBig: (413, "The request is larger than this server reads."),
+    UnreadablePostError: (400, "The request ended before all of it was here."),
+    DataError: (422, "The store does not take one of these values."),
+    NotMigrated: (503, "Stoker's tables are missing, or not up to date: run manage.py migrate."),
+    BrokerError: (503, "The store is out of reach: try again later."),
+    OperationalError: (503, "The store is out of reach: try again later."),
+    InterfaceError: (503, "The store is out of reach: try again later."),
+}
+"""Errors whose own sentence is not."""
+
+
+def install(api: NinjaAPI) -> None:
+    """Let all errors of this API be told as problems."""
+    for kind, status in STATUSES.items():
+        api.add_exception_handler(kind, _own_sentence(status))
+    for kind, (status, sentence) in SENTENCES.items():
+        api.add_exception_handler(kind, _sentence(status, sentence))
+    api.add_exception_handler(Refusal, _refused)
+    api.add_exception_handler(HttpError, _http_error)
+    api.add_exception_handler(ValidationError, _invalid)
+    api.add_exception_handler(Exception, _unexpected)
+
+
+Handler = Callable[[HttpRequest, Any], HttpResponse]
+
+
+def _own_sentence(status: int) -> Handler:
+    return lambda _request, error: problem(status, first_line(error))
+
+
+def _sentence(status: int, sentence: str) -> Handler:
+    return lambda _request, _error: problem(status, sentence)
+
+
+def _refused(_request: HttpRequest, error: Any) -> HttpResponse:
+    return problem(error.status, error.detail, **error.more)
+
+
+def _http_error(_request: HttpRequest, error: Any) -> HttpResponse:
+    if isinstance(error, AuthenticationError):
+        return problem(401, "Say who you are: sign in, or send Authorization: Bearer TOKEN.")
+    if isinstance(error.__cause__, Refusal):
+        return _refused(_request, error.__cause__)
+    if isinstance(error.__cause__, RequestDataTooBig):
+        return problem(*SENTENCES[RequestDataTooBig])
+    return problem(error.status_code, str(error))
+
+
+def _invalid(_request: HttpRequest, error: Any) -> HttpResponse:
+    found = [
+        {"where": [_plain(part) for part in _without_its_name(one["loc"])], "problem": one["msg"]}
+        for one in error.errors
+    ]
+    where = ".".join(str(part) for part in found[0]["where"]) if found else ""
+    detail = f"{where}: {found[0]['problem']}" if found else "The request is not valid."
+    return problem(422, detail, errors=found)
+
+
+def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:
+    """A mistake of ours: Django's page in development, and whoever listens hears of it."""
+    if django_settings.DEBUG:
+        raise error
+    got_request_exception.send(sender=None, request=request)
+    response = problem(500, "Something went wrong on the server, and was logged.")
+    log_response(
+        "%s: %s",
+        response.reason_phrase,
+        request.path,
+        response=response,
+        request=request,
+        exception=error,
+    )
+    return response
+
+
+def _without_its_name(place: Sequence[Any]) -> Sequence[Any]:
+    """The parameter that takes the body is called so, too."""
+    return place[1:] if tuple(place[:2]) == ("body", "body") else place
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _plain(part: Any) -> str | int:
+    return part if isinstance(part, int) else str(part)

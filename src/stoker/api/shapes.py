@@ -1,0 +1,237 @@
+"""What answers look like, beside the dataclasses that the engine tells things in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from ninja import Schema
+from pydantic import ConfigDict, field_validator
+
+from stoker.guards.crowded import Crowded
+from stoker.queues import QueueDepth
+from stoker.stats import ClusterState, DeadLetterCounts, FinishedCounts
+
+from .values import plain
+
+
+class Shape(Schema):
+    """What is answered: what stands under a field is its description."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
+
+
+class StatusShape(Shape):
+    """Everything at a glance, as `manage.py stoker info --json` writes it."""
+
+    backend: str
+    cluster: str
+    broker: str
+    server: str
+    taken_at: datetime
+    queues: list[QueueDepth]
+    clusters: list[ClusterState]
+    finished: FinishedCounts
+    dead_letters: DeadLetterCounts
+    guards: Crowded
+
+
+class AttemptShape(Shape):
+    """One attempt that did not succeed."""
+
+    job_id: UUID
+    number: int
+    kind: str
+    """failed, timed_out, crashed or cancelled."""
+    worker_id: str
+    started_at: datetime | None
+    finished_at: datetime
+    exception_class: str
+    message: str
+    traceback: str
+    exit_code: int | None
+    signal: int | None
+
+    @field_validator("message", "traceback", mode="after")
+    @classmethod
+    def _as_json_can_have_it(cls, value: str) -> str:
+        return str(plain(value))
+
+
+class JobShape(Shape):
+    """One job, as it is now."""
+
+    id: UUID
+    task: str
+    queue: str
+    priority: int
+    state: str
+    """DEFERRED, BLOCKED, READY, RUNNING, SUCCESSFUL, FAILED or CANCELLED."""
+    attempts: int
+    """How many were begun."""
+    enqueued_at: datetime | None
+    run_after: datetime | None
+    started_at: datetime | None
+    """When the first attempt began, as far as it is known."""
+    finished_at: datetime | None
+    args: list[Any] | None
+    """null: its package cannot be opened here."""
+    kwargs: dict[str, Any] | None
+    return_value: Any
+    """What the task returned; null also where it has not. What JSON has no word for is text."""
+    reason: str
+    """Why it failed or was cancelled, in one line."""
+    errors: list[AttemptShape]
+    """Of every attempt that did not succeed, in order."""
+
+
+class LetterShape(Shape):
+    """One dead letter: one logical job that failed for good."""
+
+    id: UUID
+    state: str
+    """open, requeued, resolved or discarded."""
+    task: str
+    queue: str
+    priority: int
+    key: str
+    """The name of its unique key; empty: it has none."""
+    reason: str
+    """error, timeout, crash, expired, unreadable or unknown_task."""
+    exception_class: str
+    message: str
+    fingerprint: str
+    """The same for the same fault."""
+    failure_count: int
+    first_failed_at: datetime
+    failed_at: datetime
+    enqueued_at: datetime | None
+    job_id: UUID
+    """The job that failed last."""
+    attempts: int
+    worker_id: str
+    requeued_count: int
+    last_requeued_at: datetime | None
+    last_requeued_by: str
+    last_requeued_because: str
+    successor_id: UUID | None
+    """The job that carries it on."""
+    closed_at: datetime | None
+    closed_by: str
+    closed_because: str
+
+    @field_validator("message", mode="after")
+    @classmethod
+    def _as_json_can_have_it(cls, value: str) -> str:
+        return str(plain(value))
+
+
+class RequeueShape(Shape):
+    """One time that a dead letter was sent again."""
+
+    job_id: UUID
+    from_job_id: UUID
+    kind: str
+    """person, policy, or successor: a newer job of its key was enqueued."""
+    by: str
+    because: str
+    requeued_at: datetime
+
+
+class StoryShape(Shape):
+    """All that is known of one dead letter."""
+
+    letter: LetterShape
+    traceback: str
+    attempts: list[AttemptShape]
+    requeues: list[RequeueShape]
+    args: list[Any] | None
+    """null: its package cannot be opened here."""
+    kwargs: dict[str, Any] | None
+
+
+class LetterPage(Shape):
+    """Some dead letters, the newest first."""
+
+    letters: list[LetterShape]
+    next: str | None
+    """For `after`; null on the last page."""
+
+
+class AnswerShape(Shape):
+    """What became of one dead letter."""
+
+    dead_letter_id: UUID
+    fate: str
+    """requeued, discarded; newer, under_way, closed, gone, refused."""
+    job_id: UUID | None
+    """The new job; or the one that is there already."""
+    because: str
+
+
+class BulkShape(Shape):
+    """What became of many dead letters."""
+
+    matched: int
+    """How many the filters found, up to the limit."""
+    done: int
+    others: list[AnswerShape]
+    """Those to which nothing was done, and why."""
+    dry_run: bool
+
+
+class FaultShape(Shape):
+    """Dead letters of the same fault."""
+
+    fingerprint: str
+    task: str
+    reason: str
+    exception_class: str
+    number: int
+    failures: int
+    first_failed_at: datetime
+    failed_at: datetime
+
+
+class LetterStats(Shape):
+    """Numbers of dead letters."""
+
+    total: int
+    tasks: int
+    queues: int
+    failures: int
+    requeues: int
+    oldest: datetime | None
+    newest: datetime | None
+    faults: list[FaultShape]
+
+
+class ExposedTask(Shape):
+    """A task that may be enqueued."""
+
+    name: str
+    queue: str
+    priority: int
+    parameters: Mapping[str, str]
+    """Name -> how it is written in Python, in order."""
+    description: str
+
+
+class TaskList(Shape):
+    """The tasks that may be enqueued, by name."""
+
+    tasks: list[ExposedTask]
+
+
+class ClusterList(Shape):
+    """Clusters, the longest running first."""
+
+    clusters: list[ClusterState]
+
+
+class QueueList(Shape):
+    """Queues, by name."""
+
+    queues: list[QueueDepth]

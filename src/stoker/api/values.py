@@ -1,0 +1,123 @@
+"""Kinds of values that requests and answers have in common."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import Annotated, Any
+
+from django.conf import settings as django_settings
+from django.core import signing
+from django.utils import timezone
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from stoker.conf import Settings
+from stoker.exceptions import ConfigurationError
+from stoker.tasks import own_backends
+
+from .problems import Refusal
+
+FIRST_YEAR, LAST_YEAR = 1900, 9000
+LONGEST_WHOLE_BITS = 4000
+_signer = signing.Signer(salt="stoker.api.cursor")
+
+
+def _only_text(value: Any) -> Any:
+    if not isinstance(value, str | datetime) or (isinstance(value, str) and value[4:5] != "-"):
+        raise ValueError("write a moment as 2030-01-31T06:00:00Z")
+    return value
+
+
+def _in_the_projects_way(value: datetime) -> datetime:
+    """Aware or naive, as the project's other moments are."""
+    if not FIRST_YEAR <= value.year <= LAST_YEAR:
+        raise ValueError(f"write a moment between the years {FIRST_YEAR} and {LAST_YEAR}")
+    if django_settings.USE_TZ and timezone.is_naive(value):
+        return timezone.make_aware(value)
+    if not django_settings.USE_TZ and timezone.is_aware(value):
+        return timezone.make_naive(value)
+    return value
+
+
+Moment = Annotated[datetime, BeforeValidator(_only_text), AfterValidator(_in_the_projects_way)]
+"""ISO 8601; without a zone, of the project's."""
+
+Backend = Annotated[
+    str | None,
+    Field(
+        max_length=100,
+        description="The name under TASKS. Default: `default`, or the only one that is Stoker's.",
+    ),
+]
+Name = Annotated[str, Field(max_length=255)]
+Why = Annotated[str, Field(max_length=255, description="Kept in the history.")]
+Strict = Field(strict=True)
+
+
+def settings_of(backend: str | None) -> Settings:
+    """The settings of a backend that is Stoker's.
+
+    Raises:
+        Refusal: there is none of that name, or several and none was named.
+    """
+    known = own_backends()
+    if backend is None:
+        backend = "default" if "default" in known or len(known) != 1 else next(iter(known))
+    if backend not in known:
+        names = ", ".join(known) or "none"
+        raise Refusal(404, f"There is no backend {backend!r} of Stoker's. There is: {names}.")
+    try:
+        settings: Settings = known[backend].settings
+    except ConfigurationError as error:
+        raise Refusal(503, f"The settings of the backend {backend!r} cannot be used.") from error
+    return settings
+
+
+def cursor_of(mark: str | None) -> str | None:
+    """What the next page is asked for with. Nobody can read anything out of it, nor make one."""
+    if mark is None:
+        return None
+    return base64.urlsafe_b64encode(_signer.sign(mark).encode()).decode().rstrip("=")
+
+
+def mark_of(cursor: str | None) -> str | None:
+    """Where a page begins.
+
+    Raises:
+        Refusal: it is no cursor of ours.
+    """
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        return _signer.unsign(base64.urlsafe_b64decode(padded.encode()).decode())
+    except (signing.BadSignature, ValueError) as error:
+        raise Refusal(422, "after: this is no cursor; take `next` of the page before.") from error
+
+
+def plain(value: Any) -> Any:
+    """As JSON can have it: what it has no word for as text."""
+    if value is None or isinstance(value, bool | str):
+        return _text(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        fits = value.bit_length() < LONGEST_WHOLE_BITS
+        return int(value) if fits else f"a number of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, dict):
+        return {_text(str(key)): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(one) for one in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    try:
+        return _text(str(value))
+    except Exception:  # noqa: BLE001 - anybody's own class
+        return f"a {type(value).__name__}"
+
+
+def _text(text: str) -> str:
+    """Halves of surrogate pairs, which JSON must not have, as question marks."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,6 @@
+"""A project that has the API somewhere else."""
+
+from django.urls import include, path
+
+inner = [path("jobs-api/", include("stoker.api.urls"))]
+urlpatterns = [path("deep/down/", include((inner, "inner"), namespace="outer"))]

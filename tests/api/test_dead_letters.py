@@ -1,0 +1,236 @@
+"""Dead letters over HTTP: found, understood, sent again, discarded, purged."""
+
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from stoker.models import DeadLetter, Ready, Requeue
+
+from tests.api.conftest import Caller
+from tests.app import frail
+from tests.integration.letters import dead
+from tests.integration.work import work_off
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _mended() -> Iterator[None]:
+    frail.broken.clear()
+    yield
+    frail.broken.clear()
+
+
+def work_all() -> None:
+    while work_off():
+        pass
+
+
+def test_all_that_is_known_of_one(anna: Caller) -> None:
+    letter = dead(frail.fetch, "news", note="x")
+    for name in (letter.pk, letter.job_id):
+        story = anna.get(f"dead-letters/{name}")
+        assert story["letter"]["id"] == str(letter.pk)
+    assert (story["args"], story["kwargs"]) == (["news"], {"note": "x"})
+    assert story["letter"]["key"] == letter.key
+    assert "news is broken" in story["traceback"]
+    (attempt,) = story["attempts"]
+    assert attempt["exception_class"].endswith("Broken")
+    assert story["requeues"] == []
+
+
+def test_pages_go_along_an_index_and_miss_nothing(anna: Caller) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(7)]
+    DeadLetter.objects.update(failed_at=timezone.now())  # all at the same moment
+    seen, after = [], None
+    while True:
+        query: dict[str, Any] = {"limit": 3} | ({"after": after} if after else {})
+        page = anna.get("dead-letters", **query)
+        seen += [one["id"] for one in page["letters"]]
+        after = page["next"]
+        if after is None:
+            break
+        assert "order" not in after
+        assert "~" not in after
+    assert sorted(seen) == sorted(str(one.pk) for one in letters)
+    assert len(set(seen)) == 7
+
+
+@pytest.mark.parametrize(
+    "cursor", ["x", "", "fn4", "2030-01-01T00:00:00+00:00~x", "\u00fc", "a" * 600]
+)
+def test_a_cursor_that_somebody_made_up_is_refused(cursor: str, anna: Caller) -> None:
+    response = anna.client.get("/stoker/dead-letters", {"after": cursor})
+    assert response.status_code == 422, response.content
+
+
+def test_every_filter_filters(anna: Caller) -> None:
+    charge, fetch = dead(frail.charge, "order 1"), dead(frail.fetch, "news")
+    long_ago = timezone.now() - timedelta(days=9)
+    DeadLetter.objects.filter(pk=charge.pk).update(failed_at=long_ago, queue="bank")
+    for filters in (
+        {"task": charge.task},
+        {"queue": "bank"},
+        {"failed_before": (timezone.now() - timedelta(days=1)).isoformat()},
+        {"text": "ORDER 1"},
+        {"reason": "error", "queue": "bank", "state": "open"},
+    ):
+        page = anna.get("dead-letters", **filters)
+        assert [one["id"] for one in page["letters"]] == [str(charge.pk)], filters
+    for filters in (
+        {"key": "feed:"},
+        {"fingerprint": fetch.fingerprint, "task": fetch.task},
+        {"failed_after": "2020-01-01T00:00:00Z", "key": "feed:news"},
+    ):
+        page = anna.get("dead-letters", **filters)
+        assert [one["id"] for one in page["letters"]] == [str(fetch.pk)], filters
+    assert anna.get("dead-letters", state="closed")["letters"] == []
+
+
+def test_numbers_by_fault(anna: Caller) -> None:
+    for number in range(3):
+        dead(frail.charge, f"order {number}")
+    dead(frail.fetch, "news")
+    stats = anna.get("dead-letters/stats", groups=1)
+    assert (stats["total"], stats["tasks"], stats["failures"]) == (4, 2, 4)
+    (fault,) = stats["faults"]
+    assert (fault["number"], fault["task"]) == (3, frail.charge.module_path)
+
+
+# -- one ------------------------------------------------------------------------------------------
+
+
+def test_one_is_sent_again_and_who_did_it_is_kept(anna: Caller) -> None:
+    letter = dead(frail.charge, "order 1")
+    path = f"dead-letters/{letter.pk}/requeue"
+    answer = anna.post(
+        path,
+        {
+            "because": "the bank is back",
+            "args": ["order 2"],
+            "kwargs": {"note": "x"},
+            "queue": "slow",
+        },
+    )
+    assert (answer["fate"], answer["dead_letter_id"]) == ("requeued", str(letter.pk))
+    job = anna.get(f"jobs/{answer['job_id']}")
+    assert (job["args"], job["kwargs"], job["queue"]) == (["order 2"], {"note": "x"}, "slow")
+    again = anna.post(path, {}, 409)
+    assert (again["fate"], again["job_id"]) == ("under_way", answer["job_id"])
+    work_all()
+    closed = anna.post(path, status=409)
+    assert (closed["fate"], closed["detail"]) == ("closed", "Nothing was done: it is resolved.")
+    (requeue,) = anna.get(f"dead-letters/{letter.pk}")["requeues"]
+    assert (requeue["by"], requeue["because"]) == ("anna", "the bank is back")
+
+
+def test_one_is_sent_again_later(anna: Caller) -> None:
+    letter = dead(frail.charge, "order 1")
+    answer = anna.post(f"dead-letters/{letter.pk}/requeue", {"run_after_seconds": 60})
+    assert anna.get(f"jobs/{answer['job_id']}")["state"] == "DEFERRED"
+
+
+def test_a_newer_job_of_its_key_wins(anna: Caller) -> None:
+    letter = dead(frail.fetch, "news")
+    newer = frail.fetch.enqueue("news", note="newer")
+    answer = anna.post(f"dead-letters/{letter.pk}/requeue", status=409)
+    assert answer["job_id"] == newer.id
+
+
+def test_arguments_that_do_not_fit_and_a_task_that_is_gone(anna: Caller) -> None:
+    letter = dead(frail.charge, "order 1")
+    path = f"dead-letters/{letter.pk}/requeue"
+    assert anna.post(path, {"args": [1, 2, 3]}, 422)["fate"] == "refused"
+    assert Requeue.objects.count() == Ready.objects.count() == 0
+
+
+def test_one_is_discarded(anna: Caller) -> None:
+    letter = dead(frail.charge, "order 1")
+    path = f"dead-letters/{letter.pk}/discard"
+    assert anna.post(path, {"because": "known"})["fate"] == "discarded"
+    stored = DeadLetter.objects.get()
+    assert (stored.state, stored.closed_by, stored.closed_because) == ("discarded", "anna", "known")
+    assert anna.post(path, status=409)["detail"] == "Nothing was done: it is discarded."
+
+
+def test_one_that_a_job_carries_on_is_not_discarded(anna: Caller) -> None:
+    letter = dead(frail.charge, "order 1")
+    answer = anna.post(f"dead-letters/{letter.pk}/requeue")
+    refused = anna.post(f"dead-letters/{letter.pk}/discard", status=409)
+    assert (refused["fate"], refused["job_id"]) == ("under_way", answer["job_id"])
+
+
+def test_those_that_are_not_there(anna: Caller) -> None:
+    nowhere = f"dead-letters/{uuid.uuid4()}"
+    assert anna.call("GET", nowhere).status_code == 404
+    anna.post(f"{nowhere}/requeue", status=404)
+    anna.post(f"{nowhere}/discard", status=404)
+
+
+# -- many -----------------------------------------------------------------------------------------
+
+
+def test_many_are_sent_again_after_a_rehearsal(anna: Caller) -> None:
+    for number in range(5):
+        dead(frail.charge, f"order {number}")
+    dead(frail.fetch, "news")
+    wish = {"filters": {"task": frail.charge.module_path}, "limit": 3, "because": "mended"}
+    rehearsal = anna.post("dead-letters/requeue", {**wish, "dry_run": True})
+    assert (rehearsal["matched"], rehearsal["done"], Ready.objects.count()) == (3, 0, 0)
+    done = anna.post("dead-letters/requeue", {**wish, "pause_seconds": 0.001})
+    assert (done["matched"], done["done"], done["others"]) == (3, 3, [])
+    assert anna.post("dead-letters/requeue", wish)["done"] == 2
+    assert Ready.objects.count() == 5
+    assert set(Requeue.objects.values_list("by", "because")) == {("anna", "mended")}
+
+
+def test_those_that_were_left_are_told(anna: Caller) -> None:
+    letter = dead(frail.fetch, "news")
+    newer = frail.fetch.enqueue("news")
+    done = anna.post("dead-letters/requeue", {})
+    (other,) = done["others"]
+    assert (done["matched"], done["done"]) == (1, 0)
+    assert (other["dead_letter_id"], other["job_id"]) == (str(letter.pk), newer.id)
+
+
+def test_many_are_discarded_and_purged(anna: Caller) -> None:
+    for number in range(3):
+        dead(frail.charge, f"order {number}")
+    assert anna.post("dead-letters/discard", {"limit": 2, "because": "known"})["done"] == 2
+    assert set(DeadLetter.objects.values_list("state", "closed_by")) == {
+        ("discarded", "anna"),
+        ("open", ""),
+    }
+    purge = {"older_than_seconds": 0, "state": "all"}
+    rehearsal = anna.post("dead-letters/purge", {**purge, "dry_run": True})
+    assert (rehearsal["matched"], rehearsal["done"]) == (3, 0)
+    assert anna.post("dead-letters/purge", {**purge, "limit": 2})["done"] == 2
+    assert DeadLetter.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "wish", "told"),
+    [
+        ("requeue", {"limit": 1001}, "at most 1000"),
+        ("discard", {"limit": 1001}, "at most 1000"),
+        ("purge", {"limit": 1001, "older_than_seconds": 1}, "at most 1000"),
+        ("requeue", {"limit": 1000, "pause_seconds": 1}, "longer than 30 seconds"),
+        ("requeue", {"filters": {"taks": "x"}}, "Extra inputs"),
+        ("requeue", {"dry_run": "yes"}, "valid boolean"),
+        ("requeue", {"limit": "1"}, "valid integer"),
+        ("discard", {"dryrun": True}, "Extra inputs"),
+        ("purge", {}, "Field required"),
+        ("purge", {"older_than_seconds": 1, "state": "requeued"}, "Input should be"),
+    ],
+)
+def test_what_could_do_too_much_by_mistake_is_refused(
+    path: str, wish: dict[str, Any], told: str, anna: Caller
+) -> None:
+    letter = dead(frail.charge, "order 1")
+    problem = anna.post(f"dead-letters/{path}", wish, 422)
+    assert told in problem["detail"]
+    assert DeadLetter.objects.get().state == letter.state

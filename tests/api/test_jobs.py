@@ -1,0 +1,189 @@
+"""Jobs over HTTP: only what is exposed, with arguments that fit."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker.exposure import exposed_tasks
+from stoker.models import Deferred, Job, Ready
+
+from tests.api.conftest import Caller
+from tests.app.exposed import add
+from tests.app.tasks import fail
+from tests.integration.work import work_off
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def work_all() -> None:
+    while work_off():
+        pass
+
+
+def test_a_job_from_its_enqueue_to_its_result(anna: Caller) -> None:
+    response = anna.call(
+        "POST", "jobs", {"task": "numbers.add", "args": [40], "kwargs": {"second": 2}}
+    )
+    made = response.json()
+    assert (response.status_code, made["task"], made["state"]) == (201, "numbers.add", "READY")
+    assert response.headers["Location"] == f"/stoker/jobs/{made['id']}"
+    seen = anna.client.get(response.headers["Location"]).json()
+    assert (seen["state"], seen["attempts"], seen["return_value"]) == ("READY", 0, None)
+    assert (seen["args"], seen["kwargs"], seen["task"]) == ([40], {"second": 2}, add.module_path)
+    work_all()
+    seen = anna.get(f"jobs/{made['id']}")
+    assert (seen["state"], seen["attempts"], seen["return_value"]) == ("SUCCESSFUL", 1, 42)
+    assert seen["finished_at"]
+
+
+def test_every_error_of_a_job_is_shown(anna: Caller) -> None:
+    result = fail.using(max_attempts=1).enqueue("x")
+    work_all()
+    seen = anna.get(f"jobs/{result.id}")
+    assert seen["state"] == "FAILED"
+    (error,) = seen["errors"]
+    assert error["exception_class"]
+    assert "Traceback" in error["traceback"]
+
+
+def test_options_of_one_job(anna: Caller) -> None:
+    call = {"task": "numbers.add", "args": [1], "queue": "mail", "priority": 7}
+    later = anna.post("jobs", {**call, "run_after_seconds": 3600}, 201)
+    moment = anna.post("jobs", {**call, "run_after": "2099-01-31T06:00:00+01:00"}, 201)
+    assert Deferred.objects.count() == 2
+    seen = anna.get(f"jobs/{moment['id']}")
+    assert (seen["queue"], seen["priority"], seen["state"]) == ("mail", 7, "DEFERRED")
+    assert seen["run_after"].startswith("2099-01-31T05:00:00")
+    assert anna.get(f"jobs/{later['id']}")["state"] == "DEFERRED"
+    both = {**call, "run_after_seconds": 1, "run_after": "2099-01-31T06:00:00Z"}
+    assert "not both" in anna.post("jobs", both, 422)["detail"]
+
+
+@pytest.mark.parametrize(
+    "name", ["tests.app.exposed.hidden", "tests.app.exposed.add", "os.system", "antigravity", "x"]
+)
+def test_nothing_else_can_be_enqueued_nor_imported(name: str, anna: Caller) -> None:
+    assert anna.post("jobs", {"task": name}, 404)["detail"].startswith("No task is exposed as")
+    assert not Job.objects.exists()
+
+
+def test_the_exposed_tasks_are_listed_with_what_they_take(anna: Caller) -> None:
+    tasks = {one["name"]: one for one in anna.get("tasks")["tasks"]}
+    assert set(tasks) == set(exposed_tasks())
+    shown = tasks["numbers.add"]
+    assert shown["parameters"] == {"first": "first: int", "second": "second: int = 0"}
+    assert shown["description"] == "Add two numbers."
+    assert list(tasks["with.context"]["parameters"]) == ["name"]
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "kwargs", "told"),
+    [
+        ("numbers.add", [], {}, "missing a required argument: 'first'"),
+        ("numbers.add", [1, 2, 3], {}, "too many positional arguments"),
+        ("numbers.add", [1], {"third": 3}, "unexpected keyword argument 'third'"),
+        ("numbers.add", [1], {"first": 3}, "multiple values for argument 'first'"),
+        ("numbers.add", ["1"], {}, "args.0: Input should be a valid integer"),
+        ("numbers.add", [None], {}, "args.0: Input should be a valid integer"),
+        ("numbers.add", [1], {"second": 1.5}, "kwargs.second: Input should be a valid integer"),
+        ("tests.app.exposed.note", ["soon"], {"amount": "1"}, "args.0: Input should be a valid d"),
+        ("with.context", [], {"context": 1, "name": "x"}, "unexpected keyword argument 'context'"),
+        ("with.context", [7], {}, "args.0: Input should be a valid string"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told(
+    task: str, args: list[Any], kwargs: dict[str, Any], told: str, anna: Caller
+) -> None:
+    problem = anna.post("jobs", {"task": task, "args": args, "kwargs": kwargs}, 422)
+    assert told in problem["detail"]
+    assert not Job.objects.exists()
+
+
+def test_what_json_has_no_word_for_is_read_as_annotated(anna: Caller) -> None:
+    call = {
+        "task": "tests.app.exposed.note",
+        "args": ["2030-01-31T06:00:00Z"],
+        "kwargs": {"amount": "12.50", "order": str(uuid.UUID(int=7)), "tags": ["a", "b"]},
+    }
+    made = anna.post("jobs", call, 201)
+    work_all()
+    seen = anna.get(f"jobs/{made['id']}")
+    assert seen["return_value"] == [
+        "2030-01-31T06:00:00+00:00",
+        "12.50",
+        str(uuid.UUID(int=7)),
+        ["a", "b"],
+    ]
+
+
+def test_a_task_that_says_nothing_takes_anything(anna: Caller) -> None:
+    nested = {"deep": [[[{"": None}]]], "n": 10**30, "text": "\u00fc\U0001f600", "x": 1e300}
+    made = anna.post("jobs", {"task": "loose", "args": [nested], "kwargs": {"args": 1}}, 201)
+    work_all()
+    assert anna.get(f"jobs/{made['id']}")["return_value"] == [[nested], {"args": 1}]
+
+
+def test_an_unknown_queue_and_a_package_that_is_too_large(anna: Caller, settings: Any) -> None:
+    entry = settings.TASKS["default"]
+    settings.TASKS = {
+        "default": {
+            **entry,
+            "QUEUES": ["default"],
+            "OPTIONS": {**entry["OPTIONS"], "MAX_PACKAGE_BYTES": 2000},
+        }
+    }
+    call = {"task": "loose", "args": []}
+    assert "has no queue 'x'" in anna.post("jobs", {**call, "queue": "x"}, 422)["detail"]
+    anna.post("jobs", {**call, "args": ["x" * 3000]}, 413)
+
+
+# -- once only ------------------------------------------------------------------------------------
+
+
+def test_a_unique_key_makes_no_second_job(anna: Caller) -> None:
+    first = anna.post("jobs", {"task": "once", "args": [1]}, 201)
+    second = anna.post("jobs", {"task": "once", "args": [1]}, 200)
+    assert (second["id"], second["was_duplicate"]) == (first["id"], True)
+
+
+def test_the_same_idempotency_key_makes_no_second_job(
+    anna: Caller, who_may: Callable[..., Caller]
+) -> None:
+    def post(caller: Caller, key: str, status: int) -> str:
+        body = {"task": "numbers.add", "args": [1]}
+        made = caller.post("jobs", body, status, headers={"Idempotency-Key": key})
+        return str(made["id"])
+
+    first = post(anna, "{order} 7", 201)
+    assert post(anna, "{order} 7", 200) == first
+    work_all()
+    assert post(anna, "{order} 7", 200) == first
+    assert post(anna, "order 8", 201) != first
+    assert post(who_may("stoker.add_job"), "{order} 7", 201) != first
+    once = {"task": "once", "args": [1]}
+    assert "of its own" in anna.post("jobs", once, 422, headers={"Idempotency-Key": "x"})["detail"]
+
+
+# -- cancel ---------------------------------------------------------------------------------------
+
+
+def test_a_job_that_waits_is_cancelled_by_somebody(anna: Caller) -> None:
+    made = anna.post("jobs", {"task": "numbers.add", "args": [1]}, 201)
+    done = anna.post(f"jobs/{made['id']}/cancel", {"because": "twice"})
+    assert (done["state"], done["reason"]) == ("CANCELLED", "cancelled by anna: twice")
+    assert not Ready.objects.exists()
+    again = anna.post(f"jobs/{made['id']}/cancel", status=409)
+    assert (again["state"], again["detail"]) == (
+        "CANCELLED",
+        "The job has ended already: CANCELLED.",
+    )
+
+
+def test_jobs_that_are_not_there(anna: Caller) -> None:
+    nowhere = uuid.uuid4()
+    assert "There is no job" in anna.call("GET", f"jobs/{nowhere}").json()["detail"]
+    anna.post(f"jobs/{nowhere}/cancel", status=404)
+    assert anna.call("GET", "jobs/not-an-id").status_code == 422
+    assert anna.call("GET", f"jobs/{nowhere}?backend=nowhere").status_code == 404

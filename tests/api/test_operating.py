@@ -1,0 +1,172 @@
+"""Health, status, queues and clusters over HTTP."""
+
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from stoker.models import Cluster, Job, PausedQueue
+from stoker.models.clock import DatabaseNow
+
+from tests.api.conftest import Caller
+from tests.app.tasks import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def sign_on(state: str = "running", **fields: Any) -> Cluster:
+    """A cluster that has just given a sign of life."""
+    worker = {"number": 0, "pid": 8, "jobs_done": 3, "running": []}
+    return Cluster.objects.create(
+        id=uuid.uuid4(),
+        name="stoker",
+        host="one",
+        pid=7,
+        state=state,
+        heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(),
+        info={"alias": "default", "workers": [worker]},
+        **fields,
+    )
+
+
+def test_health_asks_no_database_unless_it_is_about_it(
+    nobody: Caller, django_assert_num_queries: Any
+) -> None:
+    with django_assert_num_queries(0):
+        assert nobody.get("health/live") == {"live": True}
+    assert nobody.call("HEAD", "health/live").status_code == 200
+    assert nobody.get("health/ready") == {"ready": True, "because": "", "clusters": "none"}
+    sign_on()
+    assert nobody.get("health/ready")["clusters"] == "alive"
+
+
+def test_a_store_that_is_not_migrated_or_away_is_not_ready(
+    nobody: Caller, anna: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.api.health.own_migrations", lambda: frozenset({"0099_later"}))
+        response = nobody.call("GET", "health/ready")
+        assert (response.status_code, response.json()["because"]) == (
+            503,
+            "manage.py migrate is due",
+        )
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE stoker_cluster RENAME TO stoker_elsewhere")
+    try:
+        assert nobody.call("GET", "health/ready").status_code == 503
+        problem = anna.call("GET", "clusters")
+        assert problem.status_code == 503
+        assert "run manage.py migrate" in problem.json()["detail"]
+        assert nobody.get("health/live") == {"live": True}
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE stoker_elsewhere RENAME TO stoker_cluster")
+
+
+def test_health_of_clusters(anna: Caller) -> None:
+    none = anna.call("GET", "health/clusters")
+    assert (none.status_code, none.json()["healthy"]) == (503, False)
+    stopping = sign_on("stopping")
+    assert "is stopping" in anna.call("GET", "health/clusters").json()["because"]
+    sign_on()
+    assert anna.get("health/clusters")["healthy"]
+    Cluster.objects.exclude(pk=stopping.pk).update(heartbeat_us=0)
+    assert anna.call("GET", "health/clusters").status_code == 503
+
+
+def test_status_is_everything_at_a_glance(anna: Caller) -> None:
+    add.enqueue(1, 2)
+    sign_on()
+    status = anna.get("status")
+    assert [(one["name"], one["ready"]) for one in status["queues"]] == [("default", 1)]
+    assert status["clusters"][0]["workers"][0]["jobs_done"] == 3
+    assert status["dead_letters"]["total"] == 0
+    assert status["guards"]["keys"] == []
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queue", ["mail", "a queue/of mine", "pause"])
+def test_a_queue_is_paused_resumed_and_cleared(queue: str, anna: Caller) -> None:
+    jobs = [add.using(queue_name=queue).enqueue(1, 2) for _ in range(3)]
+    paused = anna.post(f"queues/{queue}/pause", {"because": "down"})
+    assert (paused["name"], paused["ready"]) == (queue, 3)
+    pause = PausedQueue.objects.get()
+    assert (pause.queue, pause.by, pause.because) == (queue, "anna", "down")
+    assert anna.get(f"queues/{queue}")["paused"]["by"] == "anna"
+    assert [one["name"] for one in anna.get("queues")["queues"]] == [queue]
+    anna.post(f"queues/{queue}/resume")
+    assert not PausedQueue.objects.exists()
+    rehearsal = anna.post(f"queues/{queue}/clear", {"dry_run": True})
+    assert (rehearsal["matched"], rehearsal["done"]) == (3, 0)
+    assert anna.post(f"queues/{queue}/clear", {"limit": 2, "because": "old"})["done"] == 2
+    assert anna.post(f"queues/{queue}/clear")["done"] == 1
+    reasons = set(Job.objects.values_list("status", "reason"))
+    assert reasons == {
+        ("CANCELLED", "the queue was cleared by anna: old"),
+        ("CANCELLED", "the queue was cleared by anna"),
+    }
+    assert len(jobs) == 3
+    anna.post(f"queues/{queue}/clear", {"limit": 1001}, 422)
+
+
+def test_a_queue_that_there_cannot_be(anna: Caller, settings: Any) -> None:
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default"]}}
+    assert anna.call("GET", "queues/nowhere").status_code == 404
+    anna.post("queues/nowhere/pause", status=404)
+    assert anna.call("GET", "queues/" + "x" * 101).status_code == 422
+
+
+# -- clusters -------------------------------------------------------------------------------------
+
+
+def test_clusters_are_asked_and_show_it(anna: Caller) -> None:
+    cluster = sign_on()
+    path = f"clusters/{cluster.pk}"
+    (shown,) = anna.get("clusters")["clusters"]
+    assert (shown["id"], shown["workers"][0]["pid"]) == (str(cluster.pk), 8)
+    assert anna.post(f"{path}/quiet")["request"] == "quiet"
+    assert anna.post(f"{path}/quiet")["request"] == "quiet"
+    assert anna.post(f"{path}/resume")["request"] == ""
+    assert anna.post(f"{path}/stop")["request"] == "stop"
+    assert anna.post(f"{path}/stop")["request"] == "stop"
+    anna.post(f"{path}/resume", status=409)
+    assert anna.get(path)["request"] == "stop"
+    for word in ("quiet", "resume", "stop"):
+        anna.post(f"clusters/{uuid.uuid4()}/{word}", status=404)
+
+
+# -- several backends -----------------------------------------------------------------------------
+
+
+def test_the_backend_can_be_chosen(anna: Caller, settings: Any) -> None:
+    entry = settings.TASKS["default"]
+    settings.TASKS = {
+        "default": {**entry, "QUEUES": ["default"]},
+        "slow": {**entry, "QUEUES": ["slow"]},
+        "dummy": {"BACKEND": "stoker.compat.nothing"},
+    }
+    names = {
+        backend: {one["name"] for one in anna.get("queues", backend=backend)["queues"]}
+        for backend in ("default", "slow")
+    }
+    assert names == {"default": {"default"}, "slow": {"slow"}}
+    for nowhere in ("nowhere", "dummy"):
+        response = anna.client.get("/stoker/queues", {"backend": nowhere})
+        assert response.status_code == 404, nowhere
+        assert "There is: default, slow" in response.json()["detail"]
+    made = anna.client.post(
+        "/stoker/jobs?backend=slow",
+        {"task": "numbers.add", "args": [1], "queue": "slow"},
+        content_type="application/json",
+    )
+    assert made.status_code == 201, made.content
+
+
+def test_the_only_backend_need_not_be_named(anna: Caller, settings: Any) -> None:
+    settings.TASKS = {"jobs": {**settings.TASKS["default"], "QUEUES": ["mine"]}}
+    assert [one["name"] for one in anna.get("queues")["queues"]] == ["mine"]

@@ -1,0 +1,183 @@
+"""Nobody gets in who may not: every route, by a table that a new route has to stand in."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from stoker.api.access import SessionUser, TokenUser
+from stoker.api.whole import AREAS, api
+
+from tests.api.conftest import PREFIX, Caller
+
+pytestmark = pytest.mark.django_db
+
+VIEW_ALL = ("stoker.view_cluster", "stoker.view_job", "stoker.view_deadletter")
+TABLE: dict[str, tuple[str, ...]] = {
+    "GET health/live": (),
+    "GET health/ready": (),
+    "GET health/clusters": ("stoker.view_cluster",),
+    "GET status": VIEW_ALL,
+    "GET tasks": ("stoker.add_job",),
+    "POST jobs": ("stoker.add_job",),
+    "GET jobs/{job_id}": ("stoker.view_job",),
+    "POST jobs/{job_id}/cancel": ("stoker.cancel_job",),
+    "GET queues": ("stoker.view_job",),
+    "GET queues/{path:queue}": ("stoker.view_job",),
+    "POST queues/{path:queue}/pause": ("stoker.pause_queue",),
+    "POST queues/{path:queue}/resume": ("stoker.pause_queue",),
+    "POST queues/{path:queue}/clear": ("stoker.clear_queue",),
+    "GET dead-letters": ("stoker.view_deadletter",),
+    "GET dead-letters/stats": ("stoker.view_deadletter",),
+    "GET dead-letters/{letter_id}": ("stoker.view_deadletter",),
+    "POST dead-letters/requeue": ("stoker.requeue_deadletter",),
+    "POST dead-letters/discard": ("stoker.discard_deadletter",),
+    "POST dead-letters/purge": ("stoker.purge_deadletter",),
+    "POST dead-letters/{letter_id}/requeue": ("stoker.requeue_deadletter",),
+    "POST dead-letters/{letter_id}/discard": ("stoker.discard_deadletter",),
+    "GET clusters": ("stoker.view_cluster",),
+    "GET clusters/{cluster_id}": ("stoker.view_cluster",),
+    "POST clusters/{cluster_id}/quiet": ("stoker.quiet_cluster",),
+    "POST clusters/{cluster_id}/resume": ("stoker.quiet_cluster",),
+    "POST clusters/{cluster_id}/stop": ("stoker.stop_cluster",),
+}
+CLOSED = [name for name, permissions in TABLE.items() if permissions]
+
+
+def operations() -> Iterator[tuple[str, Any]]:
+    for router in api._get_bound_routers():
+        for path, view in router.path_operations.items():
+            for operation in view.operations:
+                for method in operation.methods:
+                    yield f"{method} {path.lstrip('/')}", operation
+
+
+def test_every_route_stands_in_the_table_with_what_it_asks_for() -> None:
+    """A route that was added without a thought about who may call it fails here."""
+    asked = {}
+    for name, operation in operations():
+        callbacks = operation.auth_callbacks
+        assert [type(one) for one in callbacks] in ([], [SessionUser, TokenUser]), name
+        asked[name] = callbacks[0].permissions if callbacks else ()
+        assert all(one.permissions == asked[name] for one in callbacks)
+    assert asked == TABLE
+    assert {name.partition(" ")[2].partition("/")[0] for name in TABLE} == set(AREAS)
+
+
+def call(caller: Caller, route: str) -> Any:
+    """Call a route with something that need not be there."""
+    method, _, path = route.partition(" ")
+    for name in ("{job_id}", "{letter_id}", "{cluster_id}"):
+        path = path.replace(name, str(uuid.uuid4()))
+    return caller.call(
+        method, path.replace("{path:queue}", "mail"), body={} if method == "POST" else None
+    )
+
+
+@pytest.mark.parametrize("route", CLOSED)
+def test_who_has_not_said_who_he_is_gets_401(route: str, nobody: Caller) -> None:
+    response = call(nobody, route)
+    assert response.status_code == 401
+    assert response.json()["status"] == 401
+    assert "WWW-Authenticate" in response.headers
+
+
+@pytest.mark.parametrize("route", CLOSED)
+def test_who_has_every_other_permission_gets_403(
+    route: str, who_may: Callable[..., Caller]
+) -> None:
+    """Before anything that he sent is looked at, or sought."""
+    others = {one for permissions in TABLE.values() for one in permissions} - {TABLE[route][-1]}
+    response = call(who_may(*others), route)
+    assert response.status_code == 403
+    assert TABLE[route][-1] in response.json()["detail"]
+
+
+@pytest.mark.parametrize("route", CLOSED)
+def test_who_has_the_permission_gets_in(route: str, who_may: Callable[..., Caller]) -> None:
+    assert call(who_may(*TABLE[route]), route).status_code not in (401, 403, 405)
+
+
+def test_who_is_not_active_any_more_gets_401(who_may: Callable[..., Caller]) -> None:
+    caller = who_may("stoker.view_job")
+    User.objects.update(is_active=False)
+    assert caller.call("GET", "queues").status_code == 401
+
+
+# -- sessions and tokens --------------------------------------------------------------------------
+
+
+def test_a_session_changes_nothing_without_the_csrf_token(anna: Caller) -> None:
+    assert anna.user is not None
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(anna.user)
+    path = f"{PREFIX}dead-letters/purge"
+    body = {"data": {"older_than_seconds": 1, "dry_run": True}, "content_type": "application/json"}
+    refused = client.post(path, **body)
+    assert (refused.status_code, "CSRF" in refused.json()["detail"]) == (403, True)
+    assert client.get(f"{PREFIX}queues").status_code == 200
+    client.cookies["csrftoken"] = "x" * 32
+    assert client.post(path, **body, headers={"X-CSRFToken": "x" * 32}).status_code == 200
+
+
+def user_of_token(token: str) -> User | None:
+    """What a project writes."""
+    return User.objects.filter(username=token.removeprefix("token of ")).first()
+
+
+@pytest.fixture
+def _tokens(settings: Any) -> None:
+    settings.STOKER_API = {"TOKEN_USER": "tests.api.test_permissions.user_of_token"}
+
+
+@pytest.mark.usefixtures("_tokens")
+def test_a_token_stands_for_its_user_and_needs_no_csrf_token(anna: Caller) -> None:
+    client = Client(enforce_csrf_checks=True, headers={"Authorization": "Bearer token of anna"})
+    done = client.post(
+        f"{PREFIX}dead-letters/purge",
+        {"older_than_seconds": 1, "dry_run": True},
+        content_type="application/json",
+    )
+    assert done.status_code == 200
+
+
+@pytest.mark.usefixtures("_tokens")
+@pytest.mark.parametrize(
+    "header", ["Bearer token of nobody", "Bearer ", "Bearer", "Basic token of anna", "", "x"]
+)
+def test_a_wrong_token_does_not_become_right_by_a_session(header: str, anna: Caller) -> None:
+    assert anna.user is not None
+    client = Client(headers={"Authorization": header})
+    client.force_login(anna.user)
+    assert client.get(f"{PREFIX}queues").status_code == 401
+
+
+@pytest.mark.usefixtures("_tokens")
+def test_a_token_of_somebody_without_the_permission_gets_403(
+    who_may: Callable[..., Caller],
+) -> None:
+    user = who_may("stoker.view_cluster").user
+    assert user is not None
+    caller = Caller(user, Authorization=f"Bearer token of {user.username}")
+    assert caller.call("GET", "queues").status_code == 403
+    assert caller.call("GET", "clusters").status_code == 200
+
+
+def test_tokens_are_not_taken_unless_a_setting_says_whose_they_are(anna: Caller) -> None:
+    caller = Caller(anna.user, Authorization="Bearer token of anna")
+    assert caller.call("GET", "queues").status_code == 401
+
+
+def test_sessions_can_be_switched_off(anna: Caller, settings: Any) -> None:
+    settings.STOKER_API = {"SESSION": False}
+    assert anna.call("GET", "queues").status_code == 401
+
+
+def test_without_the_middleware_of_sessions_nobody_is_signed_in(
+    anna: Caller, settings: Any
+) -> None:
+    settings.MIDDLEWARE = []
+    assert anna.call("GET", "queues").status_code == 401

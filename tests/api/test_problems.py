@@ -1,0 +1,247 @@
+"""Whatever goes wrong is told as application/problem+json, and nothing gets as far as the store."""
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError, connection
+from django.test import Client
+
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import Job
+
+from tests.api.conftest import PREFIX, Caller
+
+pytestmark = pytest.mark.django_db
+
+ADD = '{"task": "numbers.add", "args": [%s]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ("", 422, "Field required"),
+        ("{", 400, "not JSON"),
+        ("null", 422, "valid dictionary"),
+        ("[]", 422, "valid dictionary"),
+        ('"x"', 422, "valid dictionary"),
+        ("\x00", 400, "not JSON"),
+        ('{"task": NaN}', 400, "NaN is not JSON"),
+        (ADD % "1e999", 400, "too large a number"),
+        (ADD % ("9" * 5000), 400, "not JSON"),
+        (ADD % '"\\u0000"', 400, "NUL"),
+        (ADD % '"\\ud800"', 400, "NUL character or half"),
+        ('{"task": "loose", "kwargs": {"a\\u0000": 1}}', 400, "NUL"),
+        ("[" * 100_000, 400, "not JSON"),
+        (ADD % ("[" * 90 + "]" * 90), 422, "valid integer"),
+        ('{"task": "loose", "args": ' + "[" * 100 + "]" * 100 + "}", 400, "deeper than 100"),
+        ('{"task": "numbers.add", "args": {}}', 422, "body.args"),
+        ('{"task": "numbers.add", "args": [1], "priority": 1e2}', 422, "body.priority"),
+        ('{"task": "numbers.add", "args": [1], "priority": 101}', 422, "less than or equal"),
+        ('{"task": "numbers.add", "args": [1], "run_after": 5}', 422, "write a moment"),
+        ('{"task": "numbers.add", "args": [1], "run_after": "5"}', 422, "write a moment"),
+        (
+            '{"task": "numbers.add", "args": [1], "run_after": "0001-01-01T00:00:00+23:59"}',
+            422,
+            "between the years",
+        ),
+        ('{"task": "numbers.add", "args": [1], "run_after_seconds": 1e300}', 422, "less than"),
+        ('{"task": "numbers.add", "args": [1], "timeout": 5}', 422, "Extra inputs"),
+        ('{"task": "numbers.add", "args": [1], "queue": ""}', 422, "body.queue"),
+        ('{"task": "' + "x" * 300 + '"}', 422, "body.task"),
+    ],
+)
+def test_a_body_that_cannot_be_used(body: str, status: int, told: str, anna: Caller) -> None:
+    problem = anna.post("jobs", body, status)
+    assert told in problem["detail"]
+    assert (problem["type"], problem["status"]) == ("about:blank", status)
+    assert not Job.objects.exists()
+
+
+def test_what_is_no_text_at_all(anna: Caller) -> None:
+    response = anna.client.generic(
+        "POST", f"{PREFIX}jobs", data=b"\xff\xfe{", content_type="application/json"
+    )
+    assert response.status_code == 400
+
+
+def test_each_field_that_is_wrong_is_told(anna: Caller) -> None:
+    problem = anna.post("jobs", {"task": 1, "priority": "x"}, 422)
+    assert [one["where"] for one in problem["errors"]] == [["body", "task"], ["body", "priority"]]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x"])
+def test_only_json_is_taken(kind: str, anna: Caller) -> None:
+    response = anna.call("POST", "jobs", {"task": "numbers.add", "args": [1]}, content_type=kind)
+    assert response.status_code == 415
+
+
+def test_a_request_that_is_too_large(anna: Caller, settings: Any) -> None:
+    settings.STOKER_API = {"MAX_BODY_BYTES": 2000}
+    assert "2000 bytes" in anna.post("jobs", ADD % f'"{"x" * 2000}"', 413)["detail"]
+    settings.STOKER_API = {}
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 2000
+    anna.post("jobs", ADD % f'"{"x" * 2000}"', 413)
+    assert anna.call("POST", "jobs", {}, CONTENT_LENGTH="many").status_code == 413
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "nothing/here/at-all", "jobs/", "jobs/x/y/z", "dead-letters/1/2/3", "clusters/x/explode",
+    ],
+)  # fmt: skip
+def test_an_address_at_which_there_is_nothing(path: str, anna: Caller) -> None:
+    response = anna.call("GET", path)
+    assert response.status_code == 404
+    is_ours = path.partition("/")[0] != "nothing"  # else the project may have a page there
+    assert (response.headers["Content-Type"] == "application/problem+json") is is_ours
+
+
+@pytest.mark.parametrize("method", ["DELETE", "PUT", "PATCH", "OPTIONS", "TRACE", "POST"])
+def test_a_method_that_an_address_does_not_take(method: str, anna: Caller) -> None:
+    response = anna.call(method, "queues")
+    assert response.status_code == 405
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["Allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["queues/%00", "queues?backend=%00", "dead-letters?text=a%00b"])
+def test_a_nul_in_an_address(path: str, anna: Caller) -> None:
+    response = anna.call("GET", path)
+    assert (response.status_code, "NUL" in response.json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0", "limit=201", "limit=x", "limit=99999999999999999999", "state=x", "reason=x",
+        "failed_after=yesterday", "failed_after=1", "failed_before=9999-12-31T23:59:59-23:00",
+        "failed_after=0001-01-01T00:00:00%2B23:59", "task=" + "x" * 256,
+    ],
+)  # fmt: skip
+def test_a_query_that_cannot_be_used(query: str, anna: Caller) -> None:
+    assert anna.call("GET", f"dead-letters?{query}").status_code == 422
+
+
+@pytest.mark.parametrize("text", ["%25", "\\", "'", "%F0%9F%98%80", "%ff%fe", "_", "$$", "{x}"])
+def test_any_text_can_be_sought(text: str, anna: Caller) -> None:
+    for name in ("text", "key", "task", "queue", "fingerprint"):
+        assert anna.call("GET", f"dead-letters?{name}={text}").status_code == 200
+
+
+# -- when the server is at fault ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OperationalError("secret.internal is away"), 503),
+        (BrokerUnavailable("secret.internal is away"), 503),
+        (DataError("secret.internal"), 422),
+        (RuntimeError("secret.internal"), 500),
+    ],
+)
+def test_what_went_wrong_inside_stays_inside(
+    error: Exception,
+    status: int,
+    anna: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("stoker.queues.list", fail)
+    anna.client.raise_request_exception = False
+    with caplog.at_level(logging.ERROR, "django.request"):
+        response = anna.call("GET", "queues")
+    assert response.status_code == status
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert b"secret" not in response.content
+    assert ("secret" in caplog.text) is (status == 500)
+
+
+def test_in_development_django_shows_its_page(
+    anna: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.DEBUG = True
+    monkeypatch.setattr("stoker.queues.list", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        anna.call("GET", "queues")
+
+
+def test_calls_make_their_own_transactions(
+    anna: Caller, monkeypatch: pytest.MonkeyPatch, transactional_db: None
+) -> None:
+    """One that dies half-way takes nothing back of a bulk, whatever ATOMIC_REQUESTS says."""
+    seen = []
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    monkeypatch.setattr(
+        "stoker.queues.list", lambda **_: seen.append(connection.in_atomic_block) or ()
+    )
+    anna.get("queues")
+    assert seen == [False]
+
+
+def test_nothing_is_kept_by_caches(anna: Caller, nobody: Caller) -> None:
+    for response in (
+        anna.call("GET", "queues"),
+        nobody.call("GET", "queues"),
+        anna.call("GET", f"jobs/{uuid.uuid4()}"),
+    ):
+        assert response.headers["Cache-Control"] == "no-store"
+
+
+# -- the document ---------------------------------------------------------------------------------
+
+
+def test_the_document_is_for_staff(
+    anna: Caller, nobody: Caller, who_may: Callable[..., Caller], settings: Any
+) -> None:
+    settings.TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
+    for path in ("openapi.json", "docs"):
+        settings.STOKER_API = {"DOCS": True}
+        assert nobody.call("GET", path).status_code == 401
+        assert who_may("stoker.view_job").call("GET", path).status_code == 403
+        assert anna.call("POST", path).status_code == 405
+        assert anna.call("GET", path).status_code == 200
+    settings.STOKER_API = {}
+    assert anna.call("GET", "docs").status_code == 404
+
+
+def test_the_document_says_what_every_call_takes_and_may_answer(anna: Caller) -> None:
+    document = anna.get("openapi.json")
+    assert document["openapi"].startswith("3.1")
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    ids = [one["operationId"] for one in operations]
+    assert len(set(ids)) == len(ids) == 26
+    for one in operations:
+        assert one["description"]
+        assert "x-permissions" in one
+        answers = one["responses"]
+        assert min(answers) < "300"
+        assert all(
+            list(answer["content"]) == ["application/problem+json"]
+            for status, answer in answers.items()
+            if status >= "400" and not one["operationId"].endswith(("ready", "health"))
+        ), one["operationId"]
+        if one["x-permissions"]:
+            assert {"401", "403", "404", "422", "503"} <= set(answers)
+            assert one["security"]
+
+
+def test_the_api_may_stand_anywhere(anna: Caller, settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.api.other_urls"
+    assert anna.user is not None
+    client = Client()
+    client.force_login(anna.user)
+    document = client.get("/deep/down/jobs-api/openapi.json").json()
+    assert "/deep/down/jobs-api/queues" in document["paths"]
+    made = client.post(
+        "/deep/down/jobs-api/jobs", {"task": "numbers.add", "args": [1]}, "application/json"
+    )
+    assert made.headers["Location"].startswith("/deep/down/jobs-api/jobs/")
+    assert client.get(made.headers["Location"]).status_code == 200

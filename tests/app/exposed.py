@@ -1,0 +1,41 @@
+"""Tasks that may be enqueued from outside."""
+
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+from stoker import TaskContext, Unique, task
+
+
+@task(exposed="numbers.add")
+def add(first: int, second: int = 0) -> int:
+    """Add two numbers.
+
+    Of any size.
+    """
+    return first + second
+
+
+@task(exposed=True)
+def note(when: datetime, *, amount: Decimal, order: UUID | None = None, tags: tuple[str, ...] = ()):  # type: ignore[no-untyped-def] # on purpose
+    return [when, amount, order, tags]
+
+
+@task(exposed="loose")
+def loose(*args, **kwargs):  # type: ignore[no-untyped-def] # on purpose
+    return [args, kwargs]
+
+
+@task(exposed="with.context", takes_context=True)
+def with_context(context: TaskContext, name: str) -> str:
+    return name
+
+
+@task(exposed="once", unique=Unique("{number}"))
+def once(number: int) -> int:
+    return number
+
+
+@task
+def hidden() -> None:
+    """Not for outside."""
