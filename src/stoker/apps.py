@@ -18,7 +18,7 @@ class StokerConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect logging, checks and the tuning of SQLite."""
-        from .checks import check_databases
+        from .checks import check_api, check_databases
         from .compat import TASKS_APP
         from .reporters import logs
 
@@ -26,6 +26,7 @@ class StokerConfig(AppConfig):
         import_module(f"{TASKS_APP}.signals")
         import_module(f"{TASKS_APP}.checks")
         logs.install()
+        checks.register(check_api)
         checks.register(check_databases, checks.Tags.database)
         connection_created.connect(_tune, dispatch_uid="stoker.sqlite_tuning")
 

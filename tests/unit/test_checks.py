@@ -10,7 +10,9 @@ from django.core.checks.registry import registry
 from django.test import override_settings
 
 from stoker import checks as ours
+from stoker.api_settings import api_settings
 from stoker.compat import TASKS_APP, task_backends
+from stoker.exceptions import ConfigurationError
 
 pytestmark = pytest.mark.unit
 
@@ -147,3 +149,33 @@ def test_django_s_check_asks_the_backends() -> None:
     assert check_tasks in registry.get_checks()
     with override_settings(TASKS=wrong):
         assert [message.id for message in check_tasks()] == ["stoker.E001"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"TOKENS": "x"}, "has no option 'TOKENS'"),
+        ({"TOKEN_USER": 7}, "must be a non-empty string"),
+        ({"SESSION": "no"}, "must be True or False"),
+        ({"MAX_BULK": 0}, "must be between 1 and 100000"),
+        ("x", "must be a dict"),
+    ],
+)
+def test_e010_settings_of_the_api(wrong: Any, told: str) -> None:
+    with override_settings(STOKER_API=wrong):
+        (message,) = ours.check_api()
+        assert (message.id, told in message.msg) == ("stoker.E010", True)
+        with pytest.raises(ConfigurationError, match=told):
+            api_settings()
+    for right in ({}, None, {"SESSION": False, "TOKEN_USER": "shop.access.user_of"}):
+        with override_settings(STOKER_API=right):
+            assert ours.check_api() == []
+
+
+@pytest.mark.parametrize("path", ["shop.nowhere.user_of", "stoker.conf.nothing", "math.pi"])
+def test_whose_a_token_is_must_be_a_function(path: str) -> None:
+    with (
+        override_settings(STOKER_API={"TOKEN_USER": path}),
+        pytest.raises(ConfigurationError, match="TOKEN_USER"),
+    ):
+        api_settings().find_user_of("x")

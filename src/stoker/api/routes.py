@@ -16,6 +16,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 PROBLEMS = (400, 401, 403, 404, 422, 503)
 """What every call may come to."""
 PROBLEMS_OF_BODIES = (413, 415)
+PROBLEMS_OF_OPEN = (400, 404, 422)
 
 
 class Open(Enum):
@@ -48,7 +49,7 @@ class Routes(Router):
         needed: tuple[str, ...] = () if isinstance(permissions, Open) else permissions
         if not is_open and not needed:
             raise ValueError(f"{method} {path} names no permission")
-        problems: tuple[int, ...] = (404,) if is_open else PROBLEMS
+        problems: tuple[int, ...] = PROBLEMS_OF_OPEN if is_open else PROBLEMS
         if method != "GET":
             problems += PROBLEMS_OF_BODIES
         extra: dict[str, Any] = {"x-permissions": list(needed)}

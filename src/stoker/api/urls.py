@@ -10,7 +10,7 @@ from django.utils.module_loading import autodiscover_modules
 
 try:
     import ninja  # noqa: F401 - to say what is missing
-except ModuleNotFoundError as error:
+except ImportError as error:
     raise ModuleNotFoundError(
         "stoker.api needs django-ninja: pip install 'django-stoker[api]'."
     ) from error
@@ -29,5 +29,5 @@ urlpatterns = [
         for one in api.urls[0]
         if isinstance(one, URLPattern) and one.name != "api-root"
     ),
-    re_path(rf"^(?:{'|'.join(AREAS)})(?:/.*)?$", enclosed(not_found)),
+    re_path(rf"^(?:{'|'.join(AREAS)})(?:/[\s\S]*)?\Z", enclosed(not_found)),
 ]
