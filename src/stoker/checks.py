@@ -10,7 +10,7 @@ stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Seen only where Django's ta
 stoker.E005 The database is of a kind that Stoker has no statements for.
 stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
 stoker.E007 Two backends share queues in one database, and cannot open each other's packages.
-stoker.E010 An option under ``STOKER_API`` is unknown or has a wrong value.
+stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
 stoker.W001 Stoker's tables are not there yet, or not up to date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
 stoker.W003 A lease ends before a cluster that lives has been sure to extend it.
@@ -83,7 +83,7 @@ def check_databases(
 def check_api(**_: Any) -> list[CheckMessage]:
     """What there is to say about ``STOKER_API``."""
     hint = "Every option is described in docs/howto/http-api.md."
-    return [Error(problem, hint=hint, id="stoker.E010") for problem in api_problems()]
+    return [Error(problem, hint=hint, id="stoker.E008") for problem in api_problems()]
 
 
 def _installed() -> Iterator[CheckMessage]:

@@ -38,6 +38,11 @@ TABLE: dict[str, tuple[str, ...]] = {
     "POST dead-letters/purge": ("stoker.purge_deadletter",),
     "POST dead-letters/{letter_id}/requeue": ("stoker.requeue_deadletter",),
     "POST dead-letters/{letter_id}/discard": ("stoker.discard_deadletter",),
+    "GET schedules": ("stoker.view_schedule",),
+    "GET schedules/{path:schedule}": ("stoker.view_schedule",),
+    "POST schedules/{path:schedule}/run": ("stoker.run_schedule",),
+    "POST schedules/{path:schedule}/pause": ("stoker.pause_schedule",),
+    "POST schedules/{path:schedule}/resume": ("stoker.pause_schedule",),
     "GET clusters": ("stoker.view_cluster",),
     "GET clusters/{cluster_id}": ("stoker.view_cluster",),
     "POST clusters/{cluster_id}/quiet": ("stoker.quiet_cluster",),
@@ -72,9 +77,8 @@ def call(caller: Caller, route: str) -> Any:
     method, _, path = route.partition(" ")
     for name in ("{job_id}", "{letter_id}", "{cluster_id}"):
         path = path.replace(name, str(uuid.uuid4()))
-    return caller.call(
-        method, path.replace("{path:queue}", "mail"), body={} if method == "POST" else None
-    )
+    path = path.replace("{path:queue}", "mail").replace("{path:schedule}", "nightly")
+    return caller.call(method, path, body={} if method == "POST" else None)
 
 
 @pytest.mark.parametrize("route", CLOSED)

@@ -20,6 +20,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
+from stoker import every, schedules
 from stoker.api.document import document_of
 from stoker.api.whole import api
 from stoker.models import Cluster, DeadLetter
@@ -69,6 +70,7 @@ class Stock:
 
     def __init__(self) -> None:
         self.known: dict[str, list[str]] = {
+            "schedule": ["nightly", "on/off"],
             "queue": ["default", "mail", "a/b"],
             "task": ["numbers.add", "loose", "once", "with.context"],
         }
@@ -79,6 +81,8 @@ class Stock:
             letters = [dead(frail.charge, f"order {number}") for number in range(2)]
             self.known["letter_id"] = [str(one.pk) for one in letters]
             self.known["job_id"] = [add.enqueue(1, 2).id, str(letters[0].job_id)]
+        for name in self.known["schedule"]:
+            schedules.upsert(name, add, every(minutes=5, args=[1, 2]))
         if not Cluster.objects.filter(request="").exists():
             Cluster.objects.all().delete()
             self.known["cluster_id"] = [str(sign_on().pk)]

@@ -161,10 +161,10 @@ def test_django_s_check_asks_the_backends() -> None:
         ("x", "must be a dict"),
     ],
 )
-def test_e010_settings_of_the_api(wrong: Any, told: str) -> None:
+def test_e008_settings_of_the_api(wrong: Any, told: str) -> None:
     with override_settings(STOKER_API=wrong):
         (message,) = ours.check_api()
-        assert (message.id, told in message.msg) == ("stoker.E010", True)
+        assert (message.id, told in message.msg) == ("stoker.E008", True)
         with pytest.raises(ConfigurationError, match=told):
             api_settings()
     for right in ({}, None, {"SESSION": False, "TOKEN_USER": "shop.access.user_of"}):

@@ -24,12 +24,15 @@ from stoker.exceptions import (
     ClusterNotFound,
     DeadLetterNotFound,
     DuplicateJob,
+    InvalidSchedule,
     InvalidTaskOption,
     NotMigrated,
     NotSerializable,
     PackageTooLarge,
     QueueNotFound,
+    ScheduleNotFound,
     UnknownTask,
+    UnreadablePackage,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -94,12 +97,15 @@ STATUSES: dict[type[Exception], int] = {
     DeadLetterNotFound: 404,
     ClusterNotFound: 404,
     QueueNotFound: 404,
+    ScheduleNotFound: 404,
     UnknownTask: 404,
     DuplicateJob: 409,
     PackageTooLarge: 413,
     NotSerializable: 422,
+    InvalidSchedule: 422,
     InvalidTask: 422,
     InvalidTaskOption: 422,
+    UnreadablePackage: 422,
 }
 """Errors whose own sentence is for whoever called."""
 

@@ -6,11 +6,11 @@ from importlib.metadata import version
 
 from ninja import NinjaAPI
 
-from . import clusters, dead_letters, health, jobs, problems, queues
+from . import clusters, dead_letters, health, jobs, problems, queues, schedules
 from .document import Document
 from .door import StrictParser
 
-AREAS = ("health", "status", "tasks", "jobs", "queues", "dead-letters", "clusters")
+AREAS = ("health", "status", "tasks", "jobs", "queues", "dead-letters", "schedules", "clusters")
 """The first words of all addresses."""
 
 api = NinjaAPI(
@@ -23,6 +23,6 @@ api = NinjaAPI(
     parser=StrictParser(),
 )
 problems.install(api)
-for part in (health, jobs, queues, dead_letters, clusters):
+for part in (health, jobs, queues, dead_letters, schedules, clusters):
     api.add_router("", part.routes)
 document = Document(api)

@@ -42,6 +42,16 @@ class Migration(migrations.Migration):
                 "verbose_name": "job",
             },
         ),
+        migrations.AlterModelOptions(
+            name="schedule",
+            options={
+                "permissions": (
+                    ("run_schedule", "Can run schedules now"),
+                    ("pause_schedule", "Can pause schedules, and resume them"),
+                ),
+                "verbose_name": "schedule",
+            },
+        ),
         migrations.AddField(
             model_name="cluster",
             name="request",

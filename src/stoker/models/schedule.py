@@ -158,6 +158,10 @@ class Schedule(models.Model):
 
     class Meta:
         verbose_name = "schedule"
+        permissions = (
+            ("run_schedule", "Can run schedules now"),
+            ("pause_schedule", "Can pause schedules, and resume them"),
+        )
         constraints = (
             models.UniqueConstraint(
                 fields=["cluster", "backend", "name"], name="stoker_schedule_name"

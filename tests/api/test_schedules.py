@@ -1,0 +1,52 @@
+"""Schedules over HTTP."""
+
+import pytest
+
+from stoker import every, schedules
+from stoker.models import Schedule
+
+from tests.api.conftest import Caller
+from tests.app.tasks import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_schedule_is_run_paused_and_resumed_by_somebody(anna: Caller) -> None:
+    schedules.upsert("sums/nightly", add, every(minutes=5, args=[1, 2]))
+    seen = anna.get("schedules/sums/nightly")
+    assert (seen["task"], seen["kind"], seen["is_paused"]) == (add.module_path, "interval", False)
+    assert seen["rule"]
+    made = anna.post("schedules/sums/nightly/run", status=201)
+    assert anna.get(f"jobs/{made['job_id']}")["args"] == [1, 2]
+    paused = anna.post("schedules/sums/nightly/pause", {"because": "no paper"})
+    assert (paused["is_paused"], paused["paused_by"]) == (True, "anna")
+    assert (paused["paused_because"], paused["next_moment"]) == ("no paper", None)
+    resumed = anna.post("schedules/sums/nightly/resume")
+    assert (resumed["is_paused"], resumed["paused_at"]) == (False, None)
+    assert resumed["next_moment"]
+
+
+def test_pages_of_schedules(anna: Caller) -> None:
+    names = [f"schedule {number}" for number in range(5)]
+    for name in names:
+        schedules.upsert(name, add, every(minutes=5, args=[1, 2]))
+    first = anna.get("schedules", limit=3)
+    rest = anna.get("schedules", limit=3, after=first["next"])
+    assert [one["name"] for page in (first, rest) for one in page["schedules"]] == names
+    assert rest["next"] is None
+    assert anna.call("GET", "schedules?after=schedule").status_code == 422
+
+
+def test_one_that_cannot_be_read_is_shown_all_the_same(anna: Caller) -> None:
+    schedules.upsert("broken", add, every(minutes=5, args=[1, 2]))
+    Schedule.objects.update(zone="Nowhere/Land", kind="cron", expression="x", package=b"x")
+    assert anna.get("schedules")["schedules"][0]["rule"] == ""
+    anna.post("schedules/broken/pause")
+    anna.post("schedules/broken/resume", status=409)
+    anna.post("schedules/broken/run", status=422)
+
+
+def test_one_that_is_not_there(anna: Caller) -> None:
+    assert anna.call("GET", "schedules/nowhere").status_code == 404
+    for word in ("run", "pause", "resume"):
+        anna.post(f"schedules/nowhere/{word}", status=404)
