@@ -7,6 +7,7 @@ import getpass
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -199,11 +200,17 @@ def backend_settings(alias: str) -> Settings:
     return backend.settings
 
 
+has_own_process: ContextVar[bool] = ContextVar("has_own_process", default=False)
+"""Whether the command that runs is a program, and not called by one."""
+
+
 def within_deadlines(settings: Settings) -> Settings:
-    """From here on, no call to the store takes longer than ``DATABASE_SECONDS``."""
+    """From here on, no call to the store takes longer than ``DATABASE_SECONDS``. Not where a program
+    goes on with its connections after ``call_command``."""
     from stoker.cluster.patience import set_deadlines
 
-    set_deadlines(settings)
+    if has_own_process.get():
+        set_deadlines(settings)
     return settings
 
 

@@ -25,6 +25,7 @@ from stoker.management.subcommand import (
     HelpFormatter,
     Subcommand,
     add_subcommands,
+    has_own_process,
     one_sentence,
     refuse,
 )
@@ -73,6 +74,7 @@ class Command(BaseCommand):
             self._parser.print_help(self.stdout)
             return
         subcommand = self._subcommands[options["subcommand"]]
+        has_own_process.set(getattr(self, "_called_from_command_line", False))
         try:
             code = subcommand.run(options)
             self.stdout.flush()
