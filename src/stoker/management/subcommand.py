@@ -205,8 +205,8 @@ has_own_process: ContextVar[bool] = ContextVar("has_own_process", default=False)
 
 
 def within_deadlines(settings: Settings) -> Settings:
-    """From here on, no call to the store takes longer than ``DATABASE_SECONDS``. Not where a program
-    goes on with its connections after ``call_command``."""
+    """From here on, no call to the store takes longer than ``DATABASE_SECONDS``; but a program that
+    uses ``call_command`` has its connections as they were."""
     from stoker.cluster.patience import set_deadlines
 
     if has_own_process.get():
