@@ -18,7 +18,7 @@ class StokerConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect logging, checks and the tuning of SQLite."""
-        from .checks import check_api, check_databases
+        from .checks import check_api, check_databases, check_schedules
         from .compat import TASKS_APP
         from .reporters import logs
 
@@ -28,6 +28,7 @@ class StokerConfig(AppConfig):
         logs.install()
         checks.register(check_api)
         checks.register(check_databases, checks.Tags.database)
+        checks.register(check_schedules)
         connection_created.connect(_tune, dispatch_uid="stoker.sqlite_tuning")
 
 

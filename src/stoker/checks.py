@@ -11,6 +11,7 @@ stoker.E005 The database is of a kind that Stoker has no statements for.
 stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
 stoker.E007 Two backends share queues in one database, and cannot open each other's packages.
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
+stoker.E009 A schedule of code or settings cannot be used, or two have the same name.
 stoker.W001 Stoker's tables are not there yet, or not up to date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
 stoker.W003 A lease ends before a cluster that lives has been sure to extend it.
@@ -18,6 +19,7 @@ stoker.W004 A call to the database may take longer than a lease.
 stoker.W005 Packages are pickled.
 stoker.W006 SQLite is not tuned, neither by Stoker nor by ``DATABASES``.
 stoker.W007 The database isolates transactions more than "read committed".
+stoker.W008 Modules of tasks cannot be imported, so the schedules in them are not known.
 =========== ================================================================================
 """
 
@@ -84,6 +86,29 @@ def check_api(**_: Any) -> list[CheckMessage]:
     """What there is to say about ``STOKER_API``."""
     hint = "Every option is described in docs/howto/http-api.md."
     return [Error(problem, hint=hint, id="stoker.E008") for problem in api_problems()]
+
+
+def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
+    """What is wrong with the schedules of code and settings."""
+    from .lifecycle.declaring import find_declared
+    from .lifecycle.declaring import problems as problems_of
+
+    found: list[CheckMessage] = []
+    for alias, backend in own_backends().items():
+        if problems(alias, backend._params) or not apps.is_installed("stoker"):
+            continue  # said by check_backend already
+        try:
+            declared = find_declared(backend.settings)
+        except Exception as error:  # noqa: BLE001 - the project's modules may raise anything
+            sentence = f"The modules of tasks cannot be imported: {type(error).__name__}: {error}"
+            hint = "Until they can, clusters leave the schedules of code and settings as they are."
+            found.append(Warning(sentence, hint=hint, id="stoker.W008"))
+            continue
+        found += [
+            Error(problem, hint="See docs/howto/schedules.md.", id="stoker.E009")
+            for problem in problems_of(backend.settings, declared)
+        ]
+    return found
 
 
 def _installed() -> Iterator[CheckMessage]:

@@ -9,6 +9,7 @@ from django.core import checks
 from django.core.checks.registry import registry
 from django.test import override_settings
 
+from stoker import Cron
 from stoker import checks as ours
 from stoker.api_settings import api_settings
 from stoker.compat import TASKS_APP, task_backends
@@ -179,3 +180,23 @@ def test_whose_a_token_is_must_be_a_function(path: str) -> None:
         pytest.raises(ConfigurationError, match="TOKEN_USER"),
     ):
         api_settings().find_user_of("x")
+
+
+def test_e009_schedules_of_settings() -> None:
+    def found(task: str) -> list[str]:
+        schedules = {"nightly": {"task": task, "schedule": Cron("0 3 * * *")}}
+        tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"SCHEDULES": schedules}}}
+        with override_settings(TASKS=tasks):
+            return [str(message.id) for message in ours.check_schedules()]
+
+    assert found("tests.app.tasks.nothing") == []
+    assert found("tests.app.tasks.add") == ["stoker.E009"]
+    assert found("shop.tasks.nowhere") == ["stoker.E009"]
+
+
+def test_w008_modules_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(_: str) -> None:
+        raise ImportError("no module named 'shop'")
+
+    monkeypatch.setattr("stoker.lifecycle.declaring.autodiscover_modules", break_down)
+    assert [message.id for message in ours.check_schedules()] == ["stoker.W008"]

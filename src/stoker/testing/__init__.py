@@ -5,6 +5,7 @@
     drain()                  what waits runs now, in this process and in the test's transaction
     with inline():           jobs run as soon as they are enqueued
     enqueued()               what waits
+    fire_due(timedelta(days=1))   what schedules have until then is enqueued
     assert_enqueued(task, args=..., after=...)       and assert_not_enqueued(task, ...)
     with assert_enqueues(task, count=2):
     class MyTests(StokerTestMixin, TestCase):        the same as methods
@@ -18,6 +19,7 @@ from .assertions import assert_enqueued, assert_enqueues, assert_not_enqueued
 from .case import StokerTestMixin
 from .inline import inline
 from .running import Drained, Ran, drain
+from .ticking import declare, fire_due
 from .waiting import Enqueued, enqueued
 
 __all__ = [
@@ -28,7 +30,9 @@ __all__ = [
     "assert_enqueued",
     "assert_enqueues",
     "assert_not_enqueued",
+    "declare",
     "drain",
     "enqueued",
+    "fire_due",
     "inline",
 ]

@@ -20,6 +20,7 @@ from stoker.management.health import Health
 from stoker.management.info import Info
 from stoker.management.queues import ClearQueue, PauseQueue, ResumeQueue
 from stoker.management.run import Run
+from stoker.management.schedules import Schedules
 from stoker.management.subcommand import (
     ExitCode,
     HelpFormatter,
@@ -40,6 +41,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     ResumeQueue,
     ClearQueue,
     Clusters,
+    Schedules,
     Doctor,
 )
 

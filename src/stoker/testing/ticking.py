@@ -1,0 +1,54 @@
+"""Schedules in tests: fire what is due, as though clusters had been there until that moment."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from stoker import schedules
+from stoker.conf import settings_for
+from stoker.lifecycle.declaring import Declaring, find_declared
+from stoker.lifecycle.firing import Fired, Firing
+from stoker.options import as_timestamp
+from stoker.schedule_plan import as_moment
+
+
+def declare(backend: str = "default") -> None:
+    """Let the schedules of code and settings be there, as ``stoker run`` does.
+
+    Raises: whatever importing the ``tasks`` modules raises.
+    """
+    settings = settings_for(backend)
+    Declaring(settings, find_declared(settings)).sync()
+
+
+def fire_due(
+    at: datetime | timedelta | None = None, *, name: str | None = None, backend: str = "default"
+) -> list[datetime]:
+    """Fire each tick that is due until a moment, in order, one after the other: none is missed.
+    The jobs wait then; ``drain()`` runs them.
+
+    Args:
+        at: an aware datetime, or a timedelta from now; None = now.
+        name: of one schedule; None = of all.
+        backend: the name under ``TASKS``.
+
+    Returns:
+        The moments that were fired, in order.
+
+    Raises: what is wrong with a schedule, such as UnknownTask.
+    """
+    if at is None or isinstance(at, timedelta):
+        at = timezone.now() + (at or timedelta())
+    until_us = int(as_timestamp(at) * 1_000_000)
+    firing = Firing(settings_for(backend))
+    rows = schedules.find(backend=backend).filter(due_us__lte=until_us).order_by("due_us")
+    if name is not None:
+        rows = rows.filter(name=name)
+    fired: list[Fired] = []
+    while (row := rows.first()) is not None and row.due_us is not None:
+        done = firing.fire(row.pk, row.due_us)
+        if done is not None:
+            fired.append(done)
+    return [as_moment(one.moment_us) for one in fired if one.outcome == "fired"]

@@ -1,0 +1,67 @@
+"""``manage.py stoker schedules``."""
+
+import json
+from datetime import datetime
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from stoker import Cron, every, schedules
+from stoker.models import Schedule
+from stoker.testing import enqueued
+
+from tests.app.tasks import add, nothing
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def told(*arguments: str) -> str:
+    output = StringIO()
+    call_command("stoker", "schedules", *arguments, stdout=output, no_color=True)
+    return output.getvalue()
+
+
+def plain(*arguments: str) -> Any:
+    return json.loads(told(*arguments, "--json"))
+
+
+def test_list() -> None:
+    assert told("list") == "none\n"
+    schedules.create("nightly", add, Cron("30 2 * * *", tz="Europe/Berlin", args=[1, 2]))
+    schedules.create("often", nothing, every(minutes=5))
+    schedules.pause("often", by="ada", because="the printer is broken")
+    text = told("list")
+    assert "at 02:30 every day, Europe/Berlin; tests.app.tasks.add" in text
+    assert "often  paused by ada: the printer is broken" in text
+    nightly, often = plain("list")["schedules"]
+    assert [datetime.fromisoformat(moment).hour for moment in nightly["next_ticks"]] == [2] * 5
+    assert (nightly["state"], often["state"]) == ("ticking", "paused")
+
+
+def test_list_shows_what_cannot_be_read() -> None:
+    schedules.create("broken", nothing, every(minutes=5))
+    Schedule.objects.update(unit="eons", package=b"rubbish", problem="it is broken")
+    assert "it is broken" in told("list")
+    assert "'eons' is no unit" in told("show", "broken")
+    assert plain("show", "broken")["schedule"]["args"] is None
+
+
+def test_show_run_pause_resume() -> None:
+    schedules.create("adds", add, every(hours=1, args=[1], kwargs={"second": 2}))
+    job_id = plain("run", "adds", "--by", "ada")["id"]
+    assert [job.id for job in enqueued()] == [job_id]
+    text = told("show", "adds")
+    assert "arguments  1, second=2" in text
+    assert f"manual by ada, job {job_id}" in text
+    shown = plain("show", "adds")
+    assert len(shown["schedule"]["next_ticks"]) == 5
+    assert shown["ticks"][0]["job_id"] == job_id
+    assert plain("pause", "adds", "--because", "so")["schedules"][0]["state"] == "paused"
+    assert "UTC" in told("resume", "adds")
+    with pytest.raises(CommandError, match="no schedule 'other'"):
+        told("show", "other")
+    with pytest.raises(CommandError, match="no schedule 'other'"):
+        told("pause", "adds", "other")
+    assert not schedules.get("adds").is_paused
