@@ -33,11 +33,13 @@ from django.core.management import CommandError, load_command_class
 from django.db import connection, models
 
 import stoker.models
+from stoker.api_settings import api_option_fields
 from stoker.compat import task_backends
 from stoker.conf import option_fields, problems
 from stoker.progress import JobState
 from stoker.testing import drain
 
+from tests.docs.calls import call_api
 from tests.docs.moves import Move, attempts_in, changes_between, moves, ways
 from tests.docs.pages import DOCS, EXAMPLES, PAGES, TUTORIAL, steps_of
 from tests.docs.stand import Stand
@@ -118,6 +120,7 @@ def test_examples_run(page: Path, shop: None, monkeypatch: pytest.MonkeyPatch) -
 AT_HAND = {
     **{name: getattr(stoker.models, name) for name in ("Attempt", "DeadLetter", "Job")},
     "async_to_sync": async_to_sync,
+    "call_api": call_api,
     "attempt": lambda number: SimpleNamespace(attempts=number),
     "task_backends": task_backends,
 }
@@ -158,12 +161,23 @@ def test_commands_are_as_written() -> None:
             raise AssertionError(f"{page}: manage.py stoker {line}: {error}") from None
 
 
+def test_settings_of_the_api_are_as_written() -> None:
+    page = (DOCS / "howto" / "http-api.md").read_text()
+    table = page.partition("<!-- the settings of the API -->")[2].strip().partition("\n\n")[0]
+    rows = {
+        f"| `{key}` | `{spec.default}` | {spec.metadata['doc']} |"
+        for key, spec in api_option_fields().items()
+    }
+    assert rows == set(table.splitlines()[2:])
+
+
 def test_settings_are_as_written() -> None:
     """Every `SETTING` in the documentation is one of Stoker's, of Django's, or a known stranger."""
     known = {
         *option_fields(),
         *JobState.names,
         *dir(global_settings),
+        *api_option_fields(),
         *DATABASE_KEYS,
         *STRANGERS,
     }
@@ -183,6 +197,7 @@ DATABASE_KEYS = {
 STRANGERS = {
     "COMMIT", "BEGIN", "INSERT", "LISTEN", "NOTIFY", "NULL", "SIGTERM", "SIGINT", "SIGHUP",
     "OFF", "SIGKILL", "TMPDIR", "UUID", "UPDATE", "VACUUM", "WAL", "FULL", "NORMAL",
+    "STOKER_API",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from .problems import Refusal
 
 FIRST_YEAR, LAST_YEAR = 1900, 9000
 LONGEST_WHOLE_BITS = 4000
-_signer = signing.Signer(salt="stoker.api.cursor")
+SALT = "stoker.api.cursor"
 
 
 def _only_text(value: Any) -> Any:
@@ -77,7 +77,9 @@ def cursor_of(mark: str | None) -> str | None:
     """What the next page is asked for with. Nobody can read anything out of it, nor make one."""
     if mark is None:
         return None
-    return base64.urlsafe_b64encode(_signer.sign(mark).encode()).decode().rstrip("=")
+    return (
+        base64.urlsafe_b64encode(signing.Signer(salt=SALT).sign(mark).encode()).decode().rstrip("=")
+    )
 
 
 def mark_of(cursor: str | None) -> str | None:
@@ -90,7 +92,7 @@ def mark_of(cursor: str | None) -> str | None:
         return None
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        return _signer.unsign(base64.urlsafe_b64decode(padded.encode()).decode())
+        return signing.Signer(salt=SALT).unsign(base64.urlsafe_b64decode(padded.encode()).decode())
     except (signing.BadSignature, ValueError) as error:
         raise Refusal(422, "after: this is no cursor; take `next` of the page before.") from error
 
