@@ -19,9 +19,14 @@ or worker; ``number``: which worker. The sender is the class that stands for the
 pre_execute = Signal()
 """In the worker, before each attempt. ``task_result``: the attempt's, as its context has it."""
 
+post_execute_in_worker = Signal()
+"""In the worker, after each attempt, before it is recorded. ``task_result``: the attempt's;
+``outcome``: what it came to, of stoker.lifecycle.outcomes."""
+
 post_execute = Signal()
-"""In the worker, after each attempt. ``task_result``: the attempt's; ``outcome``: what it came to,
-of stoker.lifecycle.outcomes."""
+"""In the monitor, when a job is over and that is committed. ``task_result``: the job's;
+``outcome``: what its last attempt came to. Nothing is recorded while a receiver runs: what takes
+its time belongs into a job, see ``on_finish``."""
 
 dead_lettered = Signal()
 """A job used up its tries and is recorded as a dead letter, or in the one there is of it already.

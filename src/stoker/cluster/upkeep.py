@@ -48,6 +48,7 @@ from .dead_letter_sweep import DeadLetterSweep
 from .guard_sweep import GuardSweep
 from .leftovers import Leftovers
 from .plan import Plan
+from .workflow_sweep import WorkflowSweep
 
 BATCH = 500
 LOCK = "stoker:upkeep"
@@ -85,6 +86,7 @@ class Upkeep:
         self._pages: dict[str, int] = {}
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
+        self._workflows = WorkflowSweep(settings, broker, beat)
         self.leftovers = Leftovers(self._alias, beat)
 
     def clean_up_at_start(self) -> None:
@@ -104,6 +106,7 @@ class Upkeep:
             self._step("cancellations", lambda: sweep_requests(self._settings))
             self._step("guards", self._guards.sweep)
             self._step("dead letters", self._dead_letters.sweep)
+            self._step("workflows", self._workflows.sweep)
             self._step("prune", self.prune)
             self._step("locks", self.leftovers.forget_locks)
             self._step("unique keys", self.leftovers.forget_keys)

@@ -29,7 +29,7 @@ from stoker.models.job import moment
 from stoker.options import options_of
 from stoker.package import Package, sealer_for
 from stoker.results import Result
-from stoker.signals import post_execute, pre_execute
+from stoker.signals import post_execute_in_worker, pre_execute
 
 from . import outcomes
 from .faults import fault_of, plain_fault
@@ -37,7 +37,7 @@ from .opened import Opened
 from .outcomes import Attempted, Outcome
 from .received import with_received
 from .retries import crash_delay_seconds, decide
-from .running import Running, conclude, current, is_heard, running_result
+from .running import Running, conclude, current, running_result, somebody_listens
 from .time_limit import message, time_limit
 
 UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
@@ -45,8 +45,6 @@ UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
 
 UNREAD_DELAY_SECONDS = 5.0
 """How long a job is put back for that could not be prepared, as the store was out of reach."""
-
-SIGNALS = (task_signals.task_started, task_signals.task_finished, pre_execute, post_execute)
 
 
 class Executor:
@@ -131,7 +129,7 @@ class Executor:
                 package = with_received(self.settings, package)
             limit = self._time_limit(task, package)
             opened = Opened(delivery, package, task, is_async, started_at, limit)
-            if delivery.attempt > 1 or task.takes_context or any(map(is_heard, SIGNALS)):
+            if delivery.attempt > 1 or task.takes_context or somebody_listens():
                 opened.result = self._show(opened, package)
             return opened
         except Exception as error:  # noqa: BLE001 - an attempt like any other, that failed early
@@ -266,7 +264,7 @@ class Executor:
             if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
                 conclude(result, outcome, value, moment(finished_at))
                 task_signals.task_finished.send_robust(self._sender, task_result=result)
-            post_execute.send_robust(self._sender, task_result=result, outcome=outcome)
+            post_execute_in_worker.send_robust(self._sender, task_result=result, outcome=outcome)
         return Attempted(opened.delivery, outcome, self.worker_id, opened.started_at, finished_at)
 
     def _not_run(self, delivery: Delivery, started_at: float, outcome: Outcome) -> Attempted:

@@ -16,12 +16,9 @@ What is over goes on as its workflow and its hooks say (stoker.following).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stoker.brokers.base import Broker, Lease, Return
-from stoker.compat import task_backends
 from stoker.conf import Settings
-from stoker.events import tell
 from stoker.exceptions import PackageError
 from stoker.following.ended import Ended
 from stoker.following.follow import follow, transaction_for
@@ -29,13 +26,12 @@ from stoker.ids import is_marked
 from stoker.models import Attempt, DeadLetter, Job
 from stoker.models.job import Ending, moment
 from stoker.package import JobOptions, Package, sealer_for
-from stoker.signals import dead_lettered
 
 from . import outcomes
+from .announcing import announce
 from .dead_letters import bury, resolve
 from .faults import plain_fault
-from .outcomes import Attempted, Failed, Fault, Outcome
-from .policies import tell_task
+from .outcomes import Attempted, Failed, Fault, Outcome, Verdict
 from .retries import crash_delay_seconds
 
 
@@ -45,24 +41,6 @@ class WorkerCrashed(Exception):
 
 class TaskKilled(Exception):
     """Named in the record of an attempt whose worker was killed at its time-out; never raised."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One attempt and what is to be done about it."""
-
-    attempted: Attempted
-    outcome: Outcome
-    """As attempted, but Crashed and TimedOut resolved into Retry or Failed."""
-    crashes: int
-
-    @property
-    def lease(self) -> Lease:
-        return self.attempted.delivery.lease
-
-    @property
-    def is_over(self) -> bool:
-        return isinstance(self.outcome, outcomes.Succeeded | outcomes.Cancelled | Failed)
 
 
 def finish(settings: Settings, broker: Broker, attempted: Sequence[Attempted]) -> set[Lease]:
@@ -83,7 +61,7 @@ def finish(settings: Settings, broker: Broker, attempted: Sequence[Attempted]) -
         entries = _record(settings, verdicts)
     if not broker.capabilities.transactional:
         stale = _free(broker, verdicts)
-    _announce(settings, verdicts, entries)
+    announce(settings, verdicts, entries)
     return stale
 
 
@@ -191,7 +169,7 @@ def _ending(verdict: Verdict) -> Ending:
     elif isinstance(outcome, outcomes.Cancelled):
         reason, status = outcome.reason, Job.Status.CANCELLED
     elif isinstance(outcome, Failed):
-        reason = f"{outcome.reason}: {_in_one_line(outcome.fault)}"
+        reason = f"{outcome.reason}: {outcome.fault.in_one_line}"
     return Ending(
         job_id=verdict.lease.job_id,
         status=status.value,
@@ -215,10 +193,6 @@ def _ended(verdict: Verdict) -> Ended:
             told = (fault.exception_class, fault.message)
             return Ended(job_id, Job.Status.FAILED, attempt, None, *told)
     raise AssertionError("it is not over")
-
-
-def _in_one_line(fault: Fault) -> str:
-    return f"{fault.exception_class}: {fault.message.partition(chr(10))[0]}"
 
 
 def _attempt(verdict: Verdict) -> Attempt:
@@ -263,35 +237,3 @@ def _ensure_rows(settings: Settings, verdicts: Sequence[Verdict]) -> None:
             )
         )
     Job.objects.using(settings.database).bulk_create(rows, ignore_conflicts=True)
-
-
-def _announce(
-    settings: Settings, verdicts: Sequence[Verdict], entries: Sequence[DeadLetter]
-) -> None:
-    for verdict in verdicts:
-        if isinstance(verdict.outcome, outcomes.Snoozed):
-            tell(
-                "put_back",
-                job_id=verdict.lease.job_id,
-                seconds=verdict.outcome.delay_seconds,
-                reason=verdict.outcome.reason,
-            )
-        elif isinstance(verdict.outcome, outcomes.Retry):
-            tell(
-                "attempt_failed",
-                job_id=verdict.lease.job_id,
-                attempt=verdict.attempted.delivery.attempt,
-                error=_in_one_line(verdict.outcome.fault),
-                seconds=verdict.outcome.delay_seconds,
-            )
-    sender = type(task_backends[settings.alias])
-    for entry in entries:
-        tell(
-            "dead_lettered",
-            job_id=entry.job_id,
-            task=entry.task or "an unknown task",
-            attempts=entry.attempts,
-            reason=entry.reason,
-        )
-        dead_lettered.send_robust(sender, dead_letter=entry)
-        tell_task(entry)

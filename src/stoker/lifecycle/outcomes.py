@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.base import Delivery, Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,10 @@ class Fault:
     traceback: str
     location: str = ""
     """Where it was raised, ``module:function``: with the class, the fingerprint of the fault."""
+
+    @property
+    def in_one_line(self) -> str:
+        return f"{self.exception_class}: {self.message.partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +107,21 @@ class Attempted:
     finished_at: float
     is_recorded: bool = False
     """Whether that was done in the transaction of the task itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One attempt and what is to be done about it."""
+
+    attempted: Attempted
+    outcome: Outcome
+    """As attempted, but Crashed and TimedOut resolved into Retry or Failed."""
+    crashes: int
+
+    @property
+    def lease(self) -> Lease:
+        return self.attempted.delivery.lease
+
+    @property
+    def is_over(self) -> bool:
+        return isinstance(self.outcome, Succeeded | Cancelled | Failed)

@@ -20,6 +20,7 @@ from stoker.models import Attempt
 from stoker.models.job import moment
 from stoker.package import Package
 from stoker.results import Result
+from stoker.signals import post_execute_in_worker, pre_execute
 
 from . import outcomes
 from .outcomes import Outcome
@@ -47,6 +48,13 @@ DJANGOS_OWN = {
     id(task_signals.log_task_finished),
 }
 """Receivers that only write log records."""
+SIGNALS = (
+    task_signals.task_started,
+    task_signals.task_finished,
+    pre_execute,
+    post_execute_in_worker,
+)
+"""What is sent about an attempt in the worker."""
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
 
@@ -69,6 +77,11 @@ def is_heard(signal: Signal) -> bool:
     if not signal.receivers or tasks_logger.isEnabledFor(logging.INFO):
         return bool(signal.receivers)
     return any(receiver[0][0] not in DJANGOS_OWN for receiver in signal.receivers)
+
+
+def somebody_listens() -> bool:
+    """Whether a signal about attempts has any effect."""
+    return any(map(is_heard, SIGNALS))
 
 
 def running_result(

@@ -110,6 +110,7 @@ class Migration(migrations.Migration):
                 ),
                 ("finished_at", models.DateTimeField(null=True)),
                 ("reason", models.CharField(default="", max_length=255)),
+                ("has_values", models.BooleanField(default=True)),
             ],
             options={
                 "verbose_name": "workflow",

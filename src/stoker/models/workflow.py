@@ -53,6 +53,9 @@ class Workflow(models.Model):
     reason = models.CharField(max_length=255, default="")
     """Why it was cancelled."""
 
+    has_values = models.BooleanField(default=True)
+    """Whether its steps still have results that were kept for others."""
+
     objects = WorkflowQuerySet.as_manager()
 
     class Meta:

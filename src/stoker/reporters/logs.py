@@ -104,6 +104,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Jobs with guards were left waiting for the next claim: {error}",
     ),
+    "steps_gone_on": (
+        logging.WARNING,
+        "{count} steps of workflows went on whose jobs had ended without them.",
+    ),
     "pruned": (logging.INFO, "{count} old results were removed."),
     "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and is tried again later: {error}"),
     "tick": (logging.DEBUG, "Schedule {name}: {outcome}, {seconds:.3f} s after it was due."),

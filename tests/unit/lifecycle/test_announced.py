@@ -15,13 +15,18 @@ from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.outcomes import Attempted
 from stoker.lifecycle.running import is_heard
 from stoker.package import JobOptions, Package, sealer_for
-from stoker.signals import post_execute, pre_execute
+from stoker.signals import post_execute_in_worker, pre_execute
 
 from tests.app import tasks
 
 pytestmark = pytest.mark.unit
 
-SIGNALS = [task_signals.task_started, task_signals.task_finished, pre_execute, post_execute]
+SIGNALS = [
+    task_signals.task_started,
+    task_signals.task_finished,
+    pre_execute,
+    post_execute_in_worker,
+]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,54 @@
+"""Steps of workflows that leave a trace, however they end."""
+
+import time
+from typing import Any
+
+from stoker import task
+
+from tests.app.models import Ledger
+
+
+class Wrong(Exception):
+    """For which there is no second try."""
+
+
+class Shaky(Exception):
+    """Which does not happen twice."""
+
+
+TRIES: dict[str, Any] = {"max_attempts": 1000, "max_crashes": 1000, "backoff": 0.01}
+
+
+@task(**TRIES)
+def member(number: int, seconds: float) -> int:
+    """Take a moment."""
+    time.sleep(seconds)
+    return number
+
+
+@task(atomic=True, **TRIES)
+def gather(numbers: list[int]) -> int:
+    """Write down how many there are, and give their sum."""
+    write(f"gathered {len(numbers)} {len(set(numbers))}")
+    return sum(numbers)
+
+
+@task(atomic=True, takes_context=True, give_up_on=Wrong, **TRIES)
+def link(context, before: Any, chain: int, number: int, how: str) -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
+    """One step of a chain: writes that it was here, and what came before it."""
+    if how == "shaky" and context.attempt == 1:
+        raise Shaky
+    write(f"{chain}:{number} after {before}")
+    if how in ("wrong", "optional"):
+        raise Wrong
+    return number
+
+
+@task(**TRIES)
+def complain(result: Any, chain: int) -> None:
+    """Is told of the failure of a chain."""
+    write(f"{chain}: {result.state.value}")
+
+
+def write(note: str) -> None:
+    Ledger.objects.create(job_id="", attempt=0, worker="", started_ns=0, note=note)

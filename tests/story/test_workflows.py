@@ -1,0 +1,113 @@
+"""Workflows while processes die: no step is lost, none is done twice, none comes too early.
+
+STOKER_TEST_FULL=1 lets them have the size that they are built for: a chord of 10,000 members, and
+100 chains of 20 steps.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker import chain, chord, get_workflow
+from stoker.models import Job, Workflow
+
+from tests.app.flows import complain, gather, link, member
+from tests.app.models import Ledger
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_while_it_goes_on
+from tests.story.ledgers import unfinished
+
+IS_FULL = bool(os.environ.get("STOKER_TEST_FULL"))
+MEMBERS = 10_000 if IS_FULL else 300
+CHAINS, STEPS = (100, 20) if IS_FULL else (8, 6)
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(900),
+    pytest.mark.django_db(transaction=True),
+]
+
+
+def test_a_callback_runs_once_with_all_results(seed: int, tmp_path: Path) -> None:
+    """A chord, while workers and monitors are killed."""
+    chance = random.Random(seed)
+    members = (member.s(number, chance.random() ** 4 * 0.02) for number in range(MEMBERS))
+    workflow = chord(members, gather.s()).enqueue()
+    began = time.monotonic()
+    with running_cluster(tmp_path) as cluster:
+        _kill_while(cluster, chance, _left, pause=0.3)
+    took = time.monotonic() - began
+    print(f"{MEMBERS} members in {took:.1f} s")
+    workflow.refresh()
+    assert workflow.status == "SUCCESSFUL", list(workflow.failed_steps())
+    assert workflow.value == sum(range(MEMBERS))
+    notes = list(Ledger.objects.values_list("note", flat=True))
+    assert notes == [f"gathered {MEMBERS} {MEMBERS}"]
+    assert Job.objects.count() == MEMBERS + 1
+
+
+def test_each_step_is_done_as_its_policy_says(seed: int, tmp_path: Path) -> None:
+    """Chains of which steps fail for good, or once, or may fail; while processes die."""
+    chance = random.Random(seed)
+    plans = [[_fate(chance) for _ in range(STEPS)] for _ in range(CHAINS)]
+    ids = []
+    for number, plan in enumerate(plans):
+        steps = []
+        for place, how in enumerate(plan):
+            step = link.s(number, place, how) if place else link.si(None, number, place, how)
+            steps.append(step.optional() if how == "optional" else step)
+        ids.append(chain(*steps, on_error=complain.s(number)).enqueue().id)
+    with running_cluster(tmp_path, LEASE_SECONDS=2) as cluster:
+        _kill_while(cluster, chance, _left, pause=0.2)
+    expected = sorted(note for number, plan in enumerate(plans) for note in _traces(number, plan))
+    assert sorted(Ledger.objects.values_list("note", flat=True)) == expected
+    for workflow_id, plan in zip(ids, plans, strict=True):
+        status = "FAILED" if "wrong" in plan else "SUCCESSFUL"
+        assert get_workflow(workflow_id).status == status
+
+
+def _fate(chance: random.Random) -> str:
+    return chance.choices(["fine", "shaky", "optional", "wrong"], [70, 15, 10, 5])[0]
+
+
+def _traces(number: int, plan: list[str]) -> list[str]:
+    """What is in the ledger afterwards: an atomic step that fails leaves nothing."""
+    traces: list[str] = []
+    before: int | None = None
+    for place, how in enumerate(plan):
+        if how == "wrong":
+            return [*traces, f"{number}: FAILED"]
+        if how == "optional":
+            before = None
+            continue
+        traces.append(f"{number}:{place} after {before}")
+        before = place
+    return traces
+
+
+def _left() -> object:
+    """What is still to come; () = nothing."""
+    running = Workflow.objects.filter(state="RUNNING").count()
+    done = Job.objects.exclude(status=None).count()
+    return (running, done) if running or unfinished() else ()
+
+
+def _kill_while(
+    cluster: ProcessCluster, chance: random.Random, left: Callable[[], object], pause: float
+) -> None:
+    cluster.wait_for_crew()
+    kills = 0
+    for _ in range(200 if IS_FULL else 8):
+        time.sleep(chance.uniform(0.05, pause))
+        if not left():
+            break
+        role = chance.choice(["worker", "worker", "monitor", "pusher"])
+        kills += cluster.kill(role, chance.randrange(2)) is not None
+    wait_while_it_goes_on(left, lambda: f"{left()} left\n{cluster.tail()}")
+    print(f"{kills} kills")
+    assert kills
+    told = [line for line in cluster.complaints() if "Traceback" not in line]  # of the steps
+    assert not told

@@ -1,0 +1,63 @@
+"""A cluster without processes, that has the misfortunes of one: outcomes that are recorded many at
+a time, in any order, and some of them too late."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Sequence
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery, Return
+from stoker.conf import settings_for
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted
+
+
+class Runner:
+    """Runs what is due until nothing is.
+
+    Args:
+        loss_rate: how often an outcome is lost, so that the job is run again.
+    """
+
+    def __init__(self, chance: random.Random, loss_rate: float) -> None:
+        self.settings = settings_for()
+        self.broker = broker_for(self.settings)
+        self.executor = Executor(self.settings, worker_id="test")
+        self.chance = chance
+        self.loss_rate = loss_rate
+        self.lost: list[Attempted] = []
+
+    def run(self) -> None:
+        while deliveries := self._claim():
+            self.chance.shuffle(deliveries)
+            outcomes = [self.executor.run(one) for one in deliveries]
+            lost = [one for one in outcomes if self.chance.random() < self.loss_rate]
+            self._lose(lost)
+            kept = [one for one in outcomes if one not in lost]
+            while kept:
+                size = self.chance.randint(1, len(kept))
+                assert not finish(self.settings, self.broker, kept[:size])
+                kept = kept[size:]
+            self._come_late()
+        self._come_late()
+
+    def _claim(self) -> list[Delivery]:
+        return self.broker.claim(
+            [], self.chance.randint(1, 8), holder=uuid.uuid4(), lease_seconds=60
+        )
+
+    def _lose(self, lost: Sequence[Attempted]) -> None:
+        """Somebody else has these jobs from now on."""
+        self.broker.release(
+            [Return(one.delivery.lease, attempts=one.delivery.attempt - 1) for one in lost]
+        )
+        self.lost += lost
+
+    def _come_late(self) -> None:
+        """What was lost is recorded after all: too late, so that nothing may come of it."""
+        if self.lost:
+            leases = {one.delivery.lease for one in self.lost}
+            assert finish(self.settings, self.broker, self.lost) == leases

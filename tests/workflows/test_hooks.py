@@ -1,0 +1,113 @@
+"""Hooks: jobs of their own, made in the transaction that records what they are about."""
+
+from typing import Any
+
+import pytest
+
+from stoker import InSequence, task
+from stoker.conf import settings_for
+from stoker.exceptions import InvalidTaskOption, NotSerializable
+from stoker.models import Job
+from stoker.signals import post_execute
+from stoker.testing import drain
+
+from tests.workflows.tasks import DONE, FAILING, double, give_up, note, tell, tell_result
+
+pytestmark = pytest.mark.django_db
+
+
+@task(max_attempts=2, backoff=0, on_success=tell_result.s("good"), on_failure=tell_result.s("bad"))
+def shaky(name: str) -> str:
+    return note.func(name)
+
+
+def test_a_hook_is_given_the_result() -> None:
+    shaky.enqueue("a")
+    drain()
+    assert DONE == ["a", ("good", "SUCCESSFUL", "a")]
+
+
+def test_a_failure_is_told_once_when_it_is_final() -> None:
+    FAILING.add("a")
+    shaky.enqueue("a")
+    drain()
+    assert DONE == ["a", "a", ("bad", "FAILED", None)]
+
+
+def test_hooks_of_one_job() -> None:
+    told = tell_result.s("over")
+    note.using(on_finish=told).enqueue("a")
+    note.enqueue("b")
+    give_up.using(on_finish=told, on_success=tell.si("never")).enqueue("c")
+    drain()
+    assert DONE == ["a", ("over", "SUCCESSFUL", "a"), "b", ("over", "CANCELLED", None)]
+
+
+def test_a_job_that_is_cancelled_while_it_waits() -> None:
+    result = shaky.enqueue("a")
+    assert result.cancel("no")
+    drain()
+    assert DONE == [("bad", "CANCELLED", None)]
+
+
+def test_a_hook_that_fails_is_a_dead_letter_of_its_own() -> None:
+    FAILING.add("hook")
+    result = note.using(on_success=note.si("hook")).enqueue("a")
+    drain()
+    result.refresh()
+    assert (result.status, DONE) == ("SUCCESSFUL", ["a", "hook"])
+
+
+def test_the_hook_has_the_value_where_results_are_not_kept(settings: Any) -> None:
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"KEEP_RESULTS": False}}}
+    shaky.enqueue("a")
+    drain()
+    assert DONE == ["a", ("good", "SUCCESSFUL", "a")]
+    assert not Job.objects.exists()
+
+
+def test_a_task_without_hooks_asks_nothing(django_assert_num_queries: Any) -> None:
+    """The id says that there is nothing to look for."""
+    result = double.enqueue(1)
+    assert not int(result.id.replace("-", ""), 16) & (3 << 60)
+    assert settings_for().alias == "default"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"on_success": 1}, InvalidTaskOption, "write a task, or a call of one"),
+        ({"on_success": tell.s({1})}, NotSerializable, "is set, which cannot travel"),
+        ({"on_finish": double.si()}, TypeError, "does not take these arguments"),
+    ],
+)
+def test_what_is_no_hook_is_refused(
+    changes: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        note.using(**changes).enqueue("a")
+    assert not Job.objects.exists()
+
+
+def test_hooks_go_with_guards() -> None:
+    guarded = note.using(sequence=InSequence("notes"), on_success=tell_result.s("good"))
+    guarded.enqueue("a")
+    guarded.enqueue("b")
+    drain()
+    assert [one for one in DONE if isinstance(one, str)] == ["a", "b"]
+    assert len(DONE) == 4
+
+
+def test_post_execute_is_told_in_the_end() -> None:
+    heard = []
+
+    def hear(task_result: Any, outcome: Any, **_: Any) -> None:
+        heard.append((task_result.status, task_result.is_finished, outcome.kind))
+
+    post_execute.connect(hear)
+    try:
+        double.enqueue(2)
+        drain()
+    finally:
+        post_execute.disconnect(hear)
+    assert heard == [("SUCCESSFUL", True, "succeeded")]

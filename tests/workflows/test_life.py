@@ -1,0 +1,151 @@
+"""Whatever ends a job, its workflow goes on from it; and what is over is forgotten in time."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from stoker import chain, chord, dead_letters, get_workflow, group, queues
+from stoker.brokers import broker_for
+from stoker.cluster.workflow_sweep import WorkflowSweep
+from stoker.conf import settings_for
+from stoker.models import Job, Ready, Step, Workflow
+from stoker.results import fetch
+from stoker.testing import drain
+
+from tests.workflows.tasks import DONE, FAILING, double, note, say, tell, tell_result, total
+
+pytestmark = pytest.mark.django_db
+
+
+def sweep() -> WorkflowSweep:
+    settings = settings_for()
+    return WorkflowSweep(settings, broker_for(settings), lambda: None)
+
+
+def test_a_step_that_is_requeued_lets_its_workflow_go_on() -> None:
+    FAILING.add("b")
+    workflow = chain(note.si("a"), note.si("b"), tell.s("c")).enqueue()
+    drain()
+    assert get_workflow(workflow.id).status == "FAILED"
+    (letter,) = dead_letters.find().letters
+    FAILING.clear()
+    dead_letters.requeue(letter.pk)
+    assert get_workflow(workflow.id).status == "RUNNING"
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+    assert DONE[-1] == ("c", "b")
+
+
+def test_a_requeued_step_is_given_what_it_was_given() -> None:
+    FAILING.add("b")
+    workflow = chain(note.si("a"), chain(say.s("b")), tell.s("c")).enqueue()
+    drain()
+    assert get_workflow(workflow.id).retry() == 1
+    drain()
+    assert get_workflow(workflow.id).status == "FAILED"
+    FAILING.clear()
+    (letter,) = dead_letters.find().letters
+    dead_letters.requeue(letter.pk)
+    drain()
+    assert ["a", *[("b", "a")] * 3, ("c", "b")] == DONE
+
+
+def test_one_member_that_is_requeued_among_others() -> None:
+    FAILING.update("ab")
+    workflow = chord([note.si("a"), note.si("b"), note.si("c")], tell.s()).enqueue()
+    drain()
+    first, second = dead_letters.find().letters
+    FAILING.clear()
+    dead_letters.requeue(first.pk)
+    drain()
+    assert get_workflow(workflow.id).status == "FAILED"
+    dead_letters.requeue(second.pk)
+    drain()
+    assert get_workflow(workflow.id).value == ["a", "b", "c"]
+
+
+def test_a_job_that_is_cancelled_fails_its_chain() -> None:
+    workflow = chain(note.si("a"), note.si("b"), on_error=tell_result.s("oh")).enqueue()
+    (step,) = [one for one in workflow.steps() if one.state == "ENQUEUED"]
+    assert fetch(settings_for(), step.job_id).cancel()
+    drain()
+    assert get_workflow(workflow.id).status == "FAILED"
+    assert DONE == [("oh", "CANCELLED", None)]
+
+
+def test_a_queue_that_is_cleared() -> None:
+    workflow = group(note.si("a"), note.si("b")).enqueue()
+    queues.clear("default")
+    assert get_workflow(workflow.id).status == "FAILED"
+
+
+def test_a_job_that_was_removed_by_hand() -> None:
+    workflow = chain(note.si("a").optional(), note.si("b")).enqueue()
+    Ready.objects.all().delete()
+    Job.objects.all().delete()
+    assert sweep().go_on() == 1
+    drain()
+    assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["b"])
+
+
+def test_nothing_is_gone_on_from_that_is_under_way() -> None:
+    chain(note.si("a"), note.si("b")).enqueue()
+    assert sweep().go_on() == 0
+
+
+def test_results_that_are_not_kept_are_given_all_the_same(settings: Any) -> None:
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"KEEP_RESULTS": False}}}
+    workflow = chord([double.s(1), double.s(2)], chain(total.s(), tell.s())).enqueue()
+    drain()
+    assert DONE == [6]
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+    assert not Job.objects.exists()
+
+
+def test_values_are_forgotten_and_workflows_pruned() -> None:
+    workflow = chord([double.s(1), double.s(2)], total.s()).enqueue()
+    drain()
+    assert Step.objects.exclude(value=None).count() == 2
+    assert sweep().forget_values() == 2
+    assert get_workflow(workflow.id).value == 6
+    assert sweep().prune() == 0
+    Workflow.objects.update(finished_at=timezone.now() - timedelta(days=8))
+    assert sweep().prune() == 1
+    assert not Step.objects.exists()
+
+
+def test_what_is_under_way_is_not_pruned() -> None:
+    group(note.si("a")).enqueue()
+    Workflow.objects.update(made_at=timezone.now() - timedelta(days=800))
+    assert sweep().prune() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_broker_outside_the_store(settings: Any) -> None:
+    options = {"BROKER": "memory://"}
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
+    FAILING.add("x")
+    members = group([double.s(1), double.s(2), note.si("x")], on_failure="continue")
+    workflow = chain(members, tell.s(), on_error=note.si("never")).enqueue()
+    hooked = double.using(on_success=tell_result.s("good")).enqueue(4)
+    drain()
+    assert get_workflow(workflow.id).value == [2, 4, None]
+    assert ("good", "SUCCESSFUL", 8) in DONE
+    assert fetch(settings_for(), hooked.id).return_value == 8
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_such_a_broker_was_never_given(settings: Any, monkeypatch: Any) -> None:
+    options = {"BROKER": "memory://"}
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.following.deliver.bring", lambda *_: None)
+        workflow = chain(note.si("a"), note.si("b")).enqueue()
+        assert not drain()
+    sweep().go_on()
+    drain()
+    assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "b"])
+    sweep().go_on()
+    assert not drain()

@@ -1,0 +1,170 @@
+"""Random workflows against a tiny interpreter that knows nothing of jobs, rows or transactions.
+
+What is compared: which steps were run, what each was given, and how the workflow ended. Steps run
+in an order that the store may choose, and some of them twice: after a job has run, its cluster may
+be found dead, so that another has to run it once more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker import chain, get_workflow, group
+from stoker.conf import settings_for
+from stoker.lifecycle.outcomes import Attempted
+from stoker.nodes import Chain, Group, Node, Signature
+from stoker.package import sealer_for
+
+from tests.workflows.runner import Runner
+from tests.workflows.tasks import DONE, FAILING, say
+
+pytestmark = pytest.mark.django_db
+
+NOTHING = "nothing"
+
+
+@dataclass
+class World:
+    """What an interpreter finds, and leaves."""
+
+    failing: set[str]
+    done: list[Any] = field(default_factory=list)
+
+    def run(self, node: Node, given: Any) -> tuple[bool, Any]:
+        """Whether it succeeds, and its result."""
+        is_good, value = self._run(node, given)
+        if not is_good and node.error_step is not None:
+            self.run(node.error_step, NOTHING)
+        return is_good, value
+
+    def _run(self, node: Node, given: Any) -> tuple[bool, Any]:
+        match node:
+            case Signature():
+                return self._call(node, given)
+            case Chain():
+                return self._chain(node, given)
+            case Group():
+                results = [(member, *self.run(member, given)) for member in node.nodes()]
+                is_good = all(good or member.is_optional for member, good, _ in results)
+                return is_good, [value for _, _, value in results] if is_good else None
+        raise AssertionError(node)
+
+    def _call(self, node: Signature, given: Any) -> tuple[bool, Any]:
+        name = node.args[-1]
+        received = given if node.receives and given is not NOTHING else NOTHING
+        self.done.append((name, received))
+        return name not in self.failing, name if name not in self.failing else None
+
+    def _chain(self, node: Chain, given: Any) -> tuple[bool, Any]:
+        succeeded: list[tuple[Node, Any]] = []
+        value = given
+        for step in node.steps:
+            is_good, value = self.run(step, value)
+            if is_good:
+                succeeded.append((step, value))
+            elif not step.is_optional:
+                for done, result in reversed(succeeded):
+                    if done.undo_step is not None:
+                        self.run(done.undo_step, result)
+                return False, None
+        return True, value
+
+
+@st.composite
+def nodes(draw: st.DrawFn, depth: int = 3) -> Node:
+    """A node of any kind; its leaves have names of their own."""
+    kind = draw(st.sampled_from(["task", "task", "chain", "group"] if depth else ["task"]))
+    node: Node
+    if kind == "task":
+        node = Signature(task=say, args=("?",), receives=draw(st.booleans()))
+    else:
+        members = draw(st.lists(nodes(depth=depth - 1), min_size=kind == "chain", max_size=4))
+        if kind == "group":
+            node = group([without_undo(one) for one in members])
+        else:
+            node = chain(*[with_undo(draw, one) for one in members])
+    if draw(st.integers(0, 5)) == 0:
+        node = node.optional()
+    if draw(st.integers(0, 5)) == 0:
+        node = node.on_error(say.si("?"))
+    return node
+
+
+def with_undo(draw: st.DrawFn, node: Node) -> Node:
+    if draw(st.integers(0, 3)):
+        return node
+    return node.undo(Signature(task=say, args=("?",), receives=draw(st.booleans())))
+
+
+def without_undo(node: Node) -> Node:
+    return replace(node, undo_step=None)
+
+
+def named(node: Node, counter: list[int]) -> Node:
+    """The same with a name for each leaf."""
+    changes: dict[str, Any] = {}
+    match node:
+        case Signature():
+            counter[0] += 1
+            changes["args"] = (f"s{counter[0]}",)
+        case Chain(steps=steps):
+            changes["steps"] = tuple(named(step, counter) for step in steps)
+        case Group(members=members):
+            changes["members"] = tuple(named(member, counter) for member in members)
+    for name in ("undo_step", "error_step"):
+        company = getattr(node, name)
+        if company is not None:
+            changes[name] = named(company, counter)
+    return replace(node, **changes)
+
+
+@given(nodes(), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.3]))
+@settings(
+    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_workflows_do_what_they_say(node: Node, number: int, failure_rate: float) -> None:
+    DONE.clear()
+    FAILING.clear()
+    counter = [0]
+    node = named(node, counter)
+    chance = random.Random(number)
+    FAILING.update(f"s{n + 1}" for n in range(counter[0]) if chance.random() < failure_rate)
+    world = World(set(FAILING))
+    is_good, value = world.run(node, NOTHING)
+    if not isinstance(node, Chain | Group) and node.is_optional:
+        is_good = True  # a step alone is a chain of one
+    workflow = node.enqueue()
+    runner = Runner(chance, chance.choice([0.0, 0.2]))
+    runner.run()
+    workflow = get_workflow(workflow.id)
+    assert _counted(DONE) - _counted(world.done) == _counted(again(runner, world))
+    assert not _counted(world.done) - _counted(DONE)
+    assert workflow.status == ("SUCCESSFUL" if is_good else "FAILED")
+    if is_good:
+        assert workflow.value == value
+
+
+def again(runner: Runner, world: World) -> list[Any]:
+    """What was done once more, as its outcome was lost."""
+    by_name = dict(world.done)
+    names = [sealed_name(one) for one in runner.lost]
+    return [(name, by_name[name]) for name in names]
+
+
+def sealed_name(lost: Attempted) -> str:
+    package = sealer_for(settings_for()).open(lost.delivery.package)
+    return str(package.args[-1])
+
+
+def _counted(done: list[Any]) -> Counter[str]:
+    return Counter(map(repr, done))

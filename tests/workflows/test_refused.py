@@ -1,0 +1,115 @@
+"""What cannot be a step is refused when the workflow is made: nothing of it is stored then."""
+
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from stoker import Limit, Lock, Unique, chain, chord, current_workflow, get_workflow, group, task
+from stoker.exceptions import (
+    InvalidTaskOption,
+    NotInWorkflow,
+    NotSerializable,
+    StokerError,
+    WorkflowNotFound,
+)
+from stoker.models import Job, Step, Workflow
+from stoker.testing import drain
+
+from tests.workflows.tasks import DONE, add, double, note, tell, total
+
+pytestmark = pytest.mark.django_db
+
+
+@task(lock=Lock("account:{account_id}"))
+def settle(account_id: int) -> int:
+    DONE.append(account_id)
+    return account_id
+
+
+@pytest.mark.parametrize(
+    ("node", "error", "sentence"),
+    [
+        (chain(note.si("a"), note.si({1})), NotSerializable, "Step 2 of the chain: Argument 1 of"),
+        (
+            chain(note.si("a"), group([note.si("b"), note.si(lambda: 1)])),
+            NotSerializable,
+            "Member 2 of the group in step 2 of the chain: Argument 1",
+        ),
+        (chain(add.s(1), add.s(1, 2)), TypeError, "Step 1 of the chain: .*does not take"),
+        (chain(add.s(1, 1), add.s(1, 2)), TypeError, "Step 2 .*the first is what it is given"),
+        (double.map([1, "a", 2]) | total.s(1), TypeError, "Step 2 of the chain"),
+        (add.starmap([(1, 2), (3,)]), TypeError, "Member 1 of the group: .*does not take"),
+        (note.using(unique=Unique("x")).si("a"), InvalidTaskOption, "unique=None"),
+        (chain(double.s(1), settle.s()), InvalidTaskOption, "made of the argument that it is"),
+        (settle.map([1, 2]), InvalidTaskOption, "Use group"),
+        (group([note.si("a").undo(note.si("b"))]), InvalidTaskOption, "for a step of a chain"),
+        (note.si("a").on_error(note.si({1})), NotSerializable, "On_error of step 1 of the chain"),
+    ],
+)
+def test_the_step_is_named(node: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        node.enqueue()
+    assert not Step.objects.exists()
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (chain, "needs a step"),
+        (lambda: chain(note.si("a"), "b"), "'b' is no step"),
+        (lambda: chain(note.si("a"), on_failure="wait"), "'stop', 'continue'"),
+        (lambda: group(note.si("a"), on_failure="never"), "'wait', 'stop', 'continue'"),
+        (lambda: group(note.si("a"), at_once=0), "above 0"),
+        (lambda: group(1), "nothing to go through"),
+        (lambda: double.map(3), "nothing to go through"),
+        (lambda: double.map([1], chunk=0), "above 0"),
+    ],
+)
+def test_what_is_no_workflow(make: Any, sentence: str) -> None:
+    with pytest.raises(InvalidTaskOption, match=sentence):
+        make()
+
+
+def test_a_generator_is_used_up() -> None:
+    node = group(double.s(number) for number in range(3))
+    node.enqueue()
+    with pytest.raises(InvalidTaskOption, match="used up"):
+        node.enqueue()
+
+
+def test_it_is_made_in_the_open_transaction() -> None:
+    with transaction.atomic():
+        chord([double.s(1)], total.s()).enqueue()
+        transaction.set_rollback(True)
+    assert not Workflow.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_guards_are_kept_for_steps() -> None:
+    narrow = tell.using(limit=Limit(1, "one"))
+    workflow = chain(group(narrow.si(1), narrow.si(2)), settle.si(7)).enqueue()
+    drain()
+    assert sorted(DONE) == [1, 2, 7]
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_delays_count_from_the_turn_of_a_step() -> None:
+    workflow = chain(note.si("a"), note.using(run_after=3600).si("b")).enqueue()
+    drain()
+    assert DONE == ["a"]
+    drain(include_deferred=True)
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_outside_of_a_workflow_there_is_none() -> None:
+    with pytest.raises(NotInWorkflow, match="no step of a workflow"):
+        current_workflow()
+
+
+@pytest.mark.parametrize("wrong", ["no id", "01a1ff39-c590-74bd-a696-c9f6aa2ea038"])
+def test_an_id_that_nobody_has(wrong: str) -> None:
+    with pytest.raises(WorkflowNotFound) as raised:
+        get_workflow(wrong)
+    assert isinstance(raised.value, StokerError | LookupError)
