@@ -39,8 +39,9 @@ MEANINGS = {
     ExitCode.DONE: "Done: the cluster has stopped as it was asked to, or is healthy; the job is "
     "enqueued, or ended well.",
     ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), the job failed "
-    "(`enqueue --wait`), a dead letter was left as it is (`dead requeue`, `dead discard`), or a "
-    "cluster is gone or stopping (`clusters`).",
+    "(`enqueue --wait`), a dead letter or workflow was left as it is (`dead requeue`, "
+    "`dead discard`, `workflows cancel`, `workflows retry`), or a cluster is gone or stopping "
+    "(`clusters`).",
     ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, tables are "
     "missing, or the store is out of reach.",
     ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It goes on.",

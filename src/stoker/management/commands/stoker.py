@@ -30,6 +30,7 @@ from stoker.management.subcommand import (
     one_sentence,
     refuse,
 )
+from stoker.management.workflows import Workflows
 
 SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Run,
@@ -43,6 +44,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Clusters,
     Schedules,
     Doctor,
+    Workflows,
 )
 
 EPILOG = """\

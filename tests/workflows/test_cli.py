@@ -1,0 +1,82 @@
+"""``manage.py stoker workflows``: what it says, and how it ends."""
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from stoker import chain, chord, get_workflow
+from stoker.testing import drain
+
+from tests.workflows.tasks import FAILING, double, note, tell, total
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _this_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its database's deadlines: they are for commands."""
+    monkeypatch.setattr("stoker.management.workflows.within_deadlines", lambda settings: settings)
+
+
+def stoker(*words: str) -> tuple[str, int]:
+    output, errors, code = StringIO(), StringIO(), 0
+    try:
+        call_command("stoker", "workflows", *words, stdout=output, stderr=errors)
+    except SystemExit as left:
+        code = int(left.code or 0)
+    return output.getvalue() + errors.getvalue(), code
+
+
+def plain(*words: str) -> Any:
+    return json.loads(stoker(*words, "--json")[0])
+
+
+def test_list() -> None:
+    ids = [chain(note.si("a")).enqueue(name=f"flow {number}").id for number in range(3)]
+    drain()
+    chain(note.si("b")).enqueue()
+    text, code = stoker("list", "--state", "SUCCESSFUL", "--limit", "2")
+    assert code == 0
+    assert [line.split()[0] for line in text.splitlines()[:2]] == ids[:0:-1]
+    assert f"--after {ids[1]}" in text
+    assert "flow 0" in stoker("list", "--after", ids[1])[0]
+    page = plain("list", "--limit", "10")
+    assert page["workflows"][0]["progress"]["enqueued"] == 1
+    assert page["next"] is None
+    with pytest.raises(CommandError, match="is no id"):
+        stoker("list", "--after", "x")
+
+
+def test_show_draws_the_tree() -> None:
+    members = [double.s(1), double.s(2)]
+    workflow = chord(members, total.s().undo(tell.s())).enqueue(name="sums")
+    drain()
+    text, _ = stoker("show", workflow.id)
+    assert "3/4 done" in text
+    assert "    group  SUCCESSFUL" in text
+    assert "undo: tests.workflows.tasks.tell  PENDING" in text
+    shown = plain("show", workflow.id)
+    assert (shown["state"], len(shown["steps"])) == ("SUCCESSFUL", 6)
+
+
+def test_cancel_and_retry() -> None:
+    workflow = chain(note.si("a"), note.si("b")).enqueue()
+    assert stoker("cancel", workflow.id, "--because", "wrong")[1] == 0
+    assert get_workflow(workflow.id).reason == "wrong"
+    assert stoker("cancel", workflow.id)[1] == 1
+    FAILING.add("a")
+    assert stoker("retry", workflow.id)[1] == 0
+    drain()
+    FAILING.clear()
+    assert plain("retry", workflow.id)["sent"] == 1
+    drain()
+    assert stoker("retry", workflow.id)[1] == 1
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_an_id_that_nobody_has() -> None:
+    with pytest.raises(CommandError, match="no id of a workflow"):
+        stoker("show", "x")
