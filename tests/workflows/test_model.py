@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from stoker import chain, get_workflow, group
@@ -108,6 +108,20 @@ def without_undo(node: Node) -> Node:
     return replace(node, undo_step=None)
 
 
+def drawn(node: Any) -> str:
+    """A node in few letters."""
+    match node:
+        case Signature():
+            text = f"{node.args[0]}{'' if node.receives else 'i'}"
+        case Chain():
+            text = f"chain({', '.join(map(drawn, node.steps))})"
+        case _:
+            text = f"group({', '.join(map(drawn, node.nodes()))})"
+    text += "?" if node.is_optional else ""
+    text += f" undo {drawn(node.undo_step)}" if node.undo_step else ""
+    return text + (f" error {drawn(node.error_step)}" if node.error_step else "")
+
+
 def named(node: Node, counter: list[int]) -> Node:
     """The same with a name for each leaf."""
     changes: dict[str, Any] = {}
@@ -139,6 +153,7 @@ def test_workflows_do_what_they_say(node: Node, number: int, failure_rate: float
     node = named(node, counter)
     chance = random.Random(number)
     FAILING.update(f"s{n + 1}" for n in range(counter[0]) if chance.random() < failure_rate)
+    note(f"{drawn(node)}; failing: {sorted(FAILING)}")
     world = World(set(FAILING))
     is_good, value = world.run(node, NOTHING)
     if not isinstance(node, Chain | Group) and node.is_optional:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from django.db import Error, InterfaceError, OperationalError, connections, models
-from django.utils import timezone
+from django.db import Error, InterfaceError, OperationalError, connections
 
 from stoker.brokers.base import Broker, Return
 from stoker.cancelling import sweep_requests
@@ -27,20 +25,17 @@ from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outbox import relay_all
 from stoker.lifecycle.outcomes import Attempted, Crashed
 from stoker.models import (
-    Attempt,
     Blocked,
     Claimed,
     Cluster,
     Deferred,
     GuardKey,
-    Job,
     Lock,
     Need,
     Outgoing,
     Ready,
     Schedule,
 )
-from stoker.models.dead_letter_search import told_by_dead_letters
 from stoker.models.statements import moves_rows_in_one_statement
 
 from .board import Board, board_path
@@ -48,6 +43,7 @@ from .dead_letter_sweep import DeadLetterSweep
 from .guard_sweep import GuardSweep
 from .leftovers import Leftovers
 from .plan import Plan
+from .pruning import Pruning
 from .workflow_sweep import WorkflowSweep
 
 BATCH = 500
@@ -86,6 +82,7 @@ class Upkeep:
         self._pages: dict[str, int] = {}
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
+        self._pruning = Pruning(settings, beat)
         self._workflows = WorkflowSweep(settings, broker, beat)
         self.leftovers = Leftovers(self._alias, beat)
 
@@ -213,50 +210,9 @@ class Upkeep:
             self._finish(attempted[:middle])
             self._finish(attempted[middle:])
 
-    # -- prune ------------------------------------------------------------------------------------
-
     def prune(self) -> int:
-        """Remove results that are past their keeping, in batches, by index."""
-        keep = self._settings.keep_results
-        limits = (
-            ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
-            ((Job.Status.FAILED, Job.Status.CANCELLED), keep.failed_seconds, keep.failed_count),
-        )
-        removed = 0
-        for statuses, seconds, count in limits:
-            for status in statuses:
-                removed += self._prune_older(status, seconds) + self._prune_beyond(status, count)
-        if removed:
-            tell("pruned", count=removed)
-        return removed
-
-    def _prune_older(self, status: str, seconds: float | None) -> int:
-        if seconds is None:
-            return 0
-        limit = timezone.now() - timedelta(seconds=seconds)
-        return self._delete(self._finished(status).filter(finished_at__lt=limit))
-
-    def _prune_beyond(self, status: str, count: int | None) -> int:
-        if count is None:
-            return 0
-        newest_first = self._finished(status).order_by("-finished_at", "-pk")
-        oldest_kept = newest_first[count : count + 1].values_list("finished_at", flat=True).first()
-        if oldest_kept is None:
-            return 0
-        return self._delete(self._finished(status).filter(finished_at__lte=oldest_kept))
-
-    def _finished(self, status: str) -> models.QuerySet[Job]:
-        return Job.objects.using(self._alias).filter(status=status)
-
-    def _delete(self, jobs: models.QuerySet[Job]) -> int:
-        removed = 0
-        while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
-            told_of = told_by_dead_letters(self._alias, job_ids)
-            forgotten = [job_id for job_id in job_ids if job_id not in told_of]
-            Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
-            removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
-            self._beat()
-        return removed
+        """Remove results that are past their keeping. Returns how many."""
+        return self._pruning.prune()
 
     # -- the lease, the vacuum, the error boundary ------------------------------------------------
 
