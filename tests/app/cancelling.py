@@ -66,6 +66,17 @@ def do_not_listen(began: str) -> None:
 
 
 @task(max_attempts=3, backoff=0.01)
+def hear_and_go_on(began: str) -> None:
+    """Makes a file when it is told, and goes on."""
+    Path(began).touch()
+    try:
+        _work_on()
+    except TaskCancelled:
+        Path(f"{began}-told").touch()
+    do_not_listen.func(began)
+
+
+@task(max_attempts=3, backoff=0.01)
 def end_in_good_order(began: str) -> str:
     Path(began).touch()
     try:

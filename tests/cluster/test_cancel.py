@@ -151,3 +151,43 @@ def test_requests_are_forgotten_when_their_jobs_have_ended(
     end_of(result, cluster)
     sweep_requests(settings_for())
     assert not Cancellation.objects.exists()
+
+
+@pytest.mark.parametrize("one", [cancelling.work, cancelling.do_not_listen])
+def test_a_pusher_that_dies_before_it_has_read_the_request(
+    cluster: ProcessCluster, began: Path, one: Task[..., Any]
+) -> None:
+    """The next one reads it."""
+    result = one.enqueue(str(began))
+    wait_for(began.exists, cluster.tail)
+    pusher = cluster.pause("pusher")
+    assert result.cancel(REASON) is True
+    pusher.kill()
+    assert_cancelled(end_of(result, cluster))
+
+
+def test_a_pusher_that_dies_when_the_task_has_been_told(
+    cluster: ProcessCluster, began: Path
+) -> None:
+    """The task goes on all the same, and is killed. Nobody has forgotten why."""
+    result = cancelling.hear_and_go_on.enqueue(str(began))
+    wait_for(began.exists, cluster.tail)
+    assert result.cancel(REASON) is True
+    wait_for(began.with_name("began-told").exists, cluster.tail)
+    cluster.kill("pusher")
+    assert_cancelled(end_of(result, cluster))
+
+
+def test_a_pusher_that_dies_with_what_it_should_hear_of_the_killed_worker(
+    cluster: ProcessCluster, began: Path
+) -> None:
+    """It stands still while the worker is killed, and is killed then. The next one is told."""
+    killed = kills(cluster)
+    result = cancelling.hear_and_go_on.enqueue(str(began))
+    wait_for(began.exists, cluster.tail)
+    assert result.cancel(REASON) is True
+    wait_for(began.with_name("began-told").exists, cluster.tail)
+    pusher = cluster.pause("pusher")
+    wait_for(lambda: kills(cluster) > killed, cluster.tail)
+    pusher.kill()
+    assert_cancelled(end_of(result, cluster))

@@ -7,9 +7,11 @@ from typing import Any
 
 from django.db.models import F
 
+from stoker import queues
 from stoker.brokers.base import Return
+from stoker.cancelling import sweep_requests
 from stoker.cluster.upkeep import Upkeep
-from stoker.lifecycle.outcomes import Crashed, TimedOut
+from stoker.lifecycle.outcomes import Cancelled, Crashed, TimedOut
 from stoker.models import Claimed, Deferred
 from stoker.setting_values import Retention
 
@@ -165,6 +167,20 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
     def cancel(stand: Stand) -> None:
         assert stand.result.cancel("not needed")
 
+    def end_as_told(stand: Stand) -> None:
+        stand.finish_as(Cancelled("not needed"))
+
+    def told_in_vain(stand: Stand) -> None:
+        running(tasks.ask_for_retry, 0)(stand)
+        cancel(stand)
+        run(stand)
+
+    def see_to_requests(stand: Stand) -> None:
+        assert sweep_requests(stand.settings) == 1
+
+    def clear(_: Stand) -> None:
+        assert queues.clear("default").done == 1
+
     def die(stand: Stand) -> None:
         stand.finish_as(Crashed("the worker process died", signal=9))
 
@@ -224,6 +240,13 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
         ),
         ("RUNNING", "the task raises `Snooze`"): (running(tasks.snooze_until, 2.0**33), run),
         ("RUNNING", "the task raises `Cancel`"): (running(tasks.cancel_itself), run),
+        ("RUNNING", "`result.cancel()`"): (running(nothing), cancel),
+        ("RUNNING", "it ends or is killed because it was told to"): (running(nothing), end_as_told),
+        ("READY", "it failed when it was told to end, and upkeep sees that"): (
+            told_in_vain,
+            see_to_requests,
+        ),
+        ("READY", "its queue is cleared"): (ready(nothing), clear),
         ("RUNNING", "its worker dies, tries are left"): (running(nothing), die),
         ("RUNNING", "its worker dies, no tries are left"): (running(once), die),
         ("RUNNING", "its worker dies for the last time that `max_crashes` allows"): (

@@ -13,7 +13,17 @@ from stoker.ids import parse_job_id
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Attempted, Outcome
-from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Need, Ready
+from stoker.models import (
+    Attempt,
+    Blocked,
+    Cancellation,
+    Claimed,
+    DeadLetter,
+    Deferred,
+    Job,
+    Need,
+    Ready,
+)
 from stoker.progress import progress_of
 
 
@@ -73,6 +83,7 @@ class Stand:
             "blocked": Blocked,
             "claimed": Claimed,
             "need": Need,
+            "cancellation": Cancellation,
             "attempt": Attempt,
             "dead letter": DeadLetter,
         }

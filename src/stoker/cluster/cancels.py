@@ -54,5 +54,4 @@ class Cancels:
         is_running = flight.worker is not None and flight.report is None
         if is_running and flight.cancelled_as != flight.number:
             flight.cancelled_as = flight.number
-            flight.why_cancelled = reason
             self._say("cancel", flight.worker, flight.number, reason)

@@ -18,7 +18,7 @@ class Flight:
 
     __slots__ = (
         "asked_seconds", "cancelled_as", "delivery", "is_open", "leased_at", "number", "permit_ns",
-        "report", "sent_at", "why_cancelled", "worker",
+        "report", "sent_at", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -38,7 +38,6 @@ class Flight:
         """Until it is recorded, given back, or lost."""
         self.cancelled_as = 0
         """The number under which its worker was told to end it."""
-        self.why_cancelled = ""
 
     @property
     def is_late(self) -> bool:

@@ -261,5 +261,5 @@ def _judge(death: Death, flight: Flight, *, is_running: bool) -> Outcome | None:
     if death.why == "timeout" and number == death.blamed:
         return TimedOut("the task was killed: it went on after its time-out", signal)
     if death.why == "cancel" and number == death.blamed:
-        return Cancelled(flight.why_cancelled)
+        return Cancelled(death.detail)
     return None

@@ -105,7 +105,7 @@ class Sentinel:
                 if is_running and not self.board.is_completing(worker, delivery):
                     self.crew.kill_worker(worker, "lost", delivery)
             case ("cancel", worker, delivery, reason):
-                self.watch.note_cancelled(delivery)
+                self.watch.note_cancelled(delivery, reason)
                 worker_process = self.crew.get("worker", worker)
                 if worker_process is not None:
                     worker_process.tell("cancel", delivery, reason)

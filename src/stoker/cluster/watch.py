@@ -48,8 +48,8 @@ class Watch:
         self.unsettled: dict[tuple[int, int], Death] = {}
         """The deaths under a job, by worker and incarnation, until the pusher says that what they
         mean for the job is recorded: a pusher that dies before it, takes the knowledge with it."""
-        self._cancelled_ns: dict[int, int] = {}
-        """Delivery -> when its worker was told to end it."""
+        self._cancelled: dict[int, tuple[int, str]] = {}
+        """Delivery -> when its worker was told to end it, in nanoseconds, and why."""
         self.hang_seconds = 2 * settings.database_seconds + 8.0
         self.beats = {
             "pusher": place.PUSHER_BEAT_NS,
@@ -73,14 +73,15 @@ class Watch:
                     yield number, "fence", job.delivery
                     break
 
-    def note_cancelled(self, delivery: int) -> None:
-        """Its worker is told now."""
-        while len(self._cancelled_ns) >= MOST_CANCELLED:
-            del self._cancelled_ns[next(iter(self._cancelled_ns))]
-        self._cancelled_ns[delivery] = time.monotonic_ns()
+    def note_cancelled(self, delivery: int, reason: str) -> None:
+        """Its worker is told now. The reason is kept for its death: who has told us, may be gone
+        by then."""
+        while len(self._cancelled) >= MOST_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled[delivery] = (time.monotonic_ns(), reason)
 
     def _goes_on_though_cancelled(self, worker: int, job: Occupied, now_ns: int) -> bool:
-        told_ns = self._cancelled_ns.get(job.delivery)
+        told_ns, _ = self._cancelled.get(job.delivery, (None, ""))
         if told_ns is None or self._board.is_completing(worker, job.delivery):
             return False
         grace_ns = round(self._settings.timeout_grace_seconds * 1e9)
@@ -121,6 +122,8 @@ class Watch:
             for job in running
         )
         detail = f"the worker process died: {how}" if why == "crash" else REASONS.get(why, how)
+        if why == "cancel":
+            _, detail = self._cancelled.get(blamed, (0, detail))
         death = Death(
             worker,
             incarnation,
