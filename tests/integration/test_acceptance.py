@@ -28,7 +28,7 @@ from stoker.ids import new_job_id
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Ready, Requeue
 from stoker.models.clock import DatabaseNow, microseconds
 from stoker.models.dead_letter import DeadLetterQuerySet
-from stoker.signals import dead_lettered, post_execute, pre_execute
+from stoker.signals import dead_lettered, post_execute_in_worker, pre_execute
 from stoker.testing import drain
 
 from tests.app import frail
@@ -232,7 +232,7 @@ def test_whether_it_is_tried_again_is_told() -> None:
     def hear_letter(dead_letter: DeadLetter, **_: Any) -> None:
         letters.append(dead_letter)
 
-    with connected((post_execute, hear), (dead_lettered, hear_letter)):
+    with connected((post_execute_in_worker, hear), (dead_lettered, hear_letter)):
         look_up.enqueue("a house")
         drain()
     assert kinds == ["retry", "retry", "failed"]
@@ -329,7 +329,7 @@ def test_signals_come_in_order_and_the_time_it_took_is_kept() -> None:
     def end(**_: Any) -> None:
         heard.append("ends")
 
-    with connected((pre_execute, begin), (pre_execute, also), (post_execute, end)):
+    with connected((pre_execute, begin), (pre_execute, also), (post_execute_in_worker, end)):
         result = rest.enqueue()
         drain()
     assert heard == ["begins", "begins, too", "ends"]
