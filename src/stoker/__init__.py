@@ -94,6 +94,7 @@ _HOMES = {
     "current_workflow": "workflows.current",
     "exponential": "backoff",
     "fencing_number": "lifecycle.running",
+    "job": "lifecycle.job",
     "get_workflow": "workflows.results",
     "group": "composing",
     "linear": "backoff",

@@ -19,6 +19,8 @@
     ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
     ├── WorkflowNotFound              (also LookupError) there is no such workflow
     ├── NotInWorkflow                 (also RuntimeError) what runs here is no step of one
+    ├── NotInJob                      (also RuntimeError) no job runs here
+    ├── LeaseLost                                        the job was given to somebody else
     ├── ClusterNotFound               (also LookupError) there is no such cluster
     ├── QueueNotFound                 (also LookupError) there is no such queue
     ├── InvalidSchedule               (also ValueError)  a schedule's rule or terms are wrong
@@ -142,6 +144,15 @@ class WorkflowNotFound(StokerError, LookupError):
 
 class NotInWorkflow(StokerError, RuntimeError):
     """``current_workflow()`` was called where no step of a workflow runs."""
+
+
+class NotInJob(StokerError, RuntimeError):
+    """Something of ``stoker.job`` was used where no job runs."""
+
+
+class LeaseLost(StokerError):
+    """The cluster could not extend the lease of the job that runs here, and somebody else has it by
+    now: nothing more of this attempt is recorded."""
 
 
 class LockError(StokerError):

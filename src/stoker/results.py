@@ -23,8 +23,9 @@ from .exceptions import (
     as_seconds,
 )
 from .ids import parse_job_id
-from .models import Job
+from .models import Job, Note
 from .models.job import moment
+from .models.note import ProgressReport
 from .package import sealer_for
 from .progress import (
     JobState,
@@ -36,6 +37,7 @@ from .progress import (
     progress_of_one,
     task_of,
 )
+from .serializers import copied
 from .waiting import Commitment, Outage, pauses, refuse_endless_wait
 
 R = TypeVar("R")
@@ -59,8 +61,8 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
     def __post_init__(self) -> None:
         """Django turns arguments into what JSON has; here they are what the task is given: a
         snapshot, in which dates are dates and tuples are tuples."""
-        object.__setattr__(self, "args", _copied(list(self.args)))
-        object.__setattr__(self, "kwargs", _copied(dict(self.kwargs)))
+        object.__setattr__(self, "args", copied(list(self.args)))
+        object.__setattr__(self, "kwargs", copied(dict(self.kwargs)))
 
     @property
     def state(self) -> JobState:
@@ -89,6 +91,18 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             value = sealer_for(settings_for(self.backend)).open_value(bytes(job.value))
             object.__setattr__(self, "_return_value", value)
         return cast(R, value)
+
+    @property
+    def progress(self) -> ProgressReport | None:
+        """How far the job said last that it was, by ``stoker.job.progress``: looked up each time,
+        and kept for a while after it has ended. None while it has said nothing.
+
+        Raises:
+            BrokerUnavailable: the store cannot be reached.
+        """
+        alias = settings_for(self.backend).database
+        with explained(alias):
+            return Note.objects.using(alias).report_of(UUID(self.id))
 
     @property
     def job(self) -> Job:
@@ -283,15 +297,3 @@ def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[An
     )
     result._take(progress)
     return result
-
-
-def _copied(value: Any) -> Any:
-    """A copy of plain containers: what the caller does with his own later changes no result."""
-    kind = type(value)
-    if kind is list:
-        return [_copied(item) for item in value]
-    if kind is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if kind is tuple:
-        return tuple(_copied(item) for item in value)
-    return value

@@ -202,3 +202,15 @@ def _hints_of_django() -> tuple[tuple[Kinds, str], ...]:
         (HttpRequest, "pass what the task needs of it, such as the user's primary key"),
         (File, "store the file, and pass its name, or its content as bytes"),
     )
+
+
+def copied(value: Any) -> Any:
+    """A copy of plain containers: what the caller does with his own later changes no result."""
+    kind = type(value)
+    if kind is list:
+        return [copied(item) for item in value]
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if kind is tuple:
+        return tuple(copied(item) for item in value)
+    return value

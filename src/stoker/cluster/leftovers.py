@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from stoker.models import Lock, Relayed, Schedule, Tick, UniqueKey
+from stoker.models import Lock, Note, Relayed, Schedule, Tick, UniqueKey
 
 AT_ONCE = 500
 OFTEN_ENOUGH_SECONDS = 3600.0
@@ -34,6 +34,8 @@ class Leftovers:
         self._ticks_at = 0.0
         self._relayed_at = 0.0
         self._last_key: UUID | None = None
+        self._notes_at = 0.0
+        self._last_note: UUID | None = None
 
     def forget_locks(self) -> int:
         """Remove named locks that nobody has had for a day."""
@@ -59,6 +61,21 @@ class Leftovers:
         while count := relayed.forget(RELAYED_SECONDS, AT_ONCE):
             forgotten += count
             self._beat()
+        return forgotten
+
+    def forget_notes(self) -> int:
+        """Remove what jobs noted while they ran, in the same way."""
+        if time.monotonic() < self._notes_at:
+            return 0
+        forgotten = 0
+        notes = Note.objects.using(self._alias)
+        for _ in range(PAGES):
+            count, self._last_note = notes.forget(self._last_note, AT_ONCE)
+            forgotten += count
+            self._beat()
+            if self._last_note is None:
+                self._notes_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
+                break
         return forgotten
 
     def forget_keys(self) -> int:

@@ -61,11 +61,7 @@ class Grave(NamedTuple):
 
 
 class Upkeep:
-    """The upkeep of one store, done by one cluster.
-
-    Args:
-        beat: called again and again: a sign of life.
-    """
+    """The upkeep of one store, done by one cluster. ``beat`` is called again and again."""
 
     def __init__(
         self, plan: Plan, settings: Settings, broker: Broker, beat: Callable[[], None]
@@ -109,6 +105,7 @@ class Upkeep:
             self._step("unique keys", self.leftovers.forget_keys)
             self._step("ticks", lambda: self.leftovers.forget_ticks(self._settings.keep_ticks))
             self._step("relayed", self.leftovers.forget_relayed)
+            self._step("notes", self.leftovers.forget_notes)
 
     def vacuum_if_due(self) -> None:
         """Claims walk the left edge of the hot tables: dead rows there must go within seconds, not

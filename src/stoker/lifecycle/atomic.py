@@ -22,6 +22,7 @@ from stoker.brokers import broker_for
 from stoker.brokers.base import Lease
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
+from stoker.exceptions import LeaseLost
 
 from .finish import finish
 from .outcomes import Attempted
@@ -29,10 +30,6 @@ from .outcomes import Attempted
 logger = logging.getLogger("stoker")
 
 T = TypeVar("T")
-
-
-class LeaseLost(Exception):
-    """An attempt had come to its end when somebody else had the job: nothing of it is kept."""
 
 
 def run_and_record(

@@ -236,6 +236,8 @@ class Executor:
             package.queue,
             delivery.fence,
             package.metadata,
+            self.settings.alias,
+            delivery.lease_id,
         )
         token = current.set(running)
         if opened.result is not None:

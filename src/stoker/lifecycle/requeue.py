@@ -32,7 +32,7 @@ from stoker.following.follow import transaction_for
 from stoker.following.reopen import reopen
 from stoker.guards.keys import UniqueClaim
 from stoker.ids import following_job_id
-from stoker.models import DeadLetter, Job, Requeue, UniqueKey
+from stoker.models import DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.models.conflicts import is_conflict
 from stoker.models.guard_upkeep import look_after
 from stoker.models.halting import pass_on
@@ -254,6 +254,7 @@ class _Requeue:
             return Answer(self._id, Fate.NEWER, job_id, sentence), result
         requeues.filter(pk=job_id).delete()  # it was noted as any newer job of the key is
         requeues.bulk_create([note])
+        Note.objects.using(self._alias).hand_on(seen.job_id, job_id)
         self._queues = {newcomer.message.queue} | pass_on(self._alias, seen.job_id, job_id)
         wish = self._wish
         if not self._letters.note_requeue(seen, job_id, wish.by, wish.because):

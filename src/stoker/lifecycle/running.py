@@ -13,8 +13,14 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
-from stoker.brokers.base import Delivery
-from stoker.compat import TASKS_APP, TaskError, TaskResultStatus, task_signals
+from stoker.brokers.base import Delivery, LeaseId
+from stoker.compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    TASKS_APP,
+    TaskError,
+    TaskResultStatus,
+    task_signals,
+)
 from stoker.conf import Settings
 from stoker.models import Attempt
 from stoker.models.job import moment
@@ -28,6 +34,14 @@ from .outcomes import Outcome
 logger = logging.getLogger("stoker")
 
 
+@dataclass(slots=True)
+class Notebook:
+    """What an attempt remembers of its notes, see ``job``."""
+
+    reported_at: float = float("-inf")
+    """When it said last how far it is; monotonic seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """The attempt that the current thread or coroutine belongs to."""
@@ -39,6 +53,10 @@ class Running:
     fence: int = 0
     metadata: Mapping[str, str] = field(default_factory=dict)
     """What its package carries beside the arguments."""
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    """The name under ``TASKS``."""
+    lease_id: LeaseId = 0
+    notebook: Notebook = field(default_factory=Notebook)
 
 
 tasks_logger = logging.getLogger(TASKS_APP)

@@ -17,6 +17,7 @@ from .guard_key import GuardKey
 from .job import Job
 from .lock import Lock
 from .need import Need
+from .note import Note
 from .outbox import Outgoing, Relayed
 from .paused_queue import PausedQueue
 from .ready import Ready
@@ -40,6 +41,7 @@ __all__ = [
     "Job",
     "Lock",
     "Need",
+    "Note",
     "Outgoing",
     "PausedQueue",
     "Ready",

@@ -1,0 +1,110 @@
+"""What a job notes while it runs: a checkpoint for its next attempt, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import connections, models
+from django.db.models import Exists, OuterRef
+from django.utils import timezone
+
+from .claimed import Claimed
+from .dead_letter import DeadLetter
+from .job import Job
+from .statements import delete_by_key
+
+LONGEST_MESSAGE = 255
+
+
+class ProgressReport(NamedTuple):
+    """How far a job said that it was."""
+
+    done: float
+    total: float | None
+    """None where it did not say."""
+    message: str
+
+    @property
+    def fraction(self) -> float | None:
+        """From 0 to 1; None without a total."""
+        if not self.total:
+            return None
+        return max(0.0, min(1.0, self.done / self.total))
+
+
+class NoteQuerySet(models.QuerySet["Note"]):
+    def holds_lease(self, job_id: UUID, lease_id: int | str) -> bool:
+        """Whether the attempt with this lease may still note anything."""
+        return Claimed.objects.using(self.db).filter(pk=job_id, lease_id=lease_id).exists()
+
+    def write(self, job_id: UUID, **values: Any) -> None:
+        """Write these fields of a job's note."""
+        row = Note(job_id=job_id, noted_at=timezone.now(), **values)
+        features = connections[self.db].features
+        self.bulk_create(
+            [row],
+            update_conflicts=True,
+            update_fields=[*values, "noted_at"],
+            unique_fields=["job_id"] if features.supports_update_conflicts_with_target else None,
+        )
+
+    def checkpoint_of(self, job_id: UUID) -> bytes | None:
+        """As the last attempt that made one left it."""
+        data = self.filter(pk=job_id).values_list("checkpoint", flat=True).first()
+        return None if data is None else bytes(data)
+
+    def report_of(self, job_id: UUID) -> ProgressReport | None:
+        """None where the job has said nothing."""
+        row = self.filter(pk=job_id).only("done", "total", "message").first()
+        if row is None or row.done is None:
+            return None
+        return ProgressReport(row.done, row.total, row.message)
+
+    def hand_on(self, from_job_id: UUID, job_id: UUID) -> None:
+        """A job that carries on another begins where that one left off."""
+        data = self.checkpoint_of(from_job_id)
+        if data is not None:
+            self.write(job_id, checkpoint=data)
+
+    def forget(self, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
+        """Delete notes of jobs that are gone or have ended, but for those whose dead letter may be
+        sent again.
+
+        Args:
+            after: the last job that was looked at; None = begin.
+            limit: how many notes to look at.
+
+        Returns:
+            How many were deleted, and the last job of these; None when there are no more.
+        """
+        later = self.order_by("pk") if after is None else self.filter(pk__gt=after).order_by("pk")
+        job_ids = list(later.values_list("pk", flat=True)[:limit])
+        over = self._over(job_ids)
+        delete_by_key(self, over)
+        return len(over), job_ids[-1] if len(job_ids) == limit else None
+
+    def _over(self, job_ids: Collection[UUID]) -> set[UUID]:
+        letters = DeadLetter.objects.using(self.db).unclosed().filter(job_id=OuterRef("pk"))
+        jobs = Job.objects.using(self.db).filter(pk__in=job_ids)
+        needed = jobs.filter(models.Q(status=None) | Exists(letters))
+        return set(job_ids) - set(needed.values_list("pk", flat=True))
+
+
+class Note(models.Model):
+    job_id = models.UUIDField(primary_key=True)
+    checkpoint = models.BinaryField(null=True)
+    """Serialised as a return value is."""
+    done = models.FloatField(null=True)
+    total = models.FloatField(null=True)
+    message = models.CharField(max_length=LONGEST_MESSAGE, default="")
+    noted_at = models.DateTimeField()
+
+    objects = NoteQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "note"
+
+    def __str__(self) -> str:
+        return f"{self.job_id}: {self.done} of {self.total}"

@@ -1,0 +1,120 @@
+"""What a job notes while it runs: a checkpoint for its next attempt, and how far it is."""
+
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+
+from stoker import job
+from stoker.conf import settings_for
+from stoker.dead_letters import requeue
+from stoker.exceptions import LeaseLost, NotInJob, NotSerializable
+from stoker.lifecycle.execute import Executor
+from stoker.models import Claimed, DeadLetter, Job, Note
+from stoker.models.note import ProgressReport
+from stoker.testing import drain
+
+from tests.app import noting
+from tests.integration.work import claim, work_off
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class TestOutsideOfAJob:
+    def test_it_says_so(self) -> None:
+        assert not job.is_running
+        for use in (lambda: job.id, lambda: job.last_checkpoint, lambda: job.progress(1)):
+            with pytest.raises(NotInJob, match="No job runs here"):
+                use()
+
+
+class TestCheckpoint:
+    def test_the_next_attempt_begins_where_the_last_one_was(self) -> None:
+        result = noting.add_up.enqueue([1, 2, 3, 4], fails_at=[2, 3])
+        drain(include_deferred=True)
+        result.refresh()
+        assert (result.attempts, result.return_value) == (3, [10, [[0, 2], [2, 3], [3, 4]]])
+
+    def test_a_dead_letter_that_is_sent_again_begins_with_it(self) -> None:
+        noting.add_up.using(max_attempts=1).enqueue([1, 2, 3], fails_at=[1])
+        drain()
+        answer = requeue(DeadLetter.objects.get().pk)
+        drain()
+        again = noting.add_up.get_result(str(answer.job_id))
+        assert again.return_value == [6, [[0, 1], [1, 3]]]
+
+    def test_within_a_transaction_it_is_part_of_that(self) -> None:
+        result = noting.roll_back.enqueue()
+        drain()
+        result.refresh()
+        assert result.return_value == "kept"
+
+    def test_what_cannot_be_serialised_is_refused(self) -> None:
+        result = noting.note_an_object.enqueue()
+        drain()
+        result.refresh()
+        assert NotSerializable.__name__ in result.errors[0].exception_class_path
+        assert Note.objects.count() == 0
+
+    def test_in_a_coroutine(self) -> None:
+        result = noting.note_async.enqueue()
+        drain()
+        result.refresh()
+        assert result.return_value == [None, {"page": 7}]
+        assert result.progress == ProgressReport(1, 2, "half")
+
+    def test_who_has_lost_the_lease_notes_nothing(self) -> None:
+        noting.add_up.enqueue([1, 2])
+        (delivery,) = claim()
+        Claimed.objects.update(lease_id=5)
+        attempted = Executor(settings_for(), worker_id="w").run(delivery)
+        assert LeaseLost.__name__ in attempted.outcome.fault.exception_class  # type: ignore[union-attr] # it failed
+        assert Note.objects.count() == 0
+
+
+class TestProgress:
+    def test_it_is_seen_while_the_job_runs_and_for_a_while_after_it(self) -> None:
+        result = noting.look_at_itself.enqueue()
+        assert result.progress is None
+        work_off()
+        result.refresh()
+        assert result.return_value == [1, 4, "first"]
+        assert result.progress == ProgressReport(4, 4, "done")
+
+    def test_hurried_reports_are_left_out_but_for_the_last(self) -> None:
+        result = noting.count_quickly.enqueue(1000)
+        with transaction.atomic():
+            work_off()
+        assert result.progress == ProgressReport(1000, 1000, "")
+
+    @pytest.mark.parametrize(
+        ("report", "fraction"),
+        [
+            (ProgressReport(1, 4, ""), 0.25),
+            (ProgressReport(5, 4, ""), 1),
+            (ProgressReport(-1, 4, ""), 0),
+            (ProgressReport(1, None, ""), None),
+            (ProgressReport(1, 0, ""), None),
+        ],
+    )
+    def test_fraction(self, report: ProgressReport, fraction: float | None) -> None:
+        assert report.fraction == fraction
+
+
+class TestForgetting:
+    def test_notes_go_with_their_jobs_but_stay_with_open_dead_letters(self) -> None:
+        noting.add_up.enqueue([1, 2])
+        failed = noting.add_up.using(max_attempts=1).enqueue([1, 2], fails_at=[1])
+        pruned = noting.add_up.enqueue([1, 2])
+        drain()
+        Job.objects.filter(pk=pruned.id).delete()
+        waiting = noting.add_up.enqueue([1, 2])
+        Note.objects.write(UUID(waiting.id), checkpoint=b"")
+        assert Note.objects.count() == 4
+        after, forgotten, looks = None, 0, 0
+        while looks == 0 or after is not None:
+            count, after = Note.objects.forget(after, 2)
+            forgotten, looks = forgotten + count, looks + 1
+        assert (forgotten, looks) == (2, 3)
+        left = set(Note.objects.values_list("pk", flat=True))
+        assert left == {UUID(waiting.id), UUID(failed.id)}
