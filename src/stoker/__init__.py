@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from .exceptions import DuplicateJob as DuplicateJob
     from .exceptions import JobCancelled as JobCancelled
     from .exceptions import JobFailed as JobFailed
+    from .exceptions import LeaseLost as LeaseLost
     from .exceptions import LockBusy as LockBusy
     from .exceptions import LockLost as LockLost
+    from .exceptions import NotInJob as NotInJob
     from .exceptions import NotInWorkflow as NotInWorkflow
     from .exceptions import ResultTimeout as ResultTimeout
     from .exceptions import Retry as Retry
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from .guard_options import Unique as Unique
     from .guards.limits import set_limit as set_limit
     from .guards.locks import lock as lock
+    from .lifecycle.job import job as job
     from .lifecycle.running import fencing_number as fencing_number
     from .lifecycle.scheduled import scheduled_moment as scheduled_moment
     from .progress import JobState as JobState
@@ -68,8 +71,10 @@ _HOMES = {
     "JobState": "progress",
     "Limit": "guard_options",
     "Lock": "guard_options",
+    "LeaseLost": "exceptions",
     "LockBusy": "exceptions",
     "LockLost": "exceptions",
+    "NotInJob": "exceptions",
     "NotInWorkflow": "exceptions",
     "Rate": "guard_options",
     "Result": "results",
