@@ -4,7 +4,9 @@ import uuid
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection
+from django.test import AsyncClient
 from django.utils import timezone
 
 from stoker.models import Cluster, Job, PausedQueue
@@ -170,3 +172,14 @@ def test_the_backend_can_be_chosen(anna: Caller, settings: Any) -> None:
 def test_the_only_backend_need_not_be_named(anna: Caller, settings: Any) -> None:
     settings.TASKS = {"jobs": {**settings.TASKS["default"], "QUEUES": ["mine"]}}
     assert [one["name"] for one in anna.get("queues")["queues"]] == ["mine"]
+
+
+def test_the_api_is_served_by_asgi_as_well(anna: Caller) -> None:
+    assert anna.user is not None
+    client = AsyncClient()
+    client.force_login(anna.user)
+    call = {"task": "numbers.add", "args": [1]}
+    made = async_to_sync(client.post)("/stoker/jobs", call, "application/json")
+    assert made.status_code == 201
+    seen = async_to_sync(client.get)(made.headers["Location"])
+    assert seen.json()["state"] == "READY"

@@ -29,6 +29,38 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
+        "a permission of the API is not asked for",
+        (Change("api/access.py", "if not user.has_perm(permission):", "if not permission:"),),
+        ("tests/api/test_permissions.py", "-k", "gets_403"),
+    ),
+    Mistake(
+        "a session changes something without the CSRF token",
+        (Change("api/access.py", "if check_csrf(request) is not None:", "if user.is_anonymous:"),),
+        ("tests/api/test_permissions.py", "-k", "csrf"),
+    ),
+    Mistake(
+        "any task can be enqueued from outside",
+        (Change("exposure.py", "    if not task.exposed:\n        return\n", ""),),
+        ("tests/unit/test_exposure.py",),
+    ),
+    Mistake(
+        "a cluster that was asked to stop can be asked to go on",
+        (Change("models/cluster.py", ".exclude(request=Cluster.Request.STOP)", ""),),
+        ("tests/api/test_operating.py", "-k", "clusters_are_asked"),
+    ),
+    Mistake(
+        "a new pusher hurries a cluster that was asked to stop",
+        (
+            Change(
+                "cluster/sentinel.py",
+                'if self.stop_at is None:\n            self.stop("asked through the store")',
+                'self.stop("asked through the store")',
+            ),
+        ),
+        ("tests/cluster/test_requests.py", "-k", "does_not_hurry"),
+        needs_cluster=True,
+    ),
+    Mistake(
         "a claim takes from paused queues",
         (
             Change(
