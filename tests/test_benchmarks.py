@@ -33,7 +33,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         pytest.param("sqlite", marks=pytest.mark.sqlite),
         pytest.param("postgres", marks=pytest.mark.postgres),
-        pytest.param("mariadb", marks=pytest.mark.mariadb),
     ],
 )
 def test_a_tiny_run_measures_everything(database: str) -> None:

@@ -10,6 +10,27 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from tests.cluster.clusters import ProcessCluster, running_cluster
 from tests.tables import empty_tables
 
+EVERYWHERE = {
+    "test_atomic",
+    "test_cancel",
+    "test_clean_up",
+    "test_dead_letters",
+    "test_leases",
+    "test_processes",
+    "test_schedules",
+    "test_upkeep",
+}
+"""Modules about what databases do differently: leases, locks, wake-ups, transactions. The others
+are about processes, and start their clusters on one database only."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave out what the database plays no part in, but where it is looked at on one of them."""
+    module = item.nodeid.partition("::")[0].rpartition("/")[2].removesuffix(".py")
+    names_one = any(item.get_closest_marker(name) for name in ("postgres", "mariadb", "sqlite"))
+    if module not in EVERYWHERE and not names_one:
+        item.add_marker(pytest.mark.sqlite)
+
 
 @pytest.fixture(scope="module")
 def shared_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:

@@ -38,7 +38,6 @@ VICTIMS = (
     ("worker", "worker"),
 )
 """Who dies at the same moment."""
-ROUNDS = 2
 TRIES = {"max_attempts": 100, "max_crashes": 100}
 
 pytestmark = [
@@ -50,16 +49,16 @@ pytestmark = [
 
 @pytest.mark.sqlite
 @pytest.mark.postgres
-@pytest.mark.parametrize(("jobs", "concurrency"), [(2000, 1), (1000, 8)])
+@pytest.mark.parametrize(("jobs", "concurrency", "rounds"), [(2000, 1, 2), (1000, 8, 1)])
 def test_every_job_is_recorded_once_whatever_is_killed(
-    jobs: int, concurrency: int, seed: int, tmp_path: Path
+    jobs: int, concurrency: int, rounds: int, seed: int, tmp_path: Path
 ) -> None:
     """Many jobs, while every kind of process is killed at random moments, alone and in pairs."""
     chance = random.Random(seed)
     job_ids = _enqueue(jobs, chance)
     story = _Story(chance, tmp_path, concurrency)
     try:
-        story.kill_in_turn()
+        story.kill_in_turn(rounds)
         wait_while_it_goes_on(unfinished, lambda: f"{unfinished()} left\n{story.tail()}")
         assert story.cluster.stop() == 0
     finally:
@@ -100,8 +99,8 @@ class _Story:
     def cluster(self) -> ProcessCluster:
         return self.clusters[-1]
 
-    def kill_in_turn(self) -> None:
-        for _ in range(ROUNDS):
+    def kill_in_turn(self, rounds: int) -> None:
+        for _ in range(rounds):
             for victims in self.chance.sample(VICTIMS, len(VICTIMS)):
                 time.sleep(self.chance.uniform(0.05, 0.7))
                 if not unfinished():
