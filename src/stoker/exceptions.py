@@ -106,7 +106,8 @@ class DuplicateJob(StokerError):
     """What ``enqueue`` raises where the key of ``Unique(..., on_conflict="raise")`` is taken.
 
     Args:
-        result: that of the job which has the key.
+        result: that of the job which has the key; None where two calls of one ``enqueue_many``
+            have it, and there is no job.
     """
 
     def __init__(self, sentence: str, result: Any = None) -> None:

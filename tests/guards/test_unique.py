@@ -369,8 +369,9 @@ def test_a_batch_with_a_duplicate_is_refused_as_a_whole() -> None:
     assert refused.value.result.id == there.id
     assert alive() == {there.id, before.id, after.id}
     assert key_holder() == there.id
-    with pytest.raises(DuplicateJob):
+    with pytest.raises(DuplicateJob, match="More than one of these calls") as refused:
         guarded.enqueue_many(calls((1, 1), (2, 1), (1, 2)))
+    assert refused.value.result is None
     assert alive() == {there.id, before.id, after.id}
     assert len(guarded.enqueue_many(calls((1, 1), (2, 1)))) == 2
 

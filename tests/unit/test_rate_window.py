@@ -139,7 +139,7 @@ def test_a_state_in_order_counts_for_the_same(rule: RateRule, state: State) -> N
     assert take(rule, tidy, NOON_US, 0) == tidy
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(st.one_of(windows, buckets))
 def test_little_is_kept_however_many_start(rule: RateRule) -> None:
     state: State = []

@@ -132,6 +132,11 @@ class Newcomers:
             if refused is None:
                 neglected = self._write(keys.now_us)
                 return self._results(), neglected
+            if refused.fate is Fate.ENQUEUED:  # by another of these calls, and so not at all
+                raise DuplicateJob(
+                    f"More than one of these calls has the key {refused.claim.name!r}: none of them "
+                    "was enqueued."
+                )
             (result,) = self._results_of([refused]).values()
         raise DuplicateJob(
             f"There is a job of the key {refused.claim.name!r} already: {result.id}.", result
