@@ -134,8 +134,8 @@ class Newcomers:
                 return self._results(), neglected
             if refused.fate is Fate.ENQUEUED:  # by another of these calls, and so not at all
                 raise DuplicateJob(
-                    f"More than one of these calls has the key {refused.claim.name!r}: none of them "
-                    "was enqueued."
+                    f"More than one of these calls has the key {refused.claim.name!r}: none was "
+                    "enqueued."
                 )
             (result,) = self._results_of([refused]).values()
         raise DuplicateJob(
