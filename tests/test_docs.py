@@ -208,11 +208,16 @@ def test_every_move_is_in_the_table() -> None:
     assert {(move.start, move.event) for move in moves()} == set(ways())
 
 
-def test_each_fault_of_others_names_tests_that_are_there() -> None:
-    page = (DOCS / "explanation" / "what-goes-wrong.md").read_text()
-    table = page.partition("<!-- the table of faults -->")[2].strip().partition("\n\n")[0]
-    rows = [row.rpartition(" | ")[2] for row in table.splitlines()[2:]]
-    named = [re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", row) for row in rows]
+@pytest.mark.parametrize(
+    ("page", "mark"),
+    [("what-goes-wrong.md", "the table of faults"), ("what-happens-when.md", "what happens")],
+)
+def test_each_row_names_tests_that_are_there(page: str, mark: str) -> None:
+    text = (DOCS / "explanation" / page).read_text()
+    _, *tables = text.split(f"<!-- {mark} -->")
+    rows = [row for table in tables for row in table.strip().partition("\n\n")[0].splitlines()[2:]]
+    named = [re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", row.rpartition(" | ")[2]) for row in rows]
+    assert named
     assert all(named)
     for path, name in itertools.chain.from_iterable(named):
         assert f"def {name}(" in (TESTS / path).read_text(), f"{path} has no {name}"

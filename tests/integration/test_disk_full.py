@@ -1,0 +1,63 @@
+"""A disk that is full: what cannot be written is told, and nothing that was promised is lost."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from django.db import OperationalError, connection
+
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.models import Claimed, Job
+
+from tests.app import tasks
+from tests.integration.work import claim, work_off
+
+pytestmark = [pytest.mark.sqlite, pytest.mark.django_db(transaction=True)]
+
+LARGE = "x" * 500_000
+"""More than what is free in the pages that there are."""
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """The file may not grow."""
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM")
+        cursor.execute("PRAGMA page_count")
+        (pages,) = cursor.fetchone()
+        cursor.execute(f"PRAGMA max_page_count = {pages}")
+        try:
+            yield
+        finally:
+            cursor.execute("PRAGMA max_page_count = 1000000000")
+
+
+def refused(act: Callable[[], object]) -> None:
+    """By an error that the cluster's processes take for a store that is away: they try again."""
+    with full_disk(), pytest.raises((BrokerUnavailable, OperationalError), match="full"):
+        act()
+
+
+def test_an_enqueue_is_refused_and_leaves_nothing() -> None:
+    refused(lambda: tasks.echo.enqueue(LARGE))
+    assert not Job.objects.exists()
+    tasks.echo.enqueue(LARGE)
+    assert work_off() == 1
+
+
+def test_an_outcome_is_kept_until_there_is_room() -> None:
+    """It is not acked, so that its holder has it still, and records it once."""
+    result = tasks.echo.enqueue(LARGE)
+    settings = settings_for()
+    (delivery,) = claim()
+    attempted = Executor(settings, worker_id="one").run(delivery)
+    refused(lambda: finish(settings, broker_for(settings), [attempted]))
+    assert Claimed.objects.filter(pk=result.id, lease_id=delivery.lease_id).exists()
+    finish(settings, broker_for(settings), [attempted])
+    result.refresh()
+    assert result.return_value == LARGE
+    assert not Claimed.objects.exists()
