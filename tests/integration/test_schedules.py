@@ -285,6 +285,20 @@ def test_delete() -> None:
         schedules.get("goes")
 
 
+def test_ticks_are_forgotten_but_for_the_newest() -> None:
+    schedules.create("many", nothing, every(hours=1))
+    schedules.create("few", nothing, every(hours=1))
+    fire("few", due("few"))
+    moments = []
+    for _ in range(7):
+        moments.append(due("many"))
+        fire("many", moments[-1])
+    key = schedules.get("many").pk
+    assert [Tick.objects.all().forget(key, keep=3, limit=3) for _ in range(3)] == [3, 1, 0]
+    assert [moment for _, moment in ticks("many")] == moments[-3:]
+    assert len(ticks("few")) == 1
+
+
 def test_names_are_there_once() -> None:
     schedules.create("one", nothing, every(hours=1))
     with pytest.raises(ScheduleExists, match="'one'"):

@@ -554,4 +554,30 @@ MISTAKES = (
         ),
         ("tests/lifecycle/test_atomic.py", "-k", "before_it_began"),
     ),
+    Mistake(
+        "a tick is fired before it is due",
+        (Change("lifecycle/firing.py", "        if row.due_us > now:", "        if not now:"),),
+        ("tests/integration/test_schedules.py", "-k", "becomes_a_job_once"),
+    ),
+    Mistake(
+        "a tick that is there already is fired again",
+        (
+            Change(
+                "lifecycle/firing.py",
+                "        insert_ticks(self._ticks, progress.ticks)",
+                "        self._ticks.bulk_create(progress.ticks, ignore_conflicts=True)",
+            ),
+        ),
+        ("tests/integration/test_schedules.py", "-k", "not_fired_again"),
+    ),
+    Mistake(
+        "of a time that comes twice, the second is taken",
+        (Change("wall_clock.py", "tzinfo=zone, fold=0", "tzinfo=zone, fold=1"),),
+        ("tests/unit/schedules/test_rules.py",),
+    ),
+    Mistake(
+        "an old edition of the code overrules the newest",
+        (Change("lifecycle/declaring.py", "if alive[:1] != [self._digest]:", "if not alive:"),),
+        ("tests/integration/test_declared_schedules.py", "-k", "flap"),
+    ),
 )

@@ -33,7 +33,9 @@ class Scheduler:
         set_deadlines(self.settings)
         self.broker = broker_for(self.settings)
         self.upkeep = Upkeep(child.plan, self.settings, self.broker, self._beat_of_upkeep)
-        self.ticks = Ticks(self.settings, self.broker, self._beat, self._listen)
+        self.ticks = Ticks(
+            self.settings, self.broker, child.plan.cluster_id, self._beat, self._listen
+        )
         self._is_over = threading.Event()
         self._beat_ns = self._upkeep_beat_ns = time.monotonic_ns()
 

@@ -18,7 +18,14 @@ from django.db import DatabaseError, InterfaceError
 from stoker.brokers.base import Broker
 from stoker.conf import Settings
 from stoker.events import tell
-from stoker.exceptions import BrokerError, NotMigrated, UnknownTask, UnreadablePackage
+from stoker.exceptions import (
+    BrokerError,
+    InvalidSchedule,
+    NewerVersion,
+    NotMigrated,
+    UnknownTask,
+    UnreadablePackage,
+)
 from stoker.lifecycle.declaring import Declaring, find_declared
 from stoker.lifecycle.firing import Firing
 from stoker.lifecycle.schedule_rows import ITSELF
@@ -26,9 +33,12 @@ from stoker.models import Schedule
 from stoker.models.clock import DatabaseNow, microseconds
 
 from .patience import Patience
+from .shares import Shares
 
 LOOK_SECONDS = 0.5
 """How soon a schedule that is new or changed is seen."""
+OVERDUE_US = 100_000
+"""Then a schedule is anybody's, whose share it may be: that cluster is slow, or gone."""
 AT_ONCE = 25
 """Then it is looked again which of the others are due still: other clusters fire, too."""
 MOST_LOOKED_AT = 500
@@ -55,7 +65,12 @@ class Ticks:
     """
 
     def __init__(
-        self, settings: Settings, broker: Broker, beat: Callable[[], None], listen: Listen
+        self,
+        settings: Settings,
+        broker: Broker,
+        cluster_id: UUID,
+        beat: Callable[[], None],
+        listen: Listen,
     ) -> None:
         self._settings = settings
         self._beat = beat
@@ -65,6 +80,7 @@ class Ticks:
         self._schedules = Schedule.objects.using(settings.database).of(
             settings.cluster, settings.alias
         )
+        self._shares = Shares(settings, cluster_id)
         self._declaring: Declaring | None = None
         self._declares_at = 0.0
         self._releases_at = 0.0
@@ -91,13 +107,18 @@ class Ticks:
             self._listen(max(0.0, looked_at + LOOK_SECONDS - time.monotonic()))
 
     def _look(self) -> list[tuple[int, UUID, int]]:
-        """Those due soon, the first first; of those due at once, in no order: so clusters that look
-        at the same time hardly want the same."""
+        """Those due soon, the first first. Of those due by now, this cluster's share comes first,
+        and that of another only when it is overdue: so they hardly ever want the same."""
         now = time.monotonic()
         resting = [one for one, trouble in self._troubles.items() if trouble.try_at > now]
         found = self._schedules.exclude(pk__in=resting).due_within(LOOK_SECONDS, MOST_LOOKED_AT)
-        shuffled = [(due, random.random(), key, now_us) for key, due, now_us in found]  # noqa: S311 - to get out of step
-        return [(due, key, now_us) for due, _, key, now_us in sorted(shuffled)]
+        ordered = []
+        for key, due_us, now_us in found:
+            is_ours = self._shares.has(key)
+            if is_ours or due_us < now_us - OVERDUE_US:
+                chance = random.random()  # noqa: S311 - to get out of step
+                ordered.append((max(due_us, now_us), not is_ours, chance, due_us, key, now_us))
+        return [(due_us, key, now_us) for *_, due_us, key, now_us in sorted(ordered)]
 
     def _fire(self, schedule_id: UUID) -> None:
         self._within_bounds(schedule_id, lambda: self._firing.fire(schedule_id))
@@ -145,9 +166,8 @@ class Ticks:
         because = sentence(error)
         rows = self._schedules.filter(pk=schedule_id, is_paused=False)
         grace_seconds = self._settings.unknown_task_grace_seconds
-        may_pass = not isinstance(error, UnreadablePackage | ValueError) or isinstance(
-            error, UnknownTask
-        )
+        is_final = isinstance(error, InvalidSchedule | UnreadablePackage)
+        may_pass = not is_final or isinstance(error, NewerVersion)
         if may_pass and now - trouble.since < grace_seconds:
             row = rows.exclude(problem=because).first()
             if row is not None and rows.update(problem=because):
@@ -163,6 +183,7 @@ class Ticks:
         if time.monotonic() < self._declares_at:
             return
         self._declares_at = time.monotonic() + self._settings.upkeep_seconds
+        self._patience.call(self._shares.divide)
         if self._declaring is None:
             self._declaring = self._begin_to_declare()
         elif self._patience.call(self._declaring.sync) is None:
@@ -184,4 +205,5 @@ def sentence(error: Exception | None) -> str:
     lines = str(error).strip().splitlines()
     told = lines[0] if lines else ""
     name = type(error).__name__
-    return (told if isinstance(error, UnknownTask | UnreadablePackage) else f"{name}: {told}")[:500]
+    is_ours = isinstance(error, UnknownTask | UnreadablePackage | InvalidSchedule)
+    return (told if is_ours else f"{name}: {told}")[:500]

@@ -16,13 +16,13 @@ from django.db.models import F
 
 from stoker.conf import Settings
 from stoker.events import tell
-from stoker.exceptions import DuplicateJob
+from stoker.exceptions import DuplicateJob, InvalidSchedule
 from stoker.finding import find_task
 from stoker.models import Job, Schedule, Tick
 from stoker.models.clock import DatabaseNow, database_now_us
 from stoker.models.tick import insert_ticks
 from stoker.results import Result
-from stoker.schedule_plan import as_moment, plan
+from stoker.schedule_plan import Course, as_moment, plan
 from stoker.wall_clock import zone_named
 
 from .schedule_rows import opened, variant
@@ -43,6 +43,13 @@ class Fired:
     job_id: UUID | None
     late_us: int
     """After it was due, on the database's clock."""
+
+
+def _course_of(row: Schedule) -> Course:
+    try:
+        return row.course
+    except ValueError as error:
+        raise InvalidSchedule(f"Its rule cannot be read: {error}.") from None
 
 
 class _Progress:
@@ -188,7 +195,8 @@ class Firing:
         now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
         if row.due_us > now:
             return None
-        decided = plan(row.course, row.misfires, row.moment_us, now)
+        zone_named(row.zone)  # other hosts may know it
+        decided = plan(_course_of(row), row.misfires, row.moment_us, now)
         progress = _Progress(row, decided.next_us)
         if decided.missed is not None:
             progress.record(decided.missed.first_us, Tick.Outcome.MISSED, decided.missed.count)
