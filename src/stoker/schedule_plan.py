@@ -101,7 +101,8 @@ def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> Plan:
     is_alone = following is None or course.due(following) > now_us
     newest = moment_us if is_alone else course.newest(moment_us, now_us)
     if misfire.policy == "skip" and now_us - course.due(newest) > misfire.grace_us:
-        missed = Missed(moment_us, _count(course, moment_us, newest) + 1)
+        count = min(_count(course, moment_us, newest) + 1, MOST_COUNTED)
+        missed = Missed(moment_us, count)
         return Plan((), following if is_alone else course.after(newest), missed)
     if is_alone:
         return Plan((moment_us,), following)
