@@ -10,6 +10,7 @@ from stoker import chain, chord, dead_letters, get_workflow, group, queues
 from stoker.brokers import broker_for
 from stoker.cluster.workflow_sweep import WorkflowSweep
 from stoker.conf import settings_for
+from stoker.lifecycle.outbox import relay_all
 from stoker.models import Job, Ready, Step, Workflow
 from stoker.results import fetch
 from stoker.testing import drain
@@ -144,8 +145,7 @@ def test_what_such_a_broker_was_never_given(settings: Any, monkeypatch: Any) -> 
         patch.setattr("stoker.following.deliver.bring", lambda *_: None)
         workflow = chain(note.si("a"), note.si("b")).enqueue()
         assert not drain()
-    sweep().go_on()
+    assert relay_all(settings_for(), lambda: None) == 1
     drain()
     assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "b"])
-    sweep().go_on()
-    assert not drain()
+    assert relay_all(settings_for(), lambda: None) == 0

@@ -1,7 +1,6 @@
 """The part of upkeep that looks after workflows: old ones are removed, values that nobody will be
 given are forgotten, and steps go on of which something else has ended the job. Whoever records an
-end moves the workflow on himself; this is for what a hand in the tables has left behind, and for
-brokers outside the store that could not be reached.
+end moves the workflow on himself; this is for what a hand in the tables has left behind.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from django.utils import timezone
 from stoker.brokers.base import Broker
 from stoker.conf import Settings
 from stoker.events import tell
-from stoker.following import stored
-from stoker.following.deliver import bring
 from stoker.following.ended import Ended
 from stoker.following.follow import follow
 from stoker.models import Job, Step, Workflow
@@ -60,25 +57,12 @@ class WorkflowSweep:
         self._after = page[-1].pk if len(page) == AT_ONCE else None
         if not page:
             return 0
-        self._bring(page)
         ended = self._ended([step.job_id for step in page if step.job_id is not None])
         if ended:
             with deciding(self._alias):
                 follow(self._settings, ended)
             tell("steps_gone_on", count=len(ended))
         return len(ended)
-
-    def _bring(self, page: list[Step]) -> None:
-        """What a broker outside the store has not been given, by a process that died on its way."""
-        if self._broker.capabilities.transactional:
-            return
-        known = self._broker.whereabouts([one.job_id for one in page if one.job_id is not None])
-        messages = [
-            stored.read(step.job_id, bytes(step.sealed))
-            for step in page
-            if step.sealed is not None and step.job_id is not None and step.job_id not in known
-        ]
-        bring(self._settings, self._broker, messages)
 
     def _ended(self, job_ids: list[UUID]) -> list[Ended]:
         rows = Job.objects.using(self._alias).filter(pk__in=job_ids)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from uuid import UUID
 
-from stoker.brokers import broker_for
 from stoker.brokers.base import Message
 from stoker.conf import Settings
 from stoker.models import Step
@@ -29,7 +28,6 @@ class Starter:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._steps = Step.objects.using(settings.database)
-        self._is_transactional = broker_for(settings).capabilities.transactional
         self._messages: list[Message] = []
 
     def start(self, steps: Sequence[Step]) -> list[Step]:
@@ -76,10 +74,7 @@ class Starter:
             assert step.sealed is not None
             self._messages.append(stored.read(step.job_id, bytes(step.sealed)))
         ids = [step.pk for step in tasks]
-        if self._is_transactional:
-            update_by_key(self._steps, ids, state=State.ENQUEUED, sealed=None)
-        else:
-            self._steps.become(ids, State.ENQUEUED)
+        update_by_key(self._steps, ids, state=State.ENQUEUED, sealed=None)
 
     def _firsts(self, chain_ids: Sequence[UUID]) -> list[Step]:
         return list(self._steps.below(chain_ids).filter(position=0)) if chain_ids else []

@@ -85,6 +85,8 @@ class Maker:
 
     def add(self, node: Node, place: Place) -> UUID:
         """Add a node with all that it holds. Returns its id."""
+        if node.undo_step is not None and reads(node.undo_step):
+            place = replace(place, is_wanted=True)
         match node:
             case Signature():
                 return self._add_task(node, place)
@@ -168,7 +170,6 @@ class Maker:
         return self.workflow_id if place.parent_id is None else new_job_id()
 
     def _row(self, node: Node, place: Place, own_id: UUID, kind: str, label: str) -> Step:
-        undo = node.undo_step
         return Step(
             id=own_id,
             workflow_id=self.workflow_id,
@@ -179,8 +180,8 @@ class Maker:
             label=(label or node.name)[:LONGEST_NAME],
             state=place.state,
             is_optional=node.is_optional,
-            is_wanted=place.is_wanted or (undo is not None and reads(undo)),
-            has_undo=undo is not None,
+            is_wanted=place.is_wanted,
+            has_undo=node.undo_step is not None,
             has_error=node.error_step is not None,
             added_in=place.added_in,
         )

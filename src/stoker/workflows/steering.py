@@ -6,13 +6,13 @@ import time
 from dataclasses import replace as changed
 from uuid import UUID
 
-from stoker.brokers import broker_for
 from stoker.brokers.base import Message
 from stoker.cancelling import cancel as cancel_job
 from stoker.conf import Settings
 from stoker.exceptions import WorkflowNotFound
 from stoker.finding import find_task
 from stoker.following.advance import Advance
+from stoker.following.deliver import deliver
 from stoker.following.follow import end_waiting
 from stoker.following.reopen import reopen
 from stoker.ids import following_job_id
@@ -125,11 +125,9 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
         enqueued_at=time.time(),
         needs=needs_of_step(find_task(job.task), package.args, package.kwargs, options.receives),
     )
-    broker = broker_for(settings)
     with deciding(alias):
-        broker.enqueue([message])
+        deliver(settings, [message])
         reopen(alias, job.pk, job_id)
-    broker.wake_up([job.queue])
     return 1
 
 
