@@ -8,6 +8,7 @@ import pytest
 from stoker import every, schedules
 from stoker.conf import settings_for
 from stoker.models import Schedule, Tick
+from stoker.models.clock import database_now_us
 from stoker.package import Package, sealer_for
 
 from tests.app.models import Ledger
@@ -39,6 +40,21 @@ def test_one_unreadable_schedule_among_100(tmp_path: Path) -> None:
         row = schedules.get("of no rule")
         assert "'eons' is no unit" in row.paused_because
         assert not cluster.complaints()
+
+
+def test_a_cluster_that_fires_none(tmp_path: Path) -> None:
+    schedules.create("seconds", nothing, EVERY_SECOND)
+    with running_cluster(tmp_path, SCHEDULER=False) as idle:
+        idle.wait_for_crew()
+        with running_cluster(tmp_path, WORKERS=1) as cluster:
+            wait_for(lambda: Tick.objects.count() >= 1, cluster.tail)
+        schedules.pause("seconds")
+        count = Tick.objects.count()
+        schedules.resume("seconds")
+        result = nothing.enqueue()
+        wait_for(lambda: schedules.get("seconds").due_us < database_now_us("default"))
+        wait_for(lambda: nothing.get_result(result.id).is_finished, idle.tail)
+        assert Tick.objects.count() == count
 
 
 def test_an_unknown_task_has_its_grace(tmp_path: Path) -> None:

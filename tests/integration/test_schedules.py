@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.test import override_settings
 
 from stoker import Cron, every, once, schedules
 from stoker.conf import settings_for
@@ -171,6 +172,35 @@ def overlapping(policy: str) -> list[str]:
     for _ in range(2):
         fire("overlaps", due("overlaps"))
     return [outcome for outcome, _ in ticks("overlaps")]
+
+
+def test_a_tick_that_is_held_back_outlasts_a_pause() -> None:
+    overlapping("queue")
+    schedules.pause("overlaps")
+    drain()
+    assert Schedule.objects.all().released(10) == []
+    row = schedules.resume("overlaps")
+    assert Schedule.objects.all().released(10) == [row.pk]
+
+
+def test_a_broker_outside_the_database() -> None:
+    """The job is there when the tick's transaction is committed."""
+    tasks = {
+        "default": {
+            "BACKEND": "stoker.backend.StokerBackend",
+            "QUEUES": [],
+            "OPTIONS": {"BROKER": "memory://"},
+        }
+    }
+    with override_settings(TASKS=tasks):
+        schedules.create("elsewhere", nothing, every(hours=1))
+        moment = due("elsewhere")
+        fired = fire("elsewhere", moment)
+        assert fired is not None
+        assert fire("elsewhere", moment) is None
+        assert [job.id for job in enqueued()] == [str(fired.job_id)]
+        with pytest.raises(InvalidSchedule, match="does not say whether a job has ended"):
+            schedules.create("overlaps", nothing, every(hours=1, overlap="skip"))
 
 
 def test_repeats_end() -> None:

@@ -78,7 +78,7 @@ def fresh_state(row: Schedule, now_us: int) -> dict[str, Any]:
     """The state of a schedule whose rule begins now."""
     moment_us = row.course.first(now_us)
     due_us = None if moment_us is None else row.course.due(moment_us)
-    return {"moment_us": moment_us, "due_us": due_us, "held_us": None}
+    return {"moment_us": moment_us, "due_us": due_us}
 
 
 def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[str, Any]:

@@ -49,6 +49,8 @@ def fire_due(
     fired: list[Fired] = []
     while (row := rows.first()) is not None and row.due_us is not None:
         done = firing.fire(row.pk, row.due_us)
-        if done is not None:
+        if done is None:  # another is at it
+            rows = rows.exclude(pk=row.pk)
+        else:
             fired.append(done)
     return [as_moment(one.moment_us) for one in fired if one.outcome == "fired"]
