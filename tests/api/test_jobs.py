@@ -162,6 +162,8 @@ def test_the_same_idempotency_key_makes_no_second_job(
     assert post(anna, "{order} 7", 200) == first
     assert post(anna, "order 8", 201) != first
     assert post(who_may("stoker.add_job"), "{order} 7", 201) != first
+    for key in ("", "x" * 101, "a\x00", "\u00fc"):
+        anna.post("jobs", {"task": "loose"}, 422, headers={"Idempotency-Key": key})
     once = {"task": "once", "args": [1]}
     assert "of its own" in anna.post("jobs", once, 422, headers={"Idempotency-Key": "x"})["detail"]
 

@@ -1,5 +1,6 @@
 """Health, status, queues and clusters over HTTP."""
 
+import logging
 import uuid
 from typing import Any
 
@@ -126,7 +127,8 @@ def test_a_queue_that_there_cannot_be(anna: Caller, settings: Any) -> None:
 # -- clusters -------------------------------------------------------------------------------------
 
 
-def test_clusters_are_asked_and_show_it(anna: Caller) -> None:
+def test_clusters_are_asked_and_show_it(anna: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stoker")
     cluster = sign_on()
     path = f"clusters/{cluster.pk}"
     (shown,) = anna.get("clusters")["clusters"]
@@ -137,6 +139,7 @@ def test_clusters_are_asked_and_show_it(anna: Caller) -> None:
     assert anna.post(f"{path}/stop")["request"] == "stop"
     assert anna.post(f"{path}/stop")["request"] == "stop"
     anna.post(f"{path}/resume", status=409)
+    assert f"anna asked the cluster {cluster.pk}: quiet." in caplog.text
     assert anna.get(path)["request"] == "stop"
     for word in ("quiet", "resume", "stop"):
         anna.post(f"clusters/{uuid.uuid4()}/{word}", status=404)

@@ -9,8 +9,10 @@ from uuid import UUID
 from django.http import HttpRequest
 
 from stoker import clusters
+from stoker.events import tell
 from stoker.stats import ClusterState
 
+from .access import name_of
 from .problems import Refusal
 from .routes import Routes
 from .shapes import ClusterList
@@ -44,7 +46,7 @@ def get_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None)
 )
 def quiet_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
     """Ask a cluster to take no more jobs; what runs goes on. It does so within a second."""
-    return _ask(clusters.quiet, cluster_id, backend)
+    return _ask(request, clusters.quiet, cluster_id, backend)
 
 
 @routes.route(
@@ -55,7 +57,7 @@ def quiet_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = Non
 )
 def resume_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
     """Ask a cluster that is quiet to take jobs again."""
-    return _ask(clusters.resume, cluster_id, backend)
+    return _ask(request, clusters.resume, cluster_id, backend)
 
 
 @routes.route(
@@ -66,11 +68,14 @@ def resume_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = No
 )
 def stop_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
     """Ask a cluster to stop, as SIGTERM does. Whatever started it may start another."""
-    return _ask(clusters.stop, cluster_id, backend)
+    return _ask(request, clusters.stop, cluster_id, backend)
 
 
-def _ask(ask: Callable[..., bool], cluster_id: UUID, backend: str | None) -> ClusterState:
+def _ask(
+    request: HttpRequest, ask: Callable[..., bool], cluster_id: UUID, backend: str | None
+) -> ClusterState:
     alias = settings_of(backend).alias
     if not ask(cluster_id, backend=alias):
         raise Refusal(409, "The cluster was asked to stop already, and does.")
+    tell("cluster_asked", by=name_of(request), cluster_id=cluster_id, what=ask.__name__)
     return clusters.get(cluster_id, backend=alias)

@@ -106,6 +106,7 @@ def enqueue_job(
             alias="Idempotency-Key",
             min_length=1,
             max_length=100,
+            pattern="^[ -~]+$",
             description="The same user's second request with the same key within a day makes no "
             "second job. For tasks without a unique key of their own.",
         ),

@@ -15,7 +15,8 @@ from stoker.models import Cluster
 from .patience import Patience
 from .plan import Plan
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.9
+"""Half of that costs an idle cluster a fifth of a percent of a core."""
 
 
 class Requests:

@@ -16,6 +16,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "Cluster {name} started on {host}: {workers} workers, queues {queues}, process {pid}.",
     ),
     "cluster_stopping": (logging.INFO, "Stopping: running jobs have {seconds:g} s to finish."),
+    "cluster_asked": (logging.INFO, "{by} asked the cluster {cluster_id}: {what}."),
     "cluster_quiet": (
         logging.INFO,
         "This cluster was asked to take no more jobs; what runs goes on.",
