@@ -27,6 +27,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.auth",
     "stoker",
+    "stoker.contrib.django_q",
     "tests.app",
 ]
 # On Django 5.2 the backport is what brings django.tasks.

@@ -7,7 +7,13 @@ What is to be enqueued travels in the package of the job, as JSON with the codec
     [[when, task, queue, priority, [max_attempts, max_crashes, timeout_seconds], args, kwargs,
       [need, ...], receives], ...]
 
-and what has become of the job travels in the package of the hook:
+or, where its end is to be recorded elsewhere, too, in the same transaction:
+
+::
+
+    [["record", the dotted path of a function of (settings, ended, package)], ...]
+
+What has become of the job travels in the package of the hook:
 
 ::
 
@@ -23,6 +29,8 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
+from django.utils.module_loading import import_string
+
 from stoker import codec
 from stoker.brokers.base import Message
 from stoker.conf import Settings
@@ -36,6 +44,7 @@ from .deliver import deliver
 from .ended import Ended
 
 SUCCESS, FAILURE, FINISH = "success", "failure", "finish"
+RECORD = "record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,9 @@ def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
         except PackageError:
             continue
         hooks = codec.read(package.options.hooks.encode()) if package.options.hooks else []
+        for hook in hooks:
+            if hook[0] == RECORD:  # the package is signed, and so is what is called
+                import_string(hook[1])(settings, one, packages[one.job_id])
         wanted = {FINISH, SUCCESS if one.has_succeeded else FAILURE}
         messages += [
             _message(settings, one, package, number, hook[1:])

@@ -10,7 +10,7 @@ from stoker.codec import Refusal
 from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, NotSerializable
-from stoker.following.hooks import FAILURE, FINISH, SUCCESS
+from stoker.following.hooks import FAILURE, FINISH, RECORD, SUCCESS
 from stoker.nodes import Signature, as_node
 from stoker.options import options_of
 
@@ -33,6 +33,8 @@ def hooks_of(settings: Settings, task: Any) -> str:
         node = as_node(hook)
         assert isinstance(node, Signature)
         rows.append([when, *_row(settings, f"{option} of {task.module_path}", node)])
+    if recorder := getattr(task, "recorder", ""):
+        rows.append([RECORD, recorder])
     return codec.write(codec.encode(rows)).decode() if rows else ""
 
 

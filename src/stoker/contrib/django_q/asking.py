@@ -1,0 +1,170 @@
+"""Results and groups: asked for by their ids or names. ``wait`` is in milliseconds, as Django Q has
+it; -1 = as long as it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from stoker.exceptions import JobFailed
+from stoker.waiting import pauses
+
+from . import caching, conf
+from .models import Task
+
+LONGEST_PAUSE_SECONDS = 0.25
+Found = TypeVar("Found")
+
+
+def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
+    """What a task returned; None where it has not ended, or its result is not kept.
+
+    Raises:
+        JobFailed: it failed. ``fetch`` gives its Task, of which the result is the error, as text.
+    """
+    row = fetch(task_id, wait, cached)
+    if row is None:
+        return None
+    if not row.success:
+        first_line = str(row.result).strip().partition("\n")[0]
+        raise JobFailed(f"Task {row.name} of {row.func} failed: {first_line}")
+    return row.result
+
+
+def result_cached(task_id: str, wait: int = 0, broker: Any = None) -> Any:
+    """The same from the cache."""
+    return result(task_id, wait, cached=True)
+
+
+def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
+    """The Task of that id or name, once it has ended; None = it has not, or is not kept."""
+    if _is_cached(cached):
+        return _seen(lambda: caching.look_up(str(task_id)), wait)
+    return _seen(lambda: Task.get_task(str(task_id)), wait)
+
+
+def fetch_cached(task_id: str, wait: int = 0, broker: Any = None) -> Task | None:
+    """The same from the cache."""
+    return fetch(task_id, wait, cached=True)
+
+
+def result_group(
+    group_id: str,
+    failures: bool = False,
+    wait: int = 0,
+    count: int | None = None,
+    cached: Any = None,
+) -> list[Any] | None:
+    """What the tasks of a group returned.
+
+    Args:
+        failures: with the errors of those that failed, as text.
+        wait: for how long; for so many as ``count`` says, or for the first.
+        count: how many must have ended, failed ones included.
+    """
+    rows = fetch_group(group_id, failures, wait, count, cached)
+    return None if rows is None else [row.result for row in rows]
+
+
+def result_group_cached(
+    group_id: str,
+    failures: bool = False,
+    wait: int = 0,
+    count: int | None = None,
+    broker: Any = None,
+) -> list[Any] | None:
+    """The same from the cache."""
+    return result_group(group_id, failures, wait, count, cached=True)
+
+
+def fetch_group(
+    group_id: str,
+    failures: bool = True,
+    wait: int = 0,
+    count: int | None = None,
+    cached: Any = None,
+) -> Any:
+    """The Tasks of a group that have ended: a query set, or of the cache a list. Arguments as
+    ``result_group`` has them. None = there are none, or not ``count``."""
+    is_cached = _is_cached(cached)
+
+    def look() -> Any:
+        ended = count_group(group_id, cached=is_cached)
+        if not ended or (count is not None and ended < count):
+            return None
+        if is_cached:
+            return [row for row in caching.look_up_group(group_id) if failures or row.success]
+        return Task.get_task_group(group_id, failures)
+
+    return _seen(look, wait)
+
+
+def fetch_group_cached(
+    group_id: str,
+    failures: bool = True,
+    wait: int = 0,
+    count: int | None = None,
+    broker: Any = None,
+) -> Any:
+    """The same from the cache."""
+    return fetch_group(group_id, failures, wait, count, cached=True)
+
+
+def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
+    """How many tasks of a group have ended; with ``failures=True`` only those that failed."""
+    if _is_cached(cached):
+        rows = caching.look_up_group(group_id)
+        return sum(not row.success for row in rows) if failures else len(rows)
+    return Task.get_group_count(group_id, failures)
+
+
+def count_group_cached(group_id: str, failures: bool = False, broker: Any = None) -> int | None:
+    """The same from the cache."""
+    return count_group(group_id, failures, cached=True)
+
+
+def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int | None:
+    """Take the group's name off its Tasks; with ``tasks=True`` delete them. Returns how many. Of
+    the cache they are always deleted."""
+    if _is_cached(cached):
+        return caching.forget_group(group_id)
+    return Task.delete_group(group_id, tasks)
+
+
+def delete_group_cached(group_id: str, broker: Any = None) -> int | None:
+    """The same from the cache."""
+    return delete_group(group_id, cached=True)
+
+
+def delete_cached(task_id: str, broker: Any = None) -> bool:
+    """Take a result out of the cache. False: it is not there."""
+    return caching.forget(str(task_id))
+
+
+def queue_size(broker: Any = None) -> int:
+    """How many jobs wait in the queue of this cluster; those that run are not among them."""
+    from stoker.queue_depths import queues
+
+    name = getattr(broker, "list_key", None) or conf.queue()
+    return sum(
+        one.ready + one.deferred + one.blocked
+        for one in queues(conf.settings())
+        if one.name == name
+    )
+
+
+def _is_cached(cached: Any) -> bool:
+    return bool(conf.Conf.CACHED if cached is None else cached)
+
+
+def _seen(look: Callable[[], Found | None], wait: int) -> Found | None:
+    """The first that is not None."""
+    timeout = None if wait < 0 else wait / 1000
+    found = look()
+    for pause in pauses(timeout, LONGEST_PAUSE_SECONDS) if wait else ():
+        if found is not None:
+            break
+        time.sleep(pause)
+        found = look()
+    return found

@@ -1,0 +1,96 @@
+"""The tasks of Stoker's that the shim's jobs are of. Which function one calls stands in its
+package, which is signed: whoever can only write to the database cannot have another one called.
+None of these tasks can be enqueued over HTTP.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+from django.db import transaction
+
+from stoker.exceptions import StokerError
+from stoker.lifecycle.running import current
+from stoker.lifecycle.scheduled import scheduled_moment
+from stoker.tasks import Task
+
+from . import conf
+from .signals import post_execute_in_worker, pre_execute
+from .spec import Spec, as_dict, function_of, unpacked
+
+RECORD = "stoker.contrib.django_q.recording.record"
+
+
+class ItemsFailed(StokerError):
+    """Some calls of an ``async_iter`` have failed."""
+
+
+class RecordedTask(Task[..., Any]):
+    """A task of which each job that has ended is recorded as a row of the shim's ``Task``."""
+
+    recorder: ClassVar[str] = RECORD
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a job; one of a schedule lets its row know."""
+        result = Task.enqueue(self, *args, **kwargs)
+        schedule = args[0].get("schedule") if args and isinstance(args[0], dict) else None
+        if schedule is not None:
+            from .mirror import refresh
+
+            transaction.on_commit(partial(refresh, schedule), using=conf.database(), robust=True)
+        return result
+
+
+def call(spec: Spec, arguments: Any) -> Any:
+    """Call the function of an ``async_task``."""
+    args, kwargs = unpacked(conf.settings(), arguments)
+    moment = scheduled_moment()
+    if spec.get("intended_date_kwarg") and moment is not None:
+        kwargs[str(spec["intended_date_kwarg"])] = moment.isoformat()
+    running = current.get()
+    told = as_dict(spec, running.job_id if running else "", args, kwargs)
+    function = function_of(spec)
+    pre_execute.send_robust(None, func=function, task=told)
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        told |= {"success": False, "result": f"{type(error).__name__}: {error}"}
+        post_execute_in_worker.send_robust(None, func=function, task=told)
+        raise
+    told |= {"success": True, "result": value}
+    post_execute_in_worker.send_robust(None, func=function, task=told)
+    return value
+
+
+def call_item(spec: Spec, arguments: Any) -> list[Any]:
+    """One call of an ``async_iter``: in a list, so that one that failed can be told from None."""
+    return [call(spec, arguments)]
+
+
+def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
+    """The results of an ``async_iter``, in the order of its items."""
+    failed = sum(one is None for one in found)
+    if failed:
+        raise ItemsFailed(
+            f"{failed} of {len(found)} calls of {spec['func']} have failed: see the dead letters."
+        )
+    return [one[0] for one in found]
+
+
+def run_hook(hook: str, task_id: str) -> None:
+    """Call a hook with the Task that it is about."""
+    from .functions import function_at
+    from .recording import task_of
+
+    function_at(hook)(task_of(task_id))
+
+
+def _task(function: Any, kind: type[Task[..., Any]] = RecordedTask, **options: Any) -> Any:
+    return kind(func=function, backend=conf.alias(), queue_name=conf.queue(), **options)
+
+
+call_task = _task(call)
+item_task = _task(call_item, Task)
+collect_task = _task(collect, max_attempts=1)
+hook_task = _task(run_hook, Task)

@@ -1,0 +1,150 @@
+"""``Conf``: what ``Q_CLUSTER`` says, by the names that Django Q has for it; and which backend of
+``TASKS`` the shim uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings as django_settings
+
+from stoker.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
+from stoker.conf import Settings, settings_for
+from stoker.tasks import own_backends
+
+from .translation import CACHED_SECONDS, entry_of, read_cluster
+
+OWN = "django_q"
+"""The alias of the backend that is made of Q_CLUSTER beside those that the project names."""
+
+
+def configured() -> Mapping[str, Any]:
+    """Q_CLUSTER, as it is written."""
+    found = getattr(django_settings, "Q_CLUSTER", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def given() -> dict[str, Any]:
+    """Q_CLUSTER, as it is in force in this process."""
+    return read_cluster(configured())
+
+
+def install() -> None:
+    """Where TASKS has no backend of Stoker's, add one that is made of Q_CLUSTER: as "default" where
+    the project has not set TASKS, as "django_q" where it has."""
+    is_set = _is_set("TASKS")
+    tasks: dict[str, Any] = dict(django_settings.TASKS) if is_set else {}
+    if is_set and any(isinstance(entry, Mapping) and _is_own(entry) for entry in tasks.values()):
+        return
+    alias = OWN if is_set and "default" in tasks else "default"
+    tasks[alias] = entry_of(configured())
+    django_settings.TASKS = tasks
+    settings_for.cache_clear()
+    # As Django does it when a test changes the setting: somebody may have asked already.
+    backends: Any = task_backends
+    backends._settings = backends.settings = tasks
+    for known in tasks:
+        if hasattr(backends._connections, known):
+            del backends[known]
+
+
+def _is_set(name: str) -> bool:
+    lazy: Any = django_settings
+    return bool(lazy.is_overridden(name))
+
+
+def _is_own(entry: Mapping[str, Any]) -> bool:
+    from django.utils.module_loading import import_string
+
+    from stoker.backend import StokerBackend
+
+    try:
+        kind = import_string(str(entry.get("BACKEND")))
+    except ImportError:
+        return False
+    return isinstance(kind, type) and issubclass(kind, StokerBackend)
+
+
+def alias() -> str:
+    """The backend that the shim uses, by its name under TASKS."""
+    found = own_backends()
+    for name in (OWN, "default", *found):
+        if name in found:
+            return name
+    return "default"
+
+
+def settings() -> Settings:
+    """Those of that backend."""
+    return settings_for(alias())
+
+
+def database() -> str:
+    """The alias of the database in which the shim's tables are read and written."""
+    try:
+        return settings().database
+    except Exception:  # noqa: BLE001 - a query set may be made before anything is configured
+        return "default"
+
+
+def queue(cluster: str | None = None) -> str:
+    """The queue of a cluster; None = of that of this process."""
+    if cluster:
+        return cluster
+    served = settings().queues
+    wanted = str(given()["cluster_name"]) if configured() else DEFAULT_TASK_QUEUE_NAME
+    return wanted if not served or wanted in served else served[0]
+
+
+def cached_seconds(cached: Any) -> float | None:
+    """How long a result stays in the cache; None = it is not put there."""
+    if cached is True:
+        return CACHED_SECONDS
+    return float(cached) if cached else None
+
+
+class _Conf:
+    """Django Q's own view of its settings."""
+
+    @property
+    def PREFIX(self) -> str:  # noqa: N802 - Django Q's name
+        return str(given()["name"])
+
+    @property
+    def CLUSTER_NAME(self) -> str:  # noqa: N802 - as above
+        return queue()
+
+    @property
+    def SYNC(self) -> bool:  # noqa: N802 - as above
+        return bool(given().get("sync", False))
+
+    @property
+    def CACHED(self) -> Any:  # noqa: N802 - as above
+        return given().get("cached", False)
+
+    @property
+    def CACHE(self) -> str:  # noqa: N802 - as above
+        return str(given().get("cache", "default"))
+
+    @property
+    def SAVE_LIMIT(self) -> int:  # noqa: N802 - as above
+        return int(given().get("save_limit", 250))
+
+    @property
+    def SAVE_LIMIT_PER(self) -> str | None:  # noqa: N802 - as above
+        return given().get("save_limit_per")
+
+    @property
+    def LABEL(self) -> str:  # noqa: N802 - as above
+        return str(given().get("label", "Django Q"))
+
+    @property
+    def TIME_ZONE(self) -> str | None:  # noqa: N802 - as above
+        return given().get("time_zone")
+
+    @property
+    def ORM(self) -> str:  # noqa: N802 - as above
+        return database()
+
+
+Conf = _Conf()

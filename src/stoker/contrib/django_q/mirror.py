@@ -1,0 +1,233 @@
+"""Between the rows of the shim's ``Schedule`` and Stoker's own schedules, which fire."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.utils import timezone
+
+from stoker import schedules
+from stoker.exceptions import InvalidSchedule, ScheduleNotFound
+from stoker.models import Schedule as OwnSchedule
+from stoker.models.clock import database_now_us
+from stoker.schedule_options import Cron, Every, Once, Scheduled
+from stoker.schedule_plan import as_moment, as_us
+from stoker.wall_clock import zone_named
+
+from . import conf
+from .calls import call_task
+from .models import Schedule
+from .spec import Spec, packed, spec_of
+
+PROGRESS = {"task"}
+"""Columns that only show how far it has come."""
+UNITS = {
+    Schedule.MINUTES: ("minutes", 1),
+    Schedule.HOURLY: ("hours", 1),
+    Schedule.DAILY: ("days", 1),
+    Schedule.WEEKLY: ("weeks", 1),
+    Schedule.BIWEEKLY: ("weeks", 2),
+    Schedule.MONTHLY: ("months", 1),
+    Schedule.BIMONTHLY: ("months", 2),
+    Schedule.QUARTERLY: ("quarters", 1),
+    Schedule.YEARLY: ("years", 1),
+}
+
+
+def own_name(schedule_id: int) -> str:
+    """The name of Stoker's schedule."""
+    return f"django_q:{schedule_id}"
+
+
+def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
+    """Let Stoker's schedule be what the row says, in the open transaction.
+
+    Args:
+        keeps_moment: its next moment was not changed, whatever the row shows.
+
+    Raises:
+        InvalidSchedule: with a sentence for what is wrong.
+    """
+    if row.repeats == 0 or row.next_run is None:
+        remove(row.pk)
+        return
+    name, alias = own_name(row.pk), conf.alias()
+    known = _find(name)
+    next_us = as_us(_aware(row.next_run).replace(microsecond=0))
+    is_kept = known is not None and (keeps_moment or _shown_us(known) == next_us)
+    when = _when(row, known if is_kept else None)
+    task = call_task.using(backend=alias)
+    own = schedules.upsert(name, task, when, backend=alias)
+    if is_kept or row.schedule_type == Schedule.CRON or own.is_paused:
+        return
+    if own.moment_us != next_us and next_us <= database_now_us(conf.database()):
+        # It is due already, and that is not to be left out.
+        schedules.find(backend=alias).filter(pk=own.pk).update(moment_us=next_us, due_us=next_us)
+
+
+def remove(schedule_id: int) -> None:
+    """There is no such row any more."""
+    schedules.delete(own_name(schedule_id), backend=conf.alias())
+
+
+def refresh(schedule_id: int) -> None:
+    """Write into the row how far it has come: called after the commit of a tick. One that was to
+    run once, and not to be kept, is deleted, as Django Q does."""
+    own = _find(own_name(schedule_id))
+    plain = Schedule._base_manager.using(conf.database()).filter(pk=schedule_id)
+    row = plain.first()
+    if own is None or row is None:
+        return
+    if own.moment_us is None and row.schedule_type == Schedule.ONCE and own.repeats_left <= 0:
+        if row.repeats < 0:
+            Schedule.objects.filter(pk=schedule_id).delete()
+        else:
+            plain.update(repeats=0, task=_last_task(own))
+        return
+    _show(row, own)
+    plain.update(next_run=row.next_run, repeats=row.repeats, task=row.task)
+
+
+def show_progress(rows: Sequence[Schedule]) -> None:
+    """Let these rows show how far they have come."""
+    wanted = {own_name(row.pk): row for row in rows}
+    if wanted:
+        for own in schedules.find(backend=conf.alias()).filter(name__in=wanted):
+            _show(wanted[own.name], own)
+
+
+def moment_after(row: Schedule, moment: datetime) -> datetime | None:
+    """The next moment of this row's rule; None = there is none."""
+    when = _when(row, None)
+    if isinstance(when, Once):
+        return None
+    found = when.rule(str(django_settings.TIME_ZONE)).next_after(_aware(moment))
+    return None if found is None else _as_shown(found)
+
+
+def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
+    """The row as Stoker writes it. A known schedule goes on from the anchor that it has: the 31st
+    stays the 31st, though the next run is on the 30th."""
+    zone = conf.Conf.TIME_ZONE or str(django_settings.TIME_ZONE)
+    assert row.next_run is not None
+    start = _aware(row.next_run).replace(microsecond=0)
+    anchor = start.astimezone(zone_named(zone)).replace(tzinfo=None)
+    if known is not None and known.kind == "interval" and row.schedule_type in UNITS:
+        unit, count = UNITS[row.schedule_type]
+        if known.unit == unit and known.zone == zone and (count > 1 or known.count == _count(row)):
+            anchor = datetime.fromisoformat(known.anchor)
+    if known is not None and known.start_us is not None:
+        start = as_moment(known.start_us)
+    settings = conf.settings()
+    args, kwargs = _arguments(row)
+    terms: dict[str, Any] = {
+        "tz": zone,
+        "args": (_spec(row), packed(settings, args, kwargs)),
+        "repeats": row.repeats if row.repeats > 0 else -1,
+        "misfire": "once",
+        "queue_name": conf.queue(row.cluster),
+    }
+    if row.schedule_type == Schedule.ONCE:
+        return Once(start, **terms)
+    if row.schedule_type == Schedule.CRON:
+        if not row.cron:
+            raise InvalidSchedule('schedule_type "C" needs a cron rule: cron="0 3 * * *".')
+        return Cron(row.cron, start=start, **terms)
+    if row.schedule_type not in UNITS:
+        known_types = ", ".join(kind for kind, _ in Schedule.TYPE)
+        raise InvalidSchedule(f"schedule_type={row.schedule_type!r}: write one of {known_types}.")
+    if conf.given().get("catch_up") is True:
+        terms["misfire"] = "all"
+    unit, _ = UNITS[row.schedule_type]
+    return Every(count=_count(row), unit=unit, anchor=anchor, start=start, **terms)
+
+
+def _count(row: Schedule) -> int:
+    if row.schedule_type == Schedule.MINUTES:
+        return int(row.minutes or 1)
+    return UNITS[row.schedule_type][1]
+
+
+def _spec(row: Schedule) -> Spec:
+    spec = spec_of(row.func, {"hook": row.hook, "cluster": row.cluster, "group": row.name})
+    if not row.name:
+        spec["group"] = str(row.pk)
+    if row.intended_date_kwarg:
+        spec["intended_date_kwarg"] = row.intended_date_kwarg
+    spec["schedule"] = row.pk
+    return spec
+
+
+def _arguments(row: Schedule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What is written as text.
+
+    Raises:
+        InvalidSchedule: it is no list of plain values.
+    """
+    args: Any = _read(row.args, "args", lambda text: f"({text},)") if row.args else ()
+    if row.args and isinstance(args, tuple) and len(args) == 1 and str(row.args).strip()[:1] == "(":
+        args = args[0] if isinstance(args[0], tuple) else args
+    kwargs: Any = {}
+    if row.kwargs:
+        is_dict = str(row.kwargs).strip().startswith("{")
+        kwargs = _read(row.kwargs, "kwargs", str) if is_dict else _named(str(row.kwargs))
+    return tuple(args), dict(kwargs)
+
+
+def _read(text: Any, column: str, wrap: Any) -> Any:
+    try:
+        return ast.literal_eval(wrap(str(text).strip().rstrip(",")))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise InvalidSchedule(
+            f"{column}={str(text)[:80]!r} cannot be read: write plain values, as in 1, 'two', None."
+        ) from None
+
+
+def _named(text: str) -> dict[str, Any]:
+    """Of "x=1, y='two'"."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert not call.args
+        assert all(one.arg is not None for one in call.keywords)
+        return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    except (ValueError, SyntaxError, AssertionError):
+        raise InvalidSchedule(
+            f"kwargs={text[:80]!r} cannot be read: write plain values, as in x=1, y='two'."
+        ) from None
+
+
+def _find(name: str) -> OwnSchedule | None:
+    try:
+        return schedules.get(name, backend=conf.alias())
+    except ScheduleNotFound:
+        return None
+
+
+def _show(row: Schedule, own: OwnSchedule) -> None:
+    shown_us = _shown_us(own)
+    if shown_us is not None:
+        row.next_run = _as_shown(as_moment(shown_us))
+    if row.repeats > 0:
+        row.repeats = max(own.repeats_left, 0)
+    row.task = _last_task(own) or row.task
+
+
+def _shown_us(own: OwnSchedule) -> int | None:
+    return own.moment_us
+
+
+def _last_task(own: OwnSchedule) -> str | None:
+    return None if own.last_job_id is None else own.last_job_id.hex
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else timezone.make_aware(moment)
+
+
+def _as_shown(moment: datetime) -> datetime:
+    return moment if django_settings.USE_TZ else timezone.make_naive(moment)

@@ -1,0 +1,87 @@
+"""``OrmQ``: the jobs that wait or run, as Django Q's table of packages showed them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import F
+
+from stoker.cancelling import cancel
+from stoker.contrib.django_q import conf
+from stoker.exceptions import PackageError
+from stoker.models import Claimed, Job
+from stoker.package import sealer_for
+from stoker.schedule_plan import as_moment
+
+
+class OrmQQuerySet(models.QuerySet["OrmQ"]):
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """Cancel these jobs: those that wait at once, those that run as soon as they notice."""
+        count = sum(row.cancel() for row in self)
+        return count, {OrmQ._meta.label: count}
+
+
+class OrmQManager(models.Manager.from_queryset(OrmQQuerySet)):  # type: ignore[misc] # made at run time
+    def get_queryset(self) -> OrmQQuerySet:
+        rows: OrmQQuerySet = super().get_queryset()
+        rows = rows.using(conf.database()) if self._db is None else rows
+        return rows.filter(status=None).annotate(key=F("queue"), payload=F("package"))
+
+
+class OrmQ(Job):
+    """A row of Stoker's own table of jobs. ``key`` is its queue, ``payload`` its package."""
+
+    objects: ClassVar[OrmQManager] = OrmQManager()
+
+    class Meta:
+        proxy = True
+        verbose_name = "queued task"
+        ordering = ("id",)
+
+    @property
+    def lock(self) -> datetime | None:
+        """Until when a cluster has it for certain; None = it waits."""
+        claimed = Claimed.objects.using(conf.database()).filter(pk=self.pk).first()
+        return None if claimed is None else as_moment(claimed.leased_until_us)
+
+    def cancel(self) -> bool:
+        """Withdraw the job, or have it ended. False: it has ended."""
+        return cancel(conf.settings(), Job(pk=self.pk, queue=self.queue, task=self.task_path), "")
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        count = int(self.cancel())
+        return count, {self._meta.label: count}
+
+    @property
+    def task_path(self) -> str:
+        """The dotted path of Stoker's task; of a job of the shim, that which calls its function."""
+        return str(Job._meta.get_field("task").value_from_object(self))
+
+    def call(self) -> dict[str, Any]:
+        """What is called, as Django Q's signals have it; of a job that is none of the shim's, its
+        task."""
+        from stoker.contrib.django_q.spec import as_dict, unpacked
+
+        try:
+            package = sealer_for(conf.settings()).open(bytes(self.package))
+        except PackageError as error:
+            return {"id": self.pk.hex, "name": "*unreadable*", "func": str(error)}
+        if package.args and isinstance(package.args[0], dict) and "func" in package.args[0]:
+            args, kwargs = unpacked(conf.settings(), package.args[-1])
+            return as_dict(package.args[0], self.pk, args, kwargs)
+        known = {"id": self.pk.hex, "name": package.task, "func": package.task}
+        return {**known, "args": package.args, "kwargs": package.kwargs}
+
+    def task_id(self) -> str:
+        return str(self.call()["id"])
+
+    def name(self) -> str:
+        return str(self.call()["name"])
+
+    def func(self) -> str:
+        return str(self.call()["func"])
+
+    def group(self) -> str | None:
+        return self.call().get("group")

@@ -1,0 +1,13 @@
+from collections.abc import Iterator
+
+import pytest
+from django.core.cache import caches
+
+from tests.contrib.django_q import functions
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_done() -> Iterator[None]:
+    functions.done.clear()
+    yield
+    caches["default"].clear()

@@ -1,0 +1,36 @@
+"""What the tests have called. What was done is noted in done."""
+
+from typing import Any
+
+done: list[Any] = []
+
+
+def add(one: float, two: float = 0) -> float:
+    return one + two
+
+
+def note(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    done.append((args, kwargs))
+    return args
+
+
+def fail(text: str = "out of order") -> None:
+    raise ValueError(text)
+
+
+def fail_on(number: int, bad: int) -> int:
+    if number == bad:
+        raise ValueError(f"{number} is bad")
+    return number
+
+
+def hook(task: Any) -> None:
+    done.append((task.id, task.name, task.success, task.result))
+
+
+class Till:
+    """Methods that need no object can be called, too."""
+
+    @staticmethod
+    def count(*coins: int) -> int:
+        return sum(coins)

@@ -1,0 +1,201 @@
+"""Several tasks together: groups, chains, iterations."""
+
+import pytest
+
+from stoker.contrib.django_q.models import Task
+from stoker.contrib.django_q.tasks import (
+    Chain,
+    Iter,
+    async_chain,
+    async_iter,
+    async_task,
+    count_group,
+    count_group_cached,
+    delete_cached,
+    delete_group,
+    delete_group_cached,
+    fetch,
+    fetch_cached,
+    fetch_group,
+    fetch_group_cached,
+    result,
+    result_cached,
+    result_group,
+    result_group_cached,
+)
+from stoker.exceptions import JobFailed
+from stoker.testing import drain
+
+from tests.contrib.django_q import functions
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+HERE = "tests.contrib.django_q.functions"
+
+
+def test_a_group_is_asked_for_by_its_name() -> None:
+    for number in range(4):
+        async_task("math.sqrt", number * number, group="roots")
+    assert result_group("roots") is None
+    drain()
+    assert count_group("roots") == 4
+    assert sorted(result_group("roots") or []) == [0, 1, 2, 3]
+    assert {row.func for row in fetch_group("roots")} == {"math.sqrt"}
+    row = Task.objects.filter(group="roots").first()
+    assert row is not None
+    assert row.group_count() == 4
+    assert sorted(row.group_result() or []) == [0, 1, 2, 3]
+
+
+def test_failures_of_a_group_are_counted_and_left_out() -> None:
+    for number in range(3):
+        async_task(f"{HERE}.fail_on", number, 1, group="some", ack_failure=True)
+    drain()
+    assert count_group("some") == 3
+    assert count_group("some", failures=True) == 1
+    assert sorted(result_group("some") or []) == [0, 2]
+    assert len(result_group("some", failures=True) or []) == 3
+    assert len(fetch_group("some", failures=False)) == 2
+
+
+def test_so_many_of_a_group_are_waited_for() -> None:
+    async_task("math.sqrt", 4, group="roots")
+    drain()
+    assert result_group("roots", count=2, wait=20) is None
+    assert result_group("roots", count=1) == [2]
+
+
+def test_a_group_is_let_go_or_deleted() -> None:
+    for group in ("one", "two"):
+        async_task("math.sqrt", 4, group=group)
+    drain()
+    assert delete_group("one") == 1
+    assert Task.objects.count() == 2
+    assert count_group("one") == 0
+    assert delete_group("two", tasks=True) == 1
+    assert Task.objects.count() == 1
+
+
+def test_a_group_in_the_cache() -> None:
+    ids = [async_task("math.sqrt", number, group="cached", cached=60) for number in (1, 4)]
+    async_task(f"{HERE}.fail", group="cached", cached=60, ack_failure=True)
+    drain()
+    assert count_group_cached("cached") == 3
+    assert count_group_cached("cached", failures=True) == 1
+    assert result_group_cached("cached", count=3) == [1, 2]
+    assert len(fetch_group_cached("cached")) == 3
+    assert delete_cached(ids[0])
+    assert not delete_cached(ids[0])
+    assert count_group_cached("cached") == 2
+    assert delete_group_cached("cached") == 2
+    assert count_group_cached("cached") == 0
+    assert fetch_cached(ids[1]) is None
+
+
+def test_steps_of_a_chain_come_one_after_the_other() -> None:
+    group = async_chain([(f"{HERE}.note", (1,)), (f"{HERE}.note", (2,), {"x": 1}), "math.nan"][:2])
+    drain()
+    assert functions.done == [((1,), {}), ((2,), {"x": 1})]
+    assert count_group(group) == 2
+
+
+def test_a_step_that_fails_ends_its_chain() -> None:
+    group = async_chain(
+        [(f"{HERE}.note", (1,)), (f"{HERE}.fail", (), {"ack_failure": True}), (f"{HERE}.note",)]
+    )
+    drain()
+    assert functions.done == [((1,), {})]
+    assert count_group(group) == 2
+    assert count_group(group, failures=True) == 1
+
+
+def test_a_chain_is_put_together_first() -> None:
+    chain = Chain()
+    assert chain.append("math.copysign", 1, -1) == 1
+    assert chain.append("math.floor", 1.5) == 2
+    chain.run()
+    assert chain.current() == 0
+    assert chain.result() is None
+    drain()
+    assert chain.current() == 2
+    assert chain.length() == 2
+    assert chain.result() == [-1, 1]
+    assert [row.func for row in chain.fetch()] == ["math.copysign", "math.floor"]
+
+
+def test_a_chain_in_the_cache() -> None:
+    chain = Chain([("math.floor", (1.5,)), ("math.ceil", (1.5,))], cached=60)
+    chain.run()
+    drain()
+    assert chain.result() == [1, 2]
+    assert not Task.objects.exists()
+
+
+def test_a_chain_in_sync() -> None:
+    chain = Chain([("math.floor", (1.5,)), (f"{HERE}.fail",), (f"{HERE}.note",)], sync=True)
+    chain.run()
+    assert chain.current() == 2
+    assert functions.done == []
+
+
+def test_a_task_that_brings_a_chain() -> None:
+    first = async_task(f"{HERE}.note", 1, chain=[(f"{HERE}.note", (2,))])
+    drain()
+    assert functions.done == [((1,), {}), ((2,), {})]
+    assert result(first) == (1,)
+
+
+def test_results_of_an_iteration_are_one() -> None:
+    task_id = async_iter("math.floor", [1.5, 2.5, 3.5], hook=f"{HERE}.hook", task_name="floors")
+    assert result(task_id) is None
+    drain()
+    assert result(task_id) == [1, 2, 3]
+    row = fetch("floors")
+    assert row is not None
+    assert (row.id, row.func, row.args) == (task_id, "math.floor", [[1.5], [2.5], [3.5]])
+    assert Task.objects.count() == 1
+    assert functions.done == [(task_id, "floors", True, [1, 2, 3])]
+
+
+def test_calls_of_an_iteration_may_have_several_arguments() -> None:
+    task_id = async_iter("math.copysign", [(1, -1), (2, -2)])
+    drain()
+    assert result(task_id) == [-1, -2]
+
+
+def test_an_iteration_of_nothing() -> None:
+    task_id = async_iter("math.floor", [])
+    drain()
+    assert result(task_id) == []
+
+
+def test_an_iteration_of_which_a_call_fails() -> None:
+    task_id = async_iter(f"{HERE}.fail_on", [(1, 2), (2, 2)], ack_failure=True)
+    drain()
+    with pytest.raises(JobFailed, match="1 of 2 calls"):
+        result(task_id)
+
+
+def test_an_iteration_in_the_cache() -> None:
+    task_id = async_iter("math.floor", [1.5], cached=60)
+    drain()
+    assert result_cached(task_id) == [1]
+    assert not Task.objects.exists()
+
+
+def test_an_iteration_is_put_together_first() -> None:
+    calls = Iter("math.copysign")
+    calls.append(1, -1)
+    assert calls.append(2, -2) == 2
+    calls.run()
+    assert calls.result() is None
+    drain()
+    assert calls.result() == [-1, -2]
+    assert calls.fetch().result == [-1, -2]
+    assert calls.length() == 2
+
+
+def test_an_iteration_in_sync() -> None:
+    calls = Iter("math.floor", args=[1.5, 2.5], sync=True)
+    calls.run()
+    assert calls.result() == [1, 2]
+    assert drain() == []

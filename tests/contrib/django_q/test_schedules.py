@@ -1,0 +1,216 @@
+"""``schedule()`` and rows of ``Schedule``."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError
+from django.test import override_settings
+from django.utils import timezone
+
+from stoker.conf import settings_for
+from stoker.contrib.django_q import conf
+from stoker.contrib.django_q.mirror import refresh
+from stoker.contrib.django_q.models import Schedule, Task
+from stoker.contrib.django_q.tasks import result, schedule
+from stoker.exceptions import InvalidSchedule
+from stoker.lifecycle.firing import Firing
+from stoker.models import Schedule as OwnSchedule
+from stoker.models.clock import database_now_us
+from stoker.schedule_plan import as_us
+from stoker.testing import drain
+
+from tests.contrib.django_q import functions
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+HERE = "tests.contrib.django_q.functions"
+FUTURE = datetime(2040, 1, 31, 12, 30, tzinfo=UTC)
+
+
+def fire(at: datetime | None = None) -> int:
+    """What a scheduler does at that moment; None = now. Returns how many ticks were fired."""
+    settings = settings_for(conf.alias())
+    now_us = database_now_us(settings.database) if at is None else as_us(at)
+    firing, count = Firing(settings), 0
+    for row in OwnSchedule.objects.using(settings.database).filter(due_us__lte=now_us):
+        count += firing.fire(row.pk, now_us) is not None
+    for one in Schedule.objects.all():
+        refresh(one.pk)
+    return count
+
+
+def test_it_runs_at_once_where_nothing_else_is_said() -> None:
+    row = schedule("math.copysign", 2, -2)
+    assert fire() == 1
+    drain()
+    assert [one.result for one in Task.objects.all()] == [-2]
+    assert not Schedule.objects.filter(pk=row.pk).exists()
+
+
+def test_once_and_kept() -> None:
+    row = schedule(f"{HERE}.note", repeats=1, name="kept")
+    fire()
+    row.refresh_from_db()
+    assert row.repeats == 0
+    assert fire() == 0
+
+
+@pytest.mark.parametrize(
+    ("terms", "following"),
+    [
+        (
+            {"schedule_type": Schedule.MINUTES, "minutes": 5},
+            datetime(2040, 1, 31, 12, 35, tzinfo=UTC),
+        ),
+        ({"schedule_type": Schedule.HOURLY}, datetime(2040, 1, 31, 13, 30, tzinfo=UTC)),
+        ({"schedule_type": Schedule.DAILY}, datetime(2040, 2, 1, 12, 30, tzinfo=UTC)),
+        ({"schedule_type": Schedule.WEEKLY}, datetime(2040, 2, 7, 12, 30, tzinfo=UTC)),
+        ({"schedule_type": Schedule.BIWEEKLY}, datetime(2040, 2, 14, 12, 30, tzinfo=UTC)),
+        ({"schedule_type": Schedule.MONTHLY}, datetime(2040, 2, 29, 12, 30, tzinfo=UTC)),
+        ({"schedule_type": Schedule.BIMONTHLY}, datetime(2040, 3, 31, 12, 30, tzinfo=UTC)),
+        ({"schedule_type": Schedule.QUARTERLY}, datetime(2040, 4, 30, 12, 30, tzinfo=UTC)),
+        ({"schedule_type": Schedule.YEARLY}, datetime(2041, 1, 31, 12, 30, tzinfo=UTC)),
+    ],
+    ids=lambda value: value["schedule_type"] if isinstance(value, dict) else "",
+)
+def test_each_kind_goes_on_from_its_first_run(terms: dict[str, Any], following: datetime) -> None:
+    row = schedule(f"{HERE}.note", next_run=FUTURE, **terms)
+    assert fire(FUTURE - timedelta(seconds=1)) == 0
+    assert fire(FUTURE) == 1
+    row = Schedule.objects.get(pk=row.pk)
+    assert row.next_run == following
+
+
+def test_the_31st_stays_the_31st_whoever_saves_the_row() -> None:
+    row = schedule(f"{HERE}.note", next_run=FUTURE, schedule_type=Schedule.MONTHLY)
+    fire(FUTURE)
+    Schedule.objects.get(pk=row.pk).save()
+    fire(datetime(2040, 2, 29, 12, 30, tzinfo=UTC))
+    assert Schedule.objects.get(pk=row.pk).next_run == datetime(2040, 3, 31, 12, 30, tzinfo=UTC)
+
+
+def test_a_cron_rule() -> None:
+    row = schedule(f"{HERE}.note", schedule_type=Schedule.CRON, cron="0 3 * * *", next_run=FUTURE)
+    assert Schedule.objects.get(pk=row.pk).next_run == datetime(2040, 2, 1, 3, tzinfo=UTC)
+    assert row.calculate_next_run(FUTURE) == datetime(2040, 2, 1, 3, tzinfo=UTC)
+
+
+def test_what_is_no_rule_is_refused_when_it_is_written() -> None:
+    with pytest.raises(ValidationError):
+        schedule(f"{HERE}.note", schedule_type=Schedule.CRON, cron="every day")
+    with pytest.raises(InvalidSchedule, match="needs a cron rule"):
+        Schedule.objects.create(func=f"{HERE}.note", schedule_type=Schedule.CRON)
+    with pytest.raises(InvalidSchedule, match="cannot be read"):
+        Schedule.objects.create(func=f"{HERE}.note", args="1, two")
+    assert not Schedule.objects.exists()
+    assert not OwnSchedule.objects.using(conf.database()).exists()
+
+
+def test_a_name_is_there_once() -> None:
+    schedule(f"{HERE}.note", name="tidy", next_run=FUTURE)
+    with pytest.raises(IntegrityError, match="tidy"):
+        schedule(f"{HERE}.note", name="tidy")
+
+
+def test_the_task_gets_arguments_hook_and_group() -> None:
+    schedule(f"{HERE}.note", 1, "two", x=[3], name="letters", hook=functions.hook)
+    fire()
+    drain()
+    assert functions.done[0] == ((1, "two"), {"x": [3]})
+    row = Task.objects.get()
+    assert row.group == "letters"
+    assert functions.done[1][0] == row.id
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "given"),
+    [
+        ("1, 'two'", "x=3", ((1, "two"), {"x": 3})),
+        ("(1, 'two')", "{'x': 3}", ((1, "two"), {"x": 3})),
+        ("'one'", None, (("one",), {})),
+        ("[1, 2],", "", (([1, 2],), {})),
+        (None, "x=1, y=None", ((), {"x": 1, "y": None})),
+    ],
+)
+def test_arguments_as_text(args: str | None, kwargs: str | None, given: Any) -> None:
+    Schedule.objects.create(func=f"{HERE}.note", args=args, kwargs=kwargs)
+    fire()
+    drain()
+    assert functions.done == [given]
+
+
+def test_repeats_are_counted() -> None:
+    row = schedule(
+        f"{HERE}.note", schedule_type=Schedule.HOURLY, repeats=2, next_run=FUTURE, name="twice"
+    )
+    fire(FUTURE)
+    assert Schedule.objects.get(pk=row.pk).repeats == 1
+    fire(FUTURE + timedelta(hours=1))
+    assert Schedule.objects.get(pk=row.pk).repeats == 0
+    assert fire(FUTURE + timedelta(hours=2)) == 0
+
+
+def test_the_last_task_is_told() -> None:
+    row = schedule(f"{HERE}.add", 1, 1, schedule_type=Schedule.DAILY)
+    fire()
+    row = Schedule.objects.get(pk=row.pk)
+    assert row.success() is None
+    drain()
+    assert row.success()
+    assert row.task is not None
+    assert result(row.task) == 2
+    assert row.last_run() == Task.objects.get().name
+
+
+def test_the_moment_that_was_meant_is_handed_over() -> None:
+    schedule(
+        f"{HERE}.note",
+        schedule_type=Schedule.DAILY,
+        next_run=FUTURE,
+        intended_date_kwarg="day",
+    )
+    fire(FUTURE + timedelta(minutes=1))
+    drain()
+    assert functions.done == [((), {"day": FUTURE.isoformat()})]
+
+
+def test_rows_are_changed_deleted_and_put_forward() -> None:
+    row = schedule(f"{HERE}.note", schedule_type=Schedule.DAILY, next_run=FUTURE)
+    Schedule.objects.filter(pk=row.pk).update(next_run=timezone.now())
+    assert fire() == 1
+    row.next_run = FUTURE + timedelta(days=3)
+    row.save()
+    assert Schedule.objects.get(pk=row.pk).next_run == FUTURE + timedelta(days=3)
+    assert fire(FUTURE) == 0
+    Schedule.objects.filter(pk=row.pk).delete()
+    assert not OwnSchedule.objects.using(conf.database()).exists()
+
+
+def test_of_moments_that_were_missed_one_is_made_up_for() -> None:
+    schedule(
+        f"{HERE}.note", schedule_type=Schedule.HOURLY, next_run=timezone.now() - timedelta(hours=9)
+    )
+    fire()
+    assert len(drain()) == 1
+
+
+@override_settings(Q_CLUSTER={"name": "default", "catch_up": True})
+def test_or_each_of_them_where_that_is_asked_for() -> None:
+    schedule(
+        f"{HERE}.note", schedule_type=Schedule.HOURLY, next_run=timezone.now() - timedelta(hours=9)
+    )
+    fire()
+    assert len(drain()) == 10
+
+
+@override_settings(Q_CLUSTER={"time_zone": "Europe/Berlin"})
+def test_a_day_is_one_on_the_wall_clock() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    first = datetime(2040, 3, 24, 8, 0, tzinfo=berlin)
+    row = schedule(f"{HERE}.note", schedule_type=Schedule.DAILY, next_run=first)
+    fire(first)
+    row = Schedule.objects.get(pk=row.pk)
+    assert row.next_run == datetime(2040, 3, 25, 8, 0, tzinfo=berlin)
+    assert row.next_run - first == timedelta(hours=23)

@@ -1,0 +1,229 @@
+"""One task after another: ``async_task``, ``result``, ``fetch``."""
+
+import math
+import uuid
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from stoker.contrib.django_q.functions import UnknownFunction
+from stoker.contrib.django_q.models import Failure, OrmQ, Success, Task
+from stoker.contrib.django_q.tasks import (
+    AsyncTask,
+    async_task,
+    fetch,
+    fetch_cached,
+    queue_size,
+    result,
+    result_cached,
+)
+from stoker.exceptions import JobFailed, NotSerializable
+from stoker.models import Job
+from stoker.testing import drain
+
+from tests.contrib.django_q import functions
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+HERE = "tests.contrib.django_q.functions"
+
+
+def test_a_path_is_called() -> None:
+    task_id = async_task("math.copysign", 2, -2)
+    assert len(task_id) == 32
+    assert result(task_id) is None
+    assert queue_size() == 1
+    drain()
+    assert result(task_id) == -2
+    assert queue_size() == 0
+
+
+def test_a_callable_is_called() -> None:
+    task_id = async_task(math.floor, 1.5)
+    drain()
+    assert result(task_id) == 1
+
+
+def test_a_method_is_called() -> None:
+    ids = [async_task(functions.Till.count, 1, 2), async_task(f"{HERE}.Till.count", 3)]
+    drain()
+    assert [result(one) for one in ids] == [3, 3]
+
+
+def test_what_no_worker_would_find_is_refused() -> None:
+    with pytest.raises(UnknownFunction, match="no function of a module"):
+        async_task(lambda: None)
+    with pytest.raises(UnknownFunction, match="no function of a module"):
+        async_task([].append, 1)
+    assert not Job.objects.exists()
+
+
+def test_arguments_come_as_they_were() -> None:
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    task_id = async_task(f"{HERE}.note", moment, Decimal("1.50"), (1, 2), x=uuid.UUID(int=7))
+    drain()
+    assert functions.done == [((moment, Decimal("1.50"), (1, 2)), {"x": uuid.UUID(int=7)})]
+    row = fetch(task_id)
+    assert row is not None
+    assert row.args == [moment, Decimal("1.50"), (1, 2)]
+    assert row.kwargs == {"x": uuid.UUID(int=7)}
+    assert row.result == (moment, Decimal("1.50"), (1, 2))
+
+
+def test_what_cannot_travel_is_refused_where_it_is_said() -> None:
+    with pytest.raises(NotSerializable):
+        async_task(f"{HERE}.note", object())
+
+
+def test_a_task_tells_of_itself() -> None:
+    task_id = async_task(f"{HERE}.add", 1, two=2, task_name="sum", group="sums")
+    drain()
+    row = fetch("sum")
+    assert row is not None
+    assert (row.id, row.name, row.func, row.group) == (task_id, "sum", f"{HERE}.add", "sums")
+    assert row.success
+    assert row.attempt_count == 1
+    assert row.stopped >= row.started
+    assert row.time_taken() >= 0
+    assert list(Success.objects.filter(func=f"{HERE}.add", group="sums")) == [row]
+    assert not Failure.objects.exists()
+
+
+def test_options_in_a_dict_come_first() -> None:
+    async_task(f"{HERE}.note", task_name="one", x=1, q_options={"task_name": "two", "group": "g"})
+    drain()
+    assert functions.done == [((), {"x": 1})]
+    assert fetch("two") is not None
+    assert fetch("one") is None
+
+
+def test_the_result_of_a_failure_is_raised() -> None:
+    task_id = async_task(f"{HERE}.fail", "no coal", ack_failure=True)
+    drain()
+    with pytest.raises(JobFailed, match="no coal"):
+        result(task_id)
+    row = fetch(task_id)
+    assert row is not None
+    assert not row.success
+    assert row.result.startswith("no coal")
+    assert "Traceback" in row.result
+    assert list(Failure.objects.all()) == [row]
+
+
+def test_a_failure_is_tried_again() -> None:
+    task_id = async_task(f"{HERE}.fail")
+    drain()
+    assert fetch(task_id).attempt_count == 3  # type: ignore[union-attr] # it is there
+
+
+def test_an_unknown_function_fails() -> None:
+    task_id = async_task("nowhere.at.all", ack_failure=True)
+    drain()
+    with pytest.raises(JobFailed, match="nowhere"):
+        result(task_id)
+
+
+def test_a_success_that_is_not_saved_leaves_no_row() -> None:
+    async_task(f"{HERE}.add", 1, save=False)
+    async_task(f"{HERE}.fail", save=False, ack_failure=True)
+    drain()
+    assert [row.func for row in Task.objects.all()] == [f"{HERE}.fail"]
+
+
+def test_a_hook_is_called_once_with_the_task() -> None:
+    task_id = async_task(f"{HERE}.add", 1, 1, hook=f"{HERE}.hook", task_name="two")
+    failed = async_task(f"{HERE}.fail", hook=functions.hook, ack_failure=True, task_name="no")
+    drain()
+    seen = {one[0]: one[1:3] for one in functions.done}
+    assert seen == {task_id: ("two", True), failed: ("no", False)}
+    assert len(functions.done) == 2
+
+
+def test_a_hook_is_called_where_nothing_is_saved() -> None:
+    async_task(f"{HERE}.add", 1, 1, hook=f"{HERE}.hook", save=False)
+    async_task(f"{HERE}.add", 2, 2, hook=f"{HERE}.hook", cached=60)
+    drain()
+    assert sorted(one[3] for one in functions.done) == [2, 4]
+
+
+def test_a_hook_that_fails_leaves_the_result_as_it_is() -> None:
+    task_id = async_task(f"{HERE}.add", 1, 1, hook="nowhere.hook")
+    drain()
+    assert result(task_id) == 2
+
+
+def test_a_result_in_the_cache() -> None:
+    task_id = async_task(f"{HERE}.add", 1, 1, cached=60, task_name="in the cache")
+    drain()
+    assert result_cached(task_id) == 2
+    assert result_cached("in the cache") == 2
+    assert fetch_cached(task_id).name == "in the cache"  # type: ignore[union-attr] # it is there
+    assert result(task_id) is None
+    assert not Task.objects.exists()
+
+
+def test_in_sync_it_is_done_at_once() -> None:
+    task_id = async_task(f"{HERE}.add", 1, 1, sync=True, hook=f"{HERE}.hook", task_name="now")
+    assert result(task_id) == 2
+    assert functions.done == [(task_id, "now", True, 2)]
+    assert drain() == []
+
+
+def test_in_sync_a_failure_is_a_failure() -> None:
+    task_id = async_task(f"{HERE}.fail", sync=True)
+    row = fetch(task_id)
+    assert row is not None
+    assert not row.success
+    assert row.attempt_count == 1
+    assert drain() == []
+
+
+def test_an_object_that_is_run_later() -> None:
+    later = AsyncTask(f"{HERE}.add", 1, 1)
+    later.group = "later"
+    later.cached = False
+    task_id = later.run()
+    drain()
+    assert later.result() == 2
+    assert later.fetch().id == task_id
+    assert later.result_group() == [2]
+    assert [row.id for row in later.fetch_group()] == [task_id]
+
+
+def test_waiting_jobs_are_rows() -> None:
+    async_task(f"{HERE}.add", 1, task_name="first", cluster="slow")
+    async_task(f"{HERE}.add", 2)
+    assert OrmQ.objects.count() == 2
+    row = OrmQ.objects.get(key="slow")
+    assert (row.name(), row.func(), row.lock) == ("first", f"{HERE}.add", None)
+    assert OrmQ.objects.filter(key="slow").delete()[0] == 1
+    assert OrmQ.objects.count() == 1
+    assert drain().succeeded[0].args[1] == [[2], {}]
+
+
+def test_rows_are_rows() -> None:
+    """They are made, changed, counted and deleted as any."""
+    Task.objects.create(name="by hand", func="a.b", args=(1,), result={"x": 1}, success=True)
+    row = Task.objects.get(name="by hand")
+    assert (row.args, row.result) == ((1,), {"x": 1})
+    assert Task.get_result("by hand") == {"x": 1}
+    assert Task.objects.filter(name="by hand").delete()[0] == 1
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_nothing_is_there_before_the_commit() -> None:
+    """The classic: an order whose letter is written before the order can be seen."""
+
+    def send_msg(text: str, *, queue: bool = False) -> Any:
+        return async_task(f"{HERE}.note", text) if queue else functions.note(text)
+
+    with transaction.atomic():
+        send_msg("paid", queue=True)
+        assert functions.done == []
+    with transaction.atomic():
+        send_msg("never", queue=True)
+        transaction.set_rollback(True)
+    drain()
+    assert functions.done == [(("paid",), {})]
