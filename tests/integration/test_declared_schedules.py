@@ -199,8 +199,16 @@ def test_the_option_of_a_task() -> None:
         task(schedule="0 3 * * *")(declared_function)  # type: ignore[call-overload] # on purpose
 
 
-def test_keys_may_be_changed() -> None:
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_keys_may_be_changed(serializer: str) -> None:
     """What was signed with a former key is signed again while that is known."""
+    options = {"SERIALIZER": serializer}
+    tasks = {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
+    with override_settings(TASKS=tasks):
+        change_keys()
+
+
+def change_keys() -> None:
     with override_settings(SECRET_KEY="old"):
         schedules.create("kept", echo, every(hours=1, args=["kept"]))
     with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["old"]):

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from django.db import transaction
 
-from stoker.models import Job, Ready
+from stoker import every, schedules
+from stoker.models import Job, Ready, Schedule, Tick
 
 from tests.app.models import Ledger
 from tests.app.tasks import add, enqueue_another, fail_once, write_ledger
@@ -44,3 +45,12 @@ def test_a_cluster_serves_it(tmp_path: Path) -> None:
     assert [result.state for result in results] == ["SUCCESSFUL", "SUCCESSFUL", "FAILED"]
     assert add.get_result(results[1].return_value).return_value == 3
     assert Ledger.objects.using("default").count() == 1
+
+
+def test_schedules_live_there_too(tmp_path: Path) -> None:
+    schedules.create("seconds", write_ledger, every(seconds=1, repeats=2))
+    assert not Schedule.objects.using("default").exists()
+    with running_cluster(tmp_path) as cluster:
+        wait_for(lambda: schedules.get("seconds").is_over, cluster.tail)
+        wait_for(lambda: Ledger.objects.using("default").count() == 2, cluster.tail)
+    assert Tick.objects.using("queue").filter(outcome="fired").count() == 2

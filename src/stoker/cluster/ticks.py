@@ -43,6 +43,7 @@ AT_ONCE = 25
 """Then it is looked again which of the others are due still: other clusters fire, too."""
 MOST_LOOKED_AT = 500
 LONGEST_REST_SECONDS = 30.0
+BROKEN_CODE_SECONDS = 300.0
 
 Listen = Callable[[float], bool]
 
@@ -194,6 +195,7 @@ class Ticks:
             declared = find_declared(self._settings)
         except Exception as error:  # noqa: BLE001 - the project's modules may raise anything
             tell("schedules_not_declared", error=sentence(error))
+            self._declares_at = time.monotonic() + BROKEN_CODE_SECONDS
             return None
         declaring = Declaring(self._settings, declared)
         self._patience.call(declaring.reseal)
