@@ -32,6 +32,7 @@ from stoker.models import (
     GuardKey,
     Job,
     Need,
+    Outgoing,
     Ready,
     Requeue,
     Step,
@@ -225,6 +226,15 @@ def overdue_jobs() -> list[Any]:
     return [uuid.UUID(result.id)]
 
 
+def unrelayed_jobs() -> list[Any]:
+    """Of another broker: the ORM's own has no use for an outbox."""
+    row = Outgoing.objects.create(
+        job_id=new_job_id(), backend="default", task="shop.tasks.send", queue="default",
+        package=b"", enqueued_at=1.0,
+    )  # fmt: skip
+    return [row.pk]
+
+
 def unreadable_packages() -> list[Any]:
     spoiled, _ = enqueue(2)
     Job.objects.filter(pk=spoiled).update(package=b"not a package")
@@ -265,6 +275,7 @@ NAMED: tuple[Plant, ...] = (
     dead_letters_of_no_failure,
     steps_left_behind,
     overdue_jobs,
+    unrelayed_jobs,
     unreadable_packages,
 )
 

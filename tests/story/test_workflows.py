@@ -18,7 +18,7 @@ from stoker.models import Job, Workflow
 from tests.app.flows import complain, gather, link, member
 from tests.app.models import Ledger
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_while_it_goes_on
-from tests.story.ledgers import unfinished
+from tests.story.ledgers import assert_doctor_is_content, unfinished
 
 IS_FULL = bool(os.environ.get("STOKER_TEST_FULL"))
 MEMBERS = 10_000 if IS_FULL else 300
@@ -109,5 +109,6 @@ def _kill_while(
     wait_while_it_goes_on(left, lambda: f"{left()} left\n{cluster.tail()}")
     print(f"{kills} kills")
     assert kills
+    assert_doctor_is_content()
     told = [line for line in cluster.complaints() if "Traceback" not in line]  # of the steps
     assert not told

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.cancelling import sweep_requests
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
-from stoker.models import Cancellation, Claimed, Cluster, Deferred
+from stoker.models import Cancellation, Claimed, Cluster, Deferred, Outgoing
 from stoker.models.clock import DatabaseNow, microseconds
 
 from .look import AT_ONCE, Kind, Look
@@ -36,6 +37,12 @@ UNHEARD = Kind(
     "those that wait again are cancelled; of the others the request is forgotten",
     is_fault=False,
 )
+UNRELAYED = Kind(
+    "unrelayed_jobs",
+    "These jobs have long been in the outbox, and nobody has sent them on to their broker: does a "
+    "cluster of this backend run?",
+    is_fault=False,
+)
 LONG_SECONDS = 300.0
 """For which no living cluster leaves things as they are."""
 
@@ -55,6 +62,9 @@ class Clusters(Look):
         yield SILENT, list(silent.values_list("pk", flat=True)[:AT_ONCE])
         due = Deferred.objects.using(self.alias).filter(due_us__lt=long_ago).order_by("due_us")
         yield OVERDUE, list(due.values_list("pk", flat=True)[:AT_ONCE])
+        own = Outgoing.objects.using(self.alias).filter(backend=settings.alias)
+        old = own.filter(enqueued_at__lt=time.time() - long_seconds).order_by("job_id")
+        yield UNRELAYED, list(old.values_list("pk", flat=True)[:AT_ONCE])
         for page in self.scene.pages(Cancellation):
             asked = [row[0] for row in page]
             places = self.scene.broker.whereabouts(asked)
