@@ -580,4 +580,37 @@ MISTAKES = (
         (Change("lifecycle/declaring.py", "if alive[:1] != [self._digest]:", "if not alive:"),),
         ("tests/integration/test_declared_schedules.py", "-k", "flap"),
     ),
+    Mistake(
+        "a group is over though members are open",
+        (
+            Change(
+                "following/advance.py",
+                "open_ones = members.filter(state__in=OPEN)",
+                "open_ones = members.filter(state__in=())",
+            ),
+        ),
+        ("tests/workflows/test_flow.py",),
+    ),
+    Mistake(
+        "what a failed attempt has added is part of the workflow",
+        (
+            Change(
+                "following/advance.py",
+                "filter(state=State.HELD, added_in=attempt)",
+                "filter(state=State.HELD)",
+            ),
+        ),
+        ("tests/workflows/test_flow.py", "-k", "added"),
+    ),
+    Mistake(
+        "a step goes on as often as its end is recorded",
+        (
+            Change(
+                "following/advance.py",
+                'steps = ours.filter(state=State.ENQUEUED).defer("sealed", "value")',
+                'steps = ours.defer("sealed", "value")',
+            ),
+        ),
+        ("tests/workflows/test_life.py", "-k", "recorded_again"),
+    ),
 )

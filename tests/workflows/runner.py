@@ -13,6 +13,7 @@ from stoker.conf import settings_for
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Attempted
+from stoker.models import Ready
 
 
 class Runner:
@@ -43,6 +44,7 @@ class Runner:
                 kept = kept[size:]
             self._come_late()
         self._come_late()
+        assert not Ready.objects.exists(), "a claim has left jobs behind"
 
     def _claim(self) -> list[Delivery]:
         return self.broker.claim(

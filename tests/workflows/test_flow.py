@@ -46,6 +46,12 @@ def test_a_chord_gives_its_callback_the_results_in_order() -> None:
     assert workflow.wait(timeout=0) == 90
 
 
+def test_a_callback_waits_for_every_member() -> None:
+    """Even if it would come before them, once it is enqueued."""
+    first = total.using(priority=100).s()
+    assert run(chord([double.s(number) for number in range(4)], first)).value == 12
+
+
 def test_nested() -> None:
     node = add.s(1, 1) | (double.s() & (add.s(1) | double.s())) | tell.s()
     assert run(node).value == [4, 6]

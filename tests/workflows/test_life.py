@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.utils import timezone
@@ -10,6 +11,8 @@ from stoker import chain, chord, dead_letters, get_workflow, group, queues
 from stoker.brokers import broker_for
 from stoker.cluster.workflow_sweep import WorkflowSweep
 from stoker.conf import settings_for
+from stoker.following.ended import Ended
+from stoker.following.follow import follow
 from stoker.lifecycle.outbox import relay_all
 from stoker.models import Job, Ready, Step, Workflow
 from stoker.results import fetch
@@ -94,6 +97,18 @@ def test_a_job_that_was_removed_by_hand() -> None:
 def test_nothing_is_gone_on_from_that_is_under_way() -> None:
     chain(note.si("a"), note.si("b")).enqueue()
     assert sweep().go_on() == 0
+
+
+def test_an_end_that_is_recorded_again_changes_nothing() -> None:
+    workflow = chain(note.si("a"), note.si("b"), note.si("c")).enqueue()
+    first = next(step for step in workflow.steps() if step.state == "ENQUEUED")
+    drain()
+    ended = Ended(UUID(first.job_id or ""), Job.Status.FAILED, 1)
+    follow(settings_for(), [ended])
+    drain()
+    assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "b", "c"])
+    states = {step.state for step in workflow.steps()}
+    assert states == {"SUCCESSFUL"}
 
 
 def test_results_that_are_not_kept_are_given_all_the_same(settings: Any) -> None:
