@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from django.db.models import F
 
 from stoker import every, schedules
 from stoker.conf import settings_for
@@ -55,6 +56,21 @@ def test_a_cluster_that_fires_none(tmp_path: Path) -> None:
         wait_for(lambda: schedules.get("seconds").due_us < database_now_us("default"))
         wait_for(lambda: nothing.get_result(result.id).is_finished, idle.tail)
         assert Tick.objects.count() == count
+
+
+def test_a_cluster_stops_though_ticks_are_late(tmp_path: Path) -> None:
+    """A year of seconds is to be caught up with, of more schedules than are fired at a look."""
+    rule = every(seconds=1, misfire="all", misfire_cap=1000)
+    for number in range(60):
+        schedules.create(f"schedule {number}", nothing, rule)
+    late_us = F("due_us") - 365 * 86_400_000_000
+    Schedule.objects.update(due_us=late_us, moment_us=late_us)
+    with running_cluster(tmp_path) as cluster:
+        wait_for(lambda: Tick.objects.filter(outcome="fired").count() > 100, cluster.tail)
+        before = Tick.objects.count()
+        assert cluster.stop() == 0
+        assert not cluster.complaints()
+    assert Tick.objects.count() - before < 2500, "it went on to catch up"
 
 
 def test_an_unknown_task_has_its_grace(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Scheduler:
     def run(self) -> None:
         thread = threading.Thread(target=self._do_upkeep, name="upkeep", daemon=True)
         thread.start()
-        while not self._is_over.is_set():
+        while not self._listen(0.0):  # also while ticks are late, and none is waited for
             self._beat()
             if self.settings.scheduler:
                 self.ticks.run_once()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 
 from stoker.brokers.base import Broker
 from stoker.conf import Settings
@@ -42,6 +42,8 @@ OVERDUE_US = 100_000
 AT_ONCE = 25
 """Then it is looked again which of the others are due still: other clusters fire, too."""
 MOST_LOOKED_AT = 500
+BREATH_SECONDS = 0.05
+"""Where one process writes at a time, late ticks must let the others write as well."""
 LONGEST_REST_SECONDS = 30.0
 BROKEN_CODE_SECONDS = 300.0
 
@@ -81,6 +83,8 @@ class Ticks:
         self._schedules = Schedule.objects.using(settings.database).of(
             settings.cluster, settings.alias
         )
+        locks_rows = connections[settings.database].features.has_select_for_update
+        self._breath_seconds = 0.0 if locks_rows else BREATH_SECONDS
         self._shares = Shares(settings, cluster_id)
         self._declaring: Declaring | None = None
         self._declares_at = 0.0
@@ -104,7 +108,9 @@ class Ticks:
             if wait > 0 and self._listen(wait):
                 return
             self._fire(schedule_id)
-        if len(batch) == len(found):
+        if len(batch) < len(found):
+            self._listen(self._breath_seconds)
+        else:
             self._listen(max(0.0, looked_at + LOOK_SECONDS - time.monotonic()))
 
     def _look(self) -> list[tuple[int, UUID, int]]:
