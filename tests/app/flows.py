@@ -1,6 +1,7 @@
 """Steps of workflows that leave a trace, however they end."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from stoker import task
@@ -52,3 +53,11 @@ def complain(result: Any, chain: int) -> None:
 
 def write(note: str) -> None:
     Ledger.objects.create(job_id="", attempt=0, worker="", started_ns=0, note=note)
+
+
+@task(max_attempts=1, timeout=60)
+def fail_when_there(path: str) -> None:
+    """Fail as soon as somebody has made that file."""
+    while not Path(path).exists():
+        time.sleep(0.01)
+    raise Wrong

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 
 from stoker import chain, chord, get_workflow, group
-from stoker.models import Step
+from stoker.models import Ready, Step
 from stoker.testing import drain
 
 from tests.workflows.tasks import (
@@ -177,6 +178,17 @@ def test_retry_after_a_cancel() -> None:
     assert get_workflow(workflow.id).status == "SUCCESSFUL"
 
 
+def test_retry_after_a_cancel_between_two_steps() -> None:
+    workflow = chain(note.si("a"), chain(note.si("b"), note.si("c")), note.si("d")).enqueue()
+    drain(until_empty=False)
+    Step.objects.filter(workflow_id=workflow.id, state="ENQUEUED").update(state="SUCCESSFUL")
+    Ready.objects.all().delete()  # as though it had succeeded when the workflow was cancelled
+    workflow.cancel()
+    assert workflow.retry() == 1
+    drain()
+    assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "c", "d"])
+
+
 def test_retry_of_a_group_that_failed_fast() -> None:
     FAILING.add("a")
     members = group((note.si(name) for name in "abcde"), on_failure="stop", at_once=3)
@@ -199,3 +211,20 @@ def test_what_a_failed_attempt_added_is_never_run() -> None:
     workflow = run(chain(add_and_fail_once.s("x"), tell.s("end")))
     assert DONE == ["x", "x", ("added", "x"), ("end", "x")]
     assert workflow.status == "SUCCESSFUL"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_in_async_code() -> None:
+    """As a view would: made, waited for by others, asked."""
+
+    async def make() -> Any:
+        return await chain(add.s(1, 2), double.s()).aenqueue(name="later")
+
+    workflow = async_to_sync(make)()
+    drain()
+
+    async def ask() -> Any:
+        return await workflow
+
+    assert async_to_sync(ask)() == 6
+    assert workflow.name == "later"

@@ -24,6 +24,12 @@ def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> None:
     if step is None or step.state not in (State.FAILED, State.CANCELLED):
         return
     steps.filter(pk=step.pk).update(state=State.ENQUEUED, job_id=new_job_id, cause=None)
+    open_above(alias, step)
+
+
+def open_above(alias: str, step: Step) -> None:
+    """This step has its turn again, in a workflow that is locked: what holds it is under way."""
+    steps = Step.objects.using(alias)
     while step.parent_id is not None:
         parent = steps.defer("sealed", "value").get(pk=step.parent_id)
         is_undone = parent.has_undo and _is_undone(alias, parent)
@@ -33,7 +39,7 @@ def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> None:
         if step.role != Step.Role.STEP:
             return
         step = parent
-    Workflow.objects.using(alias).reopen(workflow_id)
+    Workflow.objects.using(alias).reopen(step.workflow_id)
 
 
 def _is_undone(alias: str, chain: Step) -> bool:

@@ -14,13 +14,13 @@ from stoker.finding import find_task
 from stoker.following.advance import Advance
 from stoker.following.deliver import deliver
 from stoker.following.follow import end_waiting
-from stoker.following.reopen import reopen
+from stoker.following.reopen import open_above, reopen
 from stoker.ids import following_job_id
 from stoker.lifecycle.calling import needs_of_step
 from stoker.lifecycle.requeue import Fate, Wish, requeue
 from stoker.models import DeadLetter, Job, Step, Workflow
 from stoker.models.isolation import deciding
-from stoker.models.step import GROUPS
+from stoker.models.step import GROUPS, OPEN
 from stoker.package import sealer_for
 from stoker.progress import explained
 
@@ -132,11 +132,14 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
 
 
 def _resume(settings: Settings, workflow_id: UUID) -> int:
-    """Where a group goes on of which members never had their turn, they have it now."""
+    """What never had its turn has it now: the next steps of chains that were cancelled between two
+    steps, and members of groups that go on."""
     alias = settings.database
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
+    turns = _next_in_chains(alias, workflow_id)
+    for step in turns:
+        open_above(alias, step)
     groups = steps.filter(kind__in=GROUPS, state=State.STARTED)
-    turns: list[Step] = []
     for group in groups.defer("sealed", "value"):
         members = Step.objects.using(alias).below([group.pk])
         if not members.filter(state=State.PENDING).exists():
@@ -145,6 +148,24 @@ def _resume(settings: Settings, workflow_id: UUID) -> int:
         turns += Advance(settings).room_of(group, busy)
     Advance(settings).begin(turns)
     return len(turns)
+
+
+def _next_in_chains(alias: str, workflow_id: UUID) -> list[Step]:
+    """The steps after those that ended well, when their chains had been cancelled."""
+    steps = Step.objects.using(alias)
+    chains = steps.filter(workflow_id=workflow_id, state=State.CANCELLED)
+    found = []
+    chains = chains.exclude(kind__in=GROUPS).exclude(kind=Step.Kind.TASK, has_added=False)
+    for chain in chains.defer("sealed", "value"):
+        members = steps.below([chain.pk])
+        begun = members.exclude(state__in=(State.PENDING, State.HELD)).order_by("-position")
+        last = begun.defer("sealed", "value").first()
+        if last is None or not (last.state == State.SUCCESSFUL or last.is_optional):
+            continue
+        following = members.filter(position=last.position + 1, state=State.PENDING).first()
+        if following is not None and last.state not in OPEN:
+            found.append(following)
+    return found
 
 
 def _end_jobs(settings: Settings, workflow_id: UUID, reason: str) -> None:
