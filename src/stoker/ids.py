@@ -45,6 +45,18 @@ def is_linked(job_id: uuid.UUID) -> bool:
     return bool(job_id.int & LINKED)
 
 
+def derived_job_id(moment_seconds: float, bits: int, marks: int = 0) -> uuid.UUID:
+    """The id that is the same for the same arguments, as though made at that moment: for what is
+    brought in from elsewhere, and must not come twice.
+
+    Args:
+        moment_seconds: since 1970.
+        bits: 60 or more that nothing else has.
+        marks: as ``new_job_id`` takes them.
+    """
+    return uuid.UUID(int=_assemble(int(moment_seconds * 1000) << 12, bits & BELOW_MARKS | marks))
+
+
 def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
     """A fresh id that sorts right after this one, with its marks: for a job that takes its place in
     line."""

@@ -33,12 +33,16 @@ class RecordedTask(Task[..., Any]):
 
     def enqueue(self, *args: Any, **kwargs: Any) -> Any:
         """Make a job; one of a schedule lets its row know."""
-        result = Task.enqueue(self, *args, **kwargs)
-        schedule = args[0].get("schedule") if args and isinstance(args[0], dict) else None
-        if schedule is not None:
-            from .mirror import refresh
+        spec = args[0] if args and isinstance(args[0], dict) else {}
+        if "schedule" not in spec:
+            return Task.enqueue(self, *args, **kwargs)
+        from .mirror import refresh
 
-            transaction.on_commit(partial(refresh, schedule), using=conf.database(), robust=True)
+        own = self.using(timeout=spec["timeout"]) if spec.get("timeout") else self
+        own = own.using(max_attempts=1) if spec.get("ack_failure") else own
+        result = Task.enqueue(own, *args, **kwargs)
+        done = partial(refresh, spec["schedule"])
+        transaction.on_commit(done, using=conf.database(), robust=True)
         return result
 
 

@@ -124,6 +124,7 @@ def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
         start = as_moment(known.start_us)
     settings = conf.settings()
     args, kwargs = _arguments(row)
+    kwargs.pop("q_options", None)
     terms: dict[str, Any] = {
         "tz": zone,
         "args": (_spec(row), packed(settings, args, kwargs)),
@@ -153,9 +154,10 @@ def _count(row: Schedule) -> int:
 
 
 def _spec(row: Schedule) -> Spec:
-    spec = spec_of(row.func, {"hook": row.hook, "cluster": row.cluster, "group": row.name})
-    if not row.name:
-        spec["group"] = str(row.pk)
+    options = {"group": row.name or str(row.pk), **_arguments(row)[1].pop("q_options", {})}
+    options |= {key: getattr(row, key) for key in ("hook", "cluster") if getattr(row, key)}
+    spec = spec_of(row.func, options)
+    spec |= {key: options[key] for key in ("timeout", "ack_failure") if options.get(key)}
     if row.intended_date_kwarg:
         spec["intended_date_kwarg"] = row.intended_date_kwarg
     spec["schedule"] = row.pk

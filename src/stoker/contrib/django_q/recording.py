@@ -72,7 +72,10 @@ def _record(settings: Settings, ended: Ended, data: bytes) -> None:
     row = _row(settings, ended, package)
     is_saved = "cached" not in spec and _is_saved(spec, ended.has_succeeded)
     if is_saved:
-        Task.objects.using(settings.database).bulk_create([row], ignore_conflicts=True)
+        rows = Task.objects.using(settings.database)
+        if "id" in spec:  # it came from Django Q, which may have left its failures
+            rows.filter(pk=row.pk, success=False).delete()
+        rows.bulk_create([row], ignore_conflicts=True)
     if spec.get("hook") and not spec.get("sync"):
         hook_task.using(queue_name=package.queue).enqueue(spec["hook"], row.pk)
     transaction.on_commit(
@@ -118,7 +121,7 @@ def _row(settings: Settings, ended: Ended, package: Package) -> Task:
     if not ended.has_succeeded:
         result = _story(settings, ended)
     return Task(
-        id=ended.job_id.hex,
+        id=spec.get("id") or ended.job_id.hex,
         name=name_of(spec, ended.job_id),
         func=spec["func"],
         hook=spec.get("hook"),

@@ -29,7 +29,7 @@ def schedule(func: Any, *args: Any, **kwargs: Any) -> Schedule:
         InvalidSchedule: with a sentence for what is wrong.
     """
     name = kwargs.pop("name", None)
-    options = kwargs.pop("q_options", None) or {}
+    options = kwargs.get("q_options") or {}
     columns = {key: kwargs.pop(key, None) for key in COLUMNS}
     if columns["hook"] is None:
         columns["hook"] = options.get("hook")

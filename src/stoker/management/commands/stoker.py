@@ -7,9 +7,11 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, InterfaceError
+from django.utils.module_loading import import_string
 
 from stoker.exceptions import StokerError
 from stoker.management.clusters import Clusters
@@ -71,7 +73,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self._parser = parser
-        self._subcommands = add_subcommands(parser, self, SUBCOMMANDS)
+        self._subcommands = add_subcommands(parser, self, (*SUBCOMMANDS, *of_other_apps()))
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["subcommand"] is None:
@@ -91,6 +93,14 @@ class Command(BaseCommand):
             sys.exit(ExitCode.NOBODY_READS)
         if code is not ExitCode.DONE:
             sys.exit(code)
+
+
+def of_other_apps() -> list[type[Subcommand]]:
+    """What installed apps add: dotted paths, in ``stoker_subcommands`` of their AppConfig."""
+    paths = [
+        one for app in apps.get_app_configs() for one in getattr(app, "stoker_subcommands", ())
+    ]
+    return [import_string(path) for path in paths]
 
 
 def stop_writing() -> None:

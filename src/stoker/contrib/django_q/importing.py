@@ -1,0 +1,227 @@
+"""Import: what waits and what was kept in the tables of Django Q is copied into Stoker's. Nothing
+is changed there. Each copy and the note that it was made are one transaction, so it may be
+interrupted and begun again, and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from django.db import models, transaction
+from django.utils import timezone
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Message
+from stoker.exceptions import InvalidSchedule, StokerError
+from stoker.ids import LINKED, derived_job_id
+from stoker.lifecycle.hooking import hooks_of
+from stoker.options import as_timestamp
+from stoker.package import JobOptions, Package, sealer_for
+
+from . import conf
+from .calls import call_task
+from .models import Imported, Schedule, Task
+from .old_pickles import NotReadable, read_package, read_plain
+from .old_tables import OldPackage, OldSchedule, OldTask, is_there, rows
+from .spec import packed, spec_of
+from .tasks import varied
+
+SCHEDULE_COLUMNS = (
+    "name", "func", "hook", "args", "kwargs", "schedule_type", "minutes", "repeats", "next_run",
+    "cron", "cluster", "intended_date_kwarg",
+)  # fmt: skip
+TASK_COLUMNS = (
+    "id", "name", "func", "hook", "group", "cluster", "started", "stopped", "success",
+    "attempt_count",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Copied:
+    """What became of the rows of one table."""
+
+    table: str
+    found: int = 0
+    copied: int = 0
+    """Or would be, with ``dry_run``."""
+    known: int = 0
+    """Copied before."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Why -> how many."""
+
+
+class _Left(Exception):
+    """A row is not copied, and why."""
+
+
+def import_tables(
+    alias: str, name: str, *, dry_run: bool, on_row: Callable[[], None] = lambda: None
+) -> list[Copied]:
+    """Copy schedules, waiting packages, results and failures.
+
+    Args:
+        alias: the database that has the tables of Django Q.
+        name: of Q_CLUSTER, with which packages were signed.
+        dry_run: everything is done but the copying.
+        on_row: called after each row.
+
+    Returns:
+        What became of each table that there is.
+    """
+    steps: tuple[tuple[type[models.Model], Callable[[Mapping[str, Any]], None]], ...] = (
+        (OldSchedule, _copy_schedule),
+        (OldPackage, lambda row: _copy_package(row, name)),
+        (OldTask, _copy_task),
+    )
+    done = []
+    for model, copy in steps:
+        if is_there(model, alias):
+            report = Copied(model._meta.db_table)
+            done.append(report)
+            for row in rows(model, alias):
+                _one(report, row, copy, dry_run=dry_run)
+                on_row()
+    return done
+
+
+def _one(
+    report: Copied,
+    row: Mapping[str, Any],
+    copy: Callable[[Mapping[str, Any]], None],
+    *,
+    dry_run: bool,
+) -> None:
+    """One row, in a transaction of its own, with the note that it was copied."""
+    report.found += 1
+    alias = conf.database()
+    notes = Imported.objects.using(alias)
+    note = {"table": report.table, "key": str(row["id"])}
+    if notes.filter(**note).exists():
+        report.known += 1
+        return
+    try:
+        with transaction.atomic(using=alias):
+            copy(row)
+            notes.create(**note)
+            if dry_run:
+                transaction.set_rollback(True, using=alias)
+    except _Left as left:
+        report.skipped[str(left)] += 1
+    else:
+        report.copied += 1
+
+
+def _copy_schedule(row: Mapping[str, Any]) -> None:
+    name = row.get("name")
+    if name and Schedule.objects.filter(name=name).exists():
+        raise _Left("there is a schedule of that name already")
+    given = {column: row[column] for column in SCHEDULE_COLUMNS if column in row}
+    given["cluster"] = _cluster(given.get("cluster"))
+    try:
+        Schedule(**given).save()
+    except (StokerError, InvalidSchedule, ValueError, TypeError) as error:
+        raise _Left(str(error)) from error
+
+
+def _copy_package(row: Mapping[str, Any], name: str) -> None:
+    lock: datetime | None = row["lock"]
+    if lock is not None and lock > _now():
+        raise _Left(
+            "a cluster of Django Q has it, or had it when it failed: stop that cluster, and import "
+            "again when its retry time is over"
+        )
+    try:
+        package = read_package(row["payload"], name)
+    except NotReadable as error:
+        raise _Left(str(error)) from error
+    if package.get("iter_count") or package.get("chain"):
+        kind = "an iteration" if package.get("iter_count") else "a chain"
+        raise _Left(f"it is part of {kind}, of which the rest is not here: enqueue that again")
+    try:
+        _enqueue(package, str(row["key"]))
+    except (StokerError, ValueError, TypeError) as error:
+        raise _Left(str(error)) from error
+
+
+def _enqueue(package: Mapping[str, Any], key: str) -> None:
+    """A job of the same call; its Task has the id that the old one would have had."""
+    settings = conf.settings()
+    options = {**package, "task_name": package.get("name"), "cluster": package.get("cluster")}
+    spec = {**spec_of(package["func"], options), "id": str(package["id"])}
+    arguments = packed(settings, package.get("args") or (), package.get("kwargs") or {})
+    task = varied(call_task, {**options, "cluster": _cluster(key) or options["cluster"]})
+    started = package.get("started")
+    enqueued_at = as_timestamp(started if isinstance(started, datetime) else _now())
+    digest = int.from_bytes(sha256(str(package["id"]).encode()).digest()[:8], "big")
+    job_id = derived_job_id(enqueued_at, digest, LINKED)
+    timeout = task.timeout if task.timeout is not None else settings.timeout_seconds
+    sealed = sealer_for(settings).seal(
+        Package(
+            job_id=job_id,
+            task=task.module_path,
+            args=(spec, arguments),
+            kwargs={},
+            queue=task.queue_name,
+            priority=int(task.priority),
+            enqueued_at=enqueued_at,
+            options=JobOptions(
+                max_attempts=task.max_attempts or settings.max_attempts,
+                max_crashes=settings.max_crashes,
+                timeout_seconds=timeout,
+                hooks=hooks_of(settings, task),
+            ),
+        )
+    )
+    broker_for(settings).enqueue(
+        [
+            Message(
+                job_id=job_id,
+                task=task.module_path,
+                queue=task.queue_name,
+                priority=int(task.priority),
+                package=sealed,
+                enqueued_at=enqueued_at,
+            )
+        ]
+    )
+
+
+def _copy_task(row: Mapping[str, Any]) -> None:
+    given = {column: row[column] for column in TASK_COLUMNS if column in row}
+    if Task.objects.filter(pk=given["id"]).exists():
+        raise _Left("there is a task of that id already")
+    for column in ("args", "kwargs", "result"):
+        try:
+            given[column] = read_plain(row.get(column))
+        except NotReadable as error:
+            given[column] = f"(not read: {error})"
+    try:
+        Task.objects.bulk_create([Task(**given)])
+    except (StokerError, ValueError, TypeError) as error:
+        raise _Left(str(error)) from error
+
+
+def _cluster(name: str | None) -> str | None:
+    """The default queue needs no name: it may have another one some day."""
+    return None if not name or name == conf.queue() else name
+
+
+def _now() -> datetime:
+    return timezone.now()
+
+
+def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:
+    """What became of the tables, in lines."""
+    if not done:
+        yield "There is no table of Django Q's here."
+    for report in done:
+        word = "would be copied" if dry_run else "copied"
+        line = f"{report.table}: {report.found} rows, {report.copied} {word}"
+        yield line + (f", {report.known} were before" if report.known else "")
+        for why, count in report.skipped.most_common():
+            yield f"  {count} not: {why}"

@@ -1,0 +1,187 @@
+"""``stoker import_django_q``: from tables that Django Q 2 itself has filled (old_tables.json)."""
+
+import base64
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.signing import TimestampSigner
+from django.db import connection
+from django.test import override_settings
+from django.utils.dateparse import parse_datetime
+
+from stoker.contrib.django_q.models import Schedule, Task
+from stoker.contrib.django_q.old_pickles import NotReadable, read_package, read_plain
+from stoker.contrib.django_q.old_tables import OldPackage, OldSchedule, OldTask
+from stoker.contrib.django_q.tasks import result
+from stoker.models import Job
+from stoker.testing import drain
+
+MODELS = {"task": OldTask, "schedule": OldSchedule, "ormq": OldPackage}
+MOMENTS = ("started", "stopped", "next_run", "lock")
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("old_tables"),
+]
+
+
+@pytest.fixture
+def old_tables(transactional_db: None) -> Iterator[None]:
+    """Filled by django-q2 1.11.1 on SQLite; SECRET_KEY as in these settings, the name "oldname"."""
+    tables = json.loads((Path(__file__).parent / "old_tables.json").read_text())
+    with connection.schema_editor() as editor:
+        for model in MODELS.values():
+            editor.create_model(model)
+    for table, rows in tables.items():
+        for row in rows:
+            read = {
+                key: parse_datetime(value) if key in MOMENTS and value else value
+                for key, value in row.items()
+            }
+            MODELS[table].objects.create(**read)
+    yield
+    with connection.schema_editor() as editor:
+        for model in MODELS.values():
+            editor.delete_model(model)
+
+
+def import_all(*arguments: str, name: str = "oldname") -> str:
+    told = StringIO()
+    call_command("stoker", "import_django_q", "--name", name, *arguments, stdout=told)
+    return told.getvalue()
+
+
+def test_first_what_would_be_done() -> None:
+    told = import_all("--dry-run")
+    assert "django_q_schedule: 3 rows, 3 would be copied" in told
+    assert "django_q_ormq: 4 rows, 3 would be copied" in told
+    assert "1 not: a cluster of Django Q has it" in told
+    assert "django_q_task: 2 rows, 2 would be copied" in told
+    assert not Schedule.objects.exists()
+    assert not Task.objects.exists()
+    assert not Job.objects.exists()
+
+
+@pytest.fixture
+def late(old_tables: None) -> None:
+    """The cluster that had a package is gone for longer than its retry time."""
+    OldPackage.objects.update(lock=parse_datetime("2020-01-01T00:00:00+00:00"))
+
+
+@pytest.mark.usefixtures("late")
+def test_everything_is_copied_once() -> None:
+    assert "django_q_ormq: 4 rows, 4 copied" in import_all()
+    schedules = {row.name: row for row in Schedule.objects.all()}
+    assert schedules["daily"].repeats == 5
+    assert schedules["daily"].next_run == parse_datetime("2040-01-01T00:00:00+00:00")
+    assert schedules["crony"].cron == "0 3 * * *"
+    assert schedules["crony"].hook == "math.hypot"
+    assert schedules[None].minutes == 7
+    bad, ok = Task.objects.order_by("name")
+    assert (bad.name, bad.success, bad.args) == ("bad", False, (-1,))
+    assert bad.result.startswith("math domain error")
+    assert (ok.name, ok.result, ok.group) == ("ok", -2.0, "g")
+
+    drain()
+    assert result("waiting one") == -3.0
+    assert result("7835656c00c0407bbeee42f9e5799cd4") == -3.0
+    assert result("8870739162424a198c71be0c289bb41a") == 3.5
+    assert result("ok") == -2.0
+    assert Task.objects.get(name="bad").attempt_count == 3
+
+    jobs = Job.objects.count()
+    Job.objects.all().delete()  # as they are pruned some day
+    told = import_all()
+    assert "django_q_ormq: 4 rows, 0 copied, 4 were before" in told
+    assert "django_q_schedule: 3 rows, 0 copied, 3 were before" in told
+    assert "django_q_task: 2 rows, 0 copied, 2 were before" in told
+    assert jobs
+    assert not Job.objects.exists()
+    assert Schedule.objects.count() == 3
+
+
+@pytest.mark.usefixtures("late")
+def test_what_is_broken_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.contrib.django_q import importing
+
+    real, calls = importing._enqueue, []
+
+    def enqueue(*given: Any) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            real(*given)
+            raise KeyboardInterrupt
+        real(*given)
+
+    monkeypatch.setattr(importing, "_enqueue", enqueue)
+    with pytest.raises(SystemExit):
+        import_all()
+    assert Job.objects.count() == 1
+    told = import_all()
+    assert "django_q_ormq: 4 rows, 3 copied, 1 were before" in told
+    assert Job.objects.count() == 4
+
+
+@pytest.mark.usefixtures("late")
+def test_a_package_of_another_name_is_not_opened() -> None:
+    told = import_all(name="another")
+    assert "4 not: its signature is not that of SECRET_KEY with the name 'another'" in told
+    assert not Job.objects.exists()
+
+
+@pytest.mark.usefixtures("late")
+@override_settings(SECRET_KEY="a new one", SECRET_KEY_FALLBACKS=["for tests only"])
+def test_a_former_secret_is_still_good() -> None:
+    assert "django_q_ormq: 4 rows, 4 copied" in import_all()
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("/nowhere/at/all",)
+
+
+def test_what_was_not_signed_calls_nothing() -> None:
+    trap = base64.b64encode(pickle.dumps(Trap())).decode()
+    with pytest.raises(NotReadable, match=r"posix\.mkdir, and was not signed"):
+        read_plain(trap)
+    OldTask.objects.filter(name="ok").update(result=trap)
+    import_all()
+    assert Task.objects.get(name="ok").result == (
+        "(not read: it has a posix.mkdir, and was not signed)"
+    )
+
+
+def test_what_was_signed_with_another_key_is_not_unpickled() -> None:
+    payload = TimestampSigner(key="another", salt="oldname").sign(
+        base64.urlsafe_b64encode(pickle.dumps(Trap())).decode()
+    )
+    with pytest.raises(NotReadable, match="signature"):
+        read_package(payload, "oldname")
+
+
+def test_compressed_packages_are_opened() -> None:
+    class Pickle:
+        @staticmethod
+        def dumps(value: Any) -> bytes:
+            return pickle.dumps(value)
+
+    signer = TimestampSigner(key="for tests only", salt="oldname")
+    given = {"id": "1", "func": "math.floor", "args": ("x" * 1000,)}
+    payload = signer.sign_object(given, serializer=Pickle, compress=True)  # type: ignore[arg-type] # as Django Q does
+    assert payload.startswith(".")
+    assert read_package(payload, "oldname") == given
+
+
+def test_no_table_is_no_mistake() -> None:
+    with connection.schema_editor() as editor:
+        editor.delete_model(OldTask)
+    assert "django_q_task" not in import_all("--dry-run")
+    with connection.schema_editor() as editor:
+        editor.create_model(OldTask)
