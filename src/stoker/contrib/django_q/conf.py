@@ -29,23 +29,39 @@ def given() -> dict[str, Any]:
     return read_cluster(configured())
 
 
+_derived: set[str] = set()
+"""The alias of the backend that was made of Q_CLUSTER, if one was."""
+
+
 def install() -> None:
     """Where TASKS has no backend of Stoker's, add one that is made of Q_CLUSTER: as "default" where
-    the project has not set TASKS, as "django_q" where it has."""
+    the project has not set TASKS, as "django_q" where it has. Called again, it makes that anew, as
+    Q_CLUSTER_NAME says now."""
+    for known in _derived:
+        _put(known, {**django_settings.TASKS, known: entry_of(configured())})
+        return
     is_set = _is_set("TASKS")
     tasks: dict[str, Any] = dict(django_settings.TASKS) if is_set else {}
     if is_set and any(isinstance(entry, Mapping) and _is_own(entry) for entry in tasks.values()):
         return
     alias = OWN if is_set and "default" in tasks else "default"
-    tasks[alias] = entry_of(configured())
+    _derived.add(alias)
+    _put(alias, {**tasks, alias: entry_of(configured())})
+
+
+def is_derived() -> bool:
+    """Whether the backend was made of Q_CLUSTER."""
+    return alias() in _derived
+
+
+def _put(alias: str, tasks: dict[str, Any]) -> None:
     django_settings.TASKS = tasks
     settings_for.cache_clear()
     # As Django does it when a test changes the setting: somebody may have asked already.
     backends: Any = task_backends
     backends._settings = backends.settings = tasks
-    for known in tasks:
-        if hasattr(backends._connections, known):
-            del backends[known]
+    if hasattr(backends._connections, alias):
+        del backends[alias]
 
 
 def _is_set(name: str) -> bool:

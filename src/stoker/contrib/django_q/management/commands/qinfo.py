@@ -1,0 +1,35 @@
+"""``manage.py qinfo``: how many there are of what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from stoker.conf import option_fields
+from stoker.contrib.django_q import conf
+from stoker.contrib.django_q.monitor import get_ids, lines_of_info
+
+
+class Command(BaseCommand):
+    help = "Show numbers, settings or ids of clusters."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--config", action="store_true", help="The options that Q_CLUSTER has come to."
+        )
+        parser.add_argument("--ids", action="store_true", help="The ids of clusters that live.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["ids"]:
+            lines = get_ids()
+        elif options["config"]:
+            settings = conf.settings()
+            lines = [
+                f"{key}: {getattr(settings, spec.name)!r}" for key, spec in option_fields().items()
+            ]
+        else:
+            lines = list(lines_of_info())
+        for line in lines:
+            self.stdout.write(line)

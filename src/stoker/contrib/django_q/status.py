@@ -1,0 +1,5 @@
+"""``django_q.status``."""
+
+from .clusters import Stat
+
+__all__ = ["Stat"]
