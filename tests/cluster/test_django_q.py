@@ -1,0 +1,126 @@
+"""A project of Django Q, with `qcluster`, Q_CLUSTER and nothing else."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from stoker.contrib.django_q.models import OrmQ, Schedule, Task
+from stoker.contrib.django_q.tasks import (
+    async_chain,
+    async_iter,
+    async_task,
+    fetch,
+    result,
+    result_group,
+    schedule,
+)
+
+from tests.cluster.clusters import DJANGO, environment_of_commands, start_command, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+LONG = 60_000  # milliseconds, a guard only
+
+
+def environment(**q_cluster: Any) -> dict[str, str]:
+    return environment_of_commands(
+        {
+            "DJANGO_SETTINGS_MODULE": "tests.settings.from_django_q",
+            "STOKER_TEST_BASE_SETTINGS": os.environ["DJANGO_SETTINGS_MODULE"],
+            "STOKER_TEST_Q_CLUSTER": json.dumps(q_cluster),
+        }
+    )
+
+
+@contextmanager
+def qcluster(folder: Path, *arguments: str, **q_cluster: Any) -> Iterator[Any]:
+    """A cluster that is gone afterwards."""
+    with (folder / "qcluster.log").open("w+b") as log:
+        process = start_command(
+            DJANGO, ["qcluster", *arguments], environment(**q_cluster), log, log
+        )
+        try:
+            yield process
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, (folder / "qcluster.log").read_text()
+        finally:
+            process.kill()
+
+
+def command(*arguments: str, **q_cluster: Any) -> tuple[int, str]:
+    with TemporaryFile() as output:
+        process = start_command(DJANGO, arguments, environment(**q_cluster), output, output)
+        code = process.wait(60)
+        output.seek(0)
+        return code, output.read().decode()
+
+
+@pytest.fixture(autouse=True)
+def _same_name() -> Iterator[None]:
+    with override_settings(Q_CLUSTER={"name": "stoker"}):
+        yield
+
+
+def test_tasks_groups_chains_and_schedules(tmp_path: Path) -> None:
+    with qcluster(tmp_path):
+        with transaction.atomic():
+            first = async_task("math.copysign", 2, -2, task_name="first")
+            assert OrmQ.objects.count() == 1
+        assert result(first, wait=LONG) == -2
+        for number in range(5):
+            async_task("math.sqrt", number * number, group="roots")
+        assert sorted(result_group("roots", wait=LONG, count=5) or []) == [0, 1, 2, 3, 4]
+        chain = async_chain([("math.floor", (1.5,)), ("math.ceil", (1.5,))])
+        assert result_group(chain, wait=LONG, count=2) == [2, 1]  # the newest first
+        assert result(async_iter("math.floor", [1.5, 2.5]), wait=LONG) == [1, 2]
+        row = schedule("math.pow", 2, 3, name="once", repeats=1)
+        wait_for(lambda: Task.objects.filter(group="once").exists())
+        assert Task.objects.get(group="once").result == 8
+        wait_for(lambda: Schedule.objects.get(pk=row.pk).repeats == 0)
+        bad = async_task("math.sqrt", -1, ack_failure=True)
+        row = fetch(bad, wait=LONG)
+        assert row is not None
+        assert "math domain error" in row.result
+
+
+def test_one_that_runs_until_nothing_is_left(tmp_path: Path) -> None:
+    ids = [async_task("math.floor", 1.5) for _ in range(3)]
+    slow = async_task("math.floor", 2.5, cluster="slow")
+    with qcluster(tmp_path, "--run-once") as process:
+        assert process.wait(60) == 0
+    assert [result(one) for one in ids] == [1, 1, 1]
+    assert result(slow) is None
+    with qcluster(tmp_path, "--run-once", "-n", "slow") as process:
+        assert process.wait(60) == 0
+    assert result(slow) == 2
+
+
+def test_what_runs_is_shown(tmp_path: Path) -> None:
+    with qcluster(tmp_path):
+        wait_for(lambda: "Workers       2" in command("qinfo")[1])
+        assert len(command("qinfo", "--ids")[1].split()) == 1
+        wait_for(lambda: "Idle" in command("qmonitor", "--run-once")[1])
+        shown = command("qmemory", "--run-once", "--workers")[1]
+        assert "worker 1" in shown
+    assert "WORKERS: 2" in command("qinfo", "--config")[1]
+    assert "WORKERS: 7" in command("qinfo", "--config", workers=7)[1]
+
+
+def test_what_cannot_be_taken_over_is_told() -> None:
+    code, told = command("check", redis={"host": "localhost"}, orm=None, wrokers=3)
+    assert code == 1
+    assert "Did you mean 'workers'?" in told
+    assert 'Remove "redis", and write "orm": "default"' in told
+    code, told = command("check", cpu_affinity=1, max_attempts=0)
+    assert code == 0
+    assert '"cpu_affinity"] has no effect' in told
+    assert "Stoker tries 3 times" in told
