@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stoker import InSequence, task
+from stoker import InSequence, Unique, task
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption, NotSerializable
 from stoker.models import Job
@@ -96,6 +96,15 @@ def test_hooks_go_with_guards() -> None:
     drain()
     assert [one for one in DONE if isinstance(one, str)] == ["a", "b"]
     assert len(DONE) == 4
+
+
+def test_a_job_that_is_replaced_by_one_with_hooks() -> None:
+    only = note.using(unique=Unique("note", on_conflict="replace"))
+    first = only.enqueue("a")
+    second = only.using(on_success=tell_result.s("good")).enqueue("b")
+    drain()
+    assert first.id == second.id
+    assert DONE == ["b", ("good", "SUCCESSFUL", "b")]
 
 
 def test_post_execute_is_told_in_the_end() -> None:

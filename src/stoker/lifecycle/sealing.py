@@ -30,7 +30,7 @@ from stoker.waiting import Commitment
 from .calling import calls_of, needs_of_step, refuse_unusual, refuse_wrong_arguments
 from .hooking import hooks_of
 from .newcomers import Newcomer
-from .uniqueness import identity_of
+from .uniqueness import CHANGES, identity_of
 
 Call = tuple[Iterable[Any], Mapping[str, Any]]
 
@@ -157,10 +157,12 @@ class Sealing:
         ):
             refuse_wrong_arguments(task, one, named)
         claim = None if is_step else unique_of(task, positional, named)
+        # It may become another call, which has hooks.
+        may_change = claim is not None and claim.on_conflict in CHANGES
         if claim is not None:
             options = replace(options, identity=identity_of(claim))
         package = Package(
-            job_id=new_job_id(LINKED if self._hooks else 0),
+            job_id=new_job_id(LINKED if self._hooks or may_change else 0),
             task=task.module_path,
             args=positional,
             kwargs=named,
