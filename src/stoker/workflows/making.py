@@ -99,7 +99,7 @@ class Maker:
     def flush(self) -> None:
         """Write what is not written yet."""
         rows, self._rows = self._rows, []
-        self._steps.bulk_create(rows, batch_size=AT_ONCE)
+        self._steps.add(rows)
 
     def _add_task(self, node: Signature, place: Place) -> UUID:
         with _told(place):
