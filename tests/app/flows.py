@@ -45,7 +45,7 @@ def link(context, before: Any, chain: int, number: int, how: str) -> int:  # typ
     return number
 
 
-@task(**TRIES)
+@task(atomic=True, **TRIES)
 def complain(result: Any, chain: int) -> None:
     """Is told of the failure of a chain."""
     write(f"{chain}: {result.state.value}")
