@@ -36,4 +36,4 @@ def guarding_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
 def _stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
     made: Stand = request.param()
     yield made
-    made.broker.close()
+    made.clear()

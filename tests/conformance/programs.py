@@ -11,15 +11,16 @@ import django
 QUIET_SECONDS = 0.5
 
 
-def claim(url: str, line: Connection) -> None:
+def claim(place: tuple[str, str], line: Connection) -> None:
     """When told to, claim until nothing is left. Answers with the ids of what it got."""
     django.setup()
-    from stoker.brokers import broker_for
+    from stoker.brokers import adapter_for
     from stoker.conf import Settings
 
     from tests.conformance.threads import patiently
 
-    broker, holder = broker_for(Settings(broker=url)), uuid.uuid4()
+    url, cluster = place
+    broker, holder = adapter_for(Settings(broker=url, cluster=cluster)), uuid.uuid4()
     broker.ping()
     line.send("ready")
     line.recv()
@@ -34,15 +35,16 @@ def claim(url: str, line: Connection) -> None:
     broker.close()
 
 
-def enqueue(url: str, line: Connection) -> None:
+def enqueue(place: tuple[str, str], line: Connection) -> None:
     """When told to, enqueue one job and wake who waits."""
     django.setup()
-    from stoker.brokers import broker_for
+    from stoker.brokers import adapter_for
     from stoker.conf import Settings
 
     from tests.conformance.stands import message
 
-    broker = broker_for(Settings(broker=url))
+    url, cluster = place
+    broker = adapter_for(Settings(broker=url, cluster=cluster))
     line.send("ready")
     line.recv()
     broker.enqueue([message()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -17,6 +18,7 @@ from django.db.models import F
 from stoker.brokers.base import Broker, Capabilities, Delivery, Message
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.orm import OrmBroker
+from stoker.brokers.redis import RedisBroker
 from stoker.conf import Settings
 from stoker.ids import new_job_id
 from stoker.models import Claimed, Deferred
@@ -36,6 +38,11 @@ class Stand(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     url: ClassVar[str] = ""
     """By which another process reaches the same jobs; empty = none can."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where another process finds the same jobs: the URL, and the name of the cluster."""
+        return self.url, Settings().cluster
 
     @abstractmethod
     def now(self) -> float:
@@ -60,6 +67,10 @@ class Stand(ABC):
         """Skip the test when the broker does not claim to be able to."""
         if not getattr(self.capabilities, capability):
             pytest.skip(f"{type(self.broker).__name__} does not claim {capability}")
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+        self.broker.close()
 
     def put(self, count: int = 1, **options: Any) -> list[uuid.UUID]:
         """Enqueue that many jobs, and give their ids in order."""
@@ -144,12 +155,56 @@ class OrmStand(Stand):
         return transaction.atomic(using=self.settings.database)
 
 
+class RedisStand(Stand):
+    """The server's clock cannot be turned; the moments that it is compared with can."""
+
+    capabilities = RedisBroker.capabilities
+
+    url = "redis://"
+
+    def __init__(self) -> None:
+        self.settings = Settings(broker=redis_url(), cluster=f"test-{uuid.uuid4().hex}")
+        super().__init__(RedisBroker(self.settings))
+        self._client = self.broker.client  # type: ignore[attr-defined] # of this broker
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.settings.broker, self.settings.cluster
+
+    def now(self) -> float:
+        seconds, micro = self._client.time()
+        return float(seconds + micro / MICROSECONDS)
+
+    def advance(self, seconds: float) -> None:
+        prefix = self.broker.prefix  # type: ignore[attr-defined] # of this broker
+        for place in ("leases", "deferred"):
+            for job_id in self._client.zrange(f"{prefix}:{place}", 0, -1):
+                self._client.zincrby(f"{prefix}:{place}", -microseconds(seconds), job_id)
+
+    def another(self) -> Broker:
+        return RedisBroker(self.settings)
+
+    def hang_up(self) -> None:
+        self._client.connection_pool.disconnect()
+
+    def clear(self) -> None:
+        prefix = self.broker.prefix  # type: ignore[attr-defined] # of this broker
+        for key in self._client.scan_iter(f"{prefix}:*"):
+            self._client.delete(key)
+        self.broker.close()
+
+
+def redis_url() -> str:
+    return os.environ.get("STOKER_TEST_REDIS_URL", "redis://127.0.0.1:6379/0")
+
+
 COMMITTING = pytest.mark.django_db(transaction=True)
 WITHOUT_DATABASE = pytest.mark.sqlite  # once is enough
 
 STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
     "memory": (MemoryStand, [WITHOUT_DATABASE]),
     "orm": (OrmStand, [COMMITTING]),
+    "redis": (RedisStand, [WITHOUT_DATABASE, pytest.mark.redis]),
 }
 """Name -> the stand, and the marks of tests that use it (of a service that may be missing, say)."""
 

@@ -40,7 +40,7 @@ def test_processes_claim_every_job_once(shared_stand: Stand) -> None:
     stand = shared_stand
     put = stand.put(600) + stand.put(200, run_after=stand.now() - 1)
     with ExitStack() as stack:
-        others = [stack.enter_context(started(claim, stand.url)) for _ in range(4)]
+        others = [stack.enter_context(started(claim, stand.place)) for _ in range(4)]
         for other in others:
             other.say("claim")
         claimed = [other.hear() for other in others]

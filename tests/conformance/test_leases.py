@@ -239,7 +239,7 @@ def test_held_by(stand: Stand) -> None:
     held = stand.broker.held_by(stand.holder)
     assert {one.lease for one in held} == {one.lease for one in claimed}
     assert {(one.package, one.queue, one.priority, one.attempt) for one in held} == {
-        (b"", "default", 4, 1)
+        (b"" if stand.capabilities.transactional else b"package", "default", 4, 1)
     }
     stand.broker.ack([claimed[0].lease])
     stand.broker.release([Return(claimed[1].lease)])

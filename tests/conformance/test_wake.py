@@ -61,7 +61,7 @@ def test_another_connection_wakes(stand: Stand, wake: Wake) -> None:
 
 def test_another_process_wakes(shared_stand: Stand) -> None:
     stand = shared_stand
-    with started(enqueue, stand.url) as other, closing(stand.broker.open_wake()) as wake:
+    with started(enqueue, stand.place) as other, closing(stand.broker.open_wake()) as wake:
         while wake.is_due():
             pass
         other.do("enqueue")
@@ -105,17 +105,19 @@ def test_a_transaction_that_is_rolled_back_wakes_nobody(transactional_stand: Sta
 
 
 @pytest.fixture
-def listener(shared_stand: Stand, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def listener(transactional_stand: Stand, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give a listener that is quick to come back."""
     monkeypatch.setattr(orm_wake, "RECONNECT_SECONDS", 0.05)
-    with closing(shared_stand.broker.open_wake()) as made:
+    with closing(transactional_stand.broker.open_wake()) as made:
         assert isinstance(made, orm_wake.Listener)
         yield made
 
 
 @pytest.mark.postgres
-def test_notified_after_the_commit_and_not_before(shared_stand: Stand, listener: Any) -> None:
-    stand = shared_stand
+def test_notified_after_the_commit_and_not_before(
+    transactional_stand: Stand, listener: Any
+) -> None:
+    stand = transactional_stand
 
     def in_transaction(broker: Broker) -> None:
         with stand.atomic():
@@ -129,21 +131,21 @@ def test_notified_after_the_commit_and_not_before(shared_stand: Stand, listener:
 
 
 @pytest.mark.postgres
-def test_notifications_are_debounced(shared_stand: Stand, listener: Any) -> None:
+def test_notifications_are_debounced(transactional_stand: Stand, listener: Any) -> None:
     """One per process and moment: a NOTIFY in every transaction costs throughput."""
 
     def wake_often(broker: Broker) -> None:
         for _ in range(50):
             broker.wake_up(["default"])
 
-    together(shared_stand, wake_often)
+    together(transactional_stand, wake_often)
     assert is_due_in_time(listener)
     heard = list(listener._wrapper.connection.notifies(timeout=0.1))
     assert len(heard) < 10
 
 
 @pytest.mark.postgres
-def test_a_killed_listener_comes_back(shared_stand: Stand, listener: Any) -> None:
+def test_a_killed_listener_comes_back(transactional_stand: Stand, listener: Any) -> None:
     pid = listener._wrapper.connection.info.backend_pid
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
@@ -151,13 +153,13 @@ def test_a_killed_listener_comes_back(shared_stand: Stand, listener: Any) -> Non
     assert is_due_in_time(listener), "back again: what came in between was not heard"
     assert listener._wrapper.connection.info.backend_pid != pid
     assert not listener.is_due()
-    together(shared_stand, enqueue_and_wake)
+    together(transactional_stand, enqueue_and_wake)
     assert is_due_in_time(listener)
 
 
 @pytest.mark.postgres
 def test_a_half_open_listener_is_found_out(
-    shared_stand: Stand, listener: Any, monkeypatch: pytest.MonkeyPatch
+    transactional_stand: Stand, listener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that a firewall forgot hears nothing and says nothing. Closed under its owner's
     feet, it looks just as idle: only asking it something tells."""
@@ -174,15 +176,15 @@ def test_a_half_open_listener_is_found_out(
 
 @pytest.mark.postgres
 def test_without_listen_polling_finds_the_jobs(
-    shared_stand: Stand, monkeypatch: pytest.MonkeyPatch
+    transactional_stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a pooler that gives no connection to listen on: nobody is there at that port."""
     with monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "PORT", "1")
-        wake = shared_stand.broker.open_wake()
+        wake = transactional_stand.broker.open_wake()
         assert wake.fileno() is None
         assert not wake.is_due()
-    enqueue_and_wake(shared_stand.broker)
+    enqueue_and_wake(transactional_stand.broker)
     assert not wake.is_due()
-    assert len(shared_stand.claim()) == 1
+    assert len(transactional_stand.claim()) == 1
     wake.close()

@@ -14,17 +14,34 @@ from .base import Broker
 ADAPTERS = {
     "orm": "stoker.brokers.orm.OrmBroker",
     "memory": "stoker.brokers.memory.MemoryBroker",
+    "redis": "stoker.brokers.redis.RedisBroker",
+    "rediss": "stoker.brokers.redis.RedisBroker",
+    "redis+sentinel": "stoker.brokers.redis.RedisBroker",
+    "unix": "stoker.brokers.redis.RedisBroker",
 }
 """URL scheme -> class."""
+ALONE = ("orm", "memory")
+"""Those that the store does not stand in front of."""
 
 
 @cache
 def broker_for(settings: Settings) -> Broker:
-    """The broker that ``BROKER`` names; one per process and settings, safe to share by threads.
+    """The broker that ``BROKER`` names, with the store in front of it where it needs that; one per
+    process and settings, safe to share by threads.
 
     Raises:
         ConfigurationError: when no adapter takes the URL's scheme.
     """
+    adapter = adapter_for(settings)
+    if settings.broker.partition("://")[0] in ALONE:
+        return adapter
+    from .fronted import FrontedBroker
+
+    return FrontedBroker(settings, adapter)
+
+
+def adapter_for(settings: Settings) -> Broker:
+    """What talks to the place that ``BROKER`` names. Raises: as ``broker_for``."""
     scheme = settings.broker.partition("://")[0]
     if scheme not in ADAPTERS:
         known = ", ".join(f"{name}://" for name in ADAPTERS)

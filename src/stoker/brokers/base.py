@@ -46,6 +46,8 @@ class Capabilities:
     lease_extension: bool = True
     guards: bool = False
     """Locks, limits, rates and sequences are kept by it."""
+    atomic: bool = False
+    """Jobs may be recorded in the transaction in which they run."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
     max_lease_seconds: float | None = None
@@ -65,6 +67,8 @@ class Message:
     enqueued_at: float = 0.0
     needs: Sequence[NewNeed] = ()
     """Its guards: of brokers that have the capability ``guards`` only."""
+    stays_in_store: bool = False
+    """Whether it waits in the store whatever the broker is: it is unique, or of an atomic task."""
 
 
 class Lease(NamedTuple):
@@ -136,9 +140,22 @@ class Broker(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
+    def joins(self, message: Message) -> bool:
+        """Whether an enqueue of this is part of the store's transaction."""
+        return self.capabilities.transactional
+
+    def is_inside(self, lease: Lease) -> bool:
+        """Whether the end of this lease is part of the store's transaction."""
+        return self.capabilities.transactional
+
     @abstractmethod
     def enqueue(self, messages: Sequence[Message]) -> None:
         """Add jobs; all or none. A job id that is there already is not added again."""
+
+    def relay(self, messages: Sequence[Message]) -> None:
+        """Add jobs that come from an outbox. One that was relayed before is not added again, even
+        if it has ended since: a broker that forgets those remembers these."""
+        self.enqueue(messages)
 
     @abstractmethod
     def claim(
@@ -187,7 +204,7 @@ class Broker(ABC):
 
     @abstractmethod
     def held_by(self, holder: UUID) -> list[Delivery]:
-        """What a holder has leased (packages left out, as ``b""``)."""
+        """What a holder has leased (packages left out, as ``b""``, where the store has them)."""
 
     @abstractmethod
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
@@ -213,8 +230,13 @@ class Broker(ABC):
     def info(self) -> dict[str, Any]:
         """What it is, for screens: ``{"broker": ..., "server": ...}``."""
 
-    def wake_up(self, queues: Iterable[str]) -> None:
-        """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise."""
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+        """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise.
+
+        Args:
+            queues: where they came.
+            inside: whether to the store; else to the broker outside it, if this is one.
+        """
 
     def open_wake(self) -> Wake:
         """What a pusher of this broker sleeps on."""

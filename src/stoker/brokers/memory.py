@@ -136,7 +136,7 @@ class MemoryBroker(Broker):
 
     def held_by(self, holder: UUID) -> list[Delivery]:
         with self._lock:
-            return [_delivery(job, package=b"") for job in self._held_by(holder)]
+            return [_delivery(job, package=job.package) for job in self._held_by(holder)]
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         with self._lock:
@@ -175,7 +175,7 @@ class MemoryBroker(Broker):
     def info(self) -> dict[str, Any]:
         return {"broker": "memory://", "server": "this process"}
 
-    def wake_up(self, queues: Iterable[str]) -> None:
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
         with self._lock:
             self._wake_ups += 1
 

@@ -40,7 +40,7 @@ PURGE_AT_ONCE = 500
 class OrmBroker(Broker):
     """Jobs in the tables of one database alias (``orm://ALIAS``)."""
 
-    capabilities = Capabilities(transactional=True, guards=True)
+    capabilities = Capabilities(transactional=True, guards=True, atomic=True)
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -228,7 +228,7 @@ class OrmBroker(Broker):
             version = ".".join(str(part) for part in connection.get_database_version())
         return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
 
-    def wake_up(self, queues: Iterable[str]) -> None:
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
         wake_up(self.alias)
 
     def open_wake(self) -> Wake:

@@ -20,7 +20,7 @@ from .channel import Stream
 from .flights import Flight, Flights
 from .plan import Plan
 from .watch import Death
-from .wire import Report, pack_job, pack_outcome
+from .wire import Report, pack_for_monitor, pack_job, pack_outcome
 
 FRAME_JOBS = 50
 PREFETCH_SECONDS = 0.05
@@ -200,11 +200,12 @@ class Roster:
 
     @staticmethod
     def reports_frame(flights: Iterable[Flight]) -> tuple[str, list[Any]]:
-        """What the monitor is sent: reports with their jobs, packages left out."""
+        """What the monitor is sent: reports with their jobs, packages left out where the store has
+        them."""
         return (
             "reports",
             [
-                (flight.report, pack_job(flight.number, flight.delivery, with_package=False))
+                (flight.report, pack_for_monitor(flight.number, flight.delivery))
                 for flight in flights
             ],
         )

@@ -10,6 +10,7 @@
                          ("skipped", [number, ...])                 worker id, outcome)
                          ("leaving",)
     pusher -> monitor    ("reports", [(report, job without package), ...])
+                                                          with it, where the store has none
     monitor -> pusher    ("recorded", [number, ...])
 
 A permit is when a job of a rate can be started at the latest: nanoseconds of this host's monotonic
@@ -58,6 +59,12 @@ def pack_job(
         delivery.refused,
         permit_ns,
     )
+
+
+def pack_for_monitor(number: int, delivery: Delivery) -> Job:
+    """Without the package, unless the job has no row yet: it comes from outside the store then, and
+    its lease's id is a string."""
+    return pack_job(number, delivery, with_package=isinstance(delivery.lease_id, str))
 
 
 def permit_of(job: Job) -> int:

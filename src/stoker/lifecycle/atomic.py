@@ -49,7 +49,7 @@ def run_and_record(
         Exception: as the task did, or the COMMIT. It is to be recorded, unless the lease is stale.
     """
     alias, broker = settings.database, broker_for(settings)
-    if not broker.capabilities.transactional:
+    if not broker.capabilities.atomic:
         raise InvalidTask(
             f"A task with atomic=True needs a queue in the database, and {broker.info()['broker']} "
             "is none."

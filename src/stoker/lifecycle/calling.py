@@ -97,9 +97,9 @@ def needs_of_step(
         ) from error
 
 
-def check_backend(task: Any, is_transactional: bool, keeps_guards: bool, broker: str) -> None:
+def check_backend(task: Any, keeps_atomic: bool, keeps_guards: bool, broker: str) -> None:
     """Raises InvalidTask for what the broker cannot keep."""
-    if getattr(task, "atomic", False) and not is_transactional:
+    if getattr(task, "atomic", False) and not keeps_atomic:
         raise InvalidTask(
             f"{task.module_path} has atomic=True, and the jobs of {broker} have no transaction to "
             "be part of: let BROKER be the database."

@@ -85,9 +85,8 @@ class _Line:
         self._is_unique = getattr(task, "unique", None) is not None
         self._neglected: set[UUID] = set()
         self._open_transaction = _open_transaction(self._alias)
-        self._joins_transaction = self.broker.capabilities.transactional and (
-            self._open_transaction in (None, self._alias)
-        )
+        self._is_inside = self.broker.capabilities.transactional
+        """Whether all of it becomes rows in the store, in its transaction."""
         self._refuse_guards()
         self._refuse_atomic()
 
@@ -97,12 +96,23 @@ class _Line:
         Args:
             own: a transaction for all of them.
         """
-        if self._open_transaction is None or self._joins_transaction:
-            results = self._store(batches, own)
-            self._announce(results)
-            return results
+        joining = {self.broker.joins(one.message) for batch in batches for one in batch}
+        self._is_inside = joining <= {True}
+        opened = self._open_transaction
+        if opened is not None and not (opened == self._alias and self._is_inside):
+            return self._put_off(opened, batches, own)
+        if len(joining) > 1:  # some here, some there: together they are certain at one commit
+            with transaction.atomic(using=self._alias):
+                return self._put_off(self._alias, batches, own)
+        results = self._store(batches, own if self._is_inside else nullcontext)
+        self._announce(results)
+        return results
+
+    def _put_off(
+        self, alias: str, batches: Sequence[Sequence[Newcomer]], own: Transaction
+    ) -> list[Result[Any]]:
+        """Until the transaction that is open there is committed."""
         results = _own_results(batches)
-        alias = self._open_transaction
         if has_outbox(alias):
             for batch in batches:
                 outbox.put(self._settings, alias, batch)
@@ -158,7 +168,7 @@ class _Line:
 
     def _after_commit(self) -> None:
         connection = connections[self._alias]
-        if not self.broker.capabilities.transactional:
+        if not self._is_inside:
             self._commit()
         elif connection.in_atomic_block:
             transaction.on_commit(self._commit, using=self._alias, robust=True)
@@ -171,7 +181,7 @@ class _Line:
         if self._neglected:
             with suppress(DatabaseError):  # upkeep looks after them, too
                 look_after(self._alias, self._neglected)
-        self.broker.wake_up({self.task.queue_name})
+        self.broker.wake_up({self.task.queue_name}, inside=self._is_inside)
 
     def _announce(self, results: Iterable[Result[Any]]) -> None:
         """Send Django's signal. A receiver that raises is logged, and harms nothing."""
@@ -180,7 +190,7 @@ class _Line:
                 task_signals.task_enqueued.send_robust(self._sender, task_result=result)
 
     def _refuse_atomic(self) -> None:
-        if getattr(self.task, "atomic", False) and not self.broker.capabilities.transactional:
+        if getattr(self.task, "atomic", False) and not self.broker.capabilities.atomic:
             raise InvalidTask(
                 f"{self.task.module_path} has atomic=True, and the jobs of "
                 f"{self.broker.info()['broker']} have no transaction to be part of: let BROKER be "
@@ -193,7 +203,7 @@ class _Line:
                 f"{self.task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
                 f"{self.broker.info()['broker']} keeps none: let BROKER be the database."
             )
-        is_put_off = self._open_transaction is not None and not self._joins_transaction
+        is_put_off = self._open_transaction not in (None, self._alias)
         if self._is_unique and is_put_off and self.task.unique.on_conflict == "raise":
             raise InvalidTask(
                 f"{self.task.module_path} cannot be enqueued inside a transaction of "

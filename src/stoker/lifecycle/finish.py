@@ -51,16 +51,21 @@ def finish(settings: Settings, broker: Broker, attempted: Sequence[Attempted]) -
     """
     verdicts = [_resolve(settings, one) for one in attempted]
     over = [verdict.lease.job_id for verdict in verdicts if verdict.is_over]
+    inside = [verdict for verdict in verdicts if broker.is_inside(verdict.lease)]
+    outside = [verdict for verdict in verdicts if not broker.is_inside(verdict.lease)]
+    # Nobody else has them while their ends are being recorded.
+    leases = [verdict.lease for verdict in outside]
+    stale = broker.extend(leases, lease_seconds=settings.lease_seconds) if leases else set()
+    outside = [verdict for verdict in outside if verdict.lease not in stale]
     with transaction_for(settings.database, over):
-        if broker.capabilities.transactional:
-            stale = _free(broker, verdicts)
-            verdicts = [verdict for verdict in verdicts if verdict.lease not in stale]
-        else:
-            stale = set()
-            _ensure_rows(settings, verdicts)
+        if inside:
+            stale |= _free(broker, inside)
+        verdicts = [verdict for verdict in verdicts if verdict.lease not in stale]
+        if outside:
+            _ensure_rows(settings, outside)
         entries = _record(settings, verdicts)
-    if not broker.capabilities.transactional:
-        stale = _free(broker, verdicts)
+    if outside:
+        _free(broker, outside)
     announce(settings, verdicts, entries)
     return stale
 

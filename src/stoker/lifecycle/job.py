@@ -14,6 +14,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from stoker.brokers import broker_for
+from stoker.brokers.base import Lease
 from stoker.conf import settings_for
 from stoker.exceptions import LeaseLost, NotInJob
 from stoker.models.note import LONGEST_MESSAGE, Note
@@ -123,9 +124,8 @@ def _write(running: Running, **values: Any) -> None:
     settings = settings_for(running.backend)
     notes = Note.objects.using(settings.database)
     with explained(settings.database):
-        if broker_for(settings).capabilities.transactional and not notes.holds_lease(
-            running.job_id, running.lease_id
-        ):
+        lease = Lease(running.job_id, running.lease_id)
+        if broker_for(settings).is_inside(lease) and not notes.holds_lease(*lease):
             raise LeaseLost(
                 f"Job {running.job_id} was given to somebody else, as this cluster could not "
                 "extend its lease: nothing was noted."

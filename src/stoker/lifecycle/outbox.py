@@ -145,14 +145,20 @@ class Relay:
             rows = list(lock())
             told = self._hand_over(rows) if rows else {}
             delete_by_key(outgoing, [row.pk for row in rows])
-        if rows:
-            self._broker.wake_up({row.queue for row in rows})
+        for inside in (True, False):
+            queues = {row.queue for row in rows if self._broker.joins(_message(row)) is inside}
+            if queues:
+                self._broker.wake_up(queues, inside=inside)
         return Round(len(rows), told)
 
     def _hand_over(self, rows: Sequence[Outgoing]) -> dict[UUID, Result[Any]]:
-        if not self._broker.capabilities.transactional:
-            self._broker.enqueue([_message(row) for row in rows])
-            return {}
+        inside = [row for row in rows if self._broker.joins(_message(row))]
+        outside = [_message(row) for row in rows if row not in inside]
+        if outside:
+            self._broker.relay(outside)
+        return self._store(inside) if inside else {}
+
+    def _store(self, rows: Sequence[Outgoing]) -> dict[UUID, Result[Any]]:
         store = self._settings.database
         with explained(store), deciding(store):
             fresh = Relayed.objects.using(store).note([row.pk for row in rows])
@@ -201,6 +207,7 @@ def _row(settings: Settings, newcomer: Newcomer) -> Outgoing:
         enqueued_at=message.enqueued_at,
         run_after=message.run_after,
         needs=[as_json(need) for need in message.needs],
+        stays_in_store=message.stays_in_store,
         claim=None if claim is None else as_json(claim),
     )
 
@@ -215,4 +222,5 @@ def _message(row: Outgoing) -> Message:
         run_after=row.run_after,
         enqueued_at=row.enqueued_at,
         needs=[NewNeed(UUID(key_id), *rest) for key_id, *rest in row.needs],
+        stays_in_store=row.stays_in_store,
     )

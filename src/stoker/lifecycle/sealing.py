@@ -109,6 +109,7 @@ class Sealing:
             package=self._sealer.seal(package),
             run_after=None if task.run_after is None else as_timestamp(task.run_after),
             needs=needs_of_step(task, args, signature.kwargs, receives),
+            stays_in_store=_stays_in_store(task),
         )
         return stored.write(message, getattr(task, "run_after_seconds", None))
 
@@ -181,6 +182,7 @@ class Sealing:
             run_after=run_after,
             enqueued_at=now,
             needs=needs_of_step(task, positional, named, options.receives),
+            stays_in_store=_stays_in_store(task),
         )
         return Newcomer(package, message, self._result(package, run_after), claim)
 
@@ -230,3 +232,8 @@ def _refuse_script(task: Any) -> None:
             f"No worker finds {task.module_path}: it is of the program that runs now. "
             "Move the function into a module of an app."
         )
+
+
+def _stays_in_store(task: Any) -> bool:
+    """Keys of unique jobs, and the transactions of atomic ones, are the store's."""
+    return getattr(task, "unique", None) is not None or bool(getattr(task, "atomic", False))

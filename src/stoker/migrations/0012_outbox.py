@@ -18,6 +18,7 @@ class Migration(migrations.Migration):
                 ("enqueued_at", models.FloatField()),
                 ("run_after", models.FloatField(null=True)),
                 ("needs", models.JSONField(default=list)),
+                ("stays_in_store", models.BooleanField(default=False)),
                 ("claim", models.JSONField(null=True)),
             ],
             options={

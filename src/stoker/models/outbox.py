@@ -106,6 +106,7 @@ class Outgoing(models.Model):
     run_after = models.FloatField(null=True)
     needs = models.JSONField(default=list)
     """Its guards, as ``NewNeed`` has them."""
+    stays_in_store = models.BooleanField(default=False)
     claim = models.JSONField(null=True)
     """That on its unique key, as ``UniqueClaim`` has it."""
 

@@ -203,7 +203,7 @@ class Maker:
             )
         abilities = self._broker.capabilities
         name = str(self._broker.info()["broker"])
-        check_backend(task, abilities.transactional, abilities.guards, name)
+        check_backend(task, abilities.atomic, abilities.guards, name)
         sealing = Sealing(self._settings, task, Commitment())
         if len(self._sealings) >= MOST_SEALINGS:
             self._sealings.clear()

@@ -1,0 +1,277 @@
+"""A broker outside the database, with the store in front of it.
+
+What such a broker cannot do waits in the store and is claimed from there, as with the ORM broker:
+jobs with guards, jobs of atomic tasks, packages and delays that are too large for it. So all of
+that holds on every broker in the same way, and is written once. The rest goes to the broker.
+
+Which of the two a lease is of, its id says: the store's are numbers, a broker's are strings.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import Job
+from stoker.models.statements import with_keys
+
+from .base import Broker, Delivery, Lease, Message, Return, Wake
+from .orm import OrmBroker
+
+LOOK_SECONDS = 0.02
+"""How often the store is looked at while nothing says that there is something in it."""
+
+
+class FrontedBroker(Broker):
+    """One broker and the store, as one.
+
+    Args:
+        behind: the broker.
+    """
+
+    def __init__(self, settings: Settings, behind: Broker) -> None:
+        super().__init__(settings)
+        self.behind = behind
+        self.store = OrmBroker(settings)
+        self.capabilities = replace(
+            behind.capabilities, transactional=False, guards=True, atomic=True, delay=True
+        )
+        self._look_at = 0.0
+        self._is_stores_turn = True
+
+    def joins(self, message: Message) -> bool:
+        """Whether it waits in the store, and so is enqueued in its transaction."""
+        able = self.behind.capabilities
+        if message.stays_in_store or message.needs:
+            return True
+        if able.max_payload_bytes is not None and len(message.package) > able.max_payload_bytes:
+            return True
+        if message.run_after is None:
+            return False
+        delay_seconds = message.run_after - time.time()
+        return not able.delay or (
+            able.max_delay_seconds is not None and delay_seconds > able.max_delay_seconds
+        )
+
+    def is_inside(self, lease: Lease) -> bool:
+        return isinstance(lease.lease_id, int)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        """All of them together only where all wait in the same place."""
+        inside = [message for message in messages if self.joins(message)]
+        outside = [message for message in messages if not self.joins(message)]
+        if inside:
+            self.store.enqueue(inside)
+        if outside:
+            self.behind.enqueue(outside)
+
+    def relay(self, messages: Sequence[Message]) -> None:
+        """Only those that do not wait in the store: there, the outbox itself remembers them."""
+        self.behind.relay(messages)
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
+        permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
+    ) -> list[Delivery]:
+        """From the one and the other in turn, so that neither holds the other up."""
+        wish = {"holder": holder, "lease_seconds": lease_seconds, "passed_over": passed_over}
+        rates = {"rated_limit": rated_limit, "permit_seconds": permit_seconds}
+        found: list[Delivery] = []
+        self._is_stores_turn = not self._is_stores_turn
+        if self._is_stores_turn:
+            found = self._from_store(queues, limit, **wish, **rates)
+        if len(found) < limit:
+            found += self._from_behind(queues, limit - len(found), is_first=not found, **wish)
+        if len(found) < limit and not self._is_stores_turn:
+            found += self._from_store(queues, limit - len(found), **wish, **rates)
+        return found
+
+    def _from_store(self, queues: Sequence[str], limit: int, **wish: Any) -> list[Delivery]:
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        found = self.store.claim(queues, limit, **wish)
+        self._look_at = 0.0 if found else now + LOOK_SECONDS
+        return found
+
+    def _from_behind(
+        self, queues: Sequence[str], limit: int, *, is_first: bool, **wish: Any
+    ) -> list[Delivery]:
+        """What is leased already must be told of, even where the broker is away."""
+        try:
+            found = self.behind.claim(queues, limit, **wish)
+        except BrokerUnavailable:
+            if is_first:
+                raise
+            return []
+        repeated = [one for one in found if one.attempt > 1]
+        done = self._done(repeated) if repeated else set()
+        return [one for one in found if one.job_id not in done]
+
+    def _done(self, deliveries: Sequence[Delivery]) -> set[UUID]:
+        """Those of these that are recorded as ended: whoever did that died before he could ack."""
+        ended = Job.objects.using(self.settings.database).exclude(status=None)
+        among_these = with_keys(ended, [one.job_id for one in deliveries])
+        done = set(among_these.values_list("pk", flat=True))
+        if done:
+            self.behind.ack([one.lease for one in deliveries if one.job_id in done])
+        return done
+
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        wish: dict[str, Any] = {"holder": holder, "lease_seconds": lease_seconds}
+        found = self.store.claim_expired(limit, **wish)
+        while len(found) < limit:
+            over = self.behind.claim_expired(limit - len(found), **wish)
+            done = self._done(over) if over else set()
+            found += [one for one in over if one.job_id not in done]
+            if not done:
+                break
+        return found
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        inside, outside = self._split(leases)
+        stale = self.store.extend(inside, lease_seconds=lease_seconds) if inside else set()
+        if outside:
+            stale |= self.behind.extend(outside, lease_seconds=lease_seconds)
+        return stale
+
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
+        return self.settle(leases, (), failed=failed)
+
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        return self.settle((), returns)
+
+    def settle(
+        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+    ) -> set[Lease]:
+        over_inside, over_outside = self._split(over)
+        again_inside = [back for back in again if self.is_inside(back.lease)]
+        again_outside = [back for back in again if not self.is_inside(back.lease)]
+        stale: set[Lease] = set()
+        if over_inside or again_inside:
+            stale |= self.store.settle(over_inside, again_inside, failed=failed)
+        if over_outside or again_outside:
+            stale |= self.behind.settle(over_outside, again_outside, failed=failed)
+        return stale
+
+    def expire_holder(self, holder: UUID) -> int:
+        return self.store.expire_holder(holder) + self.behind.expire_holder(holder)
+
+    def held_by(self, holder: UUID) -> list[Delivery]:
+        return self.store.held_by(holder) + self.behind.held_by(holder)
+
+    def _split(self, leases: Iterable[Lease]) -> tuple[list[Lease], list[Lease]]:
+        inside: list[Lease] = []
+        outside: list[Lease] = []
+        for lease in leases:
+            (inside if self.is_inside(lease) else outside).append(lease)
+        return inside, outside
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        gone = self.store.withdraw(job_ids)
+        rest = [job_id for job_id in job_ids if job_id not in gone]
+        return gone | self.behind.withdraw(rest) if rest else gone
+
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        found = self.store.whereabouts(job_ids)
+        rest = [job_id for job_id in job_ids if job_id not in found]
+        return found | self.behind.whereabouts(rest) if rest else found
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        sizes = self.store.sizes()
+        for queue, counts in self.behind.sizes().items():
+            known = sizes.setdefault(queue, {})
+            for state, count in counts.items():
+                known[state] = known.get(state, 0) + count
+        return sizes
+
+    def purge(self, queue: str) -> int:
+        return self.store.purge(queue) + self.behind.purge(queue)
+
+    def ping(self) -> None:
+        self.store.ping()
+        self.behind.ping()
+
+    def info(self) -> dict[str, Any]:
+        return self.behind.info()
+
+    # -- waking up --------------------------------------------------------------------------------
+
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+        if inside:
+            self.store.wake_up(queues)
+        else:
+            self.behind.wake_up(queues)
+
+    def look_at_store(self) -> None:
+        """Something came there."""
+        self._look_at = 0.0
+
+    def open_wake(self) -> Wake:
+        return FrontedWake(self, self.store.open_wake(), self.behind.open_wake())
+
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        due = [self.store.next_due_seconds(rated=rated), self.behind.next_due_seconds(rated=rated)]
+        return min((seconds for seconds in due if seconds is not None), default=None)
+
+    def close(self) -> None:
+        self.store.close()
+        self.behind.close()
+
+
+class FrontedWake(Wake):
+    """Sleeps on both."""
+
+    def __init__(self, broker: FrontedBroker, store: Wake, behind: Wake) -> None:
+        self._broker = broker
+        self._store = store
+        self._behind = behind
+        self._both: Any = selectors.DefaultSelector()
+        self._watched: set[int] = set()
+        longest = [one.max_sleep_seconds for one in (store, behind)]
+        self.max_sleep_seconds = min((one for one in longest if one is not None), default=None)
+
+    def fileno(self) -> int | None:
+        """One descriptor for those of both, which change when a connection is opened anew."""
+        wanted = {number for one in (self._store, self._behind) if (number := one.fileno())}
+        for number in self._watched - wanted:
+            with suppress(KeyError, OSError):  # it is closed, and so not watched any more
+                self._both.unregister(number)
+        for number in wanted:
+            with suppress(KeyError):
+                self._both.register(number, selectors.EVENT_READ)
+        self._watched = wanted
+        return self._both.fileno() if wanted else None
+
+    def is_due(self) -> bool:
+        has_store_woken = self._store.is_due()
+        if has_store_woken:
+            self._broker.look_at_store()
+        return self._behind.is_due() or has_store_woken
+
+    def close(self) -> None:
+        self._store.close()
+        self._behind.close()
+        self._both.close()

@@ -1,0 +1,49 @@
+-- Claim: ARGV: limit, lease id, holder, lease (microseconds), how many of the names that follow are
+-- of queues that are served (0 = all), then those, then queues that are passed over.
+local limit, lease_id, holder, lease_us = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
+local served, passed_over = {}, {}
+for i = 6, #ARGV do
+    if i - 5 <= tonumber(ARGV[5]) then
+        served[#served + 1] = ARGV[i]
+    else
+        passed_over[ARGV[i]] = true
+    end
+end
+promote(500)
+if #served == 0 then
+    served = redis.call('SMEMBERS', queues)
+end
+local found, seen = {}, {}
+for _, queue in ipairs(served) do
+    if not passed_over[queue] and not seen[queue] and limit > 0 then
+        seen[queue] = true
+        local line = redis.call('ZRANGE', ready_prefix .. queue, 0, limit - 1, 'WITHSCORES')
+        for i = 1, #line, 2 do
+            found[#found + 1] = {line[i], tonumber(line[i + 1]), queue}
+        end
+    end
+end
+table.sort(found, function(one, other)
+    if one[2] ~= other[2] then
+        return one[2] < other[2]
+    end
+    return one[1] < other[1]
+end)
+local ids, by_queue = {}, {}
+for i = 1, math.min(limit, #found) do
+    local id, queue = found[i][1], found[i][3]
+    ids[i] = id
+    by_queue[queue] = by_queue[queue] or {}
+    table.insert(by_queue[queue], id)
+end
+if #ids == 0 then
+    return {}
+end
+for queue, taken in pairs(by_queue) do
+    call_in_chunks('ZREM', ready_prefix .. queue, taken, 1)
+end
+local records = read(ids)
+for i = 1, #ids do
+    records[i][ATTEMPTS] = records[i][ATTEMPTS] + 1
+end
+return lease(ids, records, lease_id, holder, lease_us)

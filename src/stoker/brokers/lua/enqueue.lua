@@ -1,0 +1,46 @@
+-- Enqueue: ARGV: channel, how long to remember what comes from an outbox (microseconds; 0 = it does
+-- not), then id, package, queue, rank, due (microseconds, or '') of each job. A job that is here already
+-- is left alone, and one from an outbox that was ever here. Returns how many were added.
+local remembered, relayed, now = KEYS[6], {}, now_us()
+local keep_us = tonumber(ARGV[2])
+if keep_us > 0 then
+    redis.call('ZREMRANGEBYSCORE', remembered, '-inf', string.format('%.0f', now - keep_us))
+end
+local function was_here(id)
+    if redis.call('HEXISTS', jobs, id) == 1 then
+        return true
+    end
+    return keep_us > 0 and redis.call('ZSCORE', remembered, id)
+end
+local ids, records, bodies, scores = {}, {}, {}, {}
+local fresh = {}
+for i = 3, #ARGV, 5 do
+    local id = ARGV[i]
+    if not fresh[id] and not was_here(id) then
+        fresh[id] = true
+        relayed[#relayed + 1] = string.format('%.0f', now)
+        relayed[#relayed + 1] = id
+        local record = {ARGV[i + 2], tonumber(ARGV[i + 3]), 0, 0, '', ''}
+        redis.call('HSET', jobs, id, cmsgpack.pack(record))
+        bodies[#bodies + 1] = id
+        bodies[#bodies + 1] = ARGV[i + 1]
+        if ARGV[i + 4] == '' then
+            ids[#ids + 1] = id
+            records[#records + 1] = record
+        else
+            scores[#scores + 1] = ARGV[i + 4]
+            scores[#scores + 1] = id
+        end
+        redis.call('SADD', queues, ARGV[i + 2])
+    end
+end
+call_in_chunks('HSET', packages, bodies, 2)
+call_in_chunks('ZADD', deferred, scores, 2)
+add_ready(ids, records)
+if keep_us > 0 then
+    call_in_chunks('ZADD', remembered, relayed, 2)
+end
+if #ids > 0 then
+    redis.call('PUBLISH', ARGV[1], '')
+end
+return #bodies / 2

@@ -1,0 +1,51 @@
+-- Ack and release: ARGV: how many are acked, then id and lease id of each of those; then id, lease id,
+-- delay (microseconds), attempts, crashes of each that is released. Returns the places, from 0, of
+-- those that are stale, acked ones first.
+local count = tonumber(ARGV[1])
+local ids, lease_ids, backs, stale = {}, {}, {}, {}
+for i = 2, 2 * count, 2 do
+    ids[#ids + 1] = ARGV[i]
+    lease_ids[#lease_ids + 1] = ARGV[i + 1]
+end
+for i = 2 * count + 2, #ARGV, 5 do
+    ids[#ids + 1] = ARGV[i]
+    lease_ids[#lease_ids + 1] = ARGV[i + 1]
+    backs[#ids] = {tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])}
+end
+local records = read(ids)
+local over, again, again_records, due = {}, {}, {}, {}
+local ready, ready_records = {}, {}
+local done = {}
+local now = now_us()
+for i = 1, #ids do
+    local record = records[i]
+    if done[ids[i]] == lease_ids[i] then
+        -- The same lease twice: once is enough.
+    elseif not record or record[LEASE] ~= lease_ids[i] then
+        stale[#stale + 1] = i - 1
+    else
+        done[ids[i]] = lease_ids[i]
+        if not backs[i] then
+            over[#over + 1] = ids[i]
+        else
+            record[ATTEMPTS], record[CRASHES] = backs[i][2], backs[i][3]
+            record[LEASE], record[HOLDER] = '', ''
+            again[#again + 1] = ids[i]
+            again_records[#again_records + 1] = record
+            if backs[i][1] > 0 then
+                due[#due + 1] = string.format('%.0f', now + backs[i][1])
+                due[#due + 1] = ids[i]
+            else
+                ready[#ready + 1] = ids[i]
+                ready_records[#ready_records + 1] = record
+            end
+        end
+    end
+end
+call_in_chunks('ZREM', leases, over, 1)
+call_in_chunks('ZREM', leases, again, 1)
+forget(over)
+write(again, again_records)
+call_in_chunks('ZADD', deferred, due, 2)
+add_ready(ready, ready_records)
+return stale

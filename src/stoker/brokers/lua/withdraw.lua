@@ -1,0 +1,17 @@
+-- Withdraw: ARGV: ids. Returns those that waited and are gone.
+local records = read(ARGV)
+local gone, by_queue = {}, {}
+for i = 1, #ARGV do
+    local record = records[i]
+    if record and record[LEASE] == '' then
+        gone[#gone + 1] = ARGV[i]
+        by_queue[record[QUEUE]] = by_queue[record[QUEUE]] or {}
+        table.insert(by_queue[record[QUEUE]], ARGV[i])
+    end
+end
+for queue, ids in pairs(by_queue) do
+    call_in_chunks('ZREM', ready_prefix .. queue, ids, 1)
+end
+call_in_chunks('ZREM', deferred, gone, 1)
+forget(gone)
+return gone

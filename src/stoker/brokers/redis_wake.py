@@ -1,0 +1,77 @@
+"""How a cluster on Redis learns at once that jobs came: it listens to a channel. Polling is what
+keeps it correct, so every failure here is swallowed and tried again later."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from .base import Wake
+
+RECONNECT_SECONDS = 2.0
+
+
+class RedisWake(Wake):
+    """A connection of its own that listens.
+
+    Args:
+        client: nobody else's.
+    """
+
+    def __init__(self, client: Any, channel: str) -> None:
+        self._client: Any = client
+        self._channel = channel
+        self._listening: Any = None
+        self._try_again_at = 0.0
+        self._has_listened = False
+        self._was_deaf = False
+        """Whether something may have come between two connections."""
+        self._listen()
+
+    def fileno(self) -> int | None:
+        self._listen()
+        connection = None if self._listening is None else self._listening.connection
+        socket = getattr(connection, "_sock", None)
+        return None if socket is None else int(socket.fileno())
+
+    def is_due(self) -> bool:
+        self._listen()
+        missed, self._was_deaf = self._was_deaf, False
+        if self._listening is None:
+            return False
+        heard = False
+        try:
+            while (message := self._listening.get_message(timeout=0)) is not None:
+                heard = heard or message["type"] == "message"
+        except (RedisError, OSError):
+            self._hang_up()
+            return True
+        return heard or missed
+
+    def close(self) -> None:
+        self._hang_up()
+        self._try_again_at = float("inf")
+        with suppress(RedisError, OSError):
+            self._client.close()
+
+    def _listen(self) -> None:
+        if self._listening is not None or time.monotonic() < self._try_again_at:
+            return
+        self._listening = self._client.pubsub()
+        try:
+            self._listening.subscribe(self._channel)
+        except (RedisError, OSError):
+            self._hang_up()
+        else:
+            self._was_deaf = self._has_listened
+            self._has_listened = True
+
+    def _hang_up(self) -> None:
+        listening, self._listening = self._listening, None
+        self._try_again_at = time.monotonic() + RECONNECT_SECONDS
+        if listening is not None:
+            with suppress(RedisError, OSError):
+                listening.close()

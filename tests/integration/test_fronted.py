@@ -1,0 +1,167 @@
+"""A broker outside the database, with the store in front of it: what goes where, and ends how."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+from redis import Redis
+
+from stoker import Lock, Unique
+from stoker.brokers import broker_for
+from stoker.brokers.fronted import FrontedBroker
+from stoker.conf import settings_for
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.models import Attempt, Claimed, DeadLetter, Job, Outgoing, Ready
+from stoker.progress import JobState
+
+from tests.app import atomic as atomic_tasks
+from tests.app.models import Account
+from tests.app.tasks import add, echo, succeed_at
+from tests.conformance.stands import redis_url
+from tests.integration.work import claim, work_off, work_off_when_due
+
+BACKEND = "stoker.backend.StokerBackend"
+
+pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def broker() -> Iterator[FrontedBroker]:
+    options = {"BROKER": redis_url(), "CLUSTER": f"test-{uuid.uuid4().hex}"}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        made = broker_for(settings_for())
+        assert isinstance(made, FrontedBroker)
+        yield made
+        client = Redis.from_url(redis_url())
+        for key in client.scan_iter(f"{made.behind.prefix}:*"):  # type: ignore[attr-defined] # of Redis
+            client.delete(key)
+        client.close()
+        made.close()
+
+
+def outside(broker: FrontedBroker) -> int:
+    sizes = broker.behind.sizes().values()
+    return sum(size["ready"] + size["deferred"] for size in sizes)
+
+
+class TestPlaces:
+    def test_an_ordinary_job_never_touches_the_database_on_its_way_in(
+        self, broker: FrontedBroker, django_assert_num_queries: Any
+    ) -> None:
+        with django_assert_num_queries(0):
+            add.enqueue(1, 2)
+            add.enqueue_many([((1, 2), {})] * 3)
+        assert (outside(broker), Ready.objects.count()) == (4, 0)
+
+    def test_in_a_transaction_it_goes_by_the_outbox(self, broker: FrontedBroker) -> None:
+        with transaction.atomic():
+            add.enqueue(1, 2)
+            assert (outside(broker), Outgoing.objects.count()) == (0, 1)
+        assert (outside(broker), Outgoing.objects.count()) == (1, 0)
+
+    @pytest.mark.parametrize("changes", [{"lock": Lock("one")}, {"unique": Unique("one")}])
+    def test_a_guarded_job_waits_in_the_store(
+        self, broker: FrontedBroker, changes: dict[str, Any]
+    ) -> None:
+        with transaction.atomic():
+            result = add.using(**changes).enqueue(1, 2)
+            assert (outside(broker), Outgoing.objects.count()) == (0, 0)
+            assert Ready.objects.filter(pk=result.id).exists()
+        assert work_off() == 1
+        assert result.wait(5) == 3
+
+    def test_a_job_too_large_for_it_waits_in_the_store(
+        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        small = replace(broker.behind.capabilities, max_payload_bytes=500, max_delay_seconds=60)
+        monkeypatch.setattr(broker.behind, "capabilities", small)
+        big = echo.enqueue("a" * 500)
+        late = add.using(run_after=61).enqueue(1, 2)
+        results = echo.enqueue_many([(("b",), {}), (("a" * 500,), {})])
+        assert (outside(broker), Ready.objects.count()) == (1, 2)
+        assert late.job.run_after is not None
+        while work_off():
+            pass
+        assert big.wait(5) == "a" * 500
+        assert [one.wait(5) for one in results] == ["b", "a" * 500]
+
+    def test_unique_jobs_are_so(self) -> None:
+        unique = add.using(unique=Unique("one"))
+        first, second = unique.enqueue(1, 2), unique.enqueue(3, 4)
+        assert (second.id, second.was_duplicate) == (first.id, True)
+
+    def test_a_lock_holds(self) -> None:
+        locked = add.using(lock=Lock("one"))
+        locked.enqueue_many([((1, 2), {})] * 2)
+        assert len(claim()) == 1
+        assert claim() == []
+
+
+class TestEnds:
+    def test_a_result(self) -> None:
+        result = add.enqueue(1, 2)
+        result.refresh()
+        assert result.state is JobState.READY
+        assert work_off() == 1
+        assert (result.wait(5), result.attempts, result.job.task) == (3, 1, "tests.app.tasks.add")
+        assert Claimed.objects.count() == 0
+
+    def test_a_failure_and_its_dead_letter(self, broker: FrontedBroker) -> None:
+        result = succeed_at.using(max_attempts=2).enqueue(3)
+        work_off()
+        assert not DeadLetter.objects.exists()
+        result.refresh()
+        assert (result.state, result.attempts) == (JobState.DEFERRED, 1)
+        work_off_when_due()
+        assert (outside(broker), DeadLetter.objects.get().attempts) == (0, 2)
+        result.refresh()
+        assert (result.state, len(result.errors)) == (JobState.FAILED, 2)
+
+    def test_an_atomic_task(self) -> None:
+        account = Account.objects.create()
+        atomic_tasks.add_and_sign.enqueue(account.pk, 0, 0)
+        assert work_off() == 1
+        account.refresh_from_db()
+        assert account.total == 1
+
+    def test_who_has_lost_the_lease_records_nothing(self, broker: FrontedBroker) -> None:
+        result = add.enqueue(1, 2)
+        (delivery,) = claim()
+        attempted = Executor(settings_for(), worker_id="w").run(delivery)
+        broker.expire_holder(_holder_of(broker, delivery.job_id))
+        (rescued,) = broker.claim_expired(10, holder=uuid.uuid4(), lease_seconds=60)
+        assert finish(settings_for(), broker, [attempted]) == {delivery.lease}
+        assert not Job.objects.exists()
+        again = Executor(settings_for(), worker_id="w").run(rescued)
+        assert finish(settings_for(), broker, [again]) == set()
+        assert result.wait(5) == 3
+
+    def test_what_is_recorded_is_not_run_again_where_the_ack_was_lost(
+        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        add.enqueue(1, 2)
+        (delivery,) = claim()
+        attempted = Executor(settings_for(), worker_id="w").run(delivery)
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.behind, "settle", lambda *_, **__: set())  # it dies before this
+            finish(settings_for(), broker, [attempted])
+        assert Job.objects.get().status == "SUCCESSFUL"
+        broker.expire_holder(_holder_of(broker, delivery.job_id))
+        assert broker.claim_expired(10, holder=uuid.uuid4(), lease_seconds=60) == []
+        assert broker.whereabouts([delivery.job_id]) == {}
+        assert Attempt.objects.count() == 0
+
+    def test_cancelling_one_that_waits_there(self, broker: FrontedBroker) -> None:
+        result = add.enqueue(1, 2)
+        assert result.cancel("no")
+        assert (outside(broker), result.state) == (0, JobState.CANCELLED)
+
+
+def _holder_of(broker: FrontedBroker, job_id: uuid.UUID) -> uuid.UUID:
+    (known,) = broker.behind._run("look", [job_id.hex])  # type: ignore[attr-defined] # of Redis
+    return uuid.UUID(known[5].decode())
