@@ -14,7 +14,7 @@ from tests.servers.mariadb import PrivateMariadb
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer
 
-DATABASES = {"sqlite", "postgres", "mariadb", "two_databases"}
+DATABASES = {"sqlite", "postgres", "mariadb", "two_databases", "on_redis"}
 SERVICES = ("redis", "memcached")
 SEED = "STOKER_TEST_SEED"
 AnyServer = TypeVar("AnyServer", bound=PrivateServer)

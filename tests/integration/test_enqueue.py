@@ -252,7 +252,8 @@ class TestTransactions:
 
     def test_nobody_is_woken_before_the_commit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         woken: list[set[str]] = []
-        monkeypatch.setattr(broker_for(settings_for()), "wake_up", woken.append)
+        broker = broker_for(settings_for())
+        monkeypatch.setattr(broker, "wake_up", lambda queues, **_: woken.append(queues))
         with transaction.atomic():
             add.enqueue(1, 2)
             assert woken == []

@@ -44,6 +44,15 @@ def drop_on_mariadb(url: str, run: str) -> None:
     connection.close()
 
 
+def drop_on_redis(url: str, run: str) -> None:
+    """Delete what clusters of that name left on Redis."""
+    from redis import Redis
+
+    with Redis.from_url(url) as client:
+        for key in client.scan_iter(f"{{stoker:test-{run}*", count=1000):
+            client.delete(key)
+
+
 def names_of(run: str, names: Iterable[str]) -> list[str]:
     """Those of these names that are the run's: its word is whole, for another's may begin so."""
     ours = re.compile(rf"stoker_(?:test_)?(?!test_)[a-z]+_{re.escape(run)}(?:_.*)?")
@@ -53,6 +62,8 @@ def names_of(run: str, names: Iterable[str]) -> list[str]:
 if __name__ == "__main__":
     if postgres := os.environ.get("STOKER_TEST_POSTGRES_URL"):
         drop_on_postgres(postgres, sys.argv[1])
+    if redis := os.environ.get("STOKER_TEST_REDIS_URL"):
+        drop_on_redis(redis, sys.argv[1])
     # Without the driver no test has made a database either.
     mariadb = os.environ.get("STOKER_TEST_MARIADB_URL")
     if mariadb and importlib.util.find_spec("MySQLdb"):

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from itertools import pairwise
 
+from stoker.brokers import broker_for
+from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import settings_for
 from stoker.doctor.examination import examine
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Ready
@@ -14,6 +16,11 @@ def unfinished() -> dict[str, int]:
     """How many jobs wait or run, by state; empty when nothing does."""
     tables = {"ready": Ready, "deferred": Deferred, "blocked": Blocked, "claimed": Claimed}
     counts = {name: table.objects.count() for name, table in tables.items()}
+    broker = broker_for(settings_for())
+    if isinstance(broker, FrontedBroker):
+        for size in broker.behind.sizes().values():
+            for state, count in size.items():
+                counts[state] = counts.get(state, 0) + count
     return {name: count for name, count in counts.items() if count}
 
 

@@ -25,7 +25,8 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from stoker.brokers import broker_for, outboxes_of
-from stoker.brokers.base import Broker, Message
+from stoker.brokers.base import Broker
+from stoker.brokers.outgoing import as_message, as_row
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.events import tell
@@ -34,12 +35,7 @@ from stoker.finding import find_task
 from stoker.guards.keys import UniqueClaim
 from stoker.models.guard_upkeep import look_after
 from stoker.models.isolation import deciding
-from stoker.models.need import NewNeed
-from stoker.models.outbox import (
-    Outgoing,
-    Relayed,
-    as_json,
-)
+from stoker.models.outbox import Outgoing, Relayed
 from stoker.models.statements import delete_by_key
 from stoker.package import sealer_for
 from stoker.progress import JobState, Progress, explained
@@ -59,7 +55,7 @@ _away_until: dict[str, float] = {}
 
 def put(settings: Settings, alias: str, newcomers: Iterable[Newcomer]) -> None:
     """Write these jobs to the outbox of the database whose transaction is open."""
-    rows = [_row(settings, newcomer) for newcomer in newcomers]
+    rows = [as_row(settings.alias, one.message, one.claim) for one in newcomers]
     Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE)
 
 
@@ -146,14 +142,14 @@ class Relay:
             told = self._hand_over(rows) if rows else {}
             delete_by_key(outgoing, [row.pk for row in rows])
         for inside in (True, False):
-            queues = {row.queue for row in rows if self._broker.joins(_message(row)) is inside}
+            queues = {row.queue for row in rows if self._broker.joins(as_message(row)) is inside}
             if queues:
                 self._broker.wake_up(queues, inside=inside)
         return Round(len(rows), told)
 
     def _hand_over(self, rows: Sequence[Outgoing]) -> dict[UUID, Result[Any]]:
-        inside = [row for row in rows if self._broker.joins(_message(row))]
-        outside = [_message(row) for row in rows if row not in inside]
+        inside = [row for row in rows if self._broker.joins(as_message(row))]
+        outside = [as_message(row) for row in rows if row not in inside]
         if outside:
             self._broker.relay(outside)
         return self._store(inside) if inside else {}
@@ -163,7 +159,7 @@ class Relay:
         with explained(store), deciding(store):
             fresh = Relayed.objects.using(store).note([row.pk for row in rows])
             new = [row for row in rows if row.pk in fresh]
-            self._broker.enqueue([_message(row) for row in new if row.claim is None])
+            self._broker.enqueue([as_message(row) for row in new if row.claim is None])
             return self._decide([(row, row.claim) for row in new if row.claim is not None])
 
     def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
@@ -174,7 +170,7 @@ class Relay:
                 newcomer = self._newcomer(row, claim)
                 line = self._line(newcomer)
             except (PackageError, UnknownTask, InvalidTask):  # the worker will say what is wrong
-                self._broker.enqueue([_message(row)])
+                self._broker.enqueue([as_message(row)])
                 continue
             (told[row.pk],), neglected = Newcomers(line, [newcomer]).store()
             if neglected:
@@ -182,7 +178,7 @@ class Relay:
         return told
 
     def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer:
-        message = _message(row)
+        message = as_message(row)
         package = sealer_for(self._settings).open(message.package)
         state = JobState.READY if row.run_after is None else JobState.DEFERRED
         result = result_of(self._settings, row.pk, Progress(None, state))
@@ -193,34 +189,3 @@ class Relay:
         task = find_task(newcomer.package.task).using(backend=self._settings.alias)
         commitment = Commitment(is_made=True)
         return _Line(self._broker, commitment, Sealing(self._settings, task, commitment))
-
-
-def _row(settings: Settings, newcomer: Newcomer) -> Outgoing:
-    message, claim = newcomer.message, newcomer.claim
-    return Outgoing(
-        job_id=message.job_id,
-        backend=settings.alias,
-        task=message.task,
-        queue=message.queue,
-        priority=message.priority,
-        package=message.package,
-        enqueued_at=message.enqueued_at,
-        run_after=message.run_after,
-        needs=[as_json(need) for need in message.needs],
-        stays_in_store=message.stays_in_store,
-        claim=None if claim is None else as_json(claim),
-    )
-
-
-def _message(row: Outgoing) -> Message:
-    return Message(
-        job_id=row.job_id,
-        task=row.task,
-        queue=row.queue,
-        priority=row.priority,
-        package=bytes(row.package),
-        run_after=row.run_after,
-        enqueued_at=row.enqueued_at,
-        needs=[NewNeed(UUID(key_id), *rest) for key_id, *rest in row.needs],
-        stays_in_store=row.stays_in_store,
-    )

@@ -209,7 +209,10 @@ class _Requeue:
             metadata=old.metadata,
         )
         message = replace(
-            fresh.message, job_id=job_id, package=sealer_for(self._settings).seal(package)
+            fresh.message,
+            job_id=job_id,
+            package=sealer_for(self._settings).seal(package),
+            stays_in_store=True,  # a part of this transaction, whatever the broker is
         )
         result = replace(fresh.result, id=str(job_id))
         return Newcomer(package, message, result, claim and claim._replace(on_conflict="keep"))

@@ -124,6 +124,7 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
         package=data,
         enqueued_at=time.time(),
         needs=needs_of_step(find_task(job.task), package.args, package.kwargs, options.receives),
+        stays_in_store=True,  # a part of this transaction, whatever the broker is
     )
     with deciding(alias):
         deliver(settings, [message])
