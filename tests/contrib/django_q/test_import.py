@@ -16,6 +16,7 @@ from django.db import connection
 from django.test import override_settings
 from django.utils.dateparse import parse_datetime
 
+from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.old_pickles import NotReadable, read_package, read_plain
 from stoker.contrib.django_q.old_tables import OldPackage, OldSchedule, OldTask
@@ -66,7 +67,7 @@ def test_first_what_would_be_done() -> None:
     assert "django_q_task: 2 rows, 2 would be copied" in told
     assert not Schedule.objects.exists()
     assert not Task.objects.exists()
-    assert not Job.objects.exists()
+    assert not Job.objects.using(conf.database()).exists()
 
 
 @pytest.fixture
@@ -96,14 +97,14 @@ def test_everything_is_copied_once() -> None:
     assert result("ok") == -2.0
     assert Task.objects.get(name="bad").attempt_count == 3
 
-    jobs = Job.objects.count()
-    Job.objects.all().delete()  # as they are pruned some day
+    jobs = Job.objects.using(conf.database()).count()
+    Job.objects.using(conf.database()).all().delete()  # as they are pruned some day
     told = import_all()
     assert "django_q_ormq: 4 rows, 0 copied, 4 were before" in told
     assert "django_q_schedule: 3 rows, 0 copied, 3 were before" in told
     assert "django_q_task: 2 rows, 0 copied, 2 were before" in told
     assert jobs
-    assert not Job.objects.exists()
+    assert not Job.objects.using(conf.database()).exists()
     assert Schedule.objects.count() == 3
 
 
@@ -123,17 +124,17 @@ def test_what_is_broken_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importing, "_enqueue", enqueue)
     with pytest.raises(SystemExit):
         import_all()
-    assert Job.objects.count() == 1
+    assert Job.objects.using(conf.database()).count() == 1
     told = import_all()
     assert "django_q_ormq: 4 rows, 3 copied, 1 were before" in told
-    assert Job.objects.count() == 4
+    assert Job.objects.using(conf.database()).count() == 4
 
 
 @pytest.mark.usefixtures("late")
 def test_a_package_of_another_name_is_not_opened() -> None:
     told = import_all(name="another")
     assert "4 not: its signature is not that of SECRET_KEY with the name 'another'" in told
-    assert not Job.objects.exists()
+    assert not Job.objects.using(conf.database()).exists()
 
 
 @pytest.mark.usefixtures("late")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
+from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
 
@@ -20,6 +21,15 @@ class DjangoQConfig(AppConfig):
         super().__init__(app_name, app_module)
         self.verbose_name = conf.Conf.LABEL
         conf.install()  # here, before any module with tasks is imported
+
+    def import_models(self) -> None:
+        """Raises ImproperlyConfigured where Stoker itself is missing, which the models need."""
+        if not apps.is_installed("stoker"):
+            raise ImproperlyConfigured(
+                "'stoker.contrib.django_q' is in INSTALLED_APPS, but 'stoker' is not: add it "
+                "there, and run manage.py migrate."
+            )
+        super().import_models()
 
     def ready(self) -> None:
         """Register the checks, and pass on Stoker's signal of new processes."""

@@ -3,10 +3,9 @@
 ================ ===============================================================================
 Id               What it says
 ================ ===============================================================================
-django_q.E001    ``stoker`` is not in ``INSTALLED_APPS``.
-django_q.E002    A key of ``Q_CLUSTER`` is unknown, has a wrong value, or names a broker that there
+django_q.E001    A key of ``Q_CLUSTER`` is unknown, has a wrong value, or names a broker that there
                  is not.
-django_q.E003    Django Q itself is in ``INSTALLED_APPS``, too.
+django_q.E002    Django Q itself is in ``INSTALLED_APPS``, too.
 django_q.W001    A key of ``Q_CLUSTER`` has no effect any more, or another one.
 ================ ===============================================================================
 """
@@ -25,14 +24,6 @@ from .translation import problems
 def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """What there is to say about the settings of a project that comes from Django Q."""
     found: list[CheckMessage] = []
-    if not apps.is_installed("stoker"):
-        found.append(
-            Error(
-                "'stoker.contrib.django_q' is in INSTALLED_APPS, but 'stoker' is not.",
-                hint="Add 'stoker' to INSTALLED_APPS, and run manage.py migrate.",
-                id="django_q.E001",
-            )
-        )
     if apps.is_installed("django_q"):
         found.append(
             Error(
@@ -40,12 +31,12 @@ def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
                 "commands of the same names.",
                 hint="Remove 'django_q'. Its tables stay, and `manage.py stoker import_django_q` "
                 "reads them.",
-                id="django_q.E003",
+                id="django_q.E002",
             )
         )
     for problem in problems(getattr(settings, "Q_CLUSTER", {})):
         if problem.is_error:
-            found.append(Error(problem.sentence, hint=problem.advice, id="django_q.E002"))
+            found.append(Error(problem.sentence, hint=problem.advice, id="django_q.E001"))
         else:
             found.append(Warning(problem.sentence, hint=problem.advice, id="django_q.W001"))
     return found

@@ -28,7 +28,7 @@ from .models import Task
 from .models.sealed import Raw
 from .pruning import prune_if_due
 from .signals import post_execute
-from .spec import as_dict, name_of, unpacked
+from .spec import as_dict, name_of
 
 logger = logging.getLogger("stoker")
 
@@ -110,13 +110,8 @@ def _is_saved(spec: dict[str, Any], has_succeeded: bool) -> bool:
 
 def _row(settings: Settings, ended: Ended, package: Package) -> Task:
     spec = _spec_of(package)
-    arguments = package.args[-1]
-    args: Any
-    kwargs: Any
-    if isinstance(arguments, bytes):  # pickled: it is not for this process to look into them
-        args, kwargs = Raw(arguments), None
-    else:
-        args, kwargs = arguments
+    # What is pickled is bytes: it is not for this process to look into them.
+    args, kwargs = (Raw(one) if isinstance(one, bytes) else one for one in package.args[-1])
     result: Any = Raw(ended.value) if ended.value is not None else None
     if not ended.has_succeeded:
         result = _story(settings, ended)
@@ -163,8 +158,6 @@ def opened(row: Task) -> Task:
                 setattr(row, name, sealer.open_value(value))
             except PackageError as error:
                 setattr(row, name, str(error))
-    if row.kwargs is None and isinstance(row.args, list) and len(row.args) == 2:
-        row.args, row.kwargs = unpacked(conf.settings(), row.args)
     return row
 
 

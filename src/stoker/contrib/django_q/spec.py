@@ -1,8 +1,8 @@
 """What a job of the shim is: which function with what, and what the shim has to know of it.
 
 A job carries ``(spec, arguments)``. The spec is a dict of plain values, so that the monitor can
-read it; the arguments are ``[args, kwargs]``, and with SERIALIZER "pickle" the bytes of that,
-signed, so that nobody but the worker unpickles them.
+read it; the arguments are ``[args, kwargs]``, and with SERIALIZER "pickle" the bytes of each of the
+two, signed, so that nobody but the worker unpickles them.
 """
 
 from __future__ import annotations
@@ -56,14 +56,19 @@ def spec_of(function: Any, options: Mapping[str, Any]) -> Spec:
 
 def packed(settings: Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The arguments as a job carries them."""
-    both = [list(args), dict(kwargs)]
-    return sealer_for(settings).seal_value(both) if settings.serializer == "pickle" else both
+    both: list[Any] = [list(args), dict(kwargs)]
+    if settings.serializer != "pickle":
+        return both
+    sealer = sealer_for(settings)
+    return [sealer.seal_value(one) for one in both]
 
 
 def unpacked(settings: Settings, arguments: Any) -> tuple[list[Any], dict[str, Any]]:
     """The arguments again. Raises PackageError."""
-    both = sealer_for(settings).open_value(arguments) if isinstance(arguments, bytes) else arguments
-    return list(both[0]), dict(both[1])
+    args, kwargs = (
+        sealer_for(settings).open_value(one) if isinstance(one, bytes) else one for one in arguments
+    )
+    return list(args), dict(kwargs)
 
 
 def name_of(spec: Spec, job_id: UUID | str) -> str:

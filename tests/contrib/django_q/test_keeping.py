@@ -1,0 +1,172 @@
+"""What is kept, what is told, and what is pickled."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.db.models.signals import post_save
+from django.dispatch import Signal
+from django.test import override_settings
+
+from stoker.contrib.django_q import signals
+from stoker.contrib.django_q.models import Task
+from stoker.contrib.django_q.pruning import prune
+from stoker.contrib.django_q.tasks import async_iter, async_task, fetch, result, schedule
+from stoker.models import Job
+from stoker.testing import drain
+
+from tests.contrib.django_q import functions
+from tests.contrib.django_q.test_schedules import fire
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+HERE = "tests.contrib.django_q.functions"
+
+
+@contextmanager
+def heard(signal: Signal, **connect: Any) -> Iterator[list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+
+    def note(**given: Any) -> None:
+        found.append(given)
+
+    signal.connect(note, weak=False, **connect)
+    yield found
+    signal.disconnect(note, **connect)
+
+
+def test_signals_tell_of_each_step() -> None:
+    with (
+        heard(signals.pre_enqueue) as enqueued,
+        heard(signals.pre_execute) as begun,
+        heard(signals.post_execute_in_worker) as ended,
+        heard(signals.post_execute) as recorded,
+    ):
+        task_id = async_task(f"{HERE}.add", 1, two=2, task_name="sum")
+        assert (enqueued[0]["task"]["name"], enqueued[0]["task"]["args"]) == ("sum", (1,))
+        drain()
+    assert begun[0]["func"] is functions.add
+    assert begun[0]["task"]["id"] == task_id
+    assert ended[0]["task"]["result"] == 3
+    assert recorded[0]["task"]["success"]
+    assert recorded[0]["task"]["result"] == 3
+    assert recorded[0]["task"]["kwargs"] == {"two": 2}
+    assert [len(one) for one in (enqueued, begun, ended, recorded)] == [1, 1, 1, 1]
+
+
+def test_a_receiver_that_raises_harms_nothing() -> None:
+    def raising(**_: Any) -> None:
+        raise ZeroDivisionError
+
+    everything = (signals.pre_enqueue, signals.pre_execute, signals.post_execute)
+    for signal in everything:
+        signal.connect(raising)
+    post_save.connect(raising, sender=Task)
+    task_id = async_task(f"{HERE}.add", 1)
+    drain()
+    for signal in everything:
+        signal.disconnect(raising)
+    post_save.disconnect(raising, sender=Task)
+    assert result(task_id) == 1
+
+
+def test_receivers_of_saved_tasks_are_told() -> None:
+    with heard(post_save, sender=Task) as saved:
+        async_task(f"{HERE}.add", 1)
+        drain()
+    assert [one["instance"].result for one in saved] == [1]
+
+
+def test_a_row_that_cannot_be_written_keeps_no_job_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from stoker.contrib.django_q import recording
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(recording, "_row", fail)
+    async_task(f"{HERE}.add", 1)
+    drain()
+    assert Job.objects.using(recording.conf.database()).get().status == "SUCCESSFUL"
+    assert "could not be shown as a Task" in caplog.text
+
+
+@override_settings(Q_CLUSTER={"name": "default", "save_limit": 3})
+def test_so_many_successes_are_kept() -> None:
+    for number in range(5):
+        async_task(f"{HERE}.fail_on", number, -1)
+        async_task(f"{HERE}.fail", ack_failure=True)
+    drain()
+    assert prune() in (0, 2)  # it may have been due before
+    assert sorted(row.result for row in Task.objects.filter(success=True)) == [2, 3, 4]
+    assert Task.objects.filter(success=False).count() == 5
+
+
+@override_settings(Q_CLUSTER={"name": "default", "save_limit": 1, "save_limit_per": "group"})
+def test_so_many_of_each_group_are_kept() -> None:
+    for number in range(6):
+        async_task(f"{HERE}.add", number, group=f"g{number % 2}")
+    drain()
+    prune()
+    assert sorted(row.result for row in Task.objects.all()) == [4, 5]
+
+
+@override_settings(Q_CLUSTER={"name": "default", "save_limit": -1})
+def test_no_success_is_kept_where_none_is_wanted() -> None:
+    async_task(f"{HERE}.add", 1)
+    async_task(f"{HERE}.add", 2, save=True)
+    drain()
+    assert [row.result for row in Task.objects.all()] == [2]
+
+
+class Parcel:
+    """Something that only a pickle can carry."""
+
+    opened_by: list[str] = []
+
+    def __init__(self, content: int) -> None:
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Parcel) and other.content == self.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+
+@pytest.fixture
+def pickled() -> Iterator[None]:
+    tasks = {"default": {**settings.TASKS["default"]}}
+    tasks["default"]["OPTIONS"] = {**tasks["default"]["OPTIONS"], "SERIALIZER": "pickle"}
+    with override_settings(TASKS=tasks):
+        yield
+
+
+@pytest.mark.usefixtures("pickled")
+def test_where_a_setting_says_so_anything_travels() -> None:
+    task_id = async_task(f"{HERE}.note", Parcel(7))
+    whole = async_iter(f"{HERE}.note", [Parcel(1), Parcel(2)])
+    schedule(f"{HERE}.note", 5)
+    fire()
+    drain()
+    assert result(task_id) == (Parcel(7),)
+    row = fetch(task_id)
+    assert row is not None
+    assert row.args == [Parcel(7)]
+    assert result(whole) == [(Parcel(1),), (Parcel(2),)]
+    assert ((5,), {}) in functions.done
+
+
+def test_the_doctor_has_nothing_to_say() -> None:
+    """Jobs of the shim are jobs as any."""
+    async_task(f"{HERE}.add", 1, hook=f"{HERE}.hook")
+    async_iter(f"{HERE}.add", [1, 2])
+    async_task(f"{HERE}.add", 1, sync=True)
+    drain()
+    told = StringIO()
+    call_command("stoker", "doctor", stdout=told)
+    assert "No promise is broken" in told.getvalue()

@@ -1,0 +1,158 @@
+"""``Q_CLUSTER``: what it comes to, and what is said of it."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage
+from django.test import override_settings
+
+from stoker.conf import problems as problems_of_tasks
+from stoker.conf import read_settings
+from stoker.contrib.django_q.checks import check_q_cluster
+from stoker.contrib.django_q.translation import entry_of, problems, read_cluster
+
+
+def test_each_key_becomes_an_option() -> None:
+    given = {
+        "name": "shop",
+        "workers": 4,
+        "recycle": 500,
+        "max_rss": 100_001,
+        "timeout": 90,
+        "retry": 120,
+        "max_attempts": 5,
+        "poll": 0.5,
+        "queue_limit": 50,
+        "scheduler": False,
+        "compress": True,
+        "orm": "queue",
+        "save_limit": 5000,
+    }
+    settings = read_settings("default", entry_of(given))
+    assert settings.cluster == "shop"
+    assert settings.queues == ()
+    assert settings.broker == "orm://queue"
+    assert (settings.workers, settings.recycle_jobs, settings.recycle_memory_mb) == (4, 500, 98)
+    assert (settings.timeout_seconds, settings.max_attempts, settings.prefetch) == (90, 5, 50)
+    assert (settings.poll_seconds, settings.scheduler) == (0.5, False)
+    assert settings.compress_above_bytes
+    assert settings.keep_results.successful_count == 5000
+    assert settings.backoff == 120
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"timeout": None, "retry": 60, "ack_failures": True, "compress": False, "max_rss": None},
+        {"save_limit": 0},
+        {"save_limit": -1, "queue_limit": 100_000, "max_attempts": 0},
+        {"name": "a name", "workers": None, "redis": {"host": "localhost"}, "bulk": 10},
+    ],
+    ids=str,
+)
+def test_whatever_is_usual_can_be_used(given: dict[str, Any]) -> None:
+    entry = entry_of(given)
+    assert not problems_of_tasks("default", entry)
+    assert read_settings("default", entry).max_attempts == (1 if "ack_failures" in given else 3)
+
+
+def test_another_cluster_of_the_same_settings() -> None:
+    given = {"name": "shop", "workers": 4, "ALT_CLUSTERS": {"long": {"workers": 1, "timeout": 600}}}
+    assert read_cluster(given, "")["cluster_name"] == "shop"
+    of_long = read_cluster(given, "long")
+    assert (of_long["name"], of_long["cluster_name"]) == ("shop", "long")
+    assert (of_long["workers"], of_long["timeout"]) == (1, 600)
+    assert read_cluster(given, "unheard")["cluster_name"] == "unheard"
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "part"),
+    [
+        ({"redis": {}, "sqs": {"aws_region": "x"}}, "sqs", '"orm": "default"'),
+        ({"broker_class": "a.Broker", "orm": "default"}, "broker_class", "Remove"),
+        ({"wrokers": 4}, "wrokers", "Did you mean 'workers'?"),
+        ({"workers": "four"}, "workers", "WORKERS"),
+        ({"timeout": -1}, "timeout", "TIMEOUT"),
+        ({"save_limit": "many"}, "save_limit", ""),
+        ({"save_limit_per": "task"}, "save_limit_per", ""),
+        ({"ALT_CLUSTERS": {"x": {"mongo": "localhost"}}}, "mongo", '"orm"'),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_taken_over_is_an_error(given: Any, key: str, part: str) -> None:
+    (problem,) = problems(given)
+    assert problem.key == key
+    assert problem.is_error
+    assert part in problem.advice
+
+
+def test_what_has_no_effect_is_a_warning() -> None:
+    given = {"cpu_affinity": 1, "error_reporter": {"sentry": {}}, "max_attempts": 0}
+    assert [one.key for one in problems(given) if not one.is_error] == [*given]
+    assert not list(problems({"orm": "default", "redis": {"host": "x"}, "bulk": 5}))
+
+
+def test_checks_say_it() -> None:
+    with override_settings(Q_CLUSTER={"wrokers": 3}):
+        found: list[CheckMessage] = check_q_cluster()
+    assert [message.id for message in found] == ["django_q.E001"]
+    with override_settings(Q_CLUSTER="four"):
+        assert "must be a dict" in check_q_cluster()[0].msg
+
+
+PROJECT = """
+import importlib.util
+from django.conf import settings
+own = ["django_tasks"] if importlib.util.find_spec("django.tasks") is None else []
+settings.configure(
+    SECRET_KEY="x",
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=["django.contrib.contenttypes", *own, APPS],
+    Q_CLUSTER={"name": "shop", "workers": 3},
+    MORE
+)
+import django
+django.setup()
+from django.core.management import call_command
+from stoker.contrib.django_q import conf
+"""
+
+
+BOTH = '"stoker", "stoker.contrib.django_q"'
+
+
+def in_a_project(code: str, more: str = "", apps: str = BOTH) -> str:
+    program = PROJECT.replace("APPS]", f"{apps}]").replace("MORE", more) + code
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+TELL = "print(conf.alias(), conf.settings().workers, conf.settings().cluster, conf.queue())"
+
+
+def test_where_tasks_is_not_set_it_is_made() -> None:
+    assert in_a_project(TELL).strip() == "default 3 shop shop"
+
+
+def test_beside_a_backend_of_somebody_else_another_is_made() -> None:
+    dummy = "django_tasks" if sys.version_info < (3, 12) else "django.tasks"
+    more = f'TASKS={{"default": {{"BACKEND": "{dummy}.backends.dummy.DummyBackend"}}}},'
+    assert in_a_project(TELL, more).strip() == "django_q 3 shop shop"
+
+
+def test_a_backend_that_is_there_is_used() -> None:
+    more = (
+        'TASKS={"default": {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": ["one"], '
+        '"OPTIONS": {"WORKERS": 7}}},'
+    )
+    assert in_a_project(TELL, more).strip() == "default 7 stoker one"
+
+
+def test_both_apps_have_to_be_there() -> None:
+    told = in_a_project('call_command("check")', apps='"stoker.contrib.django_q"')
+    assert "but 'stoker' is not: add it there, and run manage.py migrate." in told
