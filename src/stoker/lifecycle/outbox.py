@@ -46,9 +46,10 @@ from .newcomers import Newcomer, Newcomers
 from .sealing import Sealing
 
 AT_ONCE = 500
-PAUSE_SECONDS = 2.0
-"""After a broker could not be reached, who enqueues leaves the relay to the schedulers for so long:
-a request shall not wait for a broker that is away."""
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
+"""After a broker could not be reached, who enqueues leaves the relay to the schedulers for a while,
+and longer where that took long: requests shall not wait for a broker that is away."""
+PAUSE_PER_SECOND = 20.0
 
 _away_until: dict[str, float] = {}
 
@@ -65,7 +66,8 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
     Returns:
         Job id -> result, of jobs with a unique key: what has become of them.
     """
-    if time.monotonic() < _away_until.get(settings.alias, 0.0):
+    began = time.monotonic()
+    if began < _away_until.get(settings.alias, 0.0):
         return {}
     relay = Relay(settings, alias)
     told: dict[UUID, Result[Any]] = {}
@@ -74,7 +76,9 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
             these = job_ids[start : start + AT_ONCE]
             told |= relay.relay(partial(Outgoing.objects.using(alias).lock_these, these)).told
     except (StokerError, DatabaseError, InterfaceError) as error:
-        _away_until[settings.alias] = time.monotonic() + PAUSE_SECONDS
+        now = time.monotonic()
+        pause = max(SHORTEST_PAUSE_SECONDS, PAUSE_PER_SECOND * (now - began))
+        _away_until[settings.alias] = now + min(pause, LONGEST_PAUSE_SECONDS)
         tell("relay_put_off", error=error)
     return told
 
