@@ -13,6 +13,13 @@ import tests.app.exposed  # noqa: F401 - its tasks are exposed then
 PREFIX = "/stoker/"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The database plays little part here, and PostgreSQL is the one that refuses most: NUL bytes,
+    numbers out of range, a transaction that goes on after an error."""
+    if item.get_closest_marker("sqlite") is None:
+        item.add_marker(pytest.mark.postgres)
+
+
 class Caller:
     """Somebody who calls the API, and reads what it says."""
 
