@@ -48,10 +48,10 @@ def calls_of(args: Sequence[Any], each: str, receives: str) -> Iterator[tuple[An
 
 def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises TypeError here, where the mistake is, and not in a worker."""
-    signature = _signature(task.func)
-    if signature is None:
-        return
     context = (None,) if task.takes_context else ()
+    signature = _signature(task.func)
+    if signature is None or _fits(task.func, len(context) + len(args), tuple(kwargs)):
+        return
     try:
         signature.bind(*context, *args, **kwargs)
     except TypeError as error:
@@ -109,6 +109,19 @@ def check_backend(task: Any, keeps_atomic: bool, keeps_guards: bool, broker: str
             f"{task.module_path} has a guard (unique, lock, limit, rate or sequence), and {broker} "
             "keeps none: let BROKER be the database."
         )
+
+
+@lru_cache(maxsize=4096)
+def _fits(function: Callable[..., Any], count: int, names: tuple[str, ...]) -> bool:
+    """Whether it takes so many arguments by position, and these by name: the same for all calls of
+    a kind, of which there may be many thousands."""
+    signature = _signature(function)
+    assert signature is not None
+    try:
+        signature.bind(*range(count), **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1024)

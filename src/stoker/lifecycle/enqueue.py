@@ -5,6 +5,7 @@ Sealing (see there) comes first, and refuses what can't be a job before the data
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from stoker.waiting import Commitment
 
 from . import outbox
 from .newcomers import Newcomer, Newcomers
+from .running import is_heard
 from .sealing import Call, Sealing
 from .uniqueness import KeyInMotion
 
@@ -185,6 +187,8 @@ class _Line:
 
     def _announce(self, results: Iterable[Result[Any]]) -> None:
         """Send Django's signal. A receiver that raises is logged, and harms nothing."""
+        if not is_heard(task_signals.task_enqueued, logging.DEBUG):
+            return
         for result in results:
             if not result.was_duplicate:
                 task_signals.task_enqueued.send_robust(self._sender, task_result=result)

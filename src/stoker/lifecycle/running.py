@@ -89,10 +89,10 @@ def fencing_number() -> int:
     return 0 if running is None else running.fence
 
 
-def is_heard(signal: Signal) -> bool:
+def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
     """Whether sending it has any effect while all goes well: Django's own receivers write a log
-    record at level INFO, and nothing else."""
-    if not signal.receivers or tasks_logger.isEnabledFor(logging.INFO):
+    record at this level, and nothing else."""
+    if not signal.receivers or tasks_logger.isEnabledFor(level):
         return bool(signal.receivers)
     return any(receiver[0][0] not in DJANGOS_OWN for receiver in signal.receivers)
 

@@ -188,9 +188,10 @@ class Sealing:
 
     def _metadata(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
         metadata: dict[Any, Any] = dict(carried.get())
-        pre_enqueue.send_robust(
-            self._sender, task=self._task, args=args, kwargs=kwargs, metadata=metadata
-        )
+        if pre_enqueue.receivers:
+            pre_enqueue.send_robust(
+                self._sender, task=self._task, args=args, kwargs=kwargs, metadata=metadata
+            )
         return {str(key): str(value) for key, value in metadata.items()}
 
     def _result(self, package: Package, run_after: float | None) -> Result[Any]:
