@@ -2,17 +2,20 @@
 
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import psutil
 import pytest
 from django.db import transaction
 from django.test import override_settings
 
+from stoker.contrib.django_q.calls import hook_task
 from stoker.contrib.django_q.models import OrmQ, Schedule, Task
 from stoker.contrib.django_q.tasks import (
     async_chain,
@@ -23,11 +26,21 @@ from stoker.contrib.django_q.tasks import (
     result_group,
     schedule,
 )
+from stoker.models import Job
 
-from tests.cluster.clusters import DJANGO, environment_of_commands, start_command, wait_for
+from tests.cluster.clusters import (
+    DJANGO,
+    environment_of_commands,
+    start_command,
+    wait_for,
+    wait_while_it_goes_on,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LONG = 60_000  # milliseconds, a guard only
+HERE = "tests.contrib.django_q.functions"
+SIZE = int(os.environ.get("STOKER_TEST_SHIM_SIZE", "1"))
+TASKS, CHAINS, KILLS = 100 * SIZE, 10 * SIZE, 6 * SIZE
 
 
 def environment(**q_cluster: Any) -> dict[str, str]:
@@ -124,3 +137,49 @@ def test_what_cannot_be_taken_over_is_told() -> None:
     assert code == 0
     assert '"cpu_affinity"] has no effect' in told
     assert "Stoker tries 3 times" in told
+
+
+def crew_of(process: Any) -> list[psutil.Process]:
+    """Its pushers, monitors and workers."""
+    names = ("stoker-pusher", "stoker-monitor", "stoker-worker")
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name() in names:
+                found.append(child)
+    return found
+
+
+@pytest.mark.chaos
+def test_each_task_has_one_row_and_one_hook_whoever_is_killed(tmp_path: Path, seed: int) -> None:
+    """Workers, monitor and pusher are killed while tasks, chains and an iteration run."""
+    chance = random.Random(seed)
+    function = f"{HERE}.step"
+    with qcluster(tmp_path, max_attempts=100, retry=1, save_limit=0) as process:
+        ids = [async_task(function, n, 0.01, hook=f"{HERE}.hook") for n in range(TASKS)]
+        chains = [
+            async_chain([(function, (n, 0.01), {"hook": f"{HERE}.hook"}) for n in range(4)])
+            for _ in range(CHAINS)
+        ]
+        whole = async_iter(function, [(n, 0.01) for n in range(20)])
+        most = OrmQ.objects.count()
+        marks = [most * part // (KILLS + 1) for part in range(1, KILLS + 1)]
+
+        def left() -> int:
+            """Each time that so much more is done, somebody is killed."""
+            count = OrmQ.objects.count()
+            if marks and count <= marks[-1] and (crew := crew_of(process)):
+                marks.pop()
+                with suppress(psutil.NoSuchProcess):
+                    chance.choice(crew).kill()
+            return count
+
+        wait_while_it_goes_on(left, (tmp_path / "qcluster.log").read_text)
+    assert [result(one) for one in ids] == [*range(TASKS)]
+    for chain in chains:
+        rows = Task.objects.filter(group=chain).order_by("id")
+        assert [row.result for row in rows] == [0, 1, 2, 3]
+    assert result(whole) == [*range(20)]
+    assert Task.objects.count() == TASKS + 4 * CHAINS + 1
+    hooks = Job.objects.filter(task=hook_task.module_path)
+    assert hooks.count() == TASKS + 4 * CHAINS

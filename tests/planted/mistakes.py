@@ -613,4 +613,48 @@ MISTAKES = (
         ),
         ("tests/workflows/test_life.py", "-k", "recorded_again"),
     ),
+    Mistake(
+        "what was not signed is unpickled whatever it holds",
+        (
+            Change(
+                "contrib/django_q/old_pickles.py",
+                "        if (module, name) not in PLAIN:",
+                "        if not module:",
+            ),
+        ),
+        ("tests/contrib/django_q/test_import.py", "-k", "calls_nothing"),
+    ),
+    Mistake(
+        "what was imported and is over is imported again",
+        (
+            Change(
+                "contrib/django_q/importing.py",
+                "            notes.create(**note)\n",
+                "",
+            ),
+        ),
+        ("tests/contrib/django_q/test_import.py", "-k", "copied_once"),
+    ),
+    Mistake(
+        "the 31st becomes the 29th when the row of a schedule is saved",
+        (
+            Change(
+                "contrib/django_q/mirror.py",
+                "when = _when(row, known if is_kept else None)",
+                "when = _when(row, None)",
+            ),
+        ),
+        ("tests/contrib/django_q/test_schedules.py", "-k", "31st"),
+    ),
+    Mistake(
+        "an error in the shim takes the end of a job with it",
+        (
+            Change(
+                "contrib/django_q/recording.py",
+                "    except Exception:\n        logger.exception(",
+                "    except MemoryError:\n        logger.exception(",
+            ),
+        ),
+        ("tests/contrib/django_q/test_keeping.py", "-k", "keeps_no_job"),
+    ),
 )

@@ -1,5 +1,6 @@
 """What the tests have called. What was done is noted in done."""
 
+from time import sleep
 from typing import Any
 
 done: list[Any] = []
@@ -34,3 +35,9 @@ class Till:
     @staticmethod
     def count(*coins: int) -> int:
         return sum(coins)
+
+
+def step(number: int, wait_seconds: float = 0.0) -> int:
+    """Something that takes its time, so that it can be killed."""
+    sleep(wait_seconds)
+    return number

@@ -122,9 +122,10 @@ def problems(configured: Any) -> Iterator[Problem]:
             broker = next(key for key in BROKERS if given.get(key))
             yield Problem(
                 broker,
-                f'{where}["{broker}"] names a broker that Stoker does not have: jobs wait in the '
+                f'{where}["{broker}"] names a broker that is not taken over: jobs wait in the '
                 "database, where an enqueue is part of the transaction.",
-                f'Remove "{broker}", and write "orm": "default" (an alias of DATABASES).',
+                f'Remove "{broker}", and write "orm": "default" (an alias of DATABASES), or name '
+                "a BROKER of Stoker's in TASKS.",
             )
     attempts = configured.get("max_attempts", 0)
     if attempts == 0 and "max_attempts" in configured and not configured.get("ack_failures"):
