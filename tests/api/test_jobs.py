@@ -11,6 +11,7 @@ from stoker.models import Deferred, Job, Ready
 
 from tests.api.conftest import Caller
 from tests.app.exposed import add
+from tests.app.noting import count_quickly
 from tests.app.tasks import fail
 from tests.integration.work import work_off
 
@@ -36,6 +37,14 @@ def test_a_job_from_its_enqueue_to_its_result(anna: Caller) -> None:
     seen = anna.get(f"jobs/{made['id']}")
     assert (seen["state"], seen["attempts"], seen["return_value"]) == ("SUCCESSFUL", 1, 42)
     assert seen["finished_at"]
+
+
+def test_how_far_a_job_says_that_it_is(anna: Caller) -> None:
+    result = count_quickly.enqueue(10)
+    assert anna.get(f"jobs/{result.id}")["progress"] is None
+    work_all()
+    seen = anna.get(f"jobs/{result.id}")
+    assert seen["progress"] == {"done": 10.0, "total": 10.0, "message": ""}
 
 
 def test_every_error_of_a_job_is_shown(anna: Caller) -> None:

@@ -20,7 +20,7 @@ from .access import name_of
 from .arguments import checked_call, signature_of
 from .problems import Refusal
 from .routes import Routes
-from .shapes import AttemptShape, ExposedTask, JobShape, Shape, TaskList
+from .shapes import AttemptShape, ExposedTask, JobShape, ProgressShape, Shape, TaskList
 from .values import Backend, Moment, Name, Strict, Why, plain, settings_of
 
 routes = Routes(tags=["jobs"])
@@ -182,6 +182,8 @@ def shape_of(settings: Settings, job_id: UUID) -> JobShape:
     """
     progress = progress_of_one(settings, job_id)
     job, package = progress.job, package_of(settings, progress.job)
+    result = result_of(settings, job_id, progress)
+    report = result.progress
     return JobShape(
         id=job_id,
         task=job.task if job else "",
@@ -195,9 +197,10 @@ def shape_of(settings: Settings, job_id: UUID) -> JobShape:
         finished_at=job.finished_at if job else None,
         args=None if package is None else plain(package.args),
         kwargs=None if package is None else plain(package.kwargs),
-        return_value=_value_of(result_of(settings, job_id, progress)),
+        return_value=_value_of(result),
         reason=job.reason if job else "",
         errors=[AttemptShape.model_validate(one) for one in progress.failures],
+        progress=report and ProgressShape(**report._asdict()),
     )
 
 

@@ -60,6 +60,15 @@ class AttemptShape(Shape):
         return str(plain(value))
 
 
+class ProgressShape(Shape):
+    """How far a job said last that it was."""
+
+    done: float
+    total: float | None
+    """null: it did not say."""
+    message: str
+
+
 class JobShape(Shape):
     """One job, as it is now."""
 
@@ -85,6 +94,8 @@ class JobShape(Shape):
     """Why it failed or was cancelled, in one line."""
     errors: list[AttemptShape]
     """Of every attempt that did not succeed, in order."""
+    progress: ProgressShape | None
+    """null: it has said nothing."""
 
 
 class LetterShape(Shape):
