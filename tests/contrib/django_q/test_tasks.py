@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from stoker.contrib.django_q.brokers import get_broker
 from stoker.contrib.django_q.functions import UnknownFunction
 from stoker.contrib.django_q.models import Failure, OrmQ, Success, Task
 from stoker.contrib.django_q.tasks import (
@@ -201,6 +202,18 @@ def test_waiting_jobs_are_rows() -> None:
     assert OrmQ.objects.filter(key="slow").delete()[0] == 1
     assert OrmQ.objects.count() == 1
     assert drain().succeeded[0].args[1] == [[2], {}]
+
+
+def test_a_queue_is_asked_for_by_its_name() -> None:
+    slow = get_broker("slow")
+    for _ in range(2):
+        async_task(f"{HERE}.add", 1, broker=slow)
+    async_task(f"{HERE}.add", 1)
+    assert (slow.queue_size(), slow.lock_size(), queue_size(slow)) == (2, 0, 2)
+    assert slow.ping()
+    assert slow.info().startswith("orm://")
+    assert slow.purge_queue() == 2
+    assert (slow.queue_size(), get_broker().queue_size()) == (0, 1)
 
 
 def test_rows_are_rows() -> None:
