@@ -13,8 +13,10 @@ from .brokers import broker_for, outboxes_of
 from .conf import Settings
 from .following.follow import end_waiting, record_cancelled, transaction_for
 from .models import Cancellation, Job, Outgoing
+from .models.stored_text import stored_text
 from .progress import explained
 
+LONGEST_REASON = 255
 LOOKS = 5
 """A job on the move from one table to the next may be missed by one look, not by several."""
 
@@ -22,7 +24,7 @@ LOOKS = 5
 def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     """Cancel a job that waits, or ask that one be ended that runs. False: it has ended, or is not
     there; nothing was changed. For the arguments see ``cancel_waiting``."""
-    broker = broker_for(settings)
+    broker, reason = broker_for(settings), stored_text(reason, LONGEST_REASON)
     for _ in range(LOOKS):
         if cancel_waiting(settings, unstored, reason):
             return True
@@ -83,4 +85,4 @@ def _cancel_outgoing(settings: Settings, outbox: str, unstored: Job, reason: str
 def cancel_those_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
     """The same for many at once, of a broker in the database. Returns those cancelled."""
     with explained(settings.database):
-        return end_waiting(settings, job_ids, reason)
+        return end_waiting(settings, job_ids, stored_text(reason, LONGEST_REASON))

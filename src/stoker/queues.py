@@ -31,6 +31,7 @@ from .models.places import PLACES, WAITING
 from .progress import explained
 from .queue_depths import Pause, QueueDepth, pauses
 from .queue_depths import queues as depths
+from .setting_values import checked_limit
 
 __all__ = ["Cleared", "Pause", "QueueDepth", "clear", "get", "list", "pause", "resume"]
 
@@ -96,6 +97,7 @@ def resume(queue: str, *, backend: str = "default") -> bool:
     Raises: as ``pause``.
     """
     settings = settings_for(backend)
+    _refuse_impossible(queue)
     with explained(settings.database):
         if not PausedQueue.objects.using(settings.database).resume(queue):
             _check(settings, queue)
@@ -119,14 +121,16 @@ def clear(
     meanwhile may be among them, so pause the queue first.
 
     Args:
-        limit: how many at most; None = all. A broker outside the database knows no limit, and keeps
-            nothing of those that it removes.
+        limit: how many at most, above 0; None = all. A broker outside the database knows no
+            limit, and keeps nothing of those that it removes.
         dry_run: only say how many.
 
     Raises: as ``pause``.
     """
     settings = settings_for(backend)
     _check(settings, queue)
+    if limit is not None:
+        checked_limit(limit)
     size = broker_for(settings).sizes().get(queue, {})
     waiting = sum(count for place, count in size.items() if place != "running")
     matched = waiting if limit is None else min(waiting, limit)
@@ -137,7 +141,7 @@ def clear(
     reason = f"the queue was cleared{f' by {by}' if by else ''}{f': {because}' if because else ''}"
     done = 0
     for job_ids in _batches(settings, queue):
-        done += len(cancel_those_waiting(settings, job_ids[: matched - done], reason[:255]))
+        done += len(cancel_those_waiting(settings, job_ids[: matched - done], reason))
         if done >= matched:
             break
     return Cleared(matched, done)
@@ -163,10 +167,17 @@ def _batches(settings: Settings, queue: str) -> Iterator[Batch]:
             after = job_ids[-1]
 
 
+def _refuse_impossible(queue: str) -> None:
+    """No queue can have such a name."""
+    if not 0 < len(queue) <= LONGEST_NAME or "\x00" in queue:
+        raise QueueNotFound(
+            f"There is no queue {queue!r}: a name has 1 to 100 characters, none of them NUL."
+        )
+
+
 def _check(settings: Settings, queue: str) -> None:
     """A name that nothing knows is a mistyped one."""
-    if not 0 < len(queue) <= LONGEST_NAME:
-        raise QueueNotFound(f"There is no queue {queue!r}: a name has 1 to 100 characters.")
+    _refuse_impossible(queue)
     if not settings.queues or queue in settings.queues:
         return
     with explained(settings.database):

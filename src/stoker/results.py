@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
@@ -13,7 +14,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from .cancelling import cancel
-from .compat import DjangoTaskResult, TaskResultStatus
+from .compat import DjangoTaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .conf import Settings, settings_for
 from .exceptions import (
     BrokerUnavailable,
@@ -95,7 +96,7 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
     @property
     def progress(self) -> ProgressReport | None:
         """How far the job said last that it was, by ``stoker.job.progress``: looked up each time,
-        and kept for a while after it has ended. None while it has said nothing.
+        and kept for ten minutes at least. None while it has said nothing.
 
         Raises:
             BrokerUnavailable: the store cannot be reached.
@@ -149,7 +150,9 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             if self._is_seen_to_have_ended(outage):
                 return self._ending()
             time.sleep(pause)
-        raise outage.error or self._too_late(timeout)
+        if outage.error is None:
+            self._look_once_more()
+        return self._late_ending(outage, timeout)
 
     async def wait_async(
         self,
@@ -164,7 +167,9 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             if await has_ended(outage):
                 return self._ending()
             await asyncio.sleep(pause)
-        raise outage.error or self._too_late(timeout)
+        if outage.error is None:
+            await sync_to_async(self._look_once_more, thread_sensitive=True)()
+        return self._late_ending(outage, timeout)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.wait_async().__await__()
@@ -248,8 +253,15 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
         sentence = f"Job {self.id} of {self.task.module_path} {how}"
         raise kind(f"{sentence}: {reason}" if reason else f"{sentence}.", errors=self.errors)
 
-    def _too_late(self, timeout: float | timedelta | None) -> ResultTimeout:
-        return ResultTimeout(
+    def _look_once_more(self) -> None:
+        """What is told of a job that has not ended should be so."""
+        with suppress(BrokerUnavailable, TaskResultDoesNotExist):
+            self.refresh()
+
+    def _late_ending(self, outage: Outage, timeout: float | timedelta | None) -> R:
+        if self.is_finished:
+            return self._ending()
+        raise outage.error or ResultTimeout(
             f"Job {self.id} of {self.task.module_path} had not ended after "
             f"{as_seconds(timeout or 0):g} s: it is {self.state.value}."
         )

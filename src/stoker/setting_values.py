@@ -43,6 +43,18 @@ def whole(minimum: int, maximum: int = 2**31 - 1) -> Check:
     return check
 
 
+def checked_limit(limit: Any) -> int:
+    """How many at most, as callers say it.
+
+    Raises:
+        ValueError: it is no whole number above 0.
+    """
+    try:
+        return int(whole(1)(limit))
+    except ValueError as error:
+        raise ValueError(f"limit={limit!r} {error}.") from None
+
+
 def seconds(minimum: float) -> Check:
     def check(value: Any) -> float:
         if isinstance(value, timedelta):

@@ -333,6 +333,55 @@ def test_many_are_sent_again_by_a_filter() -> None:
     assert dead_letters.requeue_many().matched == 0
 
 
+@pytest.mark.parametrize("state", ["requeued", "resolved", "discarded", "closed", "all", "nix"])
+def test_a_filter_for_others_than_open_ones_does_not_mean_open_ones(state: str) -> None:
+    dead(frail.charge, "order 1")
+    for act in (dead_letters.discard_many, dead_letters.requeue_many):
+        for dry_run in (False, True):
+            with pytest.raises(ValueError, match=r"state=.*: only those that are open"):
+                act(state=state, dry_run=dry_run)
+    assert DeadLetter.objects.get().state == "open"
+    assert dead_letters.discard_many(state="open").done == 1
+
+
+@pytest.mark.parametrize("limit", [0, -2, 2**70, "9"])
+def test_a_limit_that_cannot_be_is_refused(limit: Any) -> None:
+    dead(frail.charge, "order 1")
+    for act in (dead_letters.find, dead_letters.discard_many, dead_letters.requeue_many):
+        with pytest.raises(ValueError, match=r"limit=.* must be"):
+            act(limit=limit)
+    with pytest.raises(ValueError, match=r"limit=.* must be"):
+        dead_letters.purge(timedelta(0), state="all", limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("filters", "sentence"),
+    [
+        ({"state": "nix"}, "state='nix': there is open, requeued"),
+        ({"reason": "nix"}, "reason='nix': there is error, timeout"),
+        ({"failed_after": "2h"}, "failed_after='2h': give a datetime"),
+        ({"failed_before": timedelta(1)}, "failed_before=.*: give a datetime"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_told(filters: Any, sentence: str) -> None:
+    for look in (dead_letters.find, dead_letters.count, dead_letters.stats):
+        with pytest.raises(ValueError, match=sentence):
+            look(**filters)
+
+
+def test_what_no_database_takes_can_be_said_and_searched_for() -> None:
+    letter = dead(frail.charge, "order 1")
+    assert dead_letters.count(text="\x00") == dead_letters.count(key="\x00") == 0
+    answer = dead_letters.requeue(letter.id, by="\x00", because="\ud800")
+    story = dead_letters.get(letter.id)
+    assert [(one.by, one.because) for one in story.requeues] == [("\\x00", "\\ud800")]
+    assert charge_result(answer).cancel("\x00")
+
+
+def charge_result(answer: dead_letters.Answer) -> Any:
+    return frail.charge.get_result(str(answer.job_id))
+
+
 def test_one_that_is_refused_does_not_keep_the_others() -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     DeadLetter.objects.filter(pk=letters[1].pk).update(package=b"what nobody reads")
@@ -394,7 +443,7 @@ def test_every_filter_finds_what_it_says() -> None:
     assert dead_letters.count() == dead_letters.count(state="discarded") == 1
     assert dead_letters.count(state="all") == 2
     for wrong in ({"state": "lost"}, {"reason": "bad luck"}):
-        with pytest.raises(ValueError, match="is not a valid"):
+        with pytest.raises(ValueError, match="there is"):
             dead_letters.count(**wrong)
 
 

@@ -1,11 +1,14 @@
 """What a job notes while it runs: a checkpoint for its next attempt, and how far it is."""
 
+import pickle
+from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import transaction
 
 from stoker import job
+from stoker.cluster.leftovers import Leftovers
 from stoker.conf import settings_for
 from stoker.dead_letters import requeue
 from stoker.exceptions import LeaseLost, NotInJob, NotSerializable
@@ -100,8 +103,35 @@ class TestProgress:
     def test_fraction(self, report: ProgressReport, fraction: float | None) -> None:
         assert report.fraction == fraction
 
+    @pytest.mark.parametrize("done", [float("nan"), float("inf"), 10**400, "a", None])
+    def test_what_is_no_number_is_told(self, done: Any) -> None:
+        result = noting.say.enqueue("done", pickled(done))
+        drain()
+        result.refresh()
+        assert "ValueError: job.progress: done is" in result.errors[0].traceback
+
+    @pytest.mark.parametrize(
+        ("message", "kept"),
+        [("a\x00b", "a\\x00b"), ("a\ud800", "a\\ud800"), (None, ""), ("é" * 300, "é" * 255)],
+    )
+    def test_any_message_can_be_kept(self, message: Any, kept: str) -> None:
+        result = noting.say.enqueue("message", pickled(message))
+        drain()
+        assert result.progress == ProgressReport(1, None, kept)
+
+
+def pickled(value: object) -> str:
+    """As an argument that says what JSON cannot."""
+    return pickle.dumps(value).hex()
+
 
 class TestForgetting:
+    def test_upkeep_leaves_the_progress_of_a_job_that_has_just_ended(self) -> None:
+        result = noting.look_at_itself.enqueue()
+        work_off()
+        assert Leftovers("default", lambda: None).forget_notes() == 0
+        assert result.progress == ProgressReport(4, 4, "done")
+
     def test_notes_go_with_their_jobs_but_stay_with_open_dead_letters(self) -> None:
         noting.add_up.enqueue([1, 2])
         failed = noting.add_up.using(max_attempts=1).enqueue([1, 2], fails_at=[1])
@@ -113,8 +143,9 @@ class TestForgetting:
         assert Note.objects.count() == 4
         after, forgotten, looks = None, 0, 0
         while looks == 0 or after is not None:
-            count, after = Note.objects.forget(after, 2)
+            count, after = Note.objects.forget(after, 2, kept_seconds=0)
             forgotten, looks = forgotten + count, looks + 1
         assert (forgotten, looks) == (2, 3)
+        assert Note.objects.forget(None, 9) == (0, None)
         left = set(Note.objects.values_list("pk", flat=True))
         assert left == {UUID(waiting.id), UUID(failed.id)}

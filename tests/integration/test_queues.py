@@ -47,7 +47,24 @@ def test_a_pause_belongs_to_its_transaction() -> None:
     assert not PausedQueue.objects.exists()
 
 
-@pytest.mark.parametrize("name", ["", "x" * 101])
+def test_any_reason_can_be_kept() -> None:
+    pause = queues.pause("mail", by="al\x00ice", because="\ud800" + "é" * 300)
+    assert (pause.by, pause.because) == ("al\\x00ice", "\\ud800" + "é" * 249)
+    result = tasks.add.enqueue(1, 2)
+    assert queues.clear("default", because="\x00").done == 1
+    result.refresh()
+    assert result.job.reason == "the queue was cleared: \\x00"
+
+
+@pytest.mark.parametrize("limit", [0, -5, 2**63, 1.5, True])
+def test_a_limit_that_cannot_be_is_refused(limit: Any) -> None:
+    tasks.add.enqueue(1, 2)
+    with pytest.raises(ValueError, match=r"limit=.* must be"):
+        queues.clear("default", limit=limit)
+    assert not Job.objects.exclude(status=None).exists()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\x00"])
 def test_a_name_that_cannot_be_is_refused(name: str) -> None:
     for act in (queues.pause, queues.resume, queues.clear):
         with pytest.raises(QueueNotFound, match="1 to 100 characters"):

@@ -361,6 +361,14 @@ class TestWaiting:
         thread.join()
         assert session_id() != session
 
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    def test_too_long_tells_how_the_job_stands_by_then(self, way: str) -> None:
+        result = add.enqueue(1, 2)
+        claim()
+        wait = result.wait if way == "sync" else async_to_sync(result.wait_async)
+        with pytest.raises(ResultTimeout, match="it is RUNNING"):
+            wait(0.01)
+
     def test_until_the_time_is_over_though_the_database_is_away(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

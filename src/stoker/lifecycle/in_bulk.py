@@ -14,6 +14,7 @@ from stoker.models import DeadLetter
 from stoker.models.dead_letter import CLOSED
 from stoker.models.dead_letter_search import Filter, Search
 from stoker.progress import explained
+from stoker.setting_values import checked_limit
 
 from . import closing
 from .requeue import Answer, Fate
@@ -43,7 +44,17 @@ def each(
     dry_run: bool,
 ) -> Bulk:
     """Do this to each that is open now, the oldest first. One that fails again meanwhile does not
-    come up a second time."""
+    come up a second time.
+
+    Raises:
+        ValueError: the filters name closed ones, or the limit is no number above 0.
+    """
+    checked_limit(limit)
+    if wanted.state not in (DeadLetter.State.OPEN, "unclosed"):
+        raise ValueError(
+            f"state={wanted.state!r}: only those that are open are sent again or discarded. Leave "
+            "state out."
+        )
     with explained(settings.database):
         rows = Search(settings.database, replace(wanted, state=DeadLetter.State.OPEN)).rows()
         ids = list(rows.order_by("failed_at", "pk").values_list("pk", flat=True)[:limit])
@@ -66,6 +77,7 @@ def purge_past(
     Args:
         state: a state, "closed" or "all".
     """
+    checked_limit(limit)
     matched = done = 0
     for one in _states(state):
         rows = closing.past(settings, one, before)

@@ -7,6 +7,7 @@ not at all.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from stoker.brokers.base import Lease
 from stoker.conf import settings_for
 from stoker.exceptions import LeaseLost, NotInJob
 from stoker.models.note import LONGEST_MESSAGE, Note
+from stoker.models.stored_text import stored_text
 from stoker.package import sealer_for
 from stoker.progress import explained
 
@@ -92,14 +94,17 @@ class CurrentJob:
             message: at most 255 characters of it are kept.
 
         Raises:
+            ValueError: it is no number.
             LeaseLost: as ``checkpoint``.
         """
         running = _running()
+        done = _finite("done", done)
+        total = None if total is None else _finite("total", total)
         now = time.monotonic()
         is_complete = total is not None and done >= total
         if now - running.notebook.reported_at < REPORT_SECONDS and not is_complete:
             return
-        _write(running, done=done, total=total, message=message[:LONGEST_MESSAGE])
+        _write(running, done=done, total=total, message=stored_text(message, LONGEST_MESSAGE))
         running.notebook.reported_at = now
 
     async def aprogress(self, done: float, total: float | None = None, message: str = "") -> None:
@@ -118,6 +123,18 @@ def _running() -> Running:
             "stoker.testing) runs it."
         )
     return running
+
+
+def _finite(name: str, value: Any) -> float:
+    """As every database takes it."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        shown = repr(value) if isinstance(value, float | str | None) else type(value).__name__
+        raise ValueError(f"job.progress: {name} is {shown[:40]}; give a number that is finite.")
+    return number
 
 
 def _write(running: Running, **values: Any) -> None:

@@ -36,6 +36,7 @@ from stoker.models import DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.models.conflicts import is_conflict
 from stoker.models.guard_upkeep import look_after
 from stoker.models.halting import pass_on
+from stoker.models.stored_text import stored_text
 from stoker.package import Package, sealer_for
 from stoker.results import Result
 from stoker.waiting import Commitment
@@ -248,8 +249,8 @@ class _Requeue:
             identity=seen.identity,
             from_job_id=seen.job_id,
             kind=Requeue.By.SUCCESSOR if result.was_duplicate else self._wish.kind,
-            by=self._wish.by[:150],
-            because=self._wish.because[:255],
+            by=stored_text(self._wish.by, 150),
+            because=stored_text(self._wish.because, 255),
         )
         if result.was_duplicate:
             requeues.bulk_create([note], ignore_conflicts=True)

@@ -176,7 +176,8 @@ is newer, under_way, closed, gone or refused."""
             "--run-after",
             type=moment,
             metavar="WHEN",
-            help="Not before: seconds from now, or an ISO 8601 moment. Default: at once.",
+            help="Not before: so long from now, as 90 or 2h, or an ISO 8601 moment. Default: at "
+            "once.",
         )
 
     def one(self, dead_letter_id: str, options: dict[str, Any], **common: Any) -> Answer:

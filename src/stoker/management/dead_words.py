@@ -94,7 +94,7 @@ def duration(text: str) -> timedelta:
 
 def positive(text: str) -> int:
     """An argparse type: a whole number above 0."""
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
     return int(text)
 

@@ -14,6 +14,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from stoker.compat import InvalidTask
+from stoker.durations import duration_seconds
 from stoker.exceptions import DuplicateJob, JobFailed, ResultTimeout
 from stoker.finding import find_task
 
@@ -83,7 +84,8 @@ as Python would. The id is then written to standard error."""
             "--run-after",
             type=moment,
             metavar="WHEN",
-            help="Not before: seconds from now, or an ISO 8601 moment, as 2030-01-31T06:00+01:00.",
+            help="Not before: so long from now, as 90 or 2h, or an ISO 8601 moment, as "
+            "2030-01-31T06:00+01:00.",
         )
         parser.add_argument(
             "--wait",
@@ -177,11 +179,11 @@ def json_of(kind: type[Any]) -> Callable[[str], Any]:
 
 
 def moment(text: str) -> datetime:
-    """An argparse type: seconds from now, or ISO 8601; without a zone, the project's."""
+    """An argparse type: so long from now, or ISO 8601; without a zone, the project's."""
     try:
-        return timezone.now() + timedelta(seconds=float(text))
+        return timezone.now() + timedelta(seconds=duration_seconds(text))
     except (ValueError, OverflowError):
-        return iso_moment(text, "a number of seconds")
+        return iso_moment(text, "a duration, as 90, 2h or 7d,")
 
 
 def iso_moment(text: str, otherwise: str) -> datetime:

@@ -7,11 +7,13 @@ from uuid import UUID
 
 from django.db import models
 
+from .stored_text import stored_text
+
 
 class CancellationQuerySet(models.QuerySet["Cancellation"]):
     def ask(self, job_id: UUID, reason: str) -> None:
         """Ask that this job be ended. Who asked first is heard."""
-        request = Cancellation(job_id=job_id, reason=reason[:255])
+        request = Cancellation(job_id=job_id, reason=stored_text(reason, 255))
         self.bulk_create([request], ignore_conflicts=True)
 
     def reasons(self) -> dict[UUID, str]:

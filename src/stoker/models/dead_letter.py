@@ -21,6 +21,7 @@ from django.db.models.functions import Now
 
 from .clock import DatabaseNow, database_now_us
 from .dead_letter_rows import upsert_rows
+from .stored_text import stored_text
 
 
 class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
@@ -59,8 +60,8 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
             successor_id=job_id,
             requeued_count=F("requeued_count") + 1,
             last_requeued_at=Now(),
-            last_requeued_by=by[:150],
-            last_requeued_because=because[:255],
+            last_requeued_by=stored_text(by, 150),
+            last_requeued_because=stored_text(because, 255),
             requeue_due_us=None,
         )
         return bool(changed)
@@ -70,8 +71,8 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         changed = self._as_seen(seen).update(
             state=state,
             closed_at=Now(),
-            closed_by=by[:150],
-            closed_because=because[:255],
+            closed_by=stored_text(by, 150),
+            closed_because=stored_text(because, 255),
             requeue_due_us=None,
         )
         return bool(changed)

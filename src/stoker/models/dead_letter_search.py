@@ -10,12 +10,16 @@ from uuid import UUID
 
 from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 
+from stoker.setting_values import checked_limit
+
 from .dead_letter import CLOSED, UNCLOSED, DeadLetter
 from .requeue import Requeue
+from .stored_text import stored_text
 
 STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)}
 """What may be asked for beside a state itself."""
 SEARCHED = ("message", "exception_class", "traceback", "task", "key")
+LONGEST_TEXT = 10_000
 MARK = "~"
 
 
@@ -99,6 +103,7 @@ class Search:
         return DeadLetter.objects.using(self._alias).filter(self._condition)
 
     def page(self, limit: int, after: str | None) -> Page:
+        checked_limit(limit)
         rows = self.rows().order_by("-failed_at", "-pk")
         if after is not None:
             failed_at, pk = _place(after)
@@ -154,6 +159,11 @@ def told_by_dead_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
 
 
 def _condition(wanted: Filter) -> Q:
+    _refuse_unknown("state", wanted.state, [*DeadLetter.State, *STATES])
+    _refuse_unknown("reason", wanted.reason, ["", *DeadLetter.Reason])
+    _refuse_no_moment("failed_after", wanted.failed_after)
+    _refuse_no_moment("failed_before", wanted.failed_before)
+    text, key = stored_text(wanted.text, LONGEST_TEXT), stored_text(wanted.key, LONGEST_TEXT)
     states = STATES.get(wanted.state) or (DeadLetter.State(wanted.state),)
     exact: dict[str, Any] = {
         "task": wanted.task,
@@ -162,17 +172,28 @@ def _condition(wanted: Filter) -> Q:
         "fingerprint": wanted.fingerprint,
         "failed_at__gte": wanted.failed_after,
         "failed_at__lt": wanted.failed_before,
-        "key__contains": wanted.key,
+        "key__contains": key,
     }
     condition = Q(**{name: value for name, value in exact.items() if value})
     if wanted.state != "all":
         condition &= Q(state__in=states)
-    if wanted.text:
+    if text:
         found = Q()
         for name in SEARCHED:
-            found |= Q(**{f"{name}__icontains": wanted.text})
+            found |= Q(**{f"{name}__icontains": text})
         condition &= found
     return condition
+
+
+def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        names = ", ".join(str(one) for one in known if one)
+        raise ValueError(f"{name}={value!r}: there is {names}.")
+
+
+def _refuse_no_moment(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, datetime):
+        raise ValueError(f"{name}={value!r}: give a datetime.")
 
 
 def _mark(letter: DeadLetter) -> str:

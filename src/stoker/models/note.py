@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,6 +17,8 @@ from .job import Job
 from .statements import delete_by_key
 
 LONGEST_MESSAGE = 255
+KEPT_SECONDS = 600.0
+"""How long a job's last note can be read when nobody else needs it."""
 
 
 class ProgressReport(NamedTuple):
@@ -68,22 +71,26 @@ class NoteQuerySet(models.QuerySet["Note"]):
         if data is not None:
             self.write(job_id, checkpoint=data)
 
-    def forget(self, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
+    def forget(
+        self, after: UUID | None, limit: int, kept_seconds: float = KEPT_SECONDS
+    ) -> tuple[int, UUID | None]:
         """Delete notes of jobs that are gone or have ended, but for those whose dead letter may be
-        sent again.
+        sent again, and those that were written a moment ago: somebody may want to see them.
 
         Args:
             after: the last job that was looked at; None = begin.
             limit: how many notes to look at.
+            kept_seconds: what was written since then stays.
 
         Returns:
             How many were deleted, and the last job of these; None when there are no more.
         """
         later = self.order_by("pk") if after is None else self.filter(pk__gt=after).order_by("pk")
-        job_ids = list(later.values_list("pk", flat=True)[:limit])
-        over = self._over(job_ids)
+        found = list(later.values_list("pk", "noted_at")[:limit])
+        before = timezone.now() - timedelta(seconds=kept_seconds)
+        over = self._over([job_id for job_id, noted_at in found if noted_at <= before])
         delete_by_key(self, over)
-        return len(over), job_ids[-1] if len(job_ids) == limit else None
+        return len(over), found[-1][0] if len(found) == limit else None
 
     def _over(self, job_ids: Collection[UUID]) -> set[UUID]:
         letters = DeadLetter.objects.using(self.db).unclosed().filter(job_id=OuterRef("pk"))

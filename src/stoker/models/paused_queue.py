@@ -7,6 +7,7 @@ from django.db import models
 
 from .clock import MICROSECONDS, database_now_us
 from .job import moment
+from .stored_text import stored_text
 
 
 class PausedQueueQuerySet(models.QuerySet["PausedQueue"]):
@@ -17,7 +18,8 @@ class PausedQueueQuerySet(models.QuerySet["PausedQueue"]):
     def pause(self, queue: str, by: str, because: str) -> None:
         """Pause a queue. One that is paused stays so as it is: who was first is told of."""
         since = moment(database_now_us(self.db) / MICROSECONDS)
-        row = PausedQueue(queue=queue, since=since, by=by[:150], because=because[:255])
+        told = {"by": stored_text(by, 150), "because": stored_text(because, 255)}
+        row = PausedQueue(queue=queue, since=since, **told)
         self.bulk_create([row], ignore_conflicts=True)
 
     def resume(self, queue: str) -> bool:
