@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from stoker.brokers import broker_for
 from stoker.brokers.base import Broker
+from stoker.cluster import pruning as pruning_module
 from stoker.cluster import upkeep as upkeep_module
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
@@ -79,7 +80,7 @@ def test_results_are_pruned_by_count_the_oldest_first() -> None:
 def test_pruning_goes_in_bounded_batches_and_never_loads_a_whole_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "BATCH", 10)
+    monkeypatch.setattr(pruning_module, "BATCH", 10)
     finished(35, days_ago=10)
     with CaptureQueriesContext(
         connection,
@@ -188,7 +189,7 @@ def test_a_sign_of_life_is_given_with_every_batch(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a long clean-up would be taken for a process that hangs."""
-    monkeypatch.setattr(upkeep_module, "BATCH", 10)
+    monkeypatch.setattr(pruning_module, "BATCH", 10)
     finished(30, days_ago=10)
     beats: list[float] = []
     plan = Plan()
