@@ -11,7 +11,7 @@ or, where its end is to be recorded elsewhere, too, in the same transaction:
 
 ::
 
-    [["record", the dotted path of a function of (settings, ended, package)], ...]
+    [["record", the dotted path of a function of (settings, [(ended, package), ...])], ...]
 
 What has become of the job travels in the package of the hook:
 
@@ -74,7 +74,8 @@ def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
     opened has asked for nothing that could be read."""
     sealer = sealer_for(settings)
     packages = Job.objects.using(settings.database).packages([one.job_id for one in ended])
-    messages = []
+    messages: list[Message] = []
+    recorded: dict[str, list[tuple[Ended, bytes]]] = {}
     for one in ended:
         try:
             package = sealer.open_without_arguments(packages.get(one.job_id, b""))
@@ -82,14 +83,16 @@ def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
             continue
         hooks = codec.read(package.options.hooks.encode()) if package.options.hooks else []
         for hook in hooks:
-            if hook[0] == RECORD:  # the package is signed, and so is what is called
-                import_string(hook[1])(settings, one, packages[one.job_id])
+            if hook[0] == RECORD:
+                recorded.setdefault(hook[1], []).append((one, packages[one.job_id]))
         wanted = {FINISH, SUCCESS if one.has_succeeded else FAILURE}
         messages += [
             _message(settings, one, package, number, hook[1:])
             for number, hook in enumerate(hooks)
             if hook[0] in wanted
         ]
+    for path, ends in recorded.items():  # the packages are signed, and so is what is called
+        import_string(path)(settings, ends)
     deliver(settings, messages)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -33,18 +34,25 @@ from .spec import as_dict, name_of
 logger = logging.getLogger("stoker")
 
 
-def record(settings: Settings, ended: Ended, data: bytes) -> None:
-    """Called for each job of a RecordedTask that has ended, in the open transaction.
+def record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
+    """Called for jobs of a RecordedTask that have ended, with their packages, in the open
+    transaction.
 
-    Nothing that is wrong here may keep the end itself from being recorded.
+    Nothing that is wrong here may keep the end itself from being recorded: where something is, it
+    is tried with each alone.
     """
     try:
         with transaction.atomic(using=settings.database):
-            _record(settings, ended, data)
+            _record(settings, ends)
     except (OperationalError, InterfaceError):
         raise
     except Exception:
-        logger.exception("The end of job %s could not be shown as a Task.", ended.job_id)
+        if len(ends) > 1:
+            for one in ends:
+                record(settings, [one])
+        else:
+            job_id = ends[0][0].job_id
+            logger.exception("The end of job %s could not be shown as a Task.", job_id)
 
 
 def task_of(task_id: str) -> Task:
@@ -66,27 +74,41 @@ def task_of(task_id: str) -> Task:
     return opened(_row(settings, ended, sealer_for(settings).open(bytes(job.package))))
 
 
-def _record(settings: Settings, ended: Ended, data: bytes) -> None:
-    package = sealer_for(settings).open(data)
-    spec = _spec_of(package)
-    row = _row(settings, ended, package)
-    is_saved = "cached" not in spec and _is_saved(spec, ended.has_succeeded)
-    if is_saved:
-        rows = Task.objects.using(settings.database)
+def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
+    alias, saved = settings.database, []
+    told: list[tuple[dict[str, Any], Task, bool]] = []
+    for ended, data in ends:
+        package = sealer_for(settings).open(data)
+        spec, row = _spec_of(package), _row(settings, ended, package)
+        is_saved = "cached" not in spec and _is_saved(spec, ended.has_succeeded)
+        told.append((spec, row, is_saved))
+        if is_saved:
+            saved.append(row)
         if "id" in spec:  # it came from Django Q, which may have left its failures
-            rows.filter(pk=row.pk, success=False).delete()
-        rows.bulk_create([row], ignore_conflicts=True)
-    if spec.get("hook") and not spec.get("sync"):
-        hook_task.using(queue_name=package.queue).enqueue(spec["hook"], row.pk)
-    transaction.on_commit(
-        partial(_tell, spec, row, is_saved=is_saved), using=settings.database, robust=True
-    )
+            Task.objects.using(alias).filter(pk=row.pk, success=False).delete()
+        if spec.get("hook") and not spec.get("sync"):
+            hook_task.using(queue_name=package.queue).enqueue(spec["hook"], row.pk)
+    Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
+    transaction.on_commit(partial(_tell_all, told), using=alias, robust=True)
+
+
+def _tell_all(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
+    """After the commit. What one cannot be told of keeps nobody from being told of the others."""
+    for spec, row, is_saved in told:
+        try:
+            _tell(spec, row, is_saved=is_saved)
+        except Exception:
+            logger.exception("Task %s has ended, and nobody was told of it.", row.pk)
 
 
 def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
-    """After the commit."""
     if "cached" in spec:
         keep(row, float(spec["cached"]))
+    is_heard = is_saved and post_save.has_listeners(Task)
+    if is_saved:
+        prune_if_due()
+    if not (is_heard or post_execute.has_listeners()):
+        return
     shown = opened(row)
     told = as_dict(spec, row.pk, shown.args or (), shown.kwargs or {})
     told |= {
@@ -96,11 +118,10 @@ def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
         "result": shown.result,
     }
     post_execute.send_robust(None, task=told)
-    if is_saved:
+    if is_heard:
         post_save.send_robust(
             Task, instance=shown, created=True, raw=False, using=conf.database(), update_fields=None
         )
-        prune_if_due()
 
 
 def _is_saved(spec: dict[str, Any], has_succeeded: bool) -> bool:
