@@ -4,8 +4,8 @@
 Id         What it says
 =========== ================================================================================
 stoker.E001 An option under ``TASKS`` is unknown or has a wrong value.
-stoker.E002 ``BROKER`` names a kind of broker that there is not.
-stoker.E003 ``BROKER`` names a database that ``DATABASES`` does not have.
+stoker.E002 ``BROKER`` names a kind of broker that there is not, or that cannot be used here.
+stoker.E003 ``BROKER`` or ``DATABASE`` names a database that ``DATABASES`` does not have.
 stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Seen only where Django's tasks are imported.
 stoker.E005 The database is of a kind that Stoker has no statements for.
 stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
@@ -20,6 +20,7 @@ stoker.W005 Packages are pickled.
 stoker.W006 SQLite is not tuned, neither by Stoker nor by ``DATABASES``.
 stoker.W007 The database isolates transactions more than "read committed".
 stoker.W008 Modules of tasks cannot be imported, so the schedules in them are not known.
+stoker.W009 The server of ``BROKER`` may lose jobs as it is configured, or does not answer.
 =========== ================================================================================
 """
 
@@ -34,7 +35,7 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Djan
 from django.db import DatabaseError, connections, router
 
 from .api_settings import api_problems
-from .brokers import ADAPTERS
+from .broker_checks import check_broker, check_server
 from .compat import TASKS_APP
 from .conf import Settings, problems, read_settings
 from .exceptions import ConfigurationError
@@ -79,6 +80,8 @@ def check_databases(
         if alias in (databases or ()) and alias in connections and alias not in seen:
             seen.add(alias)
             found += _migrated(alias)
+        if alias in (databases or ()) and alias in connections:
+            found += check_server(settings)
     return found
 
 
@@ -123,24 +126,6 @@ def _installed() -> Iterator[CheckMessage]:
             "'django_tasks', which gives this Django its tasks, is not in INSTALLED_APPS.",
             hint="Add 'django_tasks' to INSTALLED_APPS.",
             id="stoker.W002",
-        )
-
-
-def _broker(settings: Settings) -> Iterator[CheckMessage]:
-    scheme = settings.broker.partition("://")[0]
-    where = f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]'
-    if scheme not in ADAPTERS:
-        known = ", ".join(f"{name}://..." for name in ADAPTERS)
-        yield Error(
-            f"{where} is {settings.broker!r}, but there is no such kind of broker.",
-            hint=f"Write one of {known}.",
-            id="stoker.E002",
-        )
-    elif settings.database not in connections:
-        yield Error(
-            f"{where} is {settings.broker!r}, but DATABASES has no {settings.database!r}.",
-            hint=f"Name one of {', '.join(connections)}, or add {settings.database!r}.",
-            id="stoker.E003",
         )
 
 
@@ -275,7 +260,7 @@ def _not_ready(alias: str, problem: str) -> CheckMessage:
 
 
 CHECKS: tuple[Callable[[Settings], Iterable[CheckMessage]], ...] = (
-    _broker,
+    check_broker,
     _database,
     _neighbours,
     _times,

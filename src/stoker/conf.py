@@ -15,7 +15,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
-from .dead_letter_policy import DeadLetters
+from .dead_letter_policy import DeadLetters, letter_policies
 from .declared_schedules import schedules_by_name
 from .exceptions import ConfigurationError
 from .schedule_options import Scheduled
@@ -41,17 +41,6 @@ def option(key: str, default: Any, check: Check, doc: str) -> Any:
     return field(default=default, metadata={"key": key, "check": check, "doc": doc})
 
 
-def letter_policies(value: Any) -> tuple[tuple[str, DeadLetters], ...]:
-    """Queue -> policy, as pairs; "" = of all queues."""
-    if isinstance(value, DeadLetters):
-        return (("", value),)
-    if isinstance(value, Mapping) and all(
-        isinstance(queue, str) and isinstance(one, DeadLetters) for queue, one in value.items()
-    ):
-        return tuple(value.items())
-    raise ValueError("must be a DeadLetters, or a dict of queue and DeadLetters")
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The options of one backend of ``TASKS``, checked."""
@@ -62,8 +51,14 @@ class Settings:
 
     broker: str = option(
         "BROKER", "orm://default", text,
-        "Where packages wait, as a URL: `orm://ALIAS` (a database of `DATABASES`) or "
-        "`memory://`.",
+        "Where packages wait, as a URL: `orm://ALIAS` (a database of `DATABASES`), "
+        "`redis://HOST:PORT/DATABASE` (also `rediss://`, `unix://`, `redis+sentinel://`, "
+        "`redis+cluster://`) or `memory://`.",
+    )  # fmt: skip
+    store: str = option(
+        "DATABASE", "default", text,
+        "The database of `DATABASES` that results, guards, schedules and dead letters are in when "
+        "`BROKER` is outside the database; with `orm://ALIAS` they are in that one.",
     )  # fmt: skip
     cluster: str = option(
         "CLUSTER", "stoker", text,
@@ -203,7 +198,7 @@ class Settings:
     def database(self) -> str:
         """The alias in ``DATABASES`` of the store: jobs, results, dead letters."""
         scheme, _, rest = self.broker.partition("://")
-        return rest.strip("/") or "default" if scheme == "orm" else "default"
+        return rest.strip("/") or "default" if scheme == "orm" else self.store
 
 
 def option_fields() -> dict[str, Field[Any]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from typing import Any
 
 from .durations import PROBLEM, duration_seconds
 from .exceptions import InvalidTaskOption
@@ -114,3 +115,14 @@ def _names_above(exception_class: str) -> set[str]:
         return {_name(base) for base in found.__mro__}
     except Exception:  # noqa: BLE001 - an import runs the project's code, which may raise anything
         return set()
+
+
+def letter_policies(value: Any) -> tuple[tuple[str, DeadLetters], ...]:
+    """Queue -> policy, as pairs; "" = of all queues."""
+    if isinstance(value, DeadLetters):
+        return (("", value),)
+    if isinstance(value, Mapping) and all(
+        isinstance(queue, str) and isinstance(one, DeadLetters) for queue, one in value.items()
+    ):
+        return tuple(value.items())
+    raise ValueError("must be a DeadLetters, or a dict of queue and DeadLetters")

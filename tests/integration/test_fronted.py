@@ -1,8 +1,11 @@
 """A broker outside the database, with the store in front of it: what goes where, and ends how."""
 
+import re
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +17,19 @@ from stoker import Lock, Unique
 from stoker.brokers import broker_for
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
+from stoker.ids import new_job_id
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Outgoing, Ready
+from stoker.package import Package, sealer_for
 from stoker.progress import JobState
+from stoker.signals import post_execute
 
 from tests.app import atomic as atomic_tasks
-from tests.app.models import Account
-from tests.app.tasks import add, echo, succeed_at
-from tests.conformance.stands import redis_url
+from tests.app.models import Account, Ledger
+from tests.app.tasks import add, echo, succeed_at, write_ledger
+from tests.conformance.stands import message, redis_url
 from tests.integration.work import claim, work_off, work_off_when_due
 
 BACKEND = "stoker.backend.StokerBackend"
@@ -156,12 +163,100 @@ class TestEnds:
         assert broker.whereabouts([delivery.job_id]) == {}
         assert Attempt.objects.count() == 0
 
+    @pytest.mark.parametrize("has_acted", [False, True])
+    def test_an_end_that_is_recorded_again_counts_once(
+        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch, has_acted: bool
+    ) -> None:
+        """The broker fails, or its answer is lost, when all but the ack is done."""
+        told: list[Any] = []
+        listen = partial(lambda **facts: told.append(facts))
+        post_execute.connect(listen)
+        add.enqueue(1, 2)
+        succeed_at.using(max_attempts=1).enqueue(3)
+        executor, settle = Executor(settings_for(), worker_id="w"), broker.behind.settle
+        attempted = [executor.run(delivery) for delivery in claim()]
+
+        def settle_in_vain(*arguments: Any, **options: Any) -> None:
+            if has_acted:
+                settle(*arguments, **options)
+            raise BrokerUnavailable("it is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.behind, "settle", settle_in_vain)
+            with pytest.raises(BrokerUnavailable):
+                finish(settings_for(), broker, attempted)
+        assert finish(settings_for(), broker, attempted, is_again=True) == set()
+        assert DeadLetter.objects.get().failure_count == 1
+        assert (Job.objects.exclude(status=None).count(), len(told)) == (2, 2)
+        assert broker.behind.sizes() == {}
+
     def test_cancelling_one_that_waits_there(self, broker: FrontedBroker) -> None:
         result = add.enqueue(1, 2)
         assert result.cancel("no")
         assert (outside(broker), result.state) == (0, JobState.CANCELLED)
 
 
+class TestPackages:
+    """What somebody changes in the broker, or puts there, is not run; and somebody is told."""
+
+    def test_one_that_was_tampered_with(self, broker: FrontedBroker) -> None:
+        write_ledger.enqueue(note="x")
+        ((job_id, package),) = _packages(broker).items()
+        changed = package[:-3] + bytes([package[-3] ^ 1]) + package[-2:]
+        _client(broker).hset(f"{_prefix(broker)}:package", job_id, changed)
+        self._is_buried("BadSignature")
+
+    def test_one_that_is_gone(self, broker: FrontedBroker) -> None:
+        write_ledger.enqueue()
+        _client(broker).delete(f"{_prefix(broker)}:package")
+        self._is_buried("Unreadable|Signature")
+
+    def test_one_that_is_signed_with_another_key(self) -> None:
+        with override_settings(SECRET_KEY="another", SECRET_KEY_FALLBACKS=[]):
+            write_ledger.enqueue()
+        self._is_buried("BadSignature")
+
+    def test_one_that_is_for_another_cluster(self, broker: FrontedBroker) -> None:
+        package = sealer_for(replace(settings_for(), cluster="other")).seal(
+            Package(new_job_id(), write_ledger.name, (), {}, "default", 0, time.time())
+        )
+        broker.behind.enqueue([message(package=package)])
+        self._is_buried("BadSignature")
+
+    def test_one_of_another_job(self, broker: FrontedBroker) -> None:
+        """It is signed well: but whoever can write to the broker must not run jobs again."""
+        write_ledger.enqueue()
+        (package,) = _packages(broker).values()
+        broker.behind.purge("default")
+        broker.behind.enqueue([message(package=package)])
+        self._is_buried("Unreadable|Signature")
+
+    def test_one_that_is_none(self, broker: FrontedBroker) -> None:
+        broker.behind.enqueue([message(package=b"\0" * 100)])
+        self._is_buried("Unreadable|Signature")
+
+    def _is_buried(self, why: str) -> None:
+        for _ in range(3):
+            work_off()
+        letter = DeadLetter.objects.get()
+        assert re.search(why, letter.exception_class), letter.exception_class
+        assert letter.message
+        assert not Ledger.objects.exists()
+        assert Job.objects.get().status == "FAILED"
+
+
 def _holder_of(broker: FrontedBroker, job_id: uuid.UUID) -> uuid.UUID:
     (known,) = broker.behind._run("look", [job_id.hex])  # type: ignore[attr-defined] # of Redis
     return uuid.UUID(known[5].decode())
+
+
+def _client(broker: FrontedBroker) -> Any:
+    return broker.behind.client  # type: ignore[attr-defined] # of Redis
+
+
+def _prefix(broker: FrontedBroker) -> str:
+    return str(broker.behind.prefix)  # type: ignore[attr-defined] # of Redis
+
+
+def _packages(broker: FrontedBroker) -> dict[bytes, bytes]:
+    return dict(_client(broker).hgetall(f"{_prefix(broker)}:package"))

@@ -1,5 +1,6 @@
 """``manage.py check``: every id has a case that brings it, and one that does not."""
 
+import inspect
 import re
 from importlib import import_module
 from typing import Any
@@ -9,7 +10,7 @@ from django.core import checks
 from django.core.checks.registry import registry
 from django.test import override_settings
 
-from stoker import Cron
+from stoker import Cron, broker_checks
 from stoker import checks as ours
 from stoker.api_settings import api_settings
 from stoker.compat import TASKS_APP, task_backends
@@ -38,8 +39,8 @@ def test_the_default_settings_are_sound() -> None:
 
 def test_every_id_stands_in_the_table() -> None:
     told = set(re.findall(r"stoker\.[EW]\d{3}", ours.__doc__ or ""))
-    with open(ours.__file__) as source:  # noqa: PTH123 - a string
-        used = set(re.findall(r'id="(stoker\.[EW]\d{3})"', source.read()))
+    code = "".join(inspect.getsource(module) for module in (ours, broker_checks))
+    used = set(re.findall(r'id="(stoker\.[EW]\d{3})"', code))
     assert used == told
 
 
@@ -67,6 +68,26 @@ def test_e002_unknown_broker() -> None:
 
 def test_e003_unknown_database() -> None:
     assert ids(default={"OPTIONS": {"BROKER": "orm://nowhere"}}) == ["stoker.E003"]
+
+
+def test_e002_broker_that_cannot_be_used() -> None:
+    assert ids(default={"OPTIONS": {"BROKER": "redis://host:port/0"}}) == ["stoker.E002"]
+    assert ids(default={"OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"}}) == []
+
+
+def test_e003_unknown_store() -> None:
+    options = {"BROKER": "redis://127.0.0.1:1/0", "DATABASE": "nowhere"}
+    assert ids(default={"OPTIONS": options}) == ["stoker.E003"]
+
+
+def test_w009_the_server_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked where databases are, too."""
+    away = {"BACKEND": BACKEND, "OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"}}
+    monkeypatch.setattr(ours, "_migrated", lambda _alias: [])
+    with override_settings(TASKS={"default": away}):
+        assert ours.check_databases(databases=None) == []
+        (found,) = ours.check_databases(databases=["default"])
+    assert (found.id, "127.0.0.1:1/0 did not" in found.msg) == ("stoker.W009", True)
 
 
 def test_e004_not_installed(settings: Any) -> None:

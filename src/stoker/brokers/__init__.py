@@ -17,6 +17,7 @@ ADAPTERS = {
     "redis": "stoker.brokers.redis.RedisBroker",
     "rediss": "stoker.brokers.redis.RedisBroker",
     "redis+sentinel": "stoker.brokers.redis.RedisBroker",
+    "redis+cluster": "stoker.brokers.redis.RedisBroker",
     "unix": "stoker.brokers.redis.RedisBroker",
 }
 """URL scheme -> class."""
@@ -30,7 +31,7 @@ def broker_for(settings: Settings) -> Broker:
     process and settings, safe to share by threads.
 
     Raises:
-        ConfigurationError: when no adapter takes the URL's scheme.
+        ConfigurationError: see ``adapter_for``.
     """
     adapter = adapter_for(settings)
     if settings.broker.partition("://")[0] in ALONE:
@@ -41,7 +42,12 @@ def broker_for(settings: Settings) -> Broker:
 
 
 def adapter_for(settings: Settings) -> Broker:
-    """What talks to the place that ``BROKER`` names. Raises: as ``broker_for``."""
+    """What talks to the place that ``BROKER`` names.
+
+    Raises:
+        ConfigurationError: no adapter takes the URL's scheme, its driver is not installed, or the
+            URL cannot be used.
+    """
     scheme = settings.broker.partition("://")[0]
     if scheme not in ADAPTERS:
         known = ", ".join(f"{name}://" for name in ADAPTERS)
@@ -50,7 +56,14 @@ def adapter_for(settings: Settings) -> Broker:
             f"but no broker has that scheme. Known: {known}."
         )
     module, _, name = ADAPTERS[scheme].rpartition(".")
-    adapter: type[Broker] = getattr(import_module(module), name)
+    try:
+        adapter: type[Broker] = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        extra = module.rpartition(".")[2]
+        raise ConfigurationError(
+            f"{scheme}:// needs the package {error.name!r}, which is not installed: "
+            f"pip install 'django-stoker[{extra}]'."
+        ) from error
     return adapter(settings)
 
 

@@ -230,6 +230,11 @@ class Broker(ABC):
     def info(self) -> dict[str, Any]:
         """What it is, for screens: ``{"broker": ..., "server": ...}``."""
 
+    def weaknesses(self) -> list[str]:
+        """What about the server's configuration may lose jobs: sentences that say what to do.
+        Raises: BrokerUnavailable."""
+        return []
+
     def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
         """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise.
 

@@ -217,6 +217,9 @@ class FrontedBroker(Broker):
     def info(self) -> dict[str, Any]:
         return self.behind.info()
 
+    def weaknesses(self) -> list[str]:
+        return self.behind.weaknesses()
+
     # -- waking up --------------------------------------------------------------------------------
 
     def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:

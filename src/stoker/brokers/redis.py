@@ -1,36 +1,42 @@
-"""Redis and Valkey (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``).
+"""Redis and Valkey, alone, by sentinels, or as a cluster.
 
 One script for each step, so that each happens whole or not at all. Leases and delays are judged by
 the server's clock. A reply that is lost leaves nothing in doubt for long: what a claim leased is
-found by its holder, an enqueue and a settlement can be repeated. The keys are named at the top of
+found by its holder, a relay and a settlement can be repeated. The keys are named at the top of
 ``lua/common.lua``; all have one tag, so that a Redis cluster keeps them in one slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
-import redis
-from redis.exceptions import RedisError
-from redis.sentinel import Sentinel
-
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
 from stoker.ids import new_lease_id
 from stoker.models.clock import MICROSECONDS, microseconds
 
 from .base import Broker, Capabilities, Delivery, Lease, Message, Return
+from .redis_connection import (
+    FAILURES,
+    about,
+    connect,
+    disconnect,
+    explained,
+    weaknesses,
+    without_password,
+)
 from .redis_wake import RedisWake
 
 AT_ONCE = 500
 RELAYED_SECONDS = 24 * 3600.0
 """How long a job that came from an outbox is remembered: no relay takes so long to be repeated."""
+LOAD_JOBS = 100_000
+"""Redis takes a million words in one command, and a job has five."""
+LOAD_BYTES = 256 << 20
 KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
 
 
@@ -50,23 +56,18 @@ class RedisBroker(Broker):
     # -- in ---------------------------------------------------------------------------------------
 
     def enqueue(self, messages: Sequence[Message]) -> None:
+        """All or none of as many as Redis takes at once: see ``LOAD_JOBS``."""
         self._enqueue(messages, 0)
 
     def relay(self, messages: Sequence[Message]) -> None:
         self._enqueue(messages, microseconds(RELAYED_SECONDS))
 
     def _enqueue(self, messages: Sequence[Message], remember_us: int) -> None:
-        arguments: list[Any] = [self.channel, remember_us]
-        for message in messages:
-            due = "" if message.run_after is None else microseconds(message.run_after)
-            arguments += [
-                message.job_id.hex,
-                message.package,
-                message.queue,
-                -message.priority,
-                due,
-            ]
-        if messages:
+        for some in _loads(messages):
+            arguments: list[Any] = [self.channel, remember_us]
+            for one in some:
+                due = "" if one.run_after is None else microseconds(one.run_after)
+                arguments += [one.job_id.hex, one.package, one.queue, -one.priority, due]
             self._run("enqueue", arguments)
 
     # -- out --------------------------------------------------------------------------------------
@@ -183,32 +184,30 @@ class RedisBroker(Broker):
 
     def info(self) -> dict[str, Any]:
         with self._explained():
-            about = self.client.info("server")
-        kind = "Valkey" if "valkey_version" in about else "Redis"
-        version = about.get("valkey_version") or about["redis_version"]
-        return {"broker": _without_password(self.settings.broker), "server": f"{kind} {version}"}
+            server = about(self.client, "server")
+        kind = "Valkey" if "valkey_version" in server else "Redis"
+        version = server.get("valkey_version") or server["redis_version"]
+        return {"broker": without_password(self.settings.broker), "server": f"{kind} {version}"}
+
+    def weaknesses(self) -> list[str]:
+        with self._explained():
+            return weaknesses(self.client)
 
     # -- waking up --------------------------------------------------------------------------------
 
     def wake_up(self, queues: Iterable[str], *, inside: bool = False) -> None:
-        with suppress(RedisError):
+        with suppress(*FAILURES):
             self.client.publish(self.channel, "")
 
     def open_wake(self) -> RedisWake:
         return RedisWake(connect(self.settings), self.channel)
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
-        with self._explained():
-            first = self.client.zrange(self._keys[2], 0, 0, withscores=True)
-            if not first:
-                return None
-            seconds, micro = self.client.time()
-        wait_us: float = first[0][1] - seconds * MICROSECONDS - micro
-        return max(0.0, wait_us) / MICROSECONDS
+        wait_us = self._run("next_due", [])
+        return None if wait_us is None else max(0, wait_us) / MICROSECONDS
 
     def close(self) -> None:
-        with suppress(RedisError):
-            self.client.connection_pool.disconnect()
+        disconnect(self.client)
 
     # -- the server -------------------------------------------------------------------------------
 
@@ -241,38 +240,8 @@ class RedisBroker(Broker):
                 packages += [one or b"" for one in self.client.hmget(self._keys[1], some)]
         return packages
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (RedisError, OSError) as error:
-            where = _without_password(self.settings.broker)
-            raise BrokerUnavailable(f"{where} did not carry this out: {error}") from error
-
-
-def connect(settings: Settings) -> Any:
-    """A client of the server, or of the master that sentinels name. It connects when it is used."""
-    seconds = settings.database_seconds
-    options: dict[str, Any] = {
-        "socket_timeout": seconds,
-        "socket_connect_timeout": seconds,
-        "socket_keepalive": True,
-        "health_check_interval": 30,
-    }
-    parts = urlsplit(settings.broker)
-    if parts.scheme != "redis+sentinel":
-        return redis.Redis.from_url(settings.broker, **options)
-    master, _, database = parts.path.strip("/").partition("/")
-    hosts = [
-        (host.partition(":")[0], int(host.partition(":")[2] or 26379))
-        for host in parts.netloc.rpartition("@")[2].split(",")
-    ]
-    login = {"username": parts.username, "password": parts.password, "db": int(database or 0)}
-    sentinel = parse_qs(parts.query).get("sentinel_password", [None])[0]
-    watch: Any = Sentinel(  # type: ignore[no-untyped-call] # it has no types
-        hosts, sentinel_kwargs={**options, "password": sentinel}, **options
-    )
-    return watch.master_for(master or "mymaster", **login)
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self.settings.broker)
 
 
 @cache
@@ -293,6 +262,18 @@ def _named(lease: Lease) -> list[Any]:
 def _batches(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for start in range(0, len(ids), AT_ONCE):
         yield ids[start : start + AT_ONCE]
+
+
+def _loads(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """As many at once as the server takes."""
+    start, load_bytes = 0, 0
+    for place, message in enumerate(messages):
+        load_bytes += len(message.package)
+        if place - start >= LOAD_JOBS or (load_bytes > LOAD_BYTES and place > start):
+            yield messages[start:place]
+            start, load_bytes = place, len(message.package)
+    if messages:
+        yield messages[start:]
 
 
 def _deliveries(rows: Iterable[Sequence[Any]]) -> list[Delivery]:
@@ -316,8 +297,3 @@ def _state(known: Sequence[Any]) -> str:
     if known[4]:
         return "running"
     return "deferred" if known[6] else "ready"
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

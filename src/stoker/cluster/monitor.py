@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -166,24 +167,27 @@ class Monitor:
     def _try(self, attempted: Sequence[Attempted]) -> Exception | None:
         """None when it is recorded. Else why not, though the store is there: an error that may pass
         is waited for, but not for ever, since it may come from what is to be recorded."""
-        failures = 0
+        failures, record = 0, partial(self._record_or_refuse, attempted)
         while failures < TRIES:
             try:
-                answer = self.patience.call(lambda: self._record_or_refuse(attempted))
+                answer = self.patience.call(record)
             except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
                 return error
             if answer is not None:
                 for lease in answer.value:
                     tell("stale_outcome", job_id=lease.job_id)
                 return None
+            record = partial(self._record_or_refuse, attempted, is_again=True)
             self.patience.sleep(self._beat)
             failures += self.patience.call(self.broker.ping) is not None
         return self.patience.last_error
 
-    def _record_or_refuse(self, attempted: Sequence[Attempted]) -> set[Lease]:
+    def _record_or_refuse(
+        self, attempted: Sequence[Attempted], *, is_again: bool = False
+    ) -> set[Lease]:
         """Only what may pass by itself is left to be tried again."""
         try:
-            return finish(self.settings, self.broker, attempted)
+            return finish(self.settings, self.broker, attempted, is_again=is_again)
         except (BrokerError, NotMigrated, OperationalError, InterfaceError):
             raise
         except DatabaseError as error:

@@ -25,6 +25,7 @@ from stoker.following.follow import follow, transaction_for
 from stoker.ids import is_marked
 from stoker.models import Attempt, DeadLetter, Job
 from stoker.models.job import Ending, moment
+from stoker.models.statements import with_keys
 from stoker.package import JobOptions, Package, sealer_for
 
 from . import outcomes
@@ -43,13 +44,22 @@ class TaskKilled(Exception):
     """Named in the record of an attempt whose worker was killed at its time-out; never raised."""
 
 
-def finish(settings: Settings, broker: Broker, attempted: Sequence[Attempted]) -> set[Lease]:
+def finish(
+    settings: Settings, broker: Broker, attempted: Sequence[Attempted], *, is_again: bool = False
+) -> set[Lease]:
     """Record these attempts and free their leases.
+
+    Args:
+        settings: the backend's.
+        broker: where the leases are from.
+        attempted: what workers came to.
+        is_again: whether this was tried before, and failed: it may have been done all the same.
 
     Returns:
         The leases that were stale: somebody else has the job now, nothing was recorded for it.
     """
     verdicts = [_resolve(settings, one) for one in attempted]
+    done = _recorded(settings, verdicts) if is_again else set()
     over = [verdict.lease.job_id for verdict in verdicts if verdict.is_over]
     inside = [verdict for verdict in verdicts if broker.is_inside(verdict.lease)]
     outside = [verdict for verdict in verdicts if not broker.is_inside(verdict.lease)]
@@ -60,14 +70,26 @@ def finish(settings: Settings, broker: Broker, attempted: Sequence[Attempted]) -
     with transaction_for(settings.database, over):
         if inside:
             stale |= _free(broker, inside)
-        verdicts = [verdict for verdict in verdicts if verdict.lease not in stale]
+        verdicts = [one for one in verdicts if one.lease not in stale | done]
         if outside:
             _ensure_rows(settings, outside)
         entries = _record(settings, verdicts)
+    announce(settings, verdicts, entries)  # if freeing fails, nobody will do this again
     if outside:
         _free(broker, outside)
-    announce(settings, verdicts, entries)
-    return stale
+    return stale - done
+
+
+def _recorded(settings: Settings, verdicts: Sequence[Verdict]) -> set[Lease]:
+    """Of these, what is recorded as just this attempt's end."""
+    over = {one.lease.job_id: one for one in verdicts if one.is_over}
+    ended = with_keys(Job.objects.using(settings.database).exclude(status=None), list(over))
+    return {
+        over[job_id].lease
+        for job_id, attempts, worker_id in ended.values_list("pk", "attempts", "worker_id")
+        if attempts == over[job_id].attempted.delivery.attempt
+        and worker_id == over[job_id].attempted.worker_id
+    }
 
 
 def _resolve(settings: Settings, attempted: Attempted) -> Verdict:

@@ -28,6 +28,8 @@ class Finding:
     """False: nothing can come of a cluster until somebody has done something."""
     sentence: str = ""
     """What is wrong; with ``is_fit``, what passes by itself."""
+    weaknesses: tuple[str, ...] = ()
+    """What may lose jobs one day."""
 
 
 def look_at_store(plan: Plan) -> Finding:
@@ -98,14 +100,13 @@ def _found(plan: Plan) -> Finding:
         broker_for(plan.settings)  # a wrong setting comes before missing tables
         set_deadlines(plan.settings)
         _read_every_table(plan.settings.database)
-        _ask_broker(plan)
+        return Finding(weaknesses=_ask_broker(plan))
     except NotMigrated as error:
         return Finding(is_fit=False, sentence=str(error))
     except (BrokerUnavailable, DatabaseError, InterfaceError) as error:
         return Finding(sentence=one_sentence(error))
     except (StokerError, ImproperlyConfigured) as error:
         return Finding(is_fit=False, sentence=one_sentence(error))
-    return Finding()
 
 
 def _read_every_table(alias: str) -> None:
@@ -120,7 +121,7 @@ def _read_every_table(alias: str) -> None:
             list(model._base_manager.using(alias).values_list(*columns)[:1])
 
 
-def _ask_broker(plan: Plan) -> None:
+def _ask_broker(plan: Plan) -> tuple[str, ...]:
     from stoker.brokers import broker_for
 
     broker = broker_for(plan.settings)
@@ -129,6 +130,9 @@ def _ask_broker(plan: Plan) -> None:
             f"{plan.settings.broker} keeps the jobs of each process to itself, so a cluster would "
             "never see any: let BROKER be orm://default, say."
         )
+    weaknesses: list[str] = []
     if not broker.capabilities.transactional:
         broker.ping()
+        weaknesses = broker.weaknesses()
     broker.close()
+    return tuple(weaknesses)

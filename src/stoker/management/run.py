@@ -80,6 +80,8 @@ out of reach is waited for."""
             # Workers import these when they meet them: mistakes in them should show now.
             autodiscover_modules("tasks")
             return ExitCode.DONE
+        for sentence in finding.weaknesses:
+            self.remark(sentence)
         if finding.sentence:
             sentence = finding.sentence.rstrip(".")
             self.remark(f"{sentence}. The cluster starts, and keeps trying.")

@@ -30,7 +30,9 @@ class Store:
         self.minds: Callable[[Attempted], Exception | None] = lambda _: None
         self.is_away = False
 
-    def finish(self, _settings: Any, _broker: Any, attempted: Sequence[Attempted]) -> set[Lease]:
+    def finish(
+        self, _settings: Any, _broker: Any, attempted: Sequence[Attempted], **_: Any
+    ) -> set[Lease]:
         if self.is_away:
             raise BrokerUnavailable("away")
         for error in filter(None, map(self.minds, attempted)):

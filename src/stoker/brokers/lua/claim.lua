@@ -9,6 +9,7 @@ for i = 6, #ARGV do
         passed_over[ARGV[i]] = true
     end
 end
+go_on_when_full()
 promote(500)
 if #served == 0 then
     served = redis.call('SMEMBERS', queues)

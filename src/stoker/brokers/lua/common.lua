@@ -22,6 +22,12 @@ local function now_us()
     return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
+-- A server whose memory is full refuses whatever may need more of it as the first write of a script.
+-- What carries jobs out must not be refused: it begins with a write that needs none.
+local function go_on_when_full()
+    redis.call('ZREM', leases, '')
+end
+
 -- A call with more arguments than fit on Lua's stack.
 local function call_in_chunks(command, key, arguments, width)
     local step = CHUNK * width

@@ -3,9 +3,6 @@
 -- is left alone, and one from an outbox that was ever here. Returns how many were added.
 local remembered, relayed, now = KEYS[6], {}, now_us()
 local keep_us = tonumber(ARGV[2])
-if keep_us > 0 then
-    redis.call('ZREMRANGEBYSCORE', remembered, '-inf', string.format('%.0f', now - keep_us))
-end
 local function was_here(id)
     if redis.call('HEXISTS', jobs, id) == 1 then
         return true
@@ -39,6 +36,8 @@ call_in_chunks('ZADD', deferred, scores, 2)
 add_ready(ids, records)
 if keep_us > 0 then
     call_in_chunks('ZADD', remembered, relayed, 2)
+    -- Last, for it would have a server whose memory is full accept the rest.
+    redis.call('ZREMRANGEBYSCORE', remembered, '-inf', string.format('%.0f', now - keep_us))
 end
 if #ids > 0 then
     redis.call('PUBLISH', ARGV[1], '')

@@ -1,5 +1,6 @@
 -- Extend: ARGV: lease (microseconds), then id and lease id of each. Returns the places, from 0, of
 -- those that are stale.
+go_on_when_full()
 local until_us = string.format('%.0f', now_us() + tonumber(ARGV[1]))
 local ids, scores, stale = {}, {}, {}
 for i = 2, #ARGV, 2 do

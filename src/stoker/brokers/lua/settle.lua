@@ -1,6 +1,7 @@
 -- Ack and release: ARGV: how many are acked, then id and lease id of each of those; then id, lease id,
 -- delay (microseconds), attempts, crashes of each that is released. Returns the places, from 0, of
 -- those that are stale, acked ones first.
+go_on_when_full()
 local count = tonumber(ARGV[1])
 local ids, lease_ids, backs, stale = {}, {}, {}, {}
 for i = 2, 2 * count, 2 do
