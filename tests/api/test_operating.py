@@ -170,6 +170,8 @@ def test_the_backend_can_be_chosen(anna: Caller, settings: Any) -> None:
         content_type="application/json",
     )
     assert made.status_code == 201, made.content
+    assert made.headers["Location"] == f"/stoker/jobs/{made.json()['id']}?backend=slow"
+    assert anna.client.get(made.headers["Location"]).status_code == 200
 
 
 def test_the_only_backend_need_not_be_named(anna: Caller, settings: Any) -> None:

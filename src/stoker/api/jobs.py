@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
@@ -21,7 +22,7 @@ from .arguments import checked_call, signature_of
 from .problems import Refusal
 from .routes import Routes
 from .shapes import AttemptShape, ExposedTask, JobShape, ProgressShape, Shape, TaskList
-from .values import Backend, Moment, Name, Strict, Why, plain, settings_of
+from .values import Backend, Moment, Name, Strict, Why, plain, settings_of, unnamed_backend
 
 routes = Routes(tags=["jobs"])
 
@@ -119,7 +120,7 @@ def enqueue_job(
     settings_of(task.backend)
     args, kwargs = checked_call(task, body.args, body.kwargs)
     result = task.enqueue(*args, **kwargs)
-    response.headers["Location"] = f"{request.path.rstrip('/')}/{result.id}"
+    response.headers["Location"] = address_of(request, result)
     shape = Enqueued(
         id=UUID(result.id), task=body.task, state=result.state, was_duplicate=result.was_duplicate
     )
@@ -150,6 +151,14 @@ def cancel_job(
         shape = shape_of(settings, job_id)
         raise Refusal(409, f"The job has ended already: {shape.state}.", state=shape.state)
     return shape_of(settings, job_id)
+
+
+def address_of(request: HttpRequest, result: Result[Any]) -> str:
+    """Where the job can be looked at that this request made."""
+    address = f"{request.path.rstrip('/')}/{result.id}"
+    if result.backend == unnamed_backend():
+        return address
+    return f"{address}?{urlencode({'backend': result.backend})}"
 
 
 def varied(task: Any, body: NewJob, backend: str | None) -> Any:

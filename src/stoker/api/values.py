@@ -54,6 +54,14 @@ Why = Annotated[str, Field(max_length=255, description="Kept in the history.")]
 Strict = Field(strict=True)
 
 
+def unnamed_backend() -> str | None:
+    """The backend that is meant where none is named; None = one has to be."""
+    known = own_backends()
+    if "default" in known:
+        return "default"
+    return next(iter(known)) if len(known) == 1 else None
+
+
 def settings_of(backend: str | None) -> Settings:
     """The settings of a backend that is Stoker's.
 
@@ -62,7 +70,7 @@ def settings_of(backend: str | None) -> Settings:
     """
     known = own_backends()
     if backend is None:
-        backend = "default" if "default" in known or len(known) != 1 else next(iter(known))
+        backend = unnamed_backend() or "default"
     if backend not in known:
         names = ", ".join(known) or "none"
         raise Refusal(404, f"There is no backend {backend!r} of Stoker's. There is: {names}.")

@@ -8,10 +8,11 @@ from typing import Any
 
 from stoker.backoff import exponential
 from stoker.exceptions import Cancel, Retry, Snooze, TaskTimeout, as_seconds
+from stoker.models.stored_text import stored_text
 from stoker.options import TaskOptions
 
 from . import outcomes
-from .faults import fault_of
+from .faults import MESSAGE_LIMIT, fault_of
 
 logger = logging.getLogger("stoker")
 
@@ -30,9 +31,9 @@ def decide(
         result: the TaskResult handed to the task's ``backoff``.
     """
     if isinstance(error, Cancel):
-        return outcomes.Cancelled(error.reason)
+        return outcomes.Cancelled(stored_text(error.reason, MESSAGE_LIMIT))
     if isinstance(error, Snooze):
-        return outcomes.Snoozed(error.delay_seconds, error.reason)
+        return outcomes.Snoozed(error.delay_seconds, stored_text(error.reason, MESSAGE_LIMIT))
     fault = fault_of(error)
     reason = "timeout" if isinstance(error, TaskTimeout) else "error"
     if attempt >= options.max_attempts or not _is_retryable(error, options):

@@ -79,6 +79,14 @@ def test_what_a_task_asks_for_does_not_depend_on_its_attempts(attempt: int) -> N
     assert decide(Snooze(5, "busy"), options(), attempt, None) == outcomes.Snoozed(5.0, "busy")
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"), [("a\x00", "a\\x00"), ("\ud800", "\\ud800"), (None, ""), (7, "7")]
+)
+def test_a_reason_that_no_database_takes_changes_no_outcome(said: Any, kept: str) -> None:
+    assert decide(Cancel(said), options(), 1, None) == outcomes.Cancelled(kept)
+    assert decide(Snooze(5, said), options(), 1, None) == outcomes.Snoozed(5.0, kept)
+
+
 def test_a_backoff_that_raises_is_replaced_and_told(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_error: BaseException, _result: Any) -> float:
         raise ZeroDivisionError
