@@ -16,13 +16,7 @@ from asgiref.sync import sync_to_async
 from .cancelling import cancel
 from .compat import DjangoTaskResult, TaskResultDoesNotExist, TaskResultStatus
 from .conf import Settings, settings_for
-from .exceptions import (
-    BrokerUnavailable,
-    JobCancelled,
-    JobFailed,
-    ResultTimeout,
-    as_seconds,
-)
+from .exceptions import BrokerUnavailable, JobCancelled, JobFailed
 from .ids import parse_job_id
 from .models import Job, Note
 from .models.job import moment
@@ -39,7 +33,7 @@ from .progress import (
     task_of,
 )
 from .serializers import copied
-from .waiting import Commitment, Outage, pauses, refuse_endless_wait
+from .waiting import Commitment, Outage, pauses, refuse_endless_wait, too_late
 
 R = TypeVar("R")
 
@@ -150,8 +144,6 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             if self._is_seen_to_have_ended(outage):
                 return self._ending()
             time.sleep(pause)
-        if outage.error is None:
-            self._look_once_more()
         return self._late_ending(outage, timeout)
 
     async def wait_async(
@@ -167,9 +159,7 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
             if await has_ended(outage):
                 return self._ending()
             await asyncio.sleep(pause)
-        if outage.error is None:
-            await sync_to_async(self._look_once_more, thread_sensitive=True)()
-        return self._late_ending(outage, timeout)
+        return await sync_to_async(self._late_ending, thread_sensitive=True)(outage, timeout)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.wait_async().__await__()
@@ -253,18 +243,15 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
         sentence = f"Job {self.id} of {self.task.module_path} {how}"
         raise kind(f"{sentence}: {reason}" if reason else f"{sentence}.", errors=self.errors)
 
-    def _look_once_more(self) -> None:
-        """What is told of a job that has not ended should be so."""
-        with suppress(BrokerUnavailable, TaskResultDoesNotExist):
-            self.refresh()
-
     def _late_ending(self, outage: Outage, timeout: float | timedelta | None) -> R:
+        """It may have ended just now; and what is told of one that has not should be so."""
+        if outage.error is None:
+            with suppress(BrokerUnavailable, TaskResultDoesNotExist):
+                self.refresh()
         if self.is_finished:
             return self._ending()
-        raise outage.error or ResultTimeout(
-            f"Job {self.id} of {self.task.module_path} had not ended after "
-            f"{as_seconds(timeout or 0):g} s: it is {self.state.value}."
-        )
+        name = f"Job {self.id} of {self.task.module_path}"
+        raise outage.error or too_late(name, self.state.value, timeout)
 
 
 def fetch(settings: Settings, job_id: Any) -> Result[Any]:

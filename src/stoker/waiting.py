@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
-from .exceptions import BrokerUnavailable, as_seconds
+from .exceptions import BrokerUnavailable, ResultTimeout, as_seconds
 
 FIRST_PAUSE_SECONDS = 0.005
 GROWTH = 1.5
@@ -36,6 +36,13 @@ def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterato
         yield min(pause, left)
         pause = min(pause * GROWTH, longest_seconds)
     yield 0.0
+
+
+def too_late(job: str, state: str, timeout: float | timedelta | None) -> ResultTimeout:
+    """The error of a wait whose time is over, and how the job stands."""
+    return ResultTimeout(
+        f"{job} had not ended after {as_seconds(timeout or 0):g} s: it is {state}."
+    )
 
 
 class Outage:
