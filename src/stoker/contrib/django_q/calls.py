@@ -5,12 +5,13 @@ None of these tasks can be enqueued over HTTP.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
 from django.db import transaction
 
-from stoker.exceptions import StokerError
+from stoker.exceptions import ConfigurationError, StokerError
 from stoker.lifecycle.running import current
 from stoker.lifecycle.scheduled import scheduled_moment
 from stoker.tasks import Task
@@ -91,7 +92,9 @@ def run_hook(hook: str, task_id: str) -> None:
 
 
 def _task(function: Any, kind: type[Task[..., Any]] = RecordedTask, **options: Any) -> Any:
-    return kind(func=function, backend=conf.alias(), queue_name=conf.queue(), **options)
+    with suppress(ConfigurationError):  # whoever uses it is told
+        options["queue_name"] = conf.queue()
+    return kind(func=function, backend=conf.alias(), **options)
 
 
 call_task = _task(call)

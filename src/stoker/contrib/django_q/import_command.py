@@ -10,7 +10,6 @@ from django.db import connections
 from stoker.management.subcommand import ExitCode, Subcommand, refuse
 
 from . import conf
-from .importing import import_tables, summary
 
 
 class ImportDjangoQ(Subcommand):
@@ -50,6 +49,8 @@ copied is told, with the reason."""
         )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
+        from .importing import import_tables, summary  # which needs settings that are sound
+
         source = options["source"] or conf.given().get("orm") or "default"
         if source not in connections:
             raise refuse(f"DATABASES has no {source!r}: name one of {', '.join(connections)}.")
