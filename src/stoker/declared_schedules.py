@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .exceptions import InvalidSchedule
-from .schedule_options import LONGEST_NAME, Scheduled
+from .schedule_options import LONGEST_NAME, Scheduled, is_name
 
 declared_tasks: dict[str, Any] = {}
 """Path -> task, of those that were given a schedule."""
@@ -40,7 +40,7 @@ def schedules_by_name(value: Any) -> tuple[tuple[str, str, Scheduled], ...]:
                 f'must have for {name!r} a dict such as {{"task": "shop.tasks.report", "schedule": '
                 'Cron("0 3 * * *")}'
             )
-        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+        if not is_name(name):
             raise ValueError(f"must have names of up to {LONGEST_NAME} characters")
         found.append((name, str(one["task"]), one["schedule"]))
     return tuple(found)

@@ -70,6 +70,15 @@ class Node:
                 step that cannot be one. Nothing was stored then.
             NotMigrated, BrokerUnavailable: it could not be stored.
         """
+        try:
+            return self._enqueue(name)
+        except RecursionError as error:
+            raise InvalidTaskOption(
+                "The workflow is nested too deep for Python's stack: write what comes one after "
+                "the other as one chain, chain(a, b, c), not as chains in chains."
+            ) from error
+
+    def _enqueue(self, name: str) -> Any:
         alias = self._first_backend() or DEFAULT_TASK_BACKEND_ALIAS
         backend: Any = task_backends[alias]
         if not hasattr(backend, "enqueue_workflow"):
@@ -190,8 +199,14 @@ def as_node(thing: Any) -> Node:
     if is_task(thing):
         return Signature(task=thing)
     raise InvalidTaskOption(
-        f"{thing!r} is no step: write my_task.s(...), a chain, a group or a chord."
+        f"{_shortened(thing)} is no step: write my_task.s(...), a chain, a group or a chord."
     )
+
+
+def _shortened(thing: Any) -> str:
+    """What somebody has written, without all that a task or a node consists of."""
+    text = repr(thing)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _parts(node: Node, kind: type[Node]) -> Sequence[Node]:

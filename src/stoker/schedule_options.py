@@ -250,6 +250,11 @@ def _words(terms: Any) -> dict[str, Any]:
     return dict(terms)
 
 
+def is_name(name: Any) -> bool:
+    """Whether a schedule may be called that. Not every database can store a NUL."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and "\0" not in name
+
+
 def as_sentence(error: Exception) -> str:
     """It begins with a capital, unless with what was written."""
     text = str(error)

@@ -18,6 +18,15 @@ def test_first_in_first_out(stand: Stand) -> None:
     assert [delivery.job_id for delivery in stand.claim()] == put[8:]
 
 
+def test_a_claim_looks_once_however_slow_it_is(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped for a while must not say that there is nothing."""
+    monkeypatch.setattr("stoker.brokers.orm.LOOK_BEHIND_SECONDS", -1.0)
+    (job_id,) = stand.put()
+    assert stand.claim_one().job_id == job_id
+
+
 def test_highest_priority_first_then_first_in(stand: Stand) -> None:
     stand.needs("priority")
     priorities = [0, -100, 100, 1, -1, 100, 50, 0]

@@ -148,6 +148,15 @@ def test_overlap_skip() -> None:
     assert len(enqueued()) == 1
 
 
+def test_a_run_by_hand_hides_no_job_that_runs() -> None:
+    schedules.create("overlaps", nothing, every(hours=1, overlap="skip"))
+    fire("overlaps", due("overlaps"))
+    schedules.run_now("overlaps").cancel()
+    fire("overlaps", due("overlaps"))
+    outcomes = [outcome for outcome, _ in ticks("overlaps") if outcome != "manual"]
+    assert outcomes == ["fired", "skipped"]
+
+
 def test_overlap_queue() -> None:
     assert overlapping("queue") == ["fired", "held"]
     third = due("overlaps")
@@ -327,6 +336,12 @@ def test_ticks_are_forgotten_but_for_the_newest() -> None:
     assert [Tick.objects.all().forget(key, keep=3, limit=3) for _ in range(3)] == [3, 1, 0]
     assert [moment for _, moment in ticks("many")] == moments[-3:]
     assert len(ticks("few")) == 1
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", 5])
+def test_what_is_no_name(name: Any) -> None:
+    with pytest.raises(InvalidSchedule, match="is no name"):
+        schedules.create(name, nothing, every(hours=1))
 
 
 def test_names_are_there_once() -> None:

@@ -657,4 +657,26 @@ MISTAKES = (
         ),
         ("tests/contrib/django_q/test_keeping.py", "-k", "keeps_no_job"),
     ),
+    Mistake(
+        "nobody is told of what fails together with what holds it",
+        (
+            Change(
+                "following/advance.py",
+                "            self._call_back(wave)  # now",
+                "            # now",
+            ),
+        ),
+        ("tests/workflows/test_batches.py", "-k", "on_error"),
+    ),
+    Mistake(
+        "two who retry a workflow send the same job again",
+        (
+            Change(
+                "workflows/steering.py",
+                "if not reopen(alias, job.pk, job_id):",
+                "if not reopen(alias, job.pk, job_id) and False:",
+            ),
+        ),
+        ("tests/workflows/test_batches.py", "-k", "retries"),
+    ),
 )

@@ -59,6 +59,7 @@ def test_the_step_is_named(node: Any, error: type[Exception], sentence: str) -> 
     [
         (chain, "needs a step"),
         (lambda: chain(note.si("a"), "b"), "'b' is no step"),
+        (lambda: chain([note.si("a")]), r"^\[Sig.{50,56}\.\.\. is no step: write my_task"),
         (lambda: chain(note.si("a"), on_failure="wait"), "'stop', 'continue'"),
         (lambda: group(note.si("a"), on_failure="never"), "'wait', 'stop', 'continue'"),
         (lambda: group(note.si("a"), at_once=0), "above 0"),
@@ -70,6 +71,22 @@ def test_the_step_is_named(node: Any, error: type[Exception], sentence: str) -> 
 def test_what_is_no_workflow(make: Any, sentence: str) -> None:
     with pytest.raises(InvalidTaskOption, match=sentence):
         make()
+
+
+def test_what_is_no_name() -> None:
+    for name in ("x" * 256, "a\0b"):
+        with pytest.raises(InvalidTaskOption, match=r"^name: "):
+            note.si("a").enqueue(name=name)
+    assert not Step.objects.exists()
+
+
+def test_what_is_nested_too_deep() -> None:
+    node: Any = note.si("a")
+    for _ in range(1000):
+        node = group([node])
+    with pytest.raises(InvalidTaskOption, match="nested too deep"):
+        node.enqueue()
+    assert not Step.objects.exists()
 
 
 def test_a_generator_is_used_up() -> None:

@@ -103,10 +103,12 @@ class OrmBroker(Broker):
         until = time.monotonic() + LOOK_BEHIND_SECONDS
         self._is_more_behind = True
         try:
-            while self._is_more_behind and not deliveries and time.monotonic() < until:
+            while self._is_more_behind and not deliveries:
                 for claims in claiming.go_round():
                     deliveries += [delivery(row, leasing.lease_id) for row in claims]
                 self._is_more_behind = not claiming.is_over
+                if time.monotonic() >= until:  # after a round: however slow, a claim looks once
+                    break
         except DatabaseError as error:
             if not deliveries:
                 raise

@@ -7,7 +7,7 @@ in the store each time, under the lock of the workflow; nobody counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -62,10 +62,9 @@ class Advance:
         if not states:
             return []
         steps = ours.filter(state=State.ENQUEUED).defer("sealed", "value")
-        wave = self._record_jobs(steps, ended)
-        return self.go_on(
-            [one for one in wave if states.get(one.step.workflow_id) != State.CANCELLED]
-        )
+        cancelled = {pk for pk, state in states.items() if state == Workflow.State.CANCELLED}
+        wave = self._record_jobs(steps, ended, cancelled)
+        return self.go_on([one for one in wave if one.step.workflow_id not in cancelled])
 
     def go_on(self, wave: Sequence[Over]) -> list[UUID]:
         """From these steps, whose ends are written, in workflows that are locked."""
@@ -73,6 +72,7 @@ class Advance:
         self._late = []
         while wave:
             wave = self._climb(wave)
+            self._call_back(wave)  # now: what holds them may be over, too, and is not asked again
         self._starter.deliver()
         return self._stopper.ask()
 
@@ -86,7 +86,9 @@ class Advance:
 
     # -- the jobs ---------------------------------------------------------------------------------
 
-    def _record_jobs(self, steps: Iterable[Step], ended: Mapping[UUID, Ended]) -> list[Over]:
+    def _record_jobs(
+        self, steps: Iterable[Step], ended: Mapping[UUID, Ended], cancelled: Collection[UUID]
+    ) -> list[Over]:
         wave, ends = [], []
         for step in steps:
             assert step.job_id is not None
@@ -94,7 +96,8 @@ class Advance:
             state = STATES[Job.Status(one.status)]
             value = one.value if step.is_wanted and one.has_succeeded else None
             cause = None if one.has_succeeded else step.job_id
-            if step.has_added and one.has_succeeded and self._adopt(step, one.attempt):
+            may_grow = step.has_added and step.workflow_id not in cancelled
+            if may_grow and one.has_succeeded and self._adopt(step, one.attempt):
                 ends.append(StepEnd(step.pk, State.STARTED.value, value))
                 continue
             ends.append(StepEnd(step.pk, state.value, value, cause))
@@ -130,7 +133,6 @@ class Advance:
                 above += self._go_on_undoing(one)
             elif one.step.role == Role.STEP and one.step.parent_id is None:
                 self._workflows.end(one.step.workflow_id, one.state)
-                self._call_back([one])
             elif one.step.role == Role.STEP:
                 assert one.step.parent_id is not None
                 held.setdefault(one.step.parent_id, []).append(one)

@@ -10,21 +10,27 @@ from stoker.models import Step, Workflow
 State = Step.State
 
 
-def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> None:
+def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> bool:
     """A new job carries on the old one's step, in the open transaction, which locks nothing more
-    after this. What had ended because of it is under way again, unless it was undone."""
+    after this. What had ended because of it is under way again, unless it was undone.
+
+    Returns:
+        Whether there is such a step, and no other job carries it on.
+    """
     if not is_step(old_job_id):
-        return
+        return False
     steps = Step.objects.using(alias)
     workflow_id = steps.of_jobs([old_job_id]).values_list("workflow_id", flat=True).first()
     if workflow_id is None:
-        return
+        return False
     Workflow.objects.using(alias).lock([workflow_id])
     step = steps.of_jobs([old_job_id]).defer("sealed", "value").first()
     if step is None or step.state not in (State.FAILED, State.CANCELLED):
-        return
+        return False
+    steps.disown([old_job_id])
     steps.filter(pk=step.pk).update(state=State.ENQUEUED, job_id=new_job_id, cause=None)
     open_above(alias, step)
+    return True
 
 
 def open_above(alias: str, step: Step) -> None:

@@ -22,8 +22,8 @@ from stoker.conf import Settings
 from stoker.exceptions import PackageError
 from stoker.following.ended import Ended
 from stoker.following.follow import follow, transaction_for
-from stoker.ids import is_marked
-from stoker.models import Attempt, DeadLetter, Job
+from stoker.ids import is_marked, is_step
+from stoker.models import Attempt, DeadLetter, Job, Step
 from stoker.models.job import Ending, moment
 from stoker.models.statements import with_keys
 from stoker.package import JobOptions, Package, sealer_for
@@ -165,6 +165,9 @@ def _record(settings: Settings, verdicts: Sequence[Verdict]) -> list[DeadLetter]
     entries = bury(settings, buried)
     over = [verdict for verdict in verdicts if verdict.is_over]
     resolve(alias, [verdict.lease.job_id for verdict in over if _succeeded(verdict)])
+    snoozing = [one.lease.job_id for one in verdicts if isinstance(one.outcome, outcomes.Snoozed)]
+    if steps := [job_id for job_id in snoozing if is_step(job_id)]:
+        Step.objects.using(alias).disown(steps)
     follow(settings, [_ended(one) for one in over if is_marked(one.lease.job_id)])
     if not settings.keep_results.keeps_successes:
         _forget(alias, [verdict for verdict in over if _succeeded(verdict)])

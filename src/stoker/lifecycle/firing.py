@@ -181,11 +181,11 @@ class Firing:
                 by=by[:150],
             )
             self._schedules.filter(pk=row.pk).update(
-                last_job_id=job_id,
-                last_moment_us=now_us,
-                last_fired_us=DatabaseNow(),
-                fired_count=F("fired_count") + 1,
+                last_fired_us=DatabaseNow(), fired_count=F("fired_count") + 1
             )
+            if not self._overlaps(row):  # else the next tick would not see the job that runs
+                seen = self._schedules.filter(pk=row.pk, last_job_id=row.last_job_id)
+                seen.update(last_job_id=job_id, last_moment_us=now_us)
         return result
 
     def _fire(self, schedule_id: UUID, now_us: int | None) -> Fired | None:

@@ -25,7 +25,7 @@ from stoker.finding import find_task
 from stoker.models import Schedule
 from stoker.models.clock import microseconds
 from stoker.package import Package, sealer_for
-from stoker.schedule_options import Cron, Every, Once, Scheduled, as_sentence
+from stoker.schedule_options import LONGEST_NAME, Cron, Every, Once, Scheduled, as_sentence, is_name
 from stoker.schedule_plan import as_moment, as_us
 from stoker.wall_clock import zone_named
 
@@ -36,7 +36,6 @@ ITSELF = "stoker"
 TIMING = (
     "kind", "expression", "count", "unit", "anchor", "zone", "start_us", "end_us", "jitter_us",
 )  # fmt: skip
-LONGEST_NAME = 255
 
 
 def values_of(
@@ -49,8 +48,10 @@ def values_of(
         UnknownTask: there is no such task here.
         NotSerializable, PackageTooLarge: its arguments cannot travel.
     """
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        raise InvalidSchedule(f"{name!r} is no name: write up to {LONGEST_NAME} characters.")
+    if not is_name(name):
+        raise InvalidSchedule(
+            f"{name!r} is no name: write up to {LONGEST_NAME} characters, no NUL."
+        )
     if not isinstance(when, Scheduled):
         raise InvalidSchedule(f"{when!r} is no schedule: write Cron(...), every(...) or once(...).")
     found = find_task(task) if isinstance(task, str) else task

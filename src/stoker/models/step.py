@@ -89,6 +89,13 @@ class StepQuerySet(models.QuerySet["Step"]):
                 ],
             )
 
+    def disown(self, job_ids: Collection[UUID]) -> None:
+        """What these jobs have added so far is never run: the attempt that did so does not count,
+        and its number will be another's."""
+        adding = self.of_jobs(job_ids).filter(has_added=True)
+        if ids := list(adding.values_list("pk", flat=True)):
+            self.filter(parent_id__in=ids, state=Step.State.HELD).update(added_in=None)
+
     def become(self, ids: Iterable[UUID], state: str) -> None:
         """Let these steps have this state."""
         update_by_key(self, list(ids), state=state)

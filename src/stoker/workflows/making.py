@@ -57,6 +57,8 @@ def make(settings: Settings, node: Node, name: str = "") -> UUID:
     """
     if len(name) > LONGEST_NAME:
         raise InvalidTaskOption(f"name: {name[:40]!r}... is longer than {LONGEST_NAME} characters.")
+    if "\0" in name:
+        raise InvalidTaskOption(f"name: {name[:40]!r} has a NUL character, which no name may have.")
     root = node if isinstance(node, Chain | Group | Map) else Chain(steps=(node,))
     alias = settings.database
     with explained(alias), transaction.atomic(using=alias):

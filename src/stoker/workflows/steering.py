@@ -127,8 +127,9 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
         stays_in_store=True,  # a part of this transaction, whatever the broker is
     )
     with deciding(alias):
+        if not reopen(alias, job.pk, job_id):
+            return 0  # somebody else has sent it again
         deliver(settings, [message])
-        reopen(alias, job.pk, job_id)
     return 1
 
 

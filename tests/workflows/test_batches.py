@@ -1,0 +1,113 @@
+"""What ends in the same transaction as something else, or too late, or once more."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker import Snooze, chain, current_workflow, get_workflow, group, task
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.nodes import Node
+from stoker.testing import drain
+from stoker.workflows import steering
+
+from tests.workflows.tasks import DONE, FAILING, note
+
+pytestmark = pytest.mark.django_db
+
+
+@task(max_attempts=1)
+def add_one(name: str) -> None:
+    current_workflow().add(note.si(f"after {name}"))
+    DONE.append(name)
+    if name in FAILING:
+        raise ValueError(name)
+
+
+@task(max_attempts=1)
+def add_and_snooze_once() -> None:
+    current_workflow().add(note.si("added"))
+    DONE.append("run")
+    if DONE.count("run") == 1:
+        raise Snooze(0)
+
+
+def run_in_one_batch(before_it_is_recorded: Callable[[], object] = lambda: None) -> None:
+    """Run what waits, and record all of it in one transaction."""
+    settings = settings_for()
+    broker, executor = broker_for(settings), Executor(settings, worker_id="test")
+    claimed = broker.claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
+    attempted = [executor.run(one) for one in claimed]
+    before_it_is_recorded()
+    assert not finish(settings, broker, attempted)
+
+
+def _failing() -> Node:
+    return chain(note.si("bad")).on_error(note.si("told"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: group(note.si("a"), _failing()),
+        lambda: group(chain(_failing()), chain(chain(note.si("a")))),
+        lambda: group(
+            note.si("a"), group([note.si("bad")], on_failure="stop").on_error(note.si("told"))
+        ),
+        lambda: group(chain(note.si("a")), chain(group(note.si("x"), _failing()))),
+    ],
+)
+def test_on_error_of_what_fails_together_with_what_holds_it(make: Callable[[], Any]) -> None:
+    FAILING.add("bad")
+    make().enqueue()
+    run_in_one_batch()
+    drain()
+    assert DONE.count("told") == 1
+
+
+def test_what_is_added_to_a_workflow_that_is_cancelled_meanwhile_is_never_run() -> None:
+    workflow = chain(add_one.si("a")).enqueue()
+    run_in_one_batch(workflow.cancel)
+    drain()
+    assert DONE == ["a"]
+    assert get_workflow(workflow.id).status == "CANCELLED"
+
+
+def test_what_a_dead_letter_has_added_is_never_run_though_its_step_is_sent_again() -> None:
+    FAILING.add("a")
+    workflow = chain(add_one.si("a")).enqueue()
+    drain()
+    FAILING.clear()
+    assert workflow.retry() == 1
+    drain()
+    assert DONE == ["a", "a", "after a"]
+
+
+def test_what_was_added_before_a_snooze_is_never_run() -> None:
+    workflow = chain(add_and_snooze_once.si()).enqueue()
+    drain(include_deferred=True)
+    assert DONE == ["run", "run", "added"]
+    assert get_workflow(workflow.id).progress().total == 2
+
+
+def test_two_retries_at_once_send_each_job_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow = chain(note.si("a"), note.si("b")).enqueue()
+    workflow.cancel()
+    look = steering._to_redo
+
+    def look_and_be_overtaken(*which: Any) -> list[Any]:
+        found = look(*which)
+        monkeypatch.setattr(steering, "_to_redo", look)
+        get_workflow(workflow.id).retry()
+        return found
+
+    monkeypatch.setattr(steering, "_to_redo", look_and_be_overtaken)
+    assert workflow.retry() == 0
+    drain()
+    assert DONE == ["a", "b"]
