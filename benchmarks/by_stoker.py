@@ -68,7 +68,7 @@ class ByStoker:
         """A cluster that has run its first jobs and is idle."""
         with running_cluster(self._folder) as cluster:
             warm_up = nothing.enqueue_many(((number,), {}) for number in range(WARM_UP_JOBS))
-            self._wait_for(warm_up[-1].id, cluster)
+            self.wait_for(warm_up[-1].id, cluster)
             yield cluster
             connection.close()
         self.locked += cluster.text().count("database is locked")
@@ -78,11 +78,11 @@ class ByStoker:
         recorded; and the processor seconds that it took, by process."""
         with transaction.atomic():
             results = nothing.enqueue_many(((number,), {}) for number in range(count))
-            before = self._processor_seconds(cluster)
+            before = self.processor_seconds(cluster)
             started = time.perf_counter()
-        self._wait_for(results[-1].id, cluster)
+        self.wait_for(results[-1].id, cluster)
         seconds = time.perf_counter() - started
-        used = difference(before, self._processor_seconds(cluster))
+        used = difference(before, self.processor_seconds(cluster))
         successful = Job.objects.filter(status=Job.Status.SUCCESSFUL).count()
         assert successful == count + WARM_UP_JOBS, f"{successful} of {count} succeeded"
         return count / seconds, used
@@ -94,7 +94,7 @@ class ByStoker:
             time.sleep(pause)
             began.append(time.monotonic_ns())
             results.append(first_line.enqueue(0))
-        self._wait_for(results[-1].id, cluster)
+        self.wait_for(results[-1].id, cluster)
         values = [result.wait(timeout=10) for result in results]
         return [(value - start) / 1e6 for value, start in zip(values, began, strict=True)]
 
@@ -109,7 +109,7 @@ class ByStoker:
         used = difference(before, processor_seconds(cluster.processes()))
         return 100 * sum(used.values()) / seconds
 
-    def _wait_for(self, last_id: str, cluster: RunningCluster) -> None:
+    def wait_for(self, last_id: str, cluster: RunningCluster) -> None:
         """Until nothing waits or runs. The last job is asked for first: it costs a look-up, while
         a count would cost the database more and more."""
         last = Job.objects.filter(pk=last_id, status__isnull=False)
@@ -117,7 +117,7 @@ class ByStoker:
         places = (Ready, Claimed, Deferred)
         cluster.wait_until(lambda: not any(place.objects.exists() for place in places))
 
-    def _processor_seconds(self, cluster: RunningCluster) -> dict[str, float]:
+    def processor_seconds(self, cluster: RunningCluster) -> dict[str, float]:
         used = processor_seconds(cluster.processes())
         if self._server_pid is not None:
             used["server"] = sum(processor_seconds(family(self._server_pid)).values())
