@@ -191,7 +191,7 @@ def test_many_are_sent_again_after_a_rehearsal(anna: Caller) -> None:
 def test_those_that_were_left_are_told(anna: Caller) -> None:
     letter = dead(frail.fetch, "news")
     newer = frail.fetch.enqueue("news")
-    done = anna.post("dead-letters/requeue", {})
+    done = anna.post("dead-letters/requeue", {"all": True})
     (other,) = done["others"]
     assert (done["matched"], done["done"]) == (1, 0)
     assert (other["dead_letter_id"], other["job_id"]) == (str(letter.pk), newer.id)
@@ -200,7 +200,9 @@ def test_those_that_were_left_are_told(anna: Caller) -> None:
 def test_many_are_discarded_and_purged(anna: Caller) -> None:
     for number in range(3):
         dead(frail.charge, f"order {number}")
-    assert anna.post("dead-letters/discard", {"limit": 2, "because": "known"})["done"] == 2
+    anna.post("dead-letters/discard", {"limit": 2, "because": "known"}, status=422)
+    some = {"limit": 2, "because": "known", "all": True}
+    assert anna.post("dead-letters/discard", some)["done"] == 2
     assert set(DeadLetter.objects.values_list("state", "closed_by")) == {
         ("discarded", "anna"),
         ("open", ""),

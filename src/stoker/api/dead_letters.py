@@ -214,6 +214,8 @@ def done_or_refused(answer: Answer) -> AnswerShape:
 
 def _pace(body: ThrottledMany) -> dict[str, Any]:
     refuse_beyond_cap(body.limit)
+    if not (body.filters.given() or body.all or body.dry_run):
+        raise Refusal(422, "filters: name at least one, or say that it shall be all: true.")
     if body.limit * body.pause_seconds > LONGEST_THROTTLE_SECONDS:
         raise Refusal(
             422,

@@ -99,6 +99,8 @@ class Many(Shape):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     filters: Filters = Filters()
+    all: Annotated[bool, Strict] = False
+    """To be said where no filter is, and something is to be changed."""
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
     """At most so many; no more than `MAX_BULK` (1000)."""
     dry_run: Annotated[bool, Strict] = False

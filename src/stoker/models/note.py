@@ -19,6 +19,8 @@ from .statements import delete_by_key
 LONGEST_MESSAGE = 255
 KEPT_SECONDS = 600.0
 """How long a job's last note can be read when nobody else needs it."""
+UNKNOWN_SECONDS = 7 * 24 * 3600.0
+"""The same, where there is no row of the job."""
 
 
 class ProgressReport(NamedTuple):
@@ -96,7 +98,15 @@ class NoteQuerySet(models.QuerySet["Note"]):
         letters = DeadLetter.objects.using(self.db).unclosed().filter(job_id=OuterRef("pk"))
         jobs = Job.objects.using(self.db).filter(pk__in=job_ids)
         needed = jobs.filter(models.Q(status=None) | Exists(letters))
-        return set(job_ids) - set(needed.values_list("pk", flat=True))
+        # A job that a broker outside the store has got has no row until it has ended.
+        unknown = set(job_ids) - set(jobs.values_list("pk", flat=True))
+        before = timezone.now() - timedelta(seconds=UNKNOWN_SECONDS)
+        recent = self.filter(pk__in=unknown, noted_at__gt=before)
+        return (
+            set(job_ids)
+            - set(needed.values_list("pk", flat=True))
+            - set(recent.values_list("pk", flat=True))
+        )
 
 
 class Note(models.Model):
