@@ -32,11 +32,13 @@ MISTAKES = (
         "a permission of the API is not asked for",
         (Change("api/access.py", "if not user.has_perm(permission):", "if not permission:"),),
         ("tests/api/test_permissions.py", "-k", "gets_403"),
+        database="postgres",
     ),
     Mistake(
         "a session changes something without the CSRF token",
         (Change("api/access.py", "if check_csrf(request) is not None:", "if user.is_anonymous:"),),
         ("tests/api/test_permissions.py", "-k", "csrf"),
+        database="postgres",
     ),
     Mistake(
         "any task can be enqueued from outside",
@@ -47,6 +49,7 @@ MISTAKES = (
         "a cluster that was asked to stop can be asked to go on",
         (Change("models/cluster.py", ".exclude(request=Cluster.Request.STOP)", ""),),
         ("tests/api/test_operating.py", "-k", "clusters_are_asked"),
+        database="postgres",
     ),
     Mistake(
         "a new pusher hurries a cluster that was asked to stop",
@@ -196,7 +199,7 @@ MISTAKES = (
         (
             Change(
                 "lifecycle/finish.py",
-                "    with transaction.atomic(using=settings.database):\n",
+                "    with transaction_for(settings.database, over):\n",
                 "    if True:\n",
             ),
         ),
