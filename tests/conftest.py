@@ -14,8 +14,8 @@ from tests.servers.mariadb import PrivateMariadb
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer
 
-DATABASES = {"sqlite", "postgres", "mariadb", "two_databases", "on_redis"}
-SERVICES = ("redis", "memcached")
+DATABASES = {"sqlite", "postgres", "mariadb", "two_databases", "on_redis", "on_mongodb"}
+SERVICES = ("redis", "memcached", "mongodb")
 SEED = "STOKER_TEST_SEED"
 AnyServer = TypeVar("AnyServer", bound=PrivateServer)
 

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import UTC
 from typing import Any, ClassVar
 
 import pytest
@@ -17,6 +18,8 @@ from django.db.models import F
 
 from stoker.brokers.base import Broker, Capabilities, Delivery, Message
 from stoker.brokers.memory import MemoryBroker
+from stoker.brokers.mongodb import MongodbBroker
+from stoker.brokers.mongodb_documents import connect as connect_to_mongodb
 from stoker.brokers.orm import OrmBroker
 from stoker.brokers.redis import RedisBroker
 from stoker.conf import Settings
@@ -194,8 +197,50 @@ class RedisStand(Stand):
         self.broker.close()
 
 
+class MongodbStand(Stand):
+    """The server's clock cannot be turned; the moments that it is compared with can."""
+
+    capabilities = MongodbBroker.capabilities
+
+    url = "mongodb://"
+
+    def __init__(self) -> None:
+        self.settings = Settings(broker=mongodb_url(), cluster=f"test-{uuid.uuid4().hex}")
+        super().__init__(MongodbBroker(self.settings))
+        self._client, self._jobs = connect_to_mongodb(self.settings)
+        self._others: list[Broker] = []
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.settings.broker, self.settings.cluster
+
+    def now(self) -> float:
+        moment = self._jobs.database.command("hello")["localTime"]
+        return float(moment.replace(tzinfo=UTC).timestamp())
+
+    def advance(self, seconds: float) -> None:
+        for field_name, state in (("until", "running"), ("due", "deferred")):
+            earlier = {"$add": [f"${field_name}", -round(seconds * 1000)]}
+            self._jobs.update_many({"state": state}, [{"$set": {field_name: earlier}}])
+
+    def another(self) -> Broker:
+        broker = MongodbBroker(self.settings)
+        self._others.append(broker)
+        return broker
+
+    def clear(self) -> None:
+        self._jobs.drop()
+        self._client.close()
+        for broker in (self.broker, *self._others):
+            broker.close()
+
+
 def redis_url() -> str:
     return os.environ.get("STOKER_TEST_REDIS_URL", "redis://127.0.0.1:6379/0")
+
+
+def mongodb_url() -> str:
+    return os.environ.get("STOKER_TEST_MONGODB_URL", "mongodb://127.0.0.1:27017/stoker_test")
 
 
 COMMITTING = pytest.mark.django_db(transaction=True)
@@ -205,6 +250,7 @@ STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
     "memory": (MemoryStand, [WITHOUT_DATABASE]),
     "orm": (OrmStand, [COMMITTING]),
     "redis": (RedisStand, [WITHOUT_DATABASE, pytest.mark.redis]),
+    "mongodb": (MongodbStand, [WITHOUT_DATABASE, pytest.mark.mongodb]),
 }
 """Name -> the stand, and the marks of tests that use it (of a service that may be missing, say)."""
 

@@ -53,6 +53,18 @@ def drop_on_redis(url: str, run: str) -> None:
             client.delete(key)
 
 
+def drop_on_mongodb(url: str, run: str) -> None:
+    """Drop the collections of clusters of that name on MongoDB."""
+    from pymongo import MongoClient
+
+    client: MongoClient[dict[str, object]] = MongoClient(url)
+    with client:
+        database = client.get_default_database("stoker_test")
+        for name in database.list_collection_names():
+            if name == f"stoker_test-{run}" or name.startswith(f"stoker_test-{run}_"):
+                database.drop_collection(name)
+
+
 def names_of(run: str, names: Iterable[str]) -> list[str]:
     """Those of these names that are the run's: its word is whole, for another's may begin so."""
     ours = re.compile(rf"stoker_(?:test_)?(?!test_)[a-z]+_{re.escape(run)}(?:_.*)?")
@@ -64,6 +76,8 @@ if __name__ == "__main__":
         drop_on_postgres(postgres, sys.argv[1])
     if redis := os.environ.get("STOKER_TEST_REDIS_URL"):
         drop_on_redis(redis, sys.argv[1])
+    if mongodb := os.environ.get("STOKER_TEST_MONGODB_URL"):
+        drop_on_mongodb(mongodb, sys.argv[1])
     # Without the driver no test has made a database either.
     mariadb = os.environ.get("STOKER_TEST_MARIADB_URL")
     if mariadb and importlib.util.find_spec("MySQLdb"):

@@ -9,9 +9,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tests.servers.handshake import greet_memcached, greet_mysql, greet_postgres, greet_redis
+from tests.servers.handshake import (
+    greet_memcached,
+    greet_mongodb,
+    greet_mysql,
+    greet_postgres,
+    greet_redis,
+)
 from tests.servers.mariadb import PrivateMariadb
 from tests.servers.memcached import PrivateMemcached
+from tests.servers.mongodb import PrivateMongodb
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer, ServerUnavailableError
 from tests.servers.redis import PrivateRedis
@@ -69,6 +76,11 @@ def _running_memcached(port: int) -> str:
     return f"memcached://127.0.0.1:{port}"
 
 
+def _running_mongodb(port: int) -> str:
+    greet_mongodb(port)
+    return f"mongodb://127.0.0.1:{port}/stoker_test"
+
+
 KINDS = (
     Kind(
         "postgres",
@@ -101,6 +113,14 @@ KINDS = (
         _running_memcached,
         PrivateMemcached,
         ("memcached",),
+    ),
+    Kind(
+        "mongodb",
+        "STOKER_TEST_MONGODB_URL",
+        27017,
+        _running_mongodb,
+        PrivateMongodb,
+        (),
     ),
 )
 

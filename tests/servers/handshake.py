@@ -38,6 +38,18 @@ def greet_memcached(port: int) -> None:
         raise ConnectionError(f"it answered {answer.decode(errors='replace').strip()!r}")
 
 
+def greet_mongodb(port: int) -> None:
+    """Say hello in an OP_MSG, and want one."""
+    hello = b"\x10hello\0\x01\0\0\0" + b"\x02$db\0\x06\0\0\0admin\0"
+    command = struct.pack("<i", 4 + len(hello) + 1) + hello + b"\0"
+    body = struct.pack("<IB", 0, 0) + command
+    with socket.create_connection((HOST, port), SECONDS) as connection:
+        connection.sendall(struct.pack("<iiii", 16 + len(body), 1, 0, 2013) + body)
+        answer = _read(connection, 16)
+    if struct.unpack("<iiii", answer)[3] != 2013:
+        raise ConnectionError(f"it answered {answer!r}")
+
+
 def greet_postgres(port: int, user: str) -> None:
     """Log in without a password and ask whether this user may create databases."""
     with socket.create_connection((HOST, port), SECONDS) as connection:

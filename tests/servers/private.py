@@ -60,6 +60,7 @@ class PrivateServer:
     """
 
     name: ClassVar[str]
+    refuses_root: ClassVar[bool] = True
     # Signals for stop(mode=...).
     modes: ClassVar[dict[str, signal.Signals]] = {
         "fast": signal.SIGTERM,
@@ -171,7 +172,7 @@ class PrivateServer:
         # Its own folder is where it may write: the TMPDIR of the tests belongs to somebody else.
         folder = str(self.folder)
         identity: dict[str, Any] = {}
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and self.refuses_root:
             nobody = pwd.getpwnam("nobody")
             identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         return subprocess.Popen(

@@ -50,7 +50,10 @@ pytestmark = [
 @pytest.mark.sqlite
 @pytest.mark.postgres
 @pytest.mark.on_redis
-@pytest.mark.parametrize(("jobs", "concurrency", "rounds"), [(2000, 1, 2), (1000, 8, 1)])
+@pytest.mark.parametrize(
+    ("jobs", "concurrency", "rounds"),
+    [(2000, 1, 2), pytest.param(1000, 8, 1, marks=pytest.mark.on_mongodb)],
+)
 def test_every_job_is_recorded_once_whatever_is_killed(
     jobs: int, concurrency: int, rounds: int, seed: int, tmp_path: Path
 ) -> None:

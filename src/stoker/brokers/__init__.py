@@ -19,6 +19,8 @@ ADAPTERS = {
     "redis+sentinel": "stoker.brokers.redis.RedisBroker",
     "redis+cluster": "stoker.brokers.redis.RedisBroker",
     "unix": "stoker.brokers.redis.RedisBroker",
+    "mongodb": "stoker.brokers.mongodb.MongodbBroker",
+    "mongodb+srv": "stoker.brokers.mongodb.MongodbBroker",
 }
 """URL scheme -> class."""
 ALONE = ("orm", "memory")

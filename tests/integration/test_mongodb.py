@@ -1,0 +1,132 @@
+"""What is MongoDB's own: answers that are lost, relays that are repeated, URLs that are wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from stoker.brokers import adapter_for
+from stoker.brokers.base import Return
+from stoker.brokers.mongodb import MongodbBroker
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
+
+from tests.conformance.stands import MongodbStand, message, mongodb_url
+from tests.servers.proxy import Proxy
+
+pytestmark = [pytest.mark.sqlite, pytest.mark.mongodb]
+
+
+@pytest.fixture
+def stand() -> Iterator[MongodbStand]:
+    made = MongodbStand()
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    parts = urlsplit(mongodb_url())
+    with Proxy(parts.hostname or "127.0.0.1", parts.port or 27017) as made:
+        yield made
+
+
+@pytest.fixture
+def far(stand: MongodbStand, proxy: Proxy) -> Iterator[MongodbBroker]:
+    """Give a broker that reaches the same jobs through the proxy."""
+    url = f"mongodb://127.0.0.1:{proxy.port}{urlsplit(mongodb_url()).path}?directConnection=true"
+    broker = MongodbBroker(Settings(broker=url, cluster=stand.settings.cluster))
+    broker.ping()
+    yield broker
+    broker.close()
+
+
+class TestLostAnswers:
+    def test_an_enqueue_is_carried_out_once(
+        self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
+    ) -> None:
+        messages = [message() for _ in range(3)]
+        proxy.lose_answer_to(b"insert")
+        far.enqueue(messages)
+        assert proxy.lost.is_set(), "nothing was lost"
+        assert [one.job_id for one in stand.claim()] == [one.job_id for one in messages]
+
+    def test_what_a_claim_got_is_found_by_its_holder(
+        self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
+    ) -> None:
+        put = stand.put(3)
+        proxy.lose_answer_to(b"attempts")
+        with pytest.raises(BrokerUnavailable, match="did not carry this out"):
+            far.claim(["default"], 10, holder=stand.holder, lease_seconds=60)
+        held = far.held_by(stand.holder)
+        assert [(one.job_id, one.attempt) for one in held] == [(job_id, 1) for job_id in put]
+        far.release([Return(one.lease, attempts=0) for one in held])
+        assert [one.attempt for one in stand.claim()] == [1, 1, 1]
+
+    def test_an_end_can_be_repeated(
+        self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
+    ) -> None:
+        stand.put(2)
+        over, again = stand.claim()
+        proxy.lose_answer_to(b"deletes")
+        with pytest.raises(BrokerUnavailable):
+            far.settle([over.lease], [Return(again.lease, attempts=1)])
+        far.settle([over.lease], [Return(again.lease, attempts=1)])
+        assert stand.where(over.job_id) is None
+        assert [(one.job_id, one.attempt) for one in stand.claim()] == [(again.job_id, 2)]
+
+    def test_connections_that_are_cut_are_opened_again(
+        self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
+    ) -> None:
+        proxy.cut()
+        far.enqueue([message()])
+        assert len(stand.claim()) == 1
+
+
+class TestRelays:
+    @pytest.mark.parametrize("end", ["ack", "withdraw", "purge"])
+    def test_a_relay_that_is_repeated_after_the_end_adds_nothing(
+        self, stand: MongodbStand, end: str
+    ) -> None:
+        job = message()
+        stand.broker.relay([job])
+        if end == "ack":
+            stand.broker.ack([stand.claim_one().lease])
+        elif end == "withdraw":
+            assert stand.broker.withdraw([job.job_id]) == {job.job_id}
+        else:
+            assert stand.broker.purge(job.queue) == 1
+        stand.broker.relay([job, message(package=b"another")])
+        assert [one.package for one in stand.claim()] == [b"another"]
+        assert stand.where(job.job_id) is None
+
+    def test_a_retry_of_what_was_relayed_runs_again(self, stand: MongodbStand) -> None:
+        stand.broker.relay([message()])
+        stand.broker.release([Return(stand.claim_one().lease, attempts=1)])
+        assert stand.claim_one().attempt == 2
+
+
+class TestSettings:
+    @pytest.mark.parametrize("url", ["mongodb://", "mongodb://host:port/db"])
+    def test_a_wrong_url_is_explained(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"is no URL of a MongoDB: .* Write mongodb:"):
+            MongodbBroker(Settings(broker=url))
+
+    def test_nobody_there_and_no_password_is_shown(self) -> None:
+        settings = Settings(broker="mongodb://me:secret@127.0.0.1:1/db", database_seconds=0.2)
+        broker = MongodbBroker(settings)
+        with pytest.raises(BrokerUnavailable) as caught:
+            broker.ping()
+        broker.close()
+        assert str(caught.value).startswith("mongodb://127.0.0.1:1/db did not carry this out: ")
+        assert "secret" not in str(caught.value)
+
+    def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [one for one in sys.modules if one.startswith("stoker.brokers.mongodb")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "pymongo", None)
+        with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[mongodb\]'"):
+            adapter_for(Settings(broker="mongodb://host/db"))

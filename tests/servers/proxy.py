@@ -1,0 +1,84 @@
+"""A TCP proxy in front of a server, which can lose the server's next answer or all connections."""
+
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+
+class Proxy:
+    """A context manager: `port` leads to the server until something is asked for."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._after: bytes | None = None
+        self.lost = threading.Event()
+
+    def lose_answer_to(self, what: bytes) -> None:
+        """Let the next request with these bytes reach the server, and cut the connection when the
+        server has answered: it acted, and nobody heard of it."""
+        self.lost.clear()
+        self._after = what
+
+    def cut(self) -> None:
+        """Cut all connections."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            _close(pair)
+
+    def __enter__(self) -> Self:
+        """Begin to listen."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cut everything."""
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                pair = (client, server)
+                self._pairs.append(pair)
+                doomed = threading.Event()
+                for way in ((client, server, True), (server, client, False)):
+                    args = (*way, doomed, pair)
+                    threading.Thread(target=self._carry, args=args, daemon=True).start()
+
+    def _carry(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        is_request: bool,
+        doomed: threading.Event,
+        pair: tuple[socket.socket, socket.socket],
+    ) -> None:
+        with suppress(OSError):
+            while data := source.recv(2**16):
+                if is_request and self._after is not None and self._after in data:
+                    self._after = None
+                    doomed.set()
+                elif not is_request and doomed.is_set():
+                    self.lost.set()
+                    break
+                target.sendall(data)
+        _close(pair)
+
+
+def _close(pair: tuple[socket.socket, socket.socket]) -> None:
+    for one in pair:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
