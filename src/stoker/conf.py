@@ -53,7 +53,8 @@ class Settings:
         "BROKER", "orm://default", text,
         "Where packages wait, as a URL: `orm://ALIAS` (a database of `DATABASES`), "
         "`redis://HOST:PORT/DATABASE` (also `rediss://`, `unix://`, `redis+sentinel://`, "
-        "`redis+cluster://`) or `memory://`.",
+        "`redis+cluster://`), `mongodb://HOST:PORT/DATABASE` (also `mongodb+srv://`) or "
+        "`memory://`.",
     )  # fmt: skip
     store: str = option(
         "DATABASE", "default", text,
