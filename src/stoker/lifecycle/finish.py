@@ -24,7 +24,7 @@ from stoker.following.ended import Ended
 from stoker.following.follow import follow, transaction_for
 from stoker.ids import is_marked, is_step
 from stoker.models import Attempt, DeadLetter, Job, Step
-from stoker.models.job import Ending, moment
+from stoker.models.job import Ending, NewJob, moment
 from stoker.models.statements import with_keys
 from stoker.package import JobOptions, Package, sealer_for
 
@@ -251,19 +251,16 @@ def _attempt(verdict: Verdict) -> Attempt:
 
 
 def _ensure_rows(settings: Settings, verdicts: Sequence[Verdict]) -> None:
-    """A broker outside the store delivers jobs that have no row yet."""
-    rows = []
+    """A broker outside the store delivers jobs that have no row yet. Those that are to be forgotten
+    need none."""
+    jobs = []
     for verdict in verdicts:
         delivery = verdict.attempted.delivery
+        is_kept = settings.keep_results.keeps_successes or not _succeeded(verdict)
+        if not is_kept and not is_marked(delivery.job_id):
+            continue
         package = _open(settings, verdict.attempted)
-        rows.append(
-            Job(
-                id=delivery.job_id,
-                task=package.task if package else "",
-                queue=delivery.queue,
-                priority=delivery.priority,
-                package=delivery.package,
-                enqueued_at=moment(package.enqueued_at if package else 0.0),
-            )
-        )
-    Job.objects.using(settings.database).bulk_create(rows, ignore_conflicts=True)
+        task, enqueued_at = (package.task, package.enqueued_at) if package else ("", 0.0)
+        place = (delivery.queue, delivery.priority)
+        jobs.append(NewJob(delivery.job_id, task, *place, delivery.package, enqueued_at))
+    Job.objects.using(settings.database).ensure(jobs)

@@ -102,6 +102,28 @@ class JobQuerySet(models.QuerySet["Job"]):
             )
             self._add_needs(fresh)
 
+    def ensure(self, jobs: Sequence[NewJob]) -> None:
+        """Insert the rows of jobs that wait nowhere in the store. An id that is there is left
+        alone."""
+        connection = connections[self.db]
+        if jobs and moves_rows_in_one_statement(connection):
+            arrays = _as_arrays(jobs)
+            wanted = ("id", "task", "queue", "priority", "package", "enqueued_us")
+            fetch(connection, "job_ensure", {name: arrays[name] for name in wanted})
+            return
+        rows = [
+            Job(
+                id=job.job_id,
+                task=job.task,
+                queue=job.queue,
+                priority=job.priority,
+                package=job.package,
+                enqueued_at=moment(job.enqueued_at),
+            )
+            for job in jobs
+        ]
+        self.bulk_create(rows, ignore_conflicts=True)
+
     def finish(self, endings: Sequence[Ending]) -> None:
         """Write how these jobs ended."""
         connection = connections[self.db]

@@ -1,0 +1,14 @@
+-- The wide rows of jobs that a broker outside the database has delivered, when they end. One that is
+-- there already, of an attempt before, is left alone.
+-- Plan: function scan of the arrays; one insert.
+INSERT INTO stoker_job (
+    id, task, queue, priority, package, enqueued_at, attempts, worker_id, reason
+)
+SELECT id, task, queue, priority, package,
+       to_timestamp(0) + enqueued_us * interval '1 microsecond', 0, '', ''
+FROM unnest(
+    %(id)s::uuid[], %(task)s::varchar[], %(queue)s::varchar[], %(priority)s::smallint[],
+    %(package)s::bytea[], %(enqueued_us)s::bigint[]
+) AS job (id, task, queue, priority, package, enqueued_us)
+ON CONFLICT (id) DO NOTHING
+RETURNING id
