@@ -16,8 +16,8 @@ from redis import Redis
 from stoker import Lock, Unique
 from stoker.brokers import broker_for
 from stoker.brokers.fronted import FrontedBroker
-from stoker.conf import settings_for
-from stoker.exceptions import BrokerUnavailable
+from stoker.conf import Settings, settings_for
+from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.ids import new_job_id
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
@@ -96,6 +96,16 @@ class TestPlaces:
             pass
         assert big.wait(5) == "a" * 500
         assert [one.wait(5) for one in results] == ["b", "a" * 500]
+
+    @pytest.mark.parametrize("queue", ["a\0b", "q" * 101, ""])
+    def test_a_queue_that_could_not_be_recorded(self, broker: FrontedBroker, queue: str) -> None:
+        with pytest.raises(BrokerError, match="a name has 1 to 100 characters"):
+            broker.enqueue([message(queue=queue)])
+        assert outside(broker) == 0
+
+    def test_the_store_may_be_another_database(self) -> None:
+        assert Settings(broker="redis://host", store="queue").database == "queue"
+        assert Settings(broker="orm://other", store="queue").database == "other"
 
     def test_unique_jobs_are_so(self) -> None:
         unique = add.using(unique=Unique("one"))

@@ -18,13 +18,15 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
 from stoker.models.statements import with_keys
 
 from .base import Broker, Delivery, Lease, Message, Return, Wake
 from .orm import OrmBroker
 
+LONGEST_NAME = 100
+"""Of a queue, as the store keeps it."""
 LOOK_SECONDS = 0.02
 """How often the store is looked at while nothing says that there is something in it."""
 
@@ -66,7 +68,13 @@ class FrontedBroker(Broker):
     # -- in ---------------------------------------------------------------------------------------
 
     def enqueue(self, messages: Sequence[Message]) -> None:
-        """All of them together only where all wait in the same place."""
+        """All of them together only where all wait in the same place.
+
+        Raises:
+            BrokerError: a queue has a name that the store could not record.
+        """
+        for message in messages:
+            _refuse_name(message.queue)
         inside = [message for message in messages if self.joins(message)]
         outside = [message for message in messages if not self.joins(message)]
         if inside:
@@ -242,6 +250,14 @@ class FrontedBroker(Broker):
     def close(self) -> None:
         self.store.close()
         self.behind.close()
+
+
+def _refuse_name(queue: str) -> None:
+    if not 0 < len(queue) <= LONGEST_NAME or "\0" in queue:
+        raise BrokerError(
+            f"There is no queue {queue!r}: a name has 1 to {LONGEST_NAME} characters, none of them "
+            "NUL."
+        )
 
 
 class FrontedWake(Wake):
