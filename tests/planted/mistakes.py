@@ -682,4 +682,30 @@ MISTAKES = (
         ),
         ("tests/workflows/test_batches.py", "-k", "retries"),
     ),
+    Mistake(
+        "a failure whose ack was repeated counts twice",
+        (
+            Change(
+                "lifecycle/finish.py",
+                "done = _recorded(settings, verdicts) if is_again else set()",
+                "done: set[Lease] = set()",
+            ),
+        ),
+        ("tests/integration/test_fronted.py", "-k", "recorded_again"),
+    ),
+    Mistake(
+        "what a broker delivers again is run again",
+        (Change("brokers/fronted.py", "self._done(over) if over else set()", "set[UUID]()"),),
+        ("tests/integration/test_fronted.py", "-k", "not_run_again"),
+    ),
+    Mistake(
+        "a Redis whose memory is full lets no lease be extended",
+        (Change("brokers/lua/extend.lua", "go_on_when_full()", ""),),
+        ("tests/integration/test_redis_server.py", "-k", "full_memory"),
+    ),
+    Mistake(
+        "the driver sends again what Redis may have done",
+        (Change("brokers/redis_connection.py", "Retry(NoBackoff(), 0)", "Retry(NoBackoff(), 3)"),),
+        ("tests/integration/test_redis_server.py", "-k", "repeated_by_the_driver"),
+    ),
 )
