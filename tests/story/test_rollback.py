@@ -17,7 +17,13 @@ from tests.story.ledgers import assert_all_recorded_once, unfinished
 
 TRANSACTIONS = 1000
 
-pytestmark = [pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.sqlite,
+    pytest.mark.postgres,
+    pytest.mark.mariadb,
+    pytest.mark.on_redis,
+    pytest.mark.django_db(transaction=True),
+]
 
 
 class RolledBack(Exception):

@@ -27,6 +27,10 @@ SCHEDULES, SECONDS = map(int, os.environ.get("STOKER_TEST_SCHEDULES", "20x5").sp
 SECOND_US = 1_000_000
 
 pytestmark = [
+    pytest.mark.sqlite,
+    pytest.mark.postgres,
+    pytest.mark.mariadb,
+    pytest.mark.on_redis,
     pytest.mark.chaos,
     pytest.mark.timeout(60 + 10 * SECONDS),
     pytest.mark.django_db(transaction=True),

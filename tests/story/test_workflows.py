@@ -25,6 +25,10 @@ MEMBERS = 10_000 if IS_FULL else 300
 CHAINS, STEPS = (100, 20) if IS_FULL else (8, 6)
 
 pytestmark = [
+    pytest.mark.sqlite,
+    pytest.mark.postgres,
+    pytest.mark.mariadb,
+    pytest.mark.on_redis,
     pytest.mark.chaos,
     pytest.mark.timeout(900),
     pytest.mark.django_db(transaction=True),
