@@ -1,11 +1,13 @@
 """Plant each mistake, and run the tests that have to notice: python -m tests.planted [WORD ...]
 
-Without a word it is the mistakes that tests notice without a cluster, with `all` every one; another
-word chooses the mistakes whose name contains it. Ends with 1 when one was not noticed.
+Without a word it is the mistakes that tests notice without a cluster, with `some` a dozen of those,
+others each time, with `all` every one; another word chooses the mistakes whose name contains it.
+Ends with 1 when one was not noticed.
 """
 
 import importlib
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -19,6 +21,7 @@ import pytest
 from tests.planted.mistakes import MISTAKES, Change, Mistake
 
 ROOT = Path(__file__).resolve().parents[2]
+SOME = 12
 FAILED, NO_TESTS = 1, 5
 """Exit codes of pytest."""
 
@@ -44,7 +47,10 @@ LOADED_ONCE = (
 
 
 def main(words: list[str]) -> int:
-    chosen = [one for one in MISTAKES if _is_chosen(one, words)]
+    is_sample = words == ["some"]
+    chosen = [one for one in MISTAKES if _is_chosen(one, [] if is_sample else words)]
+    if is_sample:
+        chosen = random.SystemRandom().sample(chosen, min(SOME, len(chosen)))
     unnoticed = 0
     for name in LOADED_ONCE:
         with suppress(ImportError):
