@@ -60,7 +60,7 @@ class ConcurrentRunner:
 
     def _follow_line(self) -> None:
         """Read from the line that the companion got from the sentinel."""
-        line = self._workload.line
+        line = self._workload.follow()
         if line is self._line:
             return
         self._stop_reading()

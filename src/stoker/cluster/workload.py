@@ -36,6 +36,8 @@ class Workload:
         self._unsent_since = 0.0
         self._skipped: list[int] = []
         self._line: Stream | None = None
+        self._followed: Stream | None = None
+        """The line that somebody reads, who closes it in the end."""
         self._lock = threading.Lock()
         self._changed = threading.Event()
 
@@ -49,11 +51,19 @@ class Workload:
         """Whether nothing waits, runs, or is to be reported."""
         return not self._jobs
 
+    def follow(self) -> Stream | None:
+        """The line to the pusher, for the one who reads it from now on, and ``lose``s it when it
+        is broken; None while there is none."""
+        with self._lock:
+            if self._line is not None:
+                self._followed = self._line
+            return self._line
+
     def wait_for_line(self) -> Stream | None:
-        """The line to the pusher, once there is one; None when it is time to leave."""
+        """The same, once there is one; None when it is time to leave."""
         while not self.is_leaving:
             self._changed.wait()
-            line = self._line
+            line = self.follow()
             if line is not None:
                 return line
         return None
@@ -119,9 +129,9 @@ class Workload:
             self._skipped.clear()
             if self.is_leaving:
                 self._say_leaving()
-        if old is not None:
-            old.stop_reading()
-        self._changed.set()
+            if old is not None:
+                self._call_off(old)
+            self._changed.set()
         self.on_change()
 
     def lose(self, line: Stream) -> None:
@@ -188,8 +198,18 @@ class Workload:
             return
         try:
             self._line.send(message)
-        except Closed:  # its reader will find out, and close it
-            self._drop(self._line)
+        except Closed:  # its reader, if there is one, will find out, and close it
+            line = self._line
+            self._drop(line)
+            if line is not self._followed:
+                line.close()
+
+    def _call_off(self, line: Stream) -> None:
+        """Its reader finds out, and closes it; a line that nobody has come to read is closed."""
+        if line is self._followed:
+            line.stop_reading()
+        else:
+            line.close()
 
     def _drop(self, line: Stream) -> None:
         if self._line is line:

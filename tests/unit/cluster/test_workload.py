@@ -48,7 +48,7 @@ def report(number: int) -> Report:
 
 def take_in(workload: Workload) -> None:
     """Read the current line, as the main thread does."""
-    line = workload.line
+    line = workload.follow()
     assert line is not None
     workload.take_in(line, line.receive(block=True))
 
@@ -79,7 +79,7 @@ def test_jobs_on_a_dead_pushers_line_are_left_unread(
 ) -> None:
     """The new pusher was not told of them, and gives them to somebody else."""
     pusher = new_pusher()
-    old_line = workload.line
+    old_line = workload.follow()
     assert old_line is not None
     pusher.send(("jobs", jobs))
     second = new_pusher()
@@ -93,7 +93,7 @@ def test_whoever_reads_the_old_line_is_called_off_it(
     workload: Workload, new_pusher: Callable[[], Pusher]
 ) -> None:
     new_pusher()
-    old_line = workload.line
+    old_line = workload.follow()
     assert old_line is not None
     new_pusher()
     with pytest.raises(Closed):
@@ -107,7 +107,7 @@ def test_what_is_told_to_a_new_pusher_is_still_there_afterwards(
 ) -> None:
     """The main thread notices the old line's end only after the new pusher was told."""
     pusher = new_pusher()
-    old_line = workload.line
+    old_line = workload.follow()
     assert old_line is not None
     pusher.send(("jobs", jobs[:2]))
     take_in(workload)
@@ -136,7 +136,7 @@ def test_nothing_is_kept_of_a_hundred_thousand_jobs(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     new_pusher()
-    line = workload.line
+    line = workload.follow()
     assert line is not None
     for first in range(1, 100_001, 500):
         numbers = range(first, first + 500)
@@ -241,3 +241,35 @@ def test_a_forked_child_of_a_task_speaks_to_nobody(
     assert workload.next() is None
     assert workload.is_leaving
     assert frames(pusher) == [("hello", [])]
+
+
+def test_a_line_that_nobody_has_come_to_read_is_closed(
+    workload: Workload, jobs: list[Job], new_pusher: Callable[[], Pusher]
+) -> None:
+    """A pusher may be gone, or another be there, before a busy worker looks up."""
+    new_pusher()
+    first = workload.line
+    second_pusher = new_pusher()
+    second = workload.line
+    assert first is not None
+    assert first.fileno() == -1
+    second_pusher.close()
+    workload.finish(1, report(1))
+    workload.flush()
+    assert second is not None
+    assert (workload.line, second.fileno()) == (None, -1)
+
+
+def test_a_line_that_is_read_is_left_to_its_reader(
+    workload: Workload, jobs: list[Job], new_pusher: Callable[[], Pusher]
+) -> None:
+    pusher = new_pusher()
+    line = workload.wait_for_line()
+    assert line is not None
+    pusher.close()
+    workload.finish(1, report(1))
+    workload.flush()
+    assert workload.line is None
+    assert line.fileno() >= 0
+    workload.lose(line)
+    assert line.fileno() == -1
