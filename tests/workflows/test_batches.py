@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import Snooze, chain, current_workflow, get_workflow, group, task
+from stoker import Snooze, chain, current_workflow, dead_letters, get_workflow, group, task
 from stoker.brokers import broker_for
 from stoker.conf import settings_for
 from stoker.lifecycle.execute import Executor
@@ -17,7 +17,7 @@ from stoker.nodes import Node
 from stoker.testing import drain
 from stoker.workflows import steering
 
-from tests.workflows.tasks import DONE, FAILING, note
+from tests.workflows.tasks import DONE, FAILING, give_up, note
 
 pytestmark = pytest.mark.django_db
 
@@ -111,3 +111,31 @@ def test_two_retries_at_once_send_each_job_again_once(monkeypatch: pytest.Monkey
     assert workflow.retry() == 0
     drain()
     assert DONE == ["a", "b"]
+
+
+def send_again_and_run_all(workflow: Any) -> str:
+    FAILING.clear()
+    (letter,) = dead_letters.find().letters
+    dead_letters.requeue(letter.pk)
+    drain()
+    drain(include_deferred=True)
+    return str(get_workflow(workflow.id).status)
+
+
+@pytest.mark.parametrize("optional", [note.si("b").optional(), chain(note.si("b")).optional()])
+def test_an_optional_step_that_is_sent_again_ends_no_chain_that_has_gone_on(optional: Node) -> None:
+    FAILING.add("b")
+    later = note.using(run_after=60).si("later")
+    workflow = chain(optional, later, note.si("end")).enqueue()
+    drain()
+    assert send_again_and_run_all(workflow) == "SUCCESSFUL"
+    assert DONE == ["b", "b", "later", "end"]
+
+
+@pytest.mark.parametrize("optional", [note.si("b").optional(), chain(note.si("b")).optional()])
+def test_an_optional_step_that_is_sent_again_mends_no_chain_that_has_failed(optional: Node) -> None:
+    FAILING.add("b")
+    workflow = chain(optional, give_up.si("c"), note.si("end")).enqueue()
+    drain()
+    assert send_again_and_run_all(workflow) == "FAILED"
+    assert DONE == ["b", "b"]

@@ -158,16 +158,19 @@ class Advance:
         ]
         going_on = {chain.pk: (chain, over) for chain, over in ended if over.lets_go_on}
         positions = {over.step.position + 1 for _, over in going_on.values()}
-        following = self._steps.below(going_on).filter(position__in=positions, state=State.PENDING)
+        following = self._steps.below(going_on).filter(position__in=positions)
         next_steps = {}
-        for step in following if going_on else ():
+        for step in following.exclude(state=State.HELD) if going_on else ():
             assert step.parent_id is not None
             if going_on[step.parent_id][1].step.position + 1 == step.position:
                 next_steps[step.parent_id] = step
         done = [chain for pk, (chain, _) in going_on.items() if pk not in next_steps]
         self._steps.become([chain.pk for chain in done], State.SUCCESSFUL)
         above += [Over(chain, State.SUCCESSFUL) for chain in done]
-        return above + self._start(next_steps.values())
+        # One that was optional may have been sent again: what follows it has had its turn then.
+        return above + self._start(
+            [step for step in next_steps.values() if step.state == State.PENDING]
+        )
 
     def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
         above, waiting, turns = [], [], []

@@ -33,10 +33,14 @@ def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> bool:
     return True
 
 
-def open_above(alias: str, step: Step) -> None:
-    """This step has its turn again, in a workflow that is locked: what holds it is under way."""
+def open_above(alias: str, step: Step, *, is_next: bool = False) -> None:
+    """This step has its turn again, in a workflow that is locked: what holds it is under way.
+
+    Args:
+        is_next: it has never had its turn, and so is waited for though it be optional.
+    """
     steps = Step.objects.using(alias)
-    while step.parent_id is not None:
+    while step.parent_id is not None and (is_next or not step.is_optional):
         parent = steps.defer("sealed", "value").get(pk=step.parent_id)
         is_undone = parent.has_undo and _is_undone(alias, parent)
         if parent.state not in (State.FAILED, State.CANCELLED) or is_undone:
@@ -45,7 +49,8 @@ def open_above(alias: str, step: Step) -> None:
         if step.role != Step.Role.STEP:
             return
         step = parent
-    Workflow.objects.using(alias).reopen(step.workflow_id)
+    if step.parent_id is None:
+        Workflow.objects.using(alias).reopen(step.workflow_id)
 
 
 def _is_undone(alias: str, chain: Step) -> bool:

@@ -140,7 +140,7 @@ def _resume(settings: Settings, workflow_id: UUID) -> int:
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
     turns = _next_in_chains(alias, workflow_id)
     for step in turns:
-        open_above(alias, step)
+        open_above(alias, step, is_next=True)
     groups = steps.filter(kind__in=GROUPS, state=State.STARTED)
     for group in groups.defer("sealed", "value"):
         members = Step.objects.using(alias).below([group.pk])
