@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from stoker.brokers import orm
 from stoker.brokers.base import Delivery, Lease, Return
 
-from tests.conformance.stands import MemoryStand, OrmStand, Stand, message
+from tests.conformance.stands import MemoryStand, MongodbStand, OrmStand, Stand, message
 
 QUEUES = ("a", "b")
 HOLDERS = (uuid.UUID(int=1), uuid.UUID(int=2))
@@ -260,6 +260,22 @@ class OrmMachine(BrokerMachine):
     """The ORM broker."""
 
     make_stand = OrmStand
+
+
+class MongodbMachine(BrokerMachine):
+    """The MongoDB broker."""
+
+    make_stand = MongodbStand
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.stand.clear()
+
+
+@pytest.mark.sqlite
+@pytest.mark.mongodb
+def test_mongodb_agrees_with_the_model(seed: int) -> None:
+    run(MongodbMachine, seed, examples=3)
 
 
 @pytest.mark.sqlite

@@ -29,6 +29,21 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
+        "MongoDB: whoever knows a job may end it",
+        (Change("brokers/mongodb_documents.py", '"lease": lease_id, "state"', '"state"'),),
+        ("tests/conformance/test_leases.py", "-k", "mongodb and late_owner"),
+    ),
+    Mistake(
+        "MongoDB: two claims take the same jobs",
+        (Change("brokers/mongodb.py", '{"_id": {"$in": ids}, **still}', '{"_id": {"$in": ids}}'),),
+        ("tests/conformance/test_concurrency.py", "-k", "mongodb and threads_claim"),
+    ),
+    Mistake(
+        "MongoDB: a repeated relay of what has ended is a second job",
+        (Change("brokers/mongodb.py", ' | {"relayed": True}', ""),),
+        ("tests/integration/test_mongodb.py", "-k", "repeated_after_the_end"),
+    ),
+    Mistake(
         "a permission of the API is not asked for",
         (Change("api/access.py", "if not user.has_perm(permission):", "if not permission:"),),
         ("tests/api/test_permissions.py", "-k", "gets_403"),
