@@ -10,9 +10,11 @@ import pytest
 
 from stoker import Snooze, chain, current_workflow, dead_letters, get_workflow, group, task
 from stoker.brokers import broker_for
+from stoker.cancelling import sweep_requests
 from stoker.conf import settings_for
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
+from stoker.models import Cancellation
 from stoker.nodes import Node
 from stoker.testing import drain
 from stoker.workflows import steering
@@ -139,3 +141,32 @@ def test_an_optional_step_that_is_sent_again_mends_no_chain_that_has_failed(opti
     drain()
     assert send_again_and_run_all(workflow) == "FAILED"
     assert DONE == ["b", "b"]
+
+
+def test_a_cancel_that_dies_half_way_is_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = group(note.si("a"), note.si("b")).enqueue()
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steering, "_end_jobs", die)
+    with pytest.raises(KeyboardInterrupt):
+        flow.cancel()
+    sweep_requests(settings_for())
+    drain()
+    assert (DONE, get_workflow(flow.id).status) == ([], "CANCELLED")
+    sweep_requests(settings_for())
+    assert not Cancellation.objects.exists()
+
+
+def test_what_a_member_has_added_is_not_run_when_its_group_has_failed() -> None:
+    FAILING.add("bad")
+    group([add_one.si("a"), note.si("bad")], on_failure="stop").enqueue()
+    settings = settings_for()
+    broker, executor = broker_for(settings), Executor(settings, worker_id="worker 1")
+    claimed = broker.claim([], 10, holder=uuid.uuid4(), lease_seconds=60)
+    attempted = [executor.run(one) for one in claimed]
+    for one in sorted(attempted, key=lambda one: one.outcome.kind != "failed"):
+        finish(settings, broker, [one])
+    drain()
+    assert sorted(DONE) == ["a", "bad"]

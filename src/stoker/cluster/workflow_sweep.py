@@ -5,7 +5,7 @@ end moves the workflow on himself; this is for what a hand in the tables has lef
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -60,9 +60,18 @@ class WorkflowSweep:
         ended = self._ended([step.job_id for step in page if step.job_id is not None])
         if ended:
             with deciding(self._alias):
+                ended = self._still_missed(page, ended)
                 follow(self._settings, ended)
+        if ended:
             tell("steps_gone_on", count=len(ended))
         return len(ended)
+
+    def _still_missed(self, page: Sequence[Step], ended: Sequence[Ended]) -> list[Ended]:
+        """Without those that somebody has recorded, and gone on from, since the page was read."""
+        self._workflows.lock({step.workflow_id for step in page})
+        enqueued = self._steps.filter(pk__in=[step.pk for step in page], state=Step.State.ENQUEUED)
+        missed = set(enqueued.values_list("job_id", flat=True))
+        return [one for one in ended if one.job_id in missed]
 
     def _ended(self, job_ids: list[UUID]) -> list[Ended]:
         rows = Job.objects.using(self._alias).filter(pk__in=job_ids)

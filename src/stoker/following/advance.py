@@ -108,6 +108,10 @@ class Advance:
     def _adopt(self, step: Step, attempt: int) -> bool:
         """What the job has added in the attempt that succeeded is part of the workflow from now on.
         What it had added in others, nobody will ever start. Returns whether there is any."""
+        if step.role == Role.STEP and step.parent_id is not None:
+            above = self._steps.filter(pk=step.parent_id, state=State.STARTED)
+            if not above.exists():  # as a group that has failed meanwhile
+                return False
         added = self._steps.below([step.pk]).filter(state=State.HELD, added_in=attempt)
         ids = list(added.order_by("position").values_list("pk", flat=True))
         if not ids:

@@ -11,7 +11,6 @@ from stoker.models import Cancellation, Step
 State = Step.State
 
 REASON = "another step of its group has failed"
-AT_ONCE = 500
 
 
 class Stopper:
@@ -37,9 +36,5 @@ class Stopper:
         """Ask for the end of these jobs. Those that run are told by their cluster; those that wait
         are to be withdrawn when nothing is locked any more. Returns which they are."""
         job_ids, self._job_ids = self._job_ids, []
-        Cancellation.objects.using(self._alias).bulk_create(
-            [Cancellation(job_id=job_id, reason=REASON) for job_id in job_ids],
-            ignore_conflicts=True,
-            batch_size=AT_ONCE,
-        )
+        Cancellation.objects.using(self._alias).ask_all(job_ids, REASON)
         return job_ids

@@ -3,11 +3,14 @@ ended: there are as many as jobs are being cancelled at this moment."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from uuid import UUID
 
 from django.db import models
 
 from .stored_text import stored_text
+
+AT_ONCE = 500
 
 
 class CancellationQuerySet(models.QuerySet["Cancellation"]):
@@ -15,6 +18,14 @@ class CancellationQuerySet(models.QuerySet["Cancellation"]):
         """Ask that this job be ended. Who asked first is heard."""
         request = Cancellation(job_id=job_id, reason=stored_text(reason, 255))
         self.bulk_create([request], ignore_conflicts=True)
+
+    def ask_all(self, job_ids: Sequence[UUID], reason: str) -> None:
+        """The same for many."""
+        self.bulk_create(
+            [Cancellation(job_id=job_id, reason=reason[:255]) for job_id in job_ids],
+            ignore_conflicts=True,
+            batch_size=AT_ONCE,
+        )
 
     def reasons(self) -> dict[UUID, str]:
         """Job id -> reason."""

@@ -18,7 +18,7 @@ from stoker.following.reopen import open_above, reopen
 from stoker.ids import following_job_id
 from stoker.lifecycle.calling import needs_of_step
 from stoker.lifecycle.requeue import Fate, Wish, requeue
-from stoker.models import DeadLetter, Job, Step, Workflow
+from stoker.models import Cancellation, DeadLetter, Job, Step, Workflow
 from stoker.models.isolation import deciding
 from stoker.models.step import GROUPS, OPEN
 from stoker.package import sealer_for
@@ -43,7 +43,12 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
         Step.objects.using(alias).become(
             list(under_way.values_list("pk", flat=True)), State.CANCELLED
         )
-    _end_jobs(settings, workflow_id, reason or "its workflow was cancelled")
+        because = reason or "its workflow was cancelled"
+        jobs = steps.filter(state=State.ENQUEUED).exclude(job_id=None)
+        # Whatever becomes of this process: clusters and upkeep see to those that are asked for.
+        job_ids = [job_id for job_id in jobs.values_list("job_id", flat=True) if job_id is not None]
+        Cancellation.objects.using(alias).ask_all(job_ids, because)
+    _end_jobs(settings, workflow_id, because)
     return True
 
 
