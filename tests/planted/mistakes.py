@@ -25,6 +25,7 @@ class Mistake:
     database: str = "sqlite"
     needs_cluster: bool = False
     """The tests start one, which takes its time."""
+    needs_redis: bool = False
 
 
 MISTAKES = (
@@ -630,6 +631,7 @@ MISTAKES = (
             ),
         ),
         ("tests/workflows/test_life.py", "-k", "recorded_again"),
+        needs_redis=True,
     ),
     Mistake(
         "what was not signed is unpickled whatever it holds",
@@ -707,20 +709,24 @@ MISTAKES = (
             ),
         ),
         ("tests/integration/test_fronted.py", "-k", "recorded_again"),
+        needs_redis=True,
     ),
     Mistake(
         "what a broker delivers again is run again",
         (Change("brokers/fronted.py", "self._done(over) if over else set()", "set[UUID]()"),),
         ("tests/integration/test_fronted.py", "-k", "not_run_again"),
+        needs_redis=True,
     ),
     Mistake(
         "a Redis whose memory is full lets no lease be extended",
         (Change("brokers/lua/extend.lua", "go_on_when_full()", ""),),
         ("tests/integration/test_redis_server.py", "-k", "full_memory"),
+        needs_redis=True,
     ),
     Mistake(
         "the driver sends again what Redis may have done",
         (Change("brokers/redis_connection.py", "Retry(NoBackoff(), 0)", "Retry(NoBackoff(), 3)"),),
         ("tests/integration/test_redis_server.py", "-k", "repeated_by_the_driver"),
+        needs_redis=True,
     ),
 )
