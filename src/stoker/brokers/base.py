@@ -144,6 +144,11 @@ class Broker(ABC):
         """Whether an enqueue of this is part of the store's transaction."""
         return self.capabilities.transactional
 
+    @property
+    def inside(self) -> Broker | None:
+        """That part of it whose every change is part of the store's transaction."""
+        return self if self.capabilities.transactional else None
+
     def is_inside(self, lease: Lease) -> bool:
         """Whether the end of this lease is part of the store's transaction."""
         return self.capabilities.transactional

@@ -62,6 +62,10 @@ class FrontedBroker(Broker):
             able.max_delay_seconds is not None and delay_seconds > able.max_delay_seconds
         )
 
+    @property
+    def inside(self) -> Broker:
+        return self.store
+
     def is_inside(self, lease: Lease) -> bool:
         return isinstance(lease.lease_id, int)
 

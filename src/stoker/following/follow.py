@@ -54,12 +54,12 @@ def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManag
 
 
 def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
-    """Cancel those of these jobs that wait, of a broker in the database. Returns which they were.
+    """Cancel those of these jobs that wait in the store. Returns which they were.
 
     Nothing is locked when it begins: what is withdrawn comes before the workflows, as everywhere.
     """
-    broker = broker_for(settings)
-    if not broker.capabilities.transactional:
+    broker = broker_for(settings).inside
+    if broker is None:
         return set()  # there is no row of such a job to say how it ended
     with transaction_for(settings.database, job_ids):
         gone = broker.withdraw(list(job_ids))

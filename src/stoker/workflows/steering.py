@@ -6,6 +6,8 @@ import time
 from dataclasses import replace as changed
 from uuid import UUID
 
+from django.utils import timezone
+
 from stoker.brokers.base import Message
 from stoker.cancelling import cancel as cancel_job
 from stoker.conf import Settings
@@ -190,5 +192,7 @@ def _end_jobs(settings: Settings, workflow_id: UUID, reason: str) -> None:
         gone = end_waiting(settings, job_ids, reason)
         for _, job_id, label in part:
             if job_id is not None and job_id not in gone:
-                unstored = Job(pk=job_id, task=label, queue="default", package=b"")
+                unstored = Job(
+                    pk=job_id, task=label, queue="default", package=b"", enqueued_at=timezone.now()
+                )
                 cancel_job(settings, unstored, reason)
