@@ -13,7 +13,7 @@ from django.db import transaction
 from django.test import override_settings
 from redis import Redis
 
-from stoker import Lock, Unique
+from stoker import Lock, Unique, group
 from stoker.brokers import broker_for
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import Settings, settings_for
@@ -199,6 +199,13 @@ class TestEnds:
         assert DeadLetter.objects.get().failure_count == 1
         assert (Job.objects.exclude(status=None).count(), len(told)) == (2, 2)
         assert broker.behind.sizes() == {}
+
+    def test_cancelling_a_workflow(self, broker: FrontedBroker) -> None:
+        workflow = group(add.s(1, 2), add.s(3, 4)).enqueue()
+        workflow.cancel("no")
+        workflow.refresh()
+        assert (workflow.status, outside(broker), Ready.objects.count()) == ("CANCELLED", 0, 0)
+        assert set(Job.objects.values_list("status", flat=True)) == {"CANCELLED"}
 
     def test_cancelling_one_that_waits_there(self, broker: FrontedBroker) -> None:
         result = add.enqueue(1, 2)
