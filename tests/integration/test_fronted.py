@@ -112,6 +112,12 @@ class TestPlaces:
         first, second = unique.enqueue(1, 2), unique.enqueue(3, 4)
         assert (second.id, second.was_duplicate) == (first.id, True)
 
+    def test_what_waits_in_the_store_is_found_by_any_claim_that_finds_nothing_else(self) -> None:
+        for _ in range(4):
+            assert claim() == []
+            add.using(lock=Lock("one")).enqueue(1, 2)
+            assert work_off() == 1
+
     def test_a_lock_holds(self) -> None:
         locked = add.using(lock=Lock("one"))
         locked.enqueue_many([((1, 2), {})] * 2)

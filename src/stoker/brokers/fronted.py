@@ -28,7 +28,8 @@ from .orm import OrmBroker
 LONGEST_NAME = 100
 """Of a queue, as the store keeps it."""
 LOOK_SECONDS = 0.02
-"""How often the store is looked at while nothing says that there is something in it."""
+"""How often the store is looked at while the broker behind has jobs, and nothing says that there is
+something in it."""
 
 
 class FrontedBroker(Broker):
@@ -112,7 +113,9 @@ class FrontedBroker(Broker):
             found = self._from_store(queues, limit, **wish, **rates)
         if len(found) < limit:
             found += self._from_behind(queues, limit - len(found), is_first=not found, **wish)
-        if len(found) < limit and not self._is_stores_turn:
+        if not found:  # nothing is left out where there is nothing else to do
+            self.look_at_store()
+        if len(found) < limit and not (found and self._is_stores_turn):
             found += self._from_store(queues, limit - len(found), **wish, **rates)
         return found
 
