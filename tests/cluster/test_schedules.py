@@ -67,10 +67,9 @@ def test_a_cluster_stops_though_ticks_are_late(tmp_path: Path) -> None:
     Schedule.objects.update(due_us=late_us, moment_us=late_us)
     with running_cluster(tmp_path) as cluster:
         wait_for(lambda: Tick.objects.filter(outcome="fired").count() > 100, cluster.tail)
-        before = Tick.objects.count()
         assert cluster.stop() == 0
         assert not cluster.complaints()
-    assert Tick.objects.count() - before < 2500, "it went on to catch up"
+    assert Tick.objects.count() < 60 * 1000 / 2, "it went on to catch up"
 
 
 def test_an_unknown_task_has_its_grace(tmp_path: Path) -> None:
