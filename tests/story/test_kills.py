@@ -68,7 +68,8 @@ def test_every_job_is_recorded_once_whatever_is_killed(
     finally:
         end_family(story.cluster)
     print(f"kills: {story.kills}; executions, cut off: {executions()}")
-    assert min(story.kills.values()) > 0
+    missed = [victims for victims, count in story.kills.items() if not count]
+    assert len(missed) <= 2 * (2 - rounds), "too few died: some were not there when their turn came"
     assert_all_recorded_once(job_ids)
     assert_no_overlap()
     wait_for(lambda: not any(map(is_alive, story.orphans)), lambda: "orphaned processes go on")
