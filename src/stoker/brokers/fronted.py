@@ -9,10 +9,8 @@ Which of the two a lease is of, its id says: the store's are numbers, a broker's
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -23,6 +21,7 @@ from stoker.models import Job
 from stoker.models.statements import with_keys
 
 from .base import Broker, Delivery, Lease, Message, Return, Wake
+from .fronted_wake import FrontedWake
 from .orm import OrmBroker
 
 LONGEST_NAME = 100
@@ -248,7 +247,7 @@ class FrontedBroker(Broker):
         self._look_at = 0.0
 
     def open_wake(self) -> Wake:
-        return FrontedWake(self, self.store.open_wake(), self.behind.open_wake())
+        return FrontedWake(self.store.open_wake(), self.behind.open_wake(), self.look_at_store)
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         due = [self.store.next_due_seconds(rated=rated), self.behind.next_due_seconds(rated=rated)]
@@ -265,39 +264,3 @@ def _refuse_name(queue: str) -> None:
             f"There is no queue {queue!r}: a name has 1 to {LONGEST_NAME} characters, none of them "
             "NUL."
         )
-
-
-class FrontedWake(Wake):
-    """Sleeps on both."""
-
-    def __init__(self, broker: FrontedBroker, store: Wake, behind: Wake) -> None:
-        self._broker = broker
-        self._store = store
-        self._behind = behind
-        self._both: Any = selectors.DefaultSelector()
-        self._watched: set[int] = set()
-        longest = [one.max_sleep_seconds for one in (store, behind)]
-        self.max_sleep_seconds = min((one for one in longest if one is not None), default=None)
-
-    def fileno(self) -> int | None:
-        """One descriptor for those of both, which change when a connection is opened anew."""
-        wanted = {number for one in (self._store, self._behind) if (number := one.fileno())}
-        for number in self._watched - wanted:
-            with suppress(KeyError, OSError):  # it is closed, and so not watched any more
-                self._both.unregister(number)
-        for number in wanted:
-            with suppress(KeyError):
-                self._both.register(number, selectors.EVENT_READ)
-        self._watched = wanted
-        return self._both.fileno() if wanted else None
-
-    def is_due(self) -> bool:
-        has_store_woken = self._store.is_due()
-        if has_store_woken:
-            self._broker.look_at_store()
-        return self._behind.is_due() or has_store_woken
-
-    def close(self) -> None:
-        self._store.close()
-        self._behind.close()
-        self._both.close()
