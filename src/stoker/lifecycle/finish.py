@@ -61,8 +61,10 @@ def finish(
     verdicts = [_resolve(settings, one) for one in attempted]
     done = _recorded(settings, verdicts) if is_again else set()
     over = [verdict.lease.job_id for verdict in verdicts if verdict.is_over]
-    inside = [verdict for verdict in verdicts if broker.is_inside(verdict.lease)]
-    outside = [verdict for verdict in verdicts if not broker.is_inside(verdict.lease)]
+    inside, outside = verdicts, list[Verdict]()
+    if not broker.capabilities.transactional:
+        inside = [verdict for verdict in verdicts if broker.is_inside(verdict.lease)]
+        outside = [verdict for verdict in verdicts if not broker.is_inside(verdict.lease)]
     # Nobody else has them while their ends are being recorded.
     leases = [verdict.lease for verdict in outside]
     stale = broker.extend(leases, lease_seconds=settings.lease_seconds) if leases else set()
@@ -70,7 +72,8 @@ def finish(
     with transaction_for(settings.database, over):
         if inside:
             stale |= _free(broker, inside)
-        verdicts = [one for one in verdicts if one.lease not in stale | done]
+        if unrecorded := stale | done:
+            verdicts = [one for one in verdicts if one.lease not in unrecorded]
         if outside:
             _ensure_rows(settings, outside)
         entries = _record(settings, verdicts)
@@ -107,7 +110,8 @@ def _resolve(settings: Settings, attempted: Attempted) -> Verdict:
         options = _options(settings, attempted)
         is_last = delivery.attempt >= options.max_attempts
         outcome = _retry_unless(is_last, fault, "timeout", delivery.attempt)
-    return Verdict(attempted, outcome, crashes)
+    is_over = isinstance(outcome, outcomes.Succeeded | outcomes.Cancelled | Failed)
+    return Verdict(attempted, outcome, crashes, delivery.lease, is_over)
 
 
 def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:

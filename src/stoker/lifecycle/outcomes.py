@@ -117,11 +117,6 @@ class Verdict:
     outcome: Outcome
     """As attempted, but Crashed and TimedOut resolved into Retry or Failed."""
     crashes: int
-
-    @property
-    def lease(self) -> Lease:
-        return self.attempted.delivery.lease
-
-    @property
-    def is_over(self) -> bool:
-        return isinstance(self.outcome, Succeeded | Cancelled | Failed)
+    lease: Lease
+    is_over: bool
+    """Whether the job has ended by it."""
