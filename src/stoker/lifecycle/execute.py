@@ -86,7 +86,7 @@ class Executor:
             return self._raised(opened, error)
         else:
             attempted = self._concluded(opened, outcome, value)
-            return replace(attempted, is_recorded=opened.is_atomic)
+            return replace(attempted, is_recorded=True) if opened.is_atomic else attempted
         finally:
             current.reset(token)
 
