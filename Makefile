@@ -26,8 +26,8 @@ format: $(STAMP) ## Put the code in shape and mend what can be mended by itself
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## Measure next to hand-written SQL (JOBS=20000 ROUNDS=5 DATABASES="postgres sqlite"; BROKERS=redis)
-	@JOBS='$(JOBS)' ROUNDS='$(ROUNDS)' DATABASES='$(DATABASES)' $(BIN)/python -m benchmarks$(if $(BROKERS),.brokers) $(ARGS)
+bench: $(STAMP) ## Measure next to hand-written SQL (JOBS=20000 ROUNDS=5 DATABASES="postgres sqlite"; BROKERS=redis), or other queues (PEERS="pgqueuer procrastinate")
+	@JOBS='$(JOBS)' ROUNDS='$(ROUNDS)' DATABASES='$(DATABASES)' $(BIN)/python -m benchmarks$(if $(PEERS),.peers $(PEERS),$(if $(BROKERS),.brokers)) $(ARGS)
 
 docs: $(STAMP) ## Build the documentation in site/; a broken link fails
 	@if [ -f scripts/reference ]; then $(BIN)/python scripts/reference; fi

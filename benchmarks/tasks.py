@@ -1,5 +1,6 @@
-"""What the jobs of the benchmarks do: nothing, or tell the time."""
+"""What the jobs of the benchmarks do: nothing, tell the time, wait or compute."""
 
+import asyncio
 import time
 
 from stoker import task
@@ -15,3 +16,35 @@ def nothing(number: int) -> int:
 def first_line(number: int) -> int:
     """Tell when it began, on the monotonic clock, which all processes of a machine share."""
     return time.monotonic_ns()
+
+
+@task
+def clock() -> float:
+    """Tell when it began, on the machine's clock."""
+    return time.time()
+
+
+@task
+def wait(number: int) -> None:
+    """Wait for 5 ms, as for an answer from elsewhere."""
+    time.sleep(0.005)
+
+
+@task
+async def wait_async(number: int) -> None:
+    """Wait for 5 ms on the event loop."""
+    await asyncio.sleep(0.005)
+
+
+@task
+def compute(number: int) -> None:
+    """Use 5 ms of processor time."""
+    until = time.thread_time() + 0.005
+    while time.thread_time() < until:
+        pass
+
+
+@task
+def swallow(text: str) -> int:
+    """Take what is given."""
+    return len(text)

@@ -14,8 +14,19 @@ from tests.servers.mariadb import PrivateMariadb
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer
 
-DATABASES = {"sqlite", "postgres", "mariadb", "two_databases", "on_redis", "on_mongodb"}
-SERVICES = ("redis", "memcached", "mongodb")
+DATABASES = {
+    "sqlite",
+    "postgres",
+    "mariadb",
+    "two_databases",
+    "on_redis",
+    "on_mongodb",
+    "on_disque",
+    "with_admin",
+    "on_ironmq",
+    "on_sqs",
+}
+SERVICES = ("redis", "memcached", "mongodb", "disque", "ironmq", "sqs")
 SEED = "STOKER_TEST_SEED"
 AnyServer = TypeVar("AnyServer", bound=PrivateServer)
 

@@ -186,6 +186,26 @@ def test_the_importer_has_all_its_migrations(tmp_path: Path) -> None:
     assert "No changes detected" in manage(tmp_path, "makemigrations", "--check", "--dry-run")
 
 
+def test_a_host_that_is_cut_off_and_comes_back() -> None:
+    """Two clusters on two hosts: the other takes over, nothing is recorded twice."""
+    run = subprocess.run(
+        [sys.executable, "examples/two-hosts/demo.py"],
+        cwd=ROOT,
+        env=surroundings() | {"TWO_HOSTS_ORDERS": "8"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=AT_MOST_SECONDS,
+        check=False,
+    )
+    told = run.stdout + run.stderr
+    if run.returncode == 2:
+        pytest.skip(told.strip().splitlines()[-1])
+    assert run.returncode == 0, told
+    assert told.count("  yes  ") == 5, told
+    assert "\n  NO   " not in told, told
+
+
 def is_set_up(demo: Demo) -> bool:
     """Whether it has begun to start others."""
     return any("migrate" in line for line in demo.processes().values())

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.planted.mistakes import MISTAKES, Mistake
+
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +53,13 @@ def test_functions_take_few_parameters() -> None:
         if (count := _parameters_of(function)) > MOST_PARAMETERS
     ]
     assert not many, _list(many)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_planted_mistakes_can_still_be_made(mistake: Mistake) -> None:
+    """The lines that they change are there."""
+    for change in mistake.changes:
+        assert (SOURCE / change.path).read_text().count(change.right) == change.times, change
 
 
 def test_names_of_files_say_something() -> None:

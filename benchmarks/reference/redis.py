@@ -31,6 +31,10 @@ return #ids
 """
 
 
+Row = tuple[bytes, bytes]
+"""Id of a job and its package."""
+
+
 class RedisReference:
     """One connection.
 
@@ -43,27 +47,43 @@ class RedisReference:
         self._keys = [f"{{by-hand}}:{name}" for name in ("ready", "package", "running", "done")]
         self._claim = self._client.register_script(CLAIM)
         self._finish = self._client.register_script(FINISH)
+        self._count = 0
 
     def clear(self) -> None:
         """Forget all."""
         self._client.delete(*self._keys)
 
     def insert_many(self, packages: Iterable[str]) -> None:
-        """Many jobs, some thousand at a time."""
+        """Many jobs by one pipeline, numbered by this object."""
         pipeline = self._client.pipeline(transaction=False)
-        for number, package in enumerate(packages):
-            pipeline.hset(self._keys[1], str(number), package)
-            pipeline.rpush(self._keys[0], number)
+        for package in packages:
+            self._count += 1
+            pipeline.hset(self._keys[1], str(self._count), package)
+            pipeline.rpush(self._keys[0], self._count)
         pipeline.execute()
+
+    def claim(self) -> list[Row]:
+        """Up to 100 jobs, marked as running."""
+        found = self._claim(keys=self._keys, args=[BATCH, "here"])
+        return list(zip(*found, strict=True)) if found else []
+
+    def finish(self, results: Iterable[tuple[bytes, str]]) -> int:
+        """Mark jobs as done. Returns how many."""
+        return int(self._finish(keys=self._keys, args=[word for row in results for word in row]))
+
+    def wait(self) -> None:
+        """Sleep until something waits, a second at most. The first is moved to where it is."""
+        ready = self._keys[0]
+        self._client.blmove(ready, ready, 1, "LEFT", "LEFT")
 
     def drain(self) -> int:
         """Work until nothing is left. Returns how many jobs that were."""
         count = 0
-        while found := self._claim(keys=self._keys, args=[BATCH, "here"]):
-            done: list[Any] = []
-            for job_id, package in zip(*found, strict=True):
-                done += [job_id, json.dumps(json.loads(package)["args"][0])]
-            count += self._finish(keys=self._keys, args=done)
+        while rows := self.claim():
+            done = [
+                (job_id, json.dumps(json.loads(package)["args"][0])) for job_id, package in rows
+            ]
+            count += self.finish(done)
         return count
 
     def close(self) -> None:

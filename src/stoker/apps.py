@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core import checks
+from django.core.signals import setting_changed
 from django.db.backends.signals import connection_created
 
 
@@ -17,7 +21,7 @@ class StokerConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Connect logging, checks and the tuning of SQLite."""
+        """Connect logging, checks, reporters and the tuning of SQLite."""
         from .checks import check_api, check_databases, check_schedules
         from .compat import TASKS_APP
         from .reporters import logs
@@ -29,7 +33,24 @@ class StokerConfig(AppConfig):
         checks.register(check_api)
         checks.register(check_databases, checks.Tags.database)
         checks.register(check_schedules)
+        _seat_reporters()
+        setting_changed.connect(_seat_reporters, dispatch_uid="stoker.reporters")
         connection_created.connect(_tune, dispatch_uid="stoker.sqlite_tuning")
+
+
+def _seat_reporters(*, setting: str = "TASKS", **_: Any) -> None:
+    """Only where ``TASKS`` names a reporter is anything of them imported."""
+    if setting == "TASKS" and (_names_reporters() or "stoker.reporters.desk" in sys.modules):
+        from .reporters.desk import check_reporters, desk
+
+        checks.register(check_reporters)
+        desk.open()
+
+
+def _names_reporters() -> bool:
+    entries = (getattr(settings, "TASKS", None) or {}).values()
+    options = [entry.get("OPTIONS") for entry in entries if isinstance(entry, Mapping)]
+    return any(isinstance(one, Mapping) and one.get("REPORTERS") for one in options)
 
 
 def _tune(connection: Any, **_: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,7 @@ class StokerBackend(BaseTaskBackend):
         the open transaction, of this async context."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
 
-    def enqueue_many(self, task: Any, calls: Iterable[Call]) -> list[Result[Any]]:
+    def enqueue_many(self, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
         """Make a job of each call, all or none. See ``Task.enqueue_many``."""
         settings = self.settings
         from .lifecycle.enqueue import enqueue_many

@@ -12,6 +12,8 @@ stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``B
 stoker.E007 Two backends share queues in one database, and cannot open each other's packages.
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
 stoker.E009 A schedule of code or settings cannot be used, or two have the same name.
+stoker.E010 A reporter under ``REPORTERS`` cannot be had, or does not take its options.
+stoker.E011 ``RESULTS`` names a cache that there is not, or that cannot keep results.
 stoker.W001 Stoker's tables are not there yet, or not up to date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
 stoker.W003 A lease ends before a cluster that lives has been sure to extend it.
@@ -21,6 +23,7 @@ stoker.W006 SQLite is not tuned, neither by Stoker nor by ``DATABASES``.
 stoker.W007 The database isolates transactions more than "read committed".
 stoker.W008 Modules of tasks cannot be imported, so the schedules in them are not known.
 stoker.W009 The server of ``BROKER`` may lose jobs as it is configured, or does not answer.
+stoker.W010 A cache is in the Redis database of ``BROKER``: clearing it would delete all jobs.
 =========== ================================================================================
 """
 
@@ -35,7 +38,8 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Djan
 from django.db import DatabaseError, connections, router
 
 from .api_settings import api_problems
-from .broker_checks import check_broker, check_server
+from .broker_checks import check_broker, check_caches, check_server
+from .cached_results import why_not
 from .compat import TASKS_APP
 from .conf import Settings, problems, read_settings
 from .exceptions import ConfigurationError
@@ -259,11 +263,23 @@ def _not_ready(alias: str, problem: str) -> CheckMessage:
     )
 
 
+def _results(settings: Settings) -> Iterator[CheckMessage]:
+    name = settings.results_cache
+    if name is not None and (reason := why_not(name)):
+        yield Error(
+            f'TASKS["{settings.alias}"]["OPTIONS"]["RESULTS"] is "cache:{name}", but {reason}.',
+            hint="Name a cache that every process shares, as Redis or memcached; or 'database'.",
+            id="stoker.E011",
+        )
+
+
 CHECKS: tuple[Callable[[Settings], Iterable[CheckMessage]], ...] = (
     check_broker,
+    check_caches,
     _database,
     _neighbours,
     _times,
     _serializer,
     _sqlite,
+    _results,
 )

@@ -23,7 +23,7 @@ from .exceptions import ClusterNotFound
 from .ids import parse_job_id
 from .models import Cluster
 from .progress import explained
-from .stats import ClusterState
+from .stats import ClusterState, longest_silence, state_of
 from .stats import clusters as known_clusters
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "longest_silence",
     "quiet",
     "resume",
+    "state_of",
     "stop",
 ]
 
@@ -97,19 +98,17 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
             f"more than {max_silence_seconds:g} s."
         )
         return Health(False, sentence)
+    stuck = best.loops.get("monitor", 0.0) + best.silent_seconds
+    if "monitor" in best.loops and stuck > max_silence_seconds:
+        return Health(
+            False, f"{name} records nothing: its monitor has not moved for {stuck:.1f} s."
+        )
     if best.state == Cluster.State.STOPPING:
         return Health(False, f"{name} is {best.state}: it takes no more jobs.")
     if best.state == Cluster.State.QUIET:
         name += ", which was asked to take no more jobs,"
     sentence = f"{name} is alive: its last sign of life is {best.silent_seconds:.1f} s old."
     return Health(True, sentence)
-
-
-def longest_silence(settings: Settings) -> float:
-    """For how many seconds a cluster that is well may give no sign of life."""
-    return max(
-        3 * settings.heartbeat_seconds, settings.heartbeat_seconds + settings.database_seconds
-    )
 
 
 def _ask(cluster_id: UUID | str, request: Cluster.Request, backend: str) -> bool:

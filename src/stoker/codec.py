@@ -20,6 +20,7 @@ import json
 from base64 import b64decode
 from binascii import b2a_base64
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from math import isfinite
@@ -60,7 +61,7 @@ class Refusal(Exception):
         return self._steps[::-1]
 
 
-_ATOMS = frozenset({str, int, float, bool, type(None)})
+ATOMS = frozenset({str, int, float, bool, type(None)})
 _STR = frozenset({str})
 
 
@@ -71,22 +72,22 @@ def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
     infinity and integers of very many digits are not looked for: ``write`` finds them.
     """
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return True
     if levels <= 0:
         return False
     if kind is list:
-        if _ATOMS.issuperset(map(type, value)):
+        if ATOMS.issuperset(map(type, value)):
             return True
         for item in value:
-            if type(item) not in _ATOMS and not is_plain(item, levels - 1):
+            if type(item) not in ATOMS and not is_plain(item, levels - 1):
                 return False
         return True
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
                 return False
-            if type(item) not in _ATOMS and not is_plain(item, levels - 1):
+            if type(item) not in ATOMS and not is_plain(item, levels - 1):
                 return False
         return not _looks_tagged(value)
     return False
@@ -104,7 +105,7 @@ def encode(value: Any) -> Any:
 def write(encoded: Any) -> bytes:
     """JSON as bytes. Raises ValueError at NaN, infinity and integers of very many digits."""
     # Lone surrogates are legal in a str of Python's, and come back as they were.
-    return _to_text(encoded).encode("utf-8", "surrogatepass")
+    return "".join(_chunks(encoded, 0)).encode("utf-8", "surrogatepass")
 
 
 def read(data: bytes) -> Any:
@@ -113,11 +114,9 @@ def read(data: bytes) -> Any:
     # Compact JSON has these three characters in a row only where a tagged value begins.
     decoder = _TAGGED if '{"$' in text else _UNTAGGED
     try:
-        value, end = decoder.raw_decode(text)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:
-        # An integer with more digits than this interpreter is set to take.
+        value, end = decoder.scan_once(text, 0)  # which is what raw_decode does
+    except (ValueError, StopIteration):
+        # An integer with more digits than this interpreter is set to take; else it is raised again.
         value, end = _PATIENT.raw_decode(text)
     if end != len(text):
         raise ValueError(f"{len(text) - end} characters too many")
@@ -289,9 +288,13 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 # Depth is limited above, so the encoder need not look for circles.
-_to_text = json.JSONEncoder(
+_ENCODER = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
-).encode
-_UNTAGGED = json.JSONDecoder()
-_TAGGED = json.JSONDecoder(object_hook=_decode_tagged)
+)
+_chunks: Any = _ENCODER.iterencode
+with suppress(AttributeError, TypeError):  # it makes this anew for each value, where it can be had
+    _made_of = (None, _ENCODER.default, json.encoder.encode_basestring, None, ":", ",")
+    _chunks = json.encoder.c_make_encoder(*_made_of, False, False, False)  # type: ignore[attr-defined] # missing in the stubs
+_UNTAGGED: Any = json.JSONDecoder()
+_TAGGED: Any = json.JSONDecoder(object_hook=_decode_tagged)
 _PATIENT = json.JSONDecoder(object_hook=_decode_tagged, parse_int=_patient_int)

@@ -5,9 +5,8 @@ Each field below is one option; its ``doc`` is what docs/reference/settings.md p
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Any
@@ -19,9 +18,11 @@ from .dead_letter_policy import DeadLetters, letter_policies
 from .declared_schedules import schedules_by_name
 from .exceptions import ConfigurationError
 from .schedule_options import Scheduled
+from .setting_problems import problems_of
 from .setting_values import (
     Check,
     LetterRetention,
+    NamedReporter,
     Retention,
     backoff,
     compression,
@@ -29,6 +30,8 @@ from .setting_values import (
     letter_retention,
     one_of,
     optional,
+    reporters,
+    results_place,
     retention,
     seconds,
     text,
@@ -53,7 +56,8 @@ class Settings:
         "BROKER", "orm://default", text,
         "Where packages wait, as a URL: `orm://ALIAS` (a database of `DATABASES`), "
         "`redis://HOST:PORT/DATABASE` (also `rediss://`, `unix://`, `redis+sentinel://`, "
-        "`redis+cluster://`), `mongodb://HOST:PORT/DATABASE` (also `mongodb+srv://`) or "
+        "`redis+cluster://`), `mongodb://HOST:PORT/DATABASE` (also `mongodb+srv://`), "
+        "`disque://HOST:PORT,HOST:PORT`, `ironmq://PROJECT:TOKEN@HOST`, `sqs://REGION/PREFIX` or "
         "`memory://`.",
     )  # fmt: skip
     store: str = option(
@@ -123,6 +127,11 @@ class Settings:
         "`successful_count`, `failed_seconds` (default 90 days), `failed_count`; True = for "
         "ever; False = no successes.",
     )  # fmt: skip
+    results: str = option(
+        "RESULTS", "database", results_place,
+        "Where results of jobs that succeed at once are kept: `database`, or `cache:NAME`, a cache "
+        "of `CACHES`, for `successful_seconds` or until it drops them.",
+    )  # fmt: skip
     dead_letters: tuple[tuple[str, DeadLetters], ...] = option(
         "DEAD_LETTERS", (), letter_policies,
         "When dead letters are sent again by themselves: a `DeadLetters`, or a dict of queue and "
@@ -142,6 +151,11 @@ class Settings:
     keep_ticks: int = option(
         "KEEP_TICKS", 1000, whole(10, 1_000_000),
         "How many ticks of each schedule are kept to be looked at.",
+    )  # fmt: skip
+    keep_metrics_seconds: float = option(
+        "KEEP_METRICS", 30 * 86400.0, seconds(0),
+        "How long the history of metrics is kept that the dashboard and `stoker monitor` show: "
+        "seconds or a timedelta; 0 = none is written.",
     )  # fmt: skip
     scheduler: bool = option("SCHEDULER", True, flag, "Whether clusters fire schedules.")
     prefetch: int = option(
@@ -176,8 +190,8 @@ class Settings:
     )  # fmt: skip
     upkeep_seconds: float = option(
         "UPKEEP_SECONDS", 10.0, seconds(0.1),
-        "How often upkeep rescues, prunes and cleans. Hot tables are vacuumed more often, "
-        "under load.",
+        "How often upkeep rescues, prunes and cleans. Pruning that found nothing is left out five "
+        "times. Hot tables are vacuumed more often, under load.",
     )  # fmt: skip
     unknown_task_grace_seconds: float = option(
         "UNKNOWN_TASK_GRACE_SECONDS", 600.0, seconds(0),
@@ -188,6 +202,11 @@ class Settings:
         "DATABASE_SECONDS", 15.0, seconds(1),
         "The deadline of every call that the cluster's own processes make to the database.",
     )  # fmt: skip
+    reporters: tuple[NamedReporter, ...] = option(
+        "REPORTERS", (), reporters,
+        "Who is told of failures, runs and ticks: names (`sentry`, `rollbar`, `opentelemetry`, "
+        "`prometheus`) or dotted paths; in a dict, each with its options.",
+    )  # fmt: skip
     sqlite_tuning: bool = option(
         "SQLITE_TUNING", True, flag,
         "On SQLite, open the queue's database in WAL mode with `BEGIN IMMEDIATE` and a busy "
@@ -195,11 +214,20 @@ class Settings:
         "'database is locked'.",
     )  # fmt: skip
 
+    def __hash__(self) -> int:
+        """Of what tells backends apart: caches ask for it with each job."""
+        return hash((self.alias, self.broker, self.cluster))
+
     @property
     def database(self) -> str:
         """The alias in ``DATABASES`` of the store: jobs, results, dead letters."""
         scheme, _, rest = self.broker.partition("://")
         return rest.strip("/") or "default" if scheme == "orm" else self.store
+
+    @property
+    def results_cache(self) -> str | None:
+        """The cache that results are kept in; None = they are in the store."""
+        return self.results.partition(":")[2] or None
 
 
 def option_fields() -> dict[str, Field[Any]]:
@@ -242,47 +270,9 @@ def read_settings(alias: str, params: Mapping[str, Any]) -> Settings:
     return _assemble(alias, params)
 
 
-ENTRY_KEYS = ("BACKEND", "QUEUES", "OPTIONS")
-"""What one entry of ``TASKS`` may have."""
-
-
 def problems(alias: str, params: Mapping[str, Any]) -> list[str]:
     """One sentence for each option of this entry of ``TASKS`` that cannot be used."""
-    found = []
-    options = params.get("OPTIONS", {})
-    known = option_fields()
-    where = f'TASKS["{alias}"]["OPTIONS"]'
-    for key in params:
-        if key not in ENTRY_KEYS:
-            entry = f'TASKS["{alias}"]'
-            found.append(f"{entry} has no key {key!r}.{_suggestion(str(key), ENTRY_KEYS)}")
-    if not _are_queues(params.get("QUEUES", [])):
-        found.append(
-            f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters; '
-            "an empty one takes any name."
-        )
-    if not isinstance(options, Mapping):
-        return [*found, f"{where} must be a dict of options."]
-    for key, value in options.items():
-        if key not in known:
-            found.append(f"{where} has no option {key!r}.{_suggestion(str(key), known)}")
-            continue
-        try:
-            known[key].metadata["check"](value)
-        except ValueError as error:
-            found.append(f'{where}["{key}"] is {value!r}, but {error}.')
-    return found
-
-
-def _are_queues(value: Any) -> bool:
-    return isinstance(value, list | tuple | set | frozenset) and all(
-        isinstance(name, str) and 0 < len(name) <= 100 for name in value
-    )
-
-
-def _suggestion(key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key.upper(), list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else " Known: " + ", ".join(known) + "."
+    return problems_of(alias, params, option_fields())
 
 
 def _assemble(alias: str, params: Mapping[str, Any]) -> Settings:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 from uuid import UUID
 
 from django.utils import timezone
@@ -28,8 +28,9 @@ from .lifecycle.closing import discard as discard_one
 from .lifecycle.in_bulk import Bulk, each, purge_past
 from .lifecycle.requeue import Answer, Fate, Wish
 from .lifecycle.requeue import requeue as requeue_one
+from .lifecycle.taking_back import take_back
 from .models import Attempt, DeadLetter, Requeue
-from .models.dead_letter_search import FaultGroup, Filter, Page, Search, Stats
+from .models.dead_letter_search import FaultGroup, Filter, Filters, Page, Search, Stats
 from .package import sealer_for
 from .progress import explained
 
@@ -51,21 +52,8 @@ __all__ = [
     "requeue",
     "requeue_many",
     "stats",
+    "undo_requeue",
 ]
-
-
-class Filters(TypedDict, total=False):
-    """The fields of ``Filter``, by name."""
-
-    task: str
-    queue: str
-    key: str
-    reason: str
-    fingerprint: str
-    failed_after: datetime
-    failed_before: datetime
-    text: str
-    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +166,24 @@ def requeue(
     wish = Wish(by, because, Requeue.By.PERSON, args, kwargs, to_queue, run_after)
     with explained(settings.database):
         return requeue_one(settings, _letter(settings, dead_letter_id).pk, wish)
+
+
+def undo_requeue(
+    dead_letter_id: UUID | str, *, by: str = "", because: str = "", backend: str = "default"
+) -> Answer:
+    """Take a requeue back, as long as its job has not begun: that is cancelled, and the dead letter
+    is open as it was. ``Fate.TAKEN_BACK``; else the answer says why not.
+
+    Args:
+        dead_letter_id: its id, or that of the job that failed last.
+        by, because: who, and why; kept with the job.
+
+    Raises:
+        DeadLetterNotFound: there is none.
+    """
+    settings = settings_for(backend)
+    with explained(settings.database):
+        return take_back(settings, _letter(settings, dead_letter_id).pk, by, because)
 
 
 def discard(

@@ -25,6 +25,17 @@ def duration_seconds(value: Any) -> float:
     return float(value)
 
 
+def in_words(seconds: float) -> str:
+    """A time in the units that matter: ``1.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 1 h``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
 PROBLEM = 'must be a duration: "90s", "10m", "1h30m", "2d", a number of seconds or a timedelta'
 
 

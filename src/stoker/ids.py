@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 import uuid
+from collections.abc import Iterable
 
 STEP_BITS = 8
 """Ids that close belong to one job: its needs have those that follow its own."""
@@ -14,7 +16,12 @@ STEP = 1 << 61
 """Marks the id of a job that is a step of a workflow."""
 LINKED = 1 << 60
 """Marks the id of a job that has hooks, or is one."""
+MARKS_IN_BYTE = (STEP | LINKED) >> 56
+"""Both of them, in the first byte of its second half."""
+UNMARKED_DIGIT = "8"
+"""The first of the second half of an id that has neither mark: they come after its variant."""
 BELOW_MARKS = LINKED - 1
+_UNKNOWN, _new, _set = uuid.SafeUUID.unknown, object.__new__, object.__setattr__
 _lock = threading.Lock()
 _last_tick = 0
 
@@ -27,12 +34,45 @@ def new_job_id(marks: int = 0) -> uuid.UUID:
             costs nothing: jobs without marks are never looked up anywhere else.
     """
     random_bits = int.from_bytes(os.urandom(8), "big") & BELOW_MARKS
-    return uuid.UUID(int=_assemble(_next_tick(), random_bits | marks))
+    return uuid.UUID(int=_assemble(_next_ticks(1), random_bits | marks))
+
+
+def new_job_numbers(count: int, marks: int = 0) -> list[int]:
+    """The numbers of so many fresh ids (``UUID(int=number)``), in order: for many jobs at once.
+
+    Args:
+        count: at least 1.
+        marks: as ``new_job_id`` takes them.
+    """
+    random_bits = struct.unpack(f">{count}Q", os.urandom(8 * count))
+    return [
+        _assemble(tick, bits & BELOW_MARKS | marks)
+        for tick, bits in enumerate(random_bits, _next_ticks(count))
+    ]
+
+
+def id_of(number: int) -> uuid.UUID:
+    """The id that has this number, made without what the constructor looks at first: that takes
+    several times as long, and there are some to be made for each job."""
+    job_id = _new(uuid.UUID)
+    _set(job_id, "int", number)
+    _set(job_id, "is_safe", _UNKNOWN)
+    return job_id
 
 
 def is_marked(job_id: uuid.UUID) -> bool:
     """Whether anything may follow from its end."""
     return bool(job_id.int & (STEP | LINKED))
+
+
+def is_unmarked(job_id: bytes) -> bool:
+    """Whether nothing follows from its end; by its 16 bytes."""
+    return not job_id[8] & MARKS_IN_BYTE
+
+
+def none_is_marked(job_ids: Iterable[str]) -> bool:
+    """Whether nothing follows from the end of any of these; by their 32 digits."""
+    return {job_id[16] for job_id in job_ids} <= {UNMARKED_DIGIT}
 
 
 def is_step(job_id: uuid.UUID) -> bool:
@@ -57,6 +97,11 @@ def derived_job_id(moment_seconds: float, bits: int, marks: int = 0) -> uuid.UUI
     return uuid.UUID(int=_assemble(int(moment_seconds * 1000) << 12, bits & BELOW_MARKS | marks))
 
 
+def seconds_of(job_id: uuid.UUID) -> float:
+    """The moment at which it was made, or as though; seconds since 1970."""
+    return (job_id.int >> 80) / 1000
+
+
 def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
     """A fresh id that sorts right after this one, with its marks: for a job that takes its place in
     line."""
@@ -78,14 +123,16 @@ def parse_job_id(text: str) -> uuid.UUID | None:
         return None
 
 
-def _next_tick() -> int:
-    """Milliseconds since 1970 and 12 bits of fraction (RFC 9562, 6.2, method 3), increasing."""
+def _next_ticks(count: int) -> int:
+    """Milliseconds since 1970 and 12 bits of fraction (RFC 9562, 6.2, method 3), increasing: the
+    first of so many that follow one another. A tick is shorter than what it takes to use one."""
     global _last_tick
     now_ns = time.time_ns()
     tick = (now_ns // 1_000_000 << 12) | ((now_ns % 1_000_000) * 4096 // 1_000_000)
     with _lock:
-        _last_tick = max(tick, _last_tick + 1)
-        return _last_tick
+        first = max(tick, _last_tick + 1)
+        _last_tick = first + count - 1
+        return first
 
 
 def _assemble(tick: int, random_bits: int) -> int:

@@ -100,7 +100,7 @@ class Node:
 
     def _first_backend(self) -> str | None:
         """The backend of the first task in it; None where there is none."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of node has its own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,11 +29,13 @@ from . import codec
 from .conf import Settings
 from .envelope import Envelope, Kind
 from .exceptions import PackageTooLarge, UnreadablePackage
+from .ids import id_of
 from .serializers import (
     head_from_pickle,
     job_as_json,
     job_as_pickle,
     job_from_pickle,
+    refuse_to_unpickle,
     told,
     value_as_json,
     value_as_pickle,
@@ -47,7 +49,8 @@ LINKS = ("receives", "each", "hooks", "about")
 WITH_LINKS = 6
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
 class JobOptions:
     """What decides how a job is tried; travels inside the signed package."""
 
@@ -69,7 +72,8 @@ class JobOptions:
     """Of a hook: the job that it is about, see there."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
 class Package:
     """One job, opened."""
 
@@ -125,10 +129,13 @@ class Sealer:
         """
         serialise = job_as_pickle if self._pickles else job_as_json
         arguments = (list(package.args), package.kwargs, package.metadata)
-        body = serialise(package.task, _head(package), arguments)
+        return self.close(package.task, serialise(package.task, head_of(package), arguments))
+
+    def close(self, task: str, body: bytes) -> bytes:
+        """The body of a job of this task as signed bytes. Raises PackageTooLarge."""
         data = self._envelope.close(JOB, body, pickled=self._pickles)
         if len(data) > self._max_bytes:
-            raise PackageTooLarge(self._too_large(package.task, len(data)))
+            raise PackageTooLarge(self._too_large(task, len(data)))
         return data
 
     def open(self, data: bytes) -> Package:
@@ -139,7 +146,10 @@ class Sealer:
             NewerVersion: written by a newer Stoker.
             UnreadablePackage: not a package, or one that this sealer can't or must not read.
         """
-        version, is_pickled, body = self._take_out(data, JOB)
+        version, is_pickled, body = self._envelope.open(data, JOB)
+        if is_pickled:
+            self._refuse_pickled(JOB)
+            refuse_to_unpickle(JOB.name)
         try:
             return READERS[version](job_from_pickle(body) if is_pickled else codec.read(body))
         except Exception as error:  # unpickling runs the project's code, which may raise anything
@@ -150,7 +160,9 @@ class Sealer:
 
         Pickled arguments are not looked at, so no code of the project's runs. Raises as ``open``.
         """
-        _, is_pickled, body = self._take_out(data, JOB)
+        _, is_pickled, body = self._envelope.open(data, JOB)
+        if is_pickled:
+            self._refuse_pickled(JOB)
         try:
             head = head_from_pickle(body) if is_pickled else codec.read(body)[:HEAD_FIELDS]
             return _package([*head, (), {}, {}])
@@ -168,21 +180,22 @@ class Sealer:
 
     def open_value(self, data: bytes) -> Any:
         """The value again. Raises as ``open`` does."""
-        _, is_pickled, body = self._take_out(data, VALUE)
+        _, is_pickled, body = self._envelope.open(data, VALUE)
+        if is_pickled:
+            self._refuse_pickled(VALUE)
+            refuse_to_unpickle(VALUE.name)
         try:
             return value_from_pickle(body) if is_pickled else codec.read(body)
         except Exception as error:
             raise UnreadablePackage(_unreadable(error)) from error
 
-    def _take_out(self, data: bytes, kind: Kind) -> tuple[int, bool, bytes]:
-        """Version, whether it is pickled, body. What is pickled was signed."""
-        version, is_pickled, body = self._envelope.open(data, kind)
-        if is_pickled and not self._pickles:
+    def _refuse_pickled(self, kind: Kind) -> None:
+        """Although it was signed, as everything pickled is."""
+        if not self._pickles:
             raise UnreadablePackage(
                 f'The {kind.name} was pickled, and with SERIALIZER "json" nothing is unpickled: '
                 'set SERIALIZER to "pickle" here, too, or to "json" where jobs are enqueued.'
             )
-        return version, is_pickled, body
 
     def _too_large(self, task: str, size: int) -> str:
         compress = "" if self._compresses else ", set COMPRESS to True"
@@ -221,7 +234,8 @@ def _sealer(
     )
 
 
-def _head(package: Package) -> list[Any]:
+def head_of(package: Package) -> list[Any]:
+    """What comes before the arguments, the id first."""
     given = package.options
     options: tuple[Any, ...]
     options = (given.max_attempts, given.max_crashes, given.timeout_seconds, given.expires_at)
@@ -248,7 +262,7 @@ def _read_version_1(fields: list[Any]) -> Package:
 def _package(fields: list[Any]) -> Package:
     job_id, task, queue, priority, enqueued_at, options, args, kwargs, metadata = fields
     return Package(
-        UUID(int=int(job_id, 16)),
+        id_of(int(job_id, 16)),
         task,
         tuple(args),
         kwargs,

@@ -12,6 +12,7 @@ from django.db.models import TextChoices
 
 from .brokers import broker_for, outboxes_of
 from .brokers.orm_errors import explained as explained  # noqa: PLC0414 - it is had from here
+from .cached_results import look_up
 from .compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from .conf import Settings
 from .exceptions import PackageError, UnknownTask
@@ -109,9 +110,24 @@ def progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progr
             is_last = look == LOOKS - 1
             found |= _look(settings, looked_for, is_last)
             looked_for = [job_id for job_id in looked_for if job_id not in found]
+            if looked_for and not look:
+                found |= _cached(settings, looked_for)
+                looked_for = [job_id for job_id in looked_for if job_id not in found]
             if not looked_for:
                 break
     return found
+
+
+def _cached(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
+    """Those that have ended, and whose results are in a cache. A row that one look has missed, as
+    its job was on the move, comes first."""
+    found = look_up(settings, job_ids)
+    there = _look(settings, list(found), is_last=False) if found else {}
+    return {
+        job_id: Progress(job, JobState(str(job.status)))
+        for job_id, job in found.items()
+        if job_id not in there
+    }
 
 
 def progress_of_one(settings: Settings, job_id: UUID) -> Progress:
@@ -163,10 +179,12 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
         failures.setdefault(attempt.job_id, []).append(attempt)
     broker = broker_for(settings)
     under_way = [job_id for job_id in job_ids if job_id not in jobs or jobs[job_id].status is None]
-    places = broker.whereabouts(under_way) if under_way and broker.capabilities.look_up else {}
+    places = broker.whereabouts(under_way) if under_way else {}
     for row in _outgoing(settings, [one for one in under_way if one not in {**places, **jobs}]):
         jobs[row.pk] = _unstored(row)
         places[row.pk] = "ready" if row.run_after is None else "deferred"
+    unknown = [job_id for job_id in under_way if job_id not in places and job_id not in jobs]
+    places |= dict.fromkeys(broker.not_come(unknown), "ready") if unknown else {}
     found = {}
     for job_id in job_ids:
         job = jobs.get(job_id)

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Max
+from django.db import connections
+from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 
 from .brokers import broker_for
 from .conf import Settings
-from .models import Attempt, Blocked, Claimed, Deferred, Job, PausedQueue, Ready
-from .models.counting import Shares, count_of, shares_of
+from .models import Attempt, Job, PausedQueue, Ready, counting
+from .models.counting import Shares, estimate_of, estimated
+from .models.places import PLACES
+from .models.rows import as_uuid
+from .models.statements import fetch, statement
 from .progress import explained
 
+QUEUES_AT_ONCE = 200
 STATES = ("ready", "deferred", "blocked", "running")
 
 
@@ -66,21 +71,19 @@ def queues(settings: Settings) -> tuple[QueueDepth, ...]:
             for name, size in sorted({**empty, **sizes}.items())
         )
     with explained(settings.database):
-        ready = _ready_by_queue(settings.database)
-        places = {"ready": ready} | {
-            state: shares_of(model.objects.using(settings.database), "queue")
-            for state, model in (("deferred", Deferred), ("blocked", Blocked), ("running", Claimed))
-        }
+        fronts = _fronts(settings.database)
+        places = _by_queue(settings.database, sorted({queue for queue, _ in fronts}))
+        waits = _oldest_ready_seconds(settings.database, fronts)
         with_jobs = {name for place in places.values() for name in place.numbers}
         return tuple(
             QueueDepth(
                 name=name,
                 **{state: place.numbers.get(name, 0) for state, place in places.items()},
                 is_exact=all(place.is_exact for place in places.values()),
-                oldest_ready_seconds=_oldest_ready_seconds(settings.database, name),
+                oldest_ready_seconds=waits.get(name),
                 paused=paused.get(name),
             )
-            for name in sorted({*settings.queues, *paused, *with_jobs})
+            for name in sorted({*settings.queues, *paused, *with_jobs, *waits})
         )
 
 
@@ -91,37 +94,82 @@ def pauses(settings: Settings) -> dict[str, Pause]:
         return {row.queue: Pause(row.since, row.by, row.because) for row in rows}
 
 
-def _ready_by_queue(alias: str) -> Shares:
-    ready = Ready.objects.using(alias)
-    counts = {name: count_of(ready.filter(queue=name)) for name in ready.queues()}
-    numbers = {name: count.number for name, count in counts.items()}
-    return Shares(numbers, all(count.is_exact for count in counts.values()))
+def _by_queue(alias: str, with_ready: Sequence[str]) -> dict[str, Shares]:
+    """Place -> how many jobs of each queue. One query for each two hundred queues, one more for
+    each place with more jobs than are counted, and one for each of several queues with so many.
+
+    Args:
+        alias: of the database.
+        with_ready: the queues that have a ready job.
+    """
+    limit = counting.COUNTED_ROWS + 1
+    counted: dict[str, dict[str, int]] = {name: {} for name in STATES}
+    for start in range(0, len(with_ready) or 1, QUEUES_AT_ONCE):
+        for place, queue, count in _counts(alias, with_ready[start:][:QUEUES_AT_ONCE], limit):
+            counted[place][queue] = count
+    places = {"ready": _ready(alias, counted.pop("ready"), limit)}
+    for place, numbers in counted.items():
+        rows = PLACES[place]._default_manager.using(alias).all()
+        is_exact = sum(numbers.values()) < limit
+        places[place] = Shares(numbers) if is_exact else estimated(rows, numbers)
+    return places
 
 
-def _oldest_ready_seconds(alias: str, queue: str) -> float | None:
-    """Along the index of the claim: the next job of each priority, of which there are few."""
-    line = Ready.objects.using(alias).filter(queue=queue).order_by("rank", "job_id")
-    fronts: list[UUID] = []
-    front = line.values_list("rank", "job_id").first()
-    while front is not None:
-        fronts.append(front[1])
-        front = line.filter(rank__gt=front[0]).values_list("rank", "job_id").first()
-    since = _ready_since(alias, fronts)
-    return max(0.0, (timezone.now() - min(since)).total_seconds()) if since else None
+def _ready(alias: str, counted: dict[str, int], limit: int) -> Shares:
+    """Those of each queue. What planners know of a single queue may be old, or nothing at all; how
+    many rows there are in all they know well: those are shared out."""
+    large = [queue for queue, number in counted.items() if number >= limit]
+    if not large:
+        return Shares(counted)
+    rows = Ready.objects.using(alias)
+    rest = estimate_of(rows.all()) - sum(counted[queue] for queue in counted.keys() - large)
+    weights = dict.fromkeys(large, 1)
+    if len(large) > 1:
+        weights = {queue: max(1, estimate_of(rows.filter(queue=queue))) for queue in large}
+    scale = rest / sum(weights.values())
+    known = {queue: max(limit, round(weight * scale)) for queue, weight in weights.items()}
+    return Shares({**counted, **known}, is_exact=False)
 
 
-def _ready_since(alias: str, job_ids: Sequence[UUID]) -> list[datetime]:
+def _counts(alias: str, with_ready: Sequence[str], limit: int) -> list[tuple[str, str, int]]:
+    names = {f"queue{number}": queue for number, queue in enumerate(with_ready)}
+    text = "\nUNION ALL\n".join(
+        [
+            statement("places_by_queue", limit=str(limit)),
+            *(statement("ready_of_queue", queue=f"%({name})s", limit=str(limit)) for name in names),
+        ]
+    )
+    with connections[alias].cursor() as cursor:
+        cursor.execute(text, names)
+        rows: list[tuple[str, str, int]] = cursor.fetchall()
+        return rows
+
+
+def _fronts(alias: str) -> list[tuple[str, UUID]]:
+    """Queue and job: the next ready one of each queue and priority, of which there are few."""
+    connection = connections[alias]
+    rows = fetch(connection, "ready_fronts", {}, rank=connection.ops.quote_name("rank"))
+    return [(queue, as_uuid(job_id)) for queue, job_id in rows if job_id is not None]
+
+
+def _oldest_ready_seconds(alias: str, fronts: Sequence[tuple[str, UUID]]) -> dict[str, float]:
+    """Queue -> how long one of these jobs has waited, the longest wait of each queue."""
+    since = _ready_since(alias, [job_id for _, job_id in fronts])
+    now = timezone.now()
+    waits: dict[str, float] = {}
+    for queue, job_id in fronts:
+        if job_id in since:
+            seconds = max(0.0, (now - since[job_id]).total_seconds())
+            waits[queue] = max(seconds, waits.get(queue, 0.0))
+    return waits
+
+
+def _ready_since(alias: str, job_ids: Sequence[UUID]) -> dict[UUID, datetime]:
     """Since when each might have started: not before its moment, nor while it was being tried."""
     if not job_ids:
-        return []
-    tried = dict(
-        Attempt.objects.using(alias)
-        .filter(job_id__in=job_ids)
-        .values_list("job_id")
-        .annotate(last=Max("finished_at"))
-    )
+        return {}
+    attempts = Attempt.objects.filter(job_id=OuterRef("pk")).order_by("-number")
     jobs = Job.objects.using(alias).filter(pk__in=job_ids)
-    return [
-        max(filter(None, (enqueued_at, run_after, tried.get(job_id))))
-        for job_id, enqueued_at, run_after in jobs.values_list("pk", "enqueued_at", "run_after")
-    ]
+    jobs = jobs.annotate(tried_until=Subquery(attempts.values("finished_at")[:1]))
+    names = ("pk", "enqueued_at", "run_after", "tried_until")
+    return {job_id: max(filter(None, moments)) for job_id, *moments in jobs.values_list(*names)}

@@ -19,13 +19,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.db import transaction
 from django.db.models import Model
+
+from stoker.models.commits import after_commit
 
 from .brokers import broker_for
 from .cancelling import cancel_those_waiting
 from .conf import Settings, settings_for
 from .exceptions import QueueNotFound
+from .long_work import come_so_far
 from .models import PausedQueue
 from .models.places import PLACES, WAITING
 from .progress import explained
@@ -103,7 +105,7 @@ def resume(queue: str, *, backend: str = "default") -> bool:
             _check(settings, queue)
             return False
     wake_up = broker_for(settings).wake_up
-    transaction.on_commit(lambda: wake_up([queue]), using=settings.database, robust=True)
+    after_commit(settings.database, lambda: wake_up([queue]))
     return True
 
 
@@ -142,6 +144,7 @@ def clear(
     done = 0
     for job_ids in _batches(settings, queue):
         done += len(cancel_those_waiting(settings, job_ids[: matched - done], reason))
+        come_so_far(done, matched)
         if done >= matched:
             break
     return Cleared(matched, done)

@@ -10,7 +10,8 @@ import io
 import pickle
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import partial
@@ -19,13 +20,15 @@ from typing import Any
 
 from . import codec
 from .codec import Refusal
-from .exceptions import NotSerializable
+from .exceptions import NotSerializable, UnreadablePackage
 
 PICKLE_PROTOCOL = 5
 """The same on every Python that Stoker runs on, so that clusters may differ in it."""
 
 MOST_STEPS = 5
 """How much of the path to a refused value is shown."""
+
+_is_unpickled: ContextVar[bool] = ContextVar("stoker.is_unpickled", default=True)
 
 Arguments = tuple[list[Any], dict[str, Any], Mapping[str, str]]
 
@@ -52,8 +55,10 @@ def job_as_json(task: str, head: Sequence[Any], arguments: Arguments) -> bytes:
 def value_as_json(value: Any) -> bytes:
     """A return value as JSON. Raises NotSerializable."""
     if codec.is_plain(value):
-        with suppress(ValueError):  # found below, where it gets a name
+        try:
             return codec.write(value)
+        except ValueError:
+            pass  # found below, where it gets a name
     return codec.write(_encode(value, "result", lambda _: "The return value"))
 
 
@@ -87,6 +92,26 @@ def head_from_pickle(body: bytes) -> list[Any]:
 def value_from_pickle(body: bytes) -> Any:
     """The return value. The body must have been signed; raises whatever unpickling raises."""
     return pickle.loads(body)  # noqa: S301 - signed
+
+
+@contextmanager
+def nothing_unpickled() -> Iterator[None]:
+    """Inside of it, arguments and values that are pickled raise UnreadablePackage: who only looks
+    should not run code of the project's, which unpickling does."""
+    token = _is_unpickled.set(False)
+    try:
+        yield
+    finally:
+        _is_unpickled.reset(token)
+
+
+def refuse_to_unpickle(what: str) -> None:
+    """Raises UnreadablePackage inside of ``nothing_unpickled``."""
+    if not _is_unpickled.get():
+        raise UnreadablePackage(
+            f"The {what} is pickled, and pages unpickle nothing: they show what SERIALIZER has "
+            'written as "json".'
+        )
 
 
 def _pickle(value: Any) -> bytes:

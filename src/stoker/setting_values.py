@@ -3,8 +3,9 @@ sentence what it must be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +33,18 @@ def flag(value: Any) -> bool:
     return value
 
 
+def suggestion(key: str, known: Iterable[str]) -> str:
+    """Who wrote this may have meant another."""
+    near = difflib.get_close_matches(key.upper(), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else " Known: " + ", ".join(known) + "."
+
+
+def are_queue_names(value: Any) -> bool:
+    return isinstance(value, list | tuple | set | frozenset) and all(
+        isinstance(name, str) and 0 < len(name) <= 100 for name in value
+    )
+
+
 def whole(minimum: int, maximum: int = 2**31 - 1) -> Check:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -41,6 +54,13 @@ def whole(minimum: int, maximum: int = 2**31 - 1) -> Check:
         return value
 
     return check
+
+
+def results_place(value: Any) -> str:
+    name = value.removeprefix("cache:") if isinstance(value, str) else ""
+    if value != "database" and not (name and name != value):
+        raise ValueError("must be 'database', or 'cache:' and the name of a cache of CACHES")
+    return str(value)
 
 
 def checked_limit(limit: Any) -> int:
@@ -138,3 +158,28 @@ def letter_retention(value: Any) -> LetterRetention:
     if not isinstance(value, Mapping) or not set(value) <= set(keys):
         raise ValueError("must be a dict with some of " + ", ".join(keys))
     return LetterRetention(**{key: optional(seconds(0))(one) for key, one in value.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class NamedReporter:
+    """A reporter, as settings name it."""
+
+    name: str
+    """Of one of Stoker's, of an entry point, or a dotted path."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def reporters(value: Any) -> tuple[NamedReporter, ...]:
+    wanted = "must be a list of names, or a dict of names and their options"
+    if isinstance(value, Mapping):
+        given = dict(value)
+    elif isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        given = {name: {} for name in value}
+    else:
+        raise ValueError(wanted)
+    for name, options in given.items():
+        if not isinstance(name, str) or not name or not isinstance(options, Mapping):
+            raise ValueError(wanted)
+        if not all(isinstance(key, str) and key.isidentifier() for key in options):
+            raise ValueError(f"must have names as the options of {name!r}")
+    return tuple(NamedReporter(name, dict(options)) for name, options in given.items())

@@ -10,11 +10,17 @@ from django.dispatch import Signal
 
 pre_enqueue = Signal()
 """Before a job is sealed. ``task``, ``args``, ``kwargs``: the call, not to be changed;
+``job_id``: a UUID, of which there will be no job if the call turns out to be a duplicate;
 ``metadata``: a dict of strings that travels with the job, to be added to (a trace id, say)."""
 
 post_spawn = Signal()
 """In each process of a cluster, once Django is set up in it. ``role``: pusher, monitor, scheduler
-or worker; ``number``: which worker. The sender is the class that stands for the process."""
+or worker; ``number``: which worker; ``backend``: the cluster's, by its name under ``TASKS``. The
+sender is the class that stands for the process."""
+
+pre_exit = Signal()
+"""In each process of a cluster, before it ends of its own accord. ``seconds``: how long receivers
+may take, all together: then it ends all the same. The sender is as with post_spawn."""
 
 pre_execute = Signal()
 """In the worker, before each attempt. ``task_result``: the attempt's, as its context has it."""
@@ -31,3 +37,12 @@ its time belongs into a job, see ``on_finish``."""
 dead_lettered = Signal()
 """A job used up its tries and is recorded as a dead letter, or in the one there is of it already.
 In the monitor, after the commit. ``dead_letter``: its row."""
+
+attempt_failed = Signal()
+"""An attempt failed, for good or to be tried again. ``failure``: a Failure, of
+stoker.lifecycle.failures. Once for each: in the worker, while the exception is being handled; in
+the monitor, where the worker died of it or the cluster itself says that it failed."""
+
+post_tick = Signal()
+"""In the scheduler, when a tick of a schedule is committed. ``fired``: a Fired, of
+stoker.lifecycle.firing: what became of it, and the job."""

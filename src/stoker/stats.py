@@ -7,7 +7,7 @@ them are estimated, not counted (models/counting.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ from django.utils import timezone
 from .brokers import broker_for
 from .conf import Settings
 from .models import Claimed, Cluster, DeadLetter, Job
-from .models.clock import MICROSECONDS, database_now_us
+from .models.clock import MICROSECONDS, DatabaseNow
 from .models.counting import count_of, shares_of
 from .progress import explained
 from .queue_depths import QueueDepth, queues
@@ -43,6 +43,8 @@ class WorkerState:
     pid: int
     jobs_done: int
     running: tuple[RunningJob, ...]
+    resident_bytes: int = 0
+    """Of memory; 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class ClusterState:
     """Those it serves; empty = all."""
     leases: int
     workers: tuple[WorkerState, ...]
+    loops: Mapping[str, float] = field(default_factory=dict)
+    """``pusher``, ``monitor`` and ``scheduler``: how many seconds before that sign of life the loop
+    of each had turned last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +129,28 @@ def overview(settings: Settings) -> Overview:
     )
 
 
-def clusters(settings: Settings) -> tuple[ClusterState, ...]:
+def clusters(settings: Settings, *, facts: Facts | None = None) -> tuple[ClusterState, ...]:
     """The clusters of this backend, the longest running first; one that died stands here, silent,
-    until upkeep has buried it. Raises: as ``overview``."""
+    until upkeep has buried it.
+
+    Args:
+        settings: the backend's.
+        facts: of the jobs that are wanted; None = of all that run.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
     with explained(settings.database):
         known = Cluster.objects.using(settings.database).filter(name=settings.cluster)
-        rows = [
+        rows: list[Any] = [
             row
-            for row in known.order_by("started_at", "pk")
+            for row in known.annotate(now_us=DatabaseNow()).order_by("started_at", "pk")
             if row.info.get("alias", settings.alias) == settings.alias
         ]
-        now_us = database_now_us(settings.database) if rows else 0
-        shown = [job for row in rows for worker in _workers(row) for job in worker["running"]]
-        facts = _facts_of(settings, {UUID(job["job"]) for job in shown})
-        return tuple(_cluster_state(row, now_us, facts) for row in rows)
+        if facts is None:
+            shown = [job for row in rows for worker in _workers(row) for job in worker["running"]]
+            facts = _facts_of(settings, {UUID(job["job"]) for job in shown})
+        return tuple(_cluster_state(row, row.now_us, facts) for row in rows)
 
 
 def finished(settings: Settings) -> FinishedCounts:
@@ -174,6 +187,19 @@ def _facts_of(settings: Settings, job_ids: set[UUID]) -> Facts:
     return {job_id: (tasks.get(job_id, ""), queue, attempt) for job_id, queue, attempt in rows}
 
 
+def state_of(one: ClusterState, max_silence_seconds: float) -> str:
+    """Its state, in a word: ``silent`` where it has given no sign of life for longer than this, for
+    then nobody knows."""
+    return "silent" if one.silent_seconds > max_silence_seconds else one.state
+
+
+def longest_silence(settings: Settings) -> float:
+    """For how many seconds a cluster that is well may give no sign of life."""
+    return max(
+        3 * settings.heartbeat_seconds, settings.heartbeat_seconds + settings.database_seconds
+    )
+
+
 def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
     silent_seconds = max(0.0, (now_us - row.heartbeat_us) / MICROSECONDS)
     workers = [
@@ -182,6 +208,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
             pid=worker["pid"],
             jobs_done=worker["jobs_done"],
             running=tuple(_running(worker["running"], silent_seconds, facts)),
+            resident_bytes=int(worker.get("resident_bytes", 0)),
         )
         for worker in _workers(row)
     ]
@@ -197,6 +224,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
         queues=tuple(row.info.get("queues", ())),
         leases=int(row.info.get("leases", 0)),
         workers=tuple(workers),
+        loops=dict(row.info.get("loops", {})),
     )
 
 

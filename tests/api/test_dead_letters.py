@@ -13,7 +13,7 @@ from stoker.models import DeadLetter, Ready, Requeue
 from tests.api.conftest import Caller
 from tests.app import frail
 from tests.integration.letters import dead
-from tests.integration.work import work_off
+from tests.integration.work import claim, work_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -237,3 +237,17 @@ def test_what_could_do_too_much_by_mistake_is_refused(
     problem = anna.post(f"dead-letters/{path}", wish, 422)
     assert told in problem["detail"]
     assert DeadLetter.objects.get().state == letter.state
+
+
+def test_a_requeue_is_taken_back_unless_its_job_has_begun(anna: Caller) -> None:
+    letter = dead(frail.charge, "order 1")
+    sent = anna.post(f"dead-letters/{letter.pk}/requeue")
+    answer = anna.post(f"dead-letters/{letter.pk}/undo-requeue", {"because": "a mistake"})
+    assert (answer["fate"], answer["job_id"]) == ("taken_back", sent["job_id"])
+    assert not Ready.objects.exists()
+    refused = anna.post(f"dead-letters/{letter.pk}/undo-requeue", status=409)
+    assert refused["fate"] == "not_requeued"
+    anna.post(f"dead-letters/{letter.pk}/requeue")
+    claim()
+    refused = anna.post(f"dead-letters/{letter.pk}/undo-requeue", status=409)
+    assert "has begun" in refused["detail"]

@@ -198,3 +198,15 @@ def test_jobs_that_are_not_there(anna: Caller) -> None:
     anna.post(f"jobs/{nowhere}/cancel", status=404)
     assert anna.call("GET", "jobs/not-an-id").status_code == 422
     assert anna.call("GET", f"jobs/{nowhere}?backend=nowhere").status_code == 404
+
+
+def test_why_a_job_is_not_running(anna: Caller) -> None:
+    result = add.enqueue(40, 2)
+    answer = anna.get(f"jobs/{result.id}/why")
+    assert (answer["kind"], answer["needs_somebody"]) == ("no_cluster", True)
+    assert answer["advice"]
+    assert answer["facts"] == {"silent": []}
+    work_all()
+    answer = anna.get(f"jobs/{result.id}/why")
+    assert (answer["kind"], answer["facts"]["attempts"]) == ("successful", 1)
+    assert anna.call("GET", f"jobs/{uuid.uuid4()}/why").status_code == 404

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi import checks
 from stoker import every, schedules
 from stoker.api.document import document_of
 from stoker.api.whole import api
-from stoker.models import Cluster, DeadLetter
+from stoker.models import Cluster, DeadLetter, PausedQueue
 from stoker.models.clock import DatabaseNow
 
 from tests.api.test_operating import sign_on
@@ -78,6 +78,7 @@ class Stock:
     def fill(self) -> None:
         """A call may have used them up."""
         if not DeadLetter.objects.filter(state="open").exists():
+            PausedQueue.objects.all().delete()
             letters = [dead(frail.charge, f"order {number}") for number in range(2)]
             self.known["letter_id"] = [str(one.pk) for one in letters]
             self.known["job_id"] = [add.enqueue(1, 2).id, str(letters[0].job_id)]

@@ -19,6 +19,11 @@ def charge(order: str, note: str = "") -> str:
     return _use(order)
 
 
+@task(max_attempts=1)
+def keep(thing, note=None):  # type: ignore[no-untyped-def] # it takes anything
+    return _use(thing)
+
+
 @task(max_attempts=1, unique=Unique("feed:{feed}"))
 def fetch(feed: str, note: str = "") -> str:
     return _use(feed)

@@ -17,7 +17,7 @@ def begin(names: str) -> None:
 def hear_nothing(_: str) -> None:
     """A pooler that does not pass notifications on."""
     from stoker.brokers import orm
-    from stoker.brokers.base import NoWake
+    from stoker.brokers.wake import NoWake
 
     orm.open_wake = lambda _alias: NoWake()
 

@@ -1,11 +1,15 @@
 """How jobs ended, as the store has it."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from stoker.models import Attempt, DeadLetter, Job
 
+from tests.app import tasks
 from tests.cluster.clusters import ProcessCluster, wait_for
+
+SHORT = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -39,3 +43,13 @@ def value_of(result: Any, cluster: ProcessCluster) -> Any:
     assert job.status == Job.Status.SUCCESSFUL, f"{job.reason}\n{cluster.tail()}"
     result.refresh()
     return result.return_value
+
+
+def let_it_prefetch(cluster: ProcessCluster) -> None:
+    """After long jobs none is sent ahead to a busy worker; after short ones many are. Where the
+    machine has much else to do, short ones may take long: then others have to follow them."""
+    for _ in range(20):
+        jobs = [end_of(one, cluster).job for one in tasks.add.enqueue_many([((1, 2), {})] * 200)]
+        last = sorted((one.finished_at, one.started_at) for one in jobs)[-100:]
+        if sum((end - start for end, start in last), timedelta()) < len(last) * SHORT:
+            return

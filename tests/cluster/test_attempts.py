@@ -306,6 +306,9 @@ def test_what_the_store_refuses_to_record_is_not_acked_and_holds_up_nobody(
         assert [value_of(result, cluster) for result in others] == [n + 1 for n in range(50)]
         assert Claimed.objects.filter(pk=refused.id).exists()
         assert Job.objects.get(pk=refused.id).status is None
+        told = cluster.text().count("could not be recorded")
+        # Not between a try to record it and the try to record that this cannot be done.
+        wait_for(lambda: cluster.text().count("could not be recorded") > told, cluster.tail)
     assert value_of(refused, cluster) == 42
 
 

@@ -22,6 +22,7 @@ from tests.app import tasks
 from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for
 from tests.cluster.ends import end_of
 from tests.story.ledgers import unfinished
+from tests.unit.cluster.parts import occupy
 
 JOBS = 520
 """More than one batch."""
@@ -38,7 +39,7 @@ def dead_cluster(running: list[Delivery], cluster_id: UUID) -> Iterator[Path]:
     """The row and the board of a cluster that was killed while it ran these jobs."""
     board = Board.create(board_path(cluster_id), 1, max(1, len(running)))
     for slot, one in enumerate(running):
-        board.occupy(0, slot, Occupied(slot + 1, one.job_id, one.attempt, 1, 0))
+        occupy(board, 0, slot, Occupied(slot + 1, one.job_id, one.attempt, 1, 0))
     board.close()
     Cluster.objects.create(
         id=cluster_id,

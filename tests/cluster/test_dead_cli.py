@@ -118,6 +118,17 @@ def test_a_dead_letter_can_be_sent_with_other_arguments() -> None:
     assert DeadLetter.objects.get().state == "resolved"
 
 
+def test_a_requeue_is_taken_back() -> None:
+    (only,) = letters(1)
+    assert dead("requeue", only).returncode == 0
+    undone = dead("undo", only, "--because", "a mistake")
+    assert (undone.returncode, undone.stdout) == (0, "1 taken back\n")
+    assert not Ready.objects.exists()
+    again = dead("undo", only)
+    assert again.returncode == 1
+    assert "was not: no job carries it on" in again.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

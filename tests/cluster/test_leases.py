@@ -16,7 +16,7 @@ from stoker.models import Attempt, Claimed, Job
 from tests.app import chaos, tasks
 from tests.app.models import Ledger
 from tests.cluster.clusters import ProcessCluster, wait_for
-from tests.cluster.ends import end_of, value_of
+from tests.cluster.ends import end_of, let_it_prefetch, value_of
 
 LEASE_SECONDS = 2.0
 
@@ -36,7 +36,7 @@ def broker() -> Broker:
 def test_jobs_longer_than_the_lease_and_those_prefetched_behind_them_run_once(
     cluster: ProcessCluster,
 ) -> None:
-    _let_it_prefetch(cluster)
+    let_it_prefetch(cluster)
     long = tasks.write_ledger.enqueue_many([((2.5 * LEASE_SECONDS,), {})] * 2)
     wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
     short = tasks.write_ledger.enqueue_many([((), {})] * 8)
@@ -51,7 +51,7 @@ def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:
     """Whoever got the long one got short ones with it."""
-    _let_it_prefetch(cluster)
+    let_it_prefetch(cluster)
     may_end = tmp_path / "may end"
     long = chaos.run_until.enqueue(str(may_end))
     results = tasks.write_ledger.enqueue_many([((0.01,), {})] * 40)
@@ -103,7 +103,7 @@ def test_a_lost_job_that_was_not_started_is_not_started(
     cluster: ProcessCluster, broker: Broker
 ) -> None:
     """It waits inside a worker, behind a long one, when its lease is lost."""
-    _let_it_prefetch(cluster)
+    let_it_prefetch(cluster)
     long = tasks.write_ledger.enqueue_many([((1.5 * LEASE_SECONDS,), {})] * 2)
     wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
     waiting = tasks.write_ledger.enqueue()
@@ -113,13 +113,6 @@ def test_a_lost_job_that_was_not_started_is_not_started(
     assert not Ledger.objects.filter(job_id=waiting.id).exists()
     _give_back(delivery, broker)
     assert end_of(waiting, cluster).job.attempts == 2
-
-
-def _let_it_prefetch(cluster: ProcessCluster) -> None:
-    """After long jobs none is sent ahead to a busy worker; after short ones many are."""
-    results = tasks.add.enqueue_many([((1, 2), {})] * 300)
-    for result in results:
-        end_of(result, cluster)
 
 
 def _taken_over(result: Any, broker: Broker, cluster: ProcessCluster) -> Delivery:

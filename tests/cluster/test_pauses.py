@@ -10,8 +10,7 @@ from stoker.models import Attempt, Claimed, Job, Ready
 from tests.app import chaos, tasks
 from tests.app.models import Ledger
 from tests.cluster.clusters import running_cluster, wait_for
-from tests.cluster.ends import end_of, value_of
-from tests.cluster.test_stop import let_it_prefetch
+from tests.cluster.ends import end_of, let_it_prefetch, value_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,16 +10,10 @@ from stoker.models import Attempt, Claimed, Cluster, Job, Ready
 
 from tests.app import chaos, tasks
 from tests.app.models import Ledger
-from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, running_cluster, wait_for
-from tests.cluster.ends import end_of, value_of
+from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for
+from tests.cluster.ends import let_it_prefetch, value_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def let_it_prefetch(cluster: ProcessCluster) -> None:
-    """After long jobs none is sent ahead to a busy worker; after short ones many are."""
-    for result in tasks.add.enqueue_many([((1, 2), {})] * 200):
-        end_of(result, cluster)
 
 
 def test_prefetched_jobs_are_released_at_once_with_their_attempt(tmp_path: Path) -> None:

@@ -121,10 +121,10 @@ def test_one_job_that_cannot_be_rescued_holds_up_no_other(
     Claimed.objects.update(leased_until_us=0)
     real = upkeep_module.finish
 
-    def refuse(settings: Any, broker: Any, attempted: Any) -> Any:
+    def refuse(settings: Any, broker: Any, attempted: Any, **more: Any) -> Any:
         if bad in [one.delivery.job_id for one in attempted]:
             raise DatabaseError("not this one")
-        return real(settings, broker, attempted)
+        return real(settings, broker, attempted, **more)
 
     monkeypatch.setattr(upkeep_module, "finish", refuse)
     assert upkeep_with().rescue() == 9
@@ -145,7 +145,7 @@ def test_what_is_being_rescued_is_not_among_the_leases_of_the_clusters_pusher(
     monkeypatch.setattr(
         upkeep_module,
         "finish",
-        lambda *_: held.append(len(broker.held_by(upkeep._plan.cluster_id))),
+        lambda *_, **__: held.append(len(broker.held_by(upkeep._plan.cluster_id))),
     )
     upkeep.rescue()
     assert held == [0]
@@ -171,6 +171,20 @@ def test_a_step_that_fails_stops_neither_the_others_nor_the_cluster(
     assert len([name for name, _ in told if name == "upkeep_failed"]) == 3
 
 
+def test_pruning_rests_after_it_found_nothing_and_goes_on_while_it_finds_something() -> None:
+    upkeep = upkeep_with()
+    left = []
+    for round_number in range(14):
+        if round_number in (0, 1, 3):
+            finished(1, days_ago=10)
+        upkeep.run()
+        left.append(Job.objects.count())
+    assert left == [0, 0, 0] + [1] * 5 + [0] * 6
+    finished(1, days_ago=10)
+    upkeep.run()
+    assert Job.objects.count() == 1, "it found something, then nothing, and rests again"
+
+
 def test_one_cluster_at_a_time_does_the_upkeep() -> None:
     finished(1, days_ago=10)
     first, second = upkeep_with(upkeep_seconds=60.0), upkeep_with(upkeep_seconds=60.0)
@@ -178,7 +192,7 @@ def test_one_cluster_at_a_time_does_the_upkeep() -> None:
     finished(1, days_ago=10)
     second.run()
     assert Job.objects.count() == 1, "the first one has the lease"
-    first.give_up_lease()
+    first.leave()
     second.run()
     assert not Job.objects.exists()
     first.run()

@@ -14,13 +14,13 @@ QUIET_SECONDS = 0.5
 def claim(place: tuple[str, str], line: Connection) -> None:
     """When told to, claim until nothing is left. Answers with the ids of what it got."""
     django.setup()
-    from stoker.brokers import adapter_for
     from stoker.conf import Settings
 
+    from tests.conformance.bare import bare_broker
     from tests.conformance.threads import patiently
 
     url, cluster = place
-    broker, holder = adapter_for(Settings(broker=url, cluster=cluster)), uuid.uuid4()
+    broker, holder = bare_broker(Settings(broker=url, cluster=cluster)), uuid.uuid4()
     broker.ping()
     line.send("ready")
     line.recv()
@@ -38,13 +38,13 @@ def claim(place: tuple[str, str], line: Connection) -> None:
 def enqueue(place: tuple[str, str], line: Connection) -> None:
     """When told to, enqueue one job and wake who waits."""
     django.setup()
-    from stoker.brokers import adapter_for
     from stoker.conf import Settings
 
+    from tests.conformance.bare import bare_broker
     from tests.conformance.stands import message
 
     url, cluster = place
-    broker = adapter_for(Settings(broker=url, cluster=cluster))
+    broker = bare_broker(Settings(broker=url, cluster=cluster))
     line.send("ready")
     line.recv()
     broker.enqueue([message()])

@@ -8,24 +8,36 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from django.db import connections, transaction
 from django.db.models import F
+from redis import Redis
 
 from stoker.brokers.base import Broker, Capabilities, Delivery, Message
+from stoker.brokers.carried import CarriedBroker
+from stoker.brokers.disque import DisqueTransport
+from stoker.brokers.ironmq import IronmqTransport
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.mongodb import MongodbBroker
 from stoker.brokers.mongodb_documents import connect as connect_to_mongodb
 from stoker.brokers.orm import OrmBroker
 from stoker.brokers.redis import RedisBroker
+from stoker.brokers.sqs import SqsTransport
+from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
 from stoker.ids import new_job_id
 from stoker.models import Claimed, Deferred
 from stoker.models.clock import MICROSECONDS, database_now_us, microseconds
+
+from tests.conformance.memory_transport import MemoryTransport
+from tests.servers.sqs import CREDENTIALS
+from tests.servers.sqs import sqs_url as private_sqs_url
 
 QUEUE = "default"
 LEASE_SECONDS = 60.0
@@ -41,6 +53,8 @@ class Stand(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     url: ClassVar[str] = ""
     """By which another process reaches the same jobs; empty = none can."""
+    leases_are_rows: ClassVar[bool] = False
+    """Whether they are in the store, which has the packages elsewhere."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -71,6 +85,9 @@ class Stand(ABC):
         if not getattr(self.capabilities, capability):
             pytest.skip(f"{type(self.broker).__name__} does not claim {capability}")
 
+    def needs_leases_of_its_own(self) -> None:
+        """Skip a test of leases that many want at once where they are another stand's."""
+
     def clear(self) -> None:
         """Leave nothing behind."""
         self.broker.close()
@@ -80,6 +97,10 @@ class Stand(ABC):
         messages = [message(**options) for _ in range(count)]
         self.broker.enqueue(messages)
         return [message.job_id for message in messages]
+
+    def many(self, count: int) -> int:
+        """Give that number, or less where that many would keep the server busy for long."""
+        return count
 
     def claim(self, limit: int = 100, *queues: str, **options: Any) -> list[Delivery]:
         """Claim for this stand's holder."""
@@ -96,6 +117,8 @@ class Stand(ABC):
 
     def where(self, job_id: uuid.UUID) -> str | None:
         """Say where the job is."""
+        if job_id in self.broker.not_come([job_id]):
+            return "ready"
         return self.broker.whereabouts([job_id]).get(job_id)
 
     def _leased(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +159,7 @@ class OrmStand(Stand):
 
     capabilities = OrmBroker.capabilities
     url = "orm://default"
+    leases_are_rows = True
 
     def __init__(self) -> None:
         self.settings = Settings(broker=self.url)
@@ -156,6 +180,126 @@ class OrmStand(Stand):
 
     def atomic(self) -> AbstractContextManager[None]:
         return transaction.atomic(using=self.settings.database)
+
+
+class CarriedStand(OrmStand):
+    """Jobs that a server without leases of its own brings into the store."""
+
+    capabilities = replace(Capabilities(), look_up=False, priority=False)
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lead = 0.0
+        self.transport = self.make_transport()
+        self._receive = self.transport.receive
+        self.transport.receive = self._receive_earlier
+        self.broker = CarriedBroker(self.settings, self.transport)
+
+    def make_transport(self) -> Any:
+        return MemoryTransport(self.settings)
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self.transport.advance(seconds)
+        self._lead += seconds
+
+    def needs_leases_of_its_own(self) -> None:
+        pytest.skip("its leases are the store's, for which the same is tested")
+
+    def _receive_earlier(self, *args: Any, **options: Any) -> list[Parcel]:
+        """What they say of their moment, as the store would have it after ``advance``."""
+        return [
+            parcel._replace(message=self._earlier(parcel.message))
+            for parcel in self._receive(*args, **options)
+        ]
+
+    def _earlier(self, one: Message) -> Message:
+        return replace(one, run_after=one.run_after - self._lead) if one.run_after else one
+
+    def another(self) -> Broker:
+        return CarriedBroker(self.settings, self.transport)
+
+
+class DisqueStand(CarriedStand):
+    """The stand-in's clock can be turned."""
+
+    url = "disque://"
+
+    def make_transport(self) -> Any:
+        self.settings = Settings(broker=disque_url(), cluster=f"test-{uuid.uuid4().hex}")
+        return DisqueTransport(self.settings)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.settings.broker, self.settings.cluster
+
+    def advance(self, seconds: float) -> None:
+        OrmStand.advance(self, seconds)
+        parts = urlsplit(self.settings.broker)
+        with Redis(parts.hostname or "", parts.port or 7711, protocol=2) as client:
+            client.execute_command("STANDIN", "ADVANCE", seconds)
+        self._lead += seconds
+
+    def clear(self) -> None:
+        for queue in self.transport.counts():
+            self.transport.purge(queue)
+        self.broker.close()
+
+
+class IronmqStand(CarriedStand):
+    """The stand-in's clock can be turned."""
+
+    url = "ironmq://"
+
+    def make_transport(self) -> Any:
+        self.settings = Settings(broker=ironmq_url(), cluster=f"test-{uuid.uuid4().hex}")
+        return IronmqTransport(self.settings)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.settings.broker, self.settings.cluster
+
+    def advance(self, seconds: float) -> None:
+        OrmStand.advance(self, seconds)
+        host = urlsplit(self.settings.broker).netloc.rpartition("@")[2]
+        httpx.post(f"http://{host}/standin/advance", json={"seconds": seconds}).raise_for_status()
+        self._lead += seconds
+
+    def clear(self) -> None:
+        for queue in self.transport.counts():
+            self.transport.purge(queue)
+        self.broker.close()
+
+
+class SqsStand(CarriedStand):
+    """Moto's messages can be made older."""
+
+    url = "sqs://"
+
+    def make_transport(self) -> Any:
+        self._prefix = f"test-{uuid.uuid4().hex[:12]}"
+        broker = sqs_url().replace("/test?", f"/{self._prefix}?")
+        self.settings = Settings(broker=broker, cluster=f"test-{uuid.uuid4().hex}")
+        return SqsTransport(self.settings)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.settings.broker, self.settings.cluster
+
+    def advance(self, seconds: float) -> None:
+        OrmStand.advance(self, seconds)
+        endpoint = self.transport.address.endpoint
+        wish = {"prefix": f"{self._prefix}-", "seconds": seconds}
+        httpx.get(f"{endpoint}/stoker-test/", params=wish).raise_for_status()
+        self._lead += seconds
+
+    def many(self, count: int) -> int:
+        """Moto goes through all that it has with each request."""
+        return count // 20
+
+    def clear(self) -> None:
+        self.broker.close()
 
 
 class RedisStand(Stand):
@@ -188,7 +332,7 @@ class RedisStand(Stand):
         return RedisBroker(self.settings)
 
     def hang_up(self) -> None:
-        self._client.connection_pool.disconnect()
+        self._client.connection_pool.disconnect(inuse_connections=False)
 
     def clear(self) -> None:
         prefix = self.broker.prefix  # type: ignore[attr-defined] # of this broker
@@ -235,6 +379,19 @@ class MongodbStand(Stand):
             broker.close()
 
 
+def disque_url() -> str:
+    return os.environ.get("STOKER_TEST_DISQUE_URL", "disque://127.0.0.1:7711")
+
+
+def ironmq_url() -> str:
+    return os.environ.get("STOKER_TEST_IRONMQ_URL", "ironmq://project:token@127.0.0.1:8080")
+
+
+def sqs_url() -> str:
+    os.environ.update(CREDENTIALS)
+    return os.environ.get("STOKER_TEST_SQS_URL", private_sqs_url(5000))
+
+
 def redis_url() -> str:
     return os.environ.get("STOKER_TEST_REDIS_URL", "redis://127.0.0.1:6379/0")
 
@@ -244,11 +401,16 @@ def mongodb_url() -> str:
 
 
 COMMITTING = pytest.mark.django_db(transaction=True)
+ONCE = pytest.mark.postgres
 WITHOUT_DATABASE = pytest.mark.sqlite  # once is enough
 
 STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
     "memory": (MemoryStand, [WITHOUT_DATABASE]),
     "orm": (OrmStand, [COMMITTING]),
+    "carried": (CarriedStand, [COMMITTING, pytest.mark.sqlite]),
+    "disque": (DisqueStand, [COMMITTING, ONCE, pytest.mark.disque]),
+    "ironmq": (IronmqStand, [COMMITTING, ONCE, pytest.mark.ironmq]),
+    "sqs": (SqsStand, [COMMITTING, ONCE, pytest.mark.sqs]),
     "redis": (RedisStand, [WITHOUT_DATABASE, pytest.mark.redis]),
     "mongodb": (MongodbStand, [WITHOUT_DATABASE, pytest.mark.mongodb]),
 }

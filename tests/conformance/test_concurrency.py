@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from stoker.brokers.base import Broker, Delivery, Lease, Message, Return
@@ -21,24 +22,27 @@ from tests.guards.processes import started
 
 
 def test_threads_claim_every_job_once(stand: Stand) -> None:
-    put = stand.put(600) + stand.put(200, run_after=stand.now() - 1)
+    put = stand.put(stand.many(600)) + stand.put(stand.many(200), run_after=stand.now() - 1)
     claimed: list[Delivery] = []
+    together(stand, *[_claim_all(claimed, len(put))] * 8)
+    assert_each_once([delivery.job_id for delivery in claimed], put)
+    assert stand.broker.sizes()["default"]["running"] == len(put)
 
-    def claim_all(broker: Broker) -> None:
-        holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
-        while len(claimed) < len(put) and time.monotonic() < deadline:
-            claimed.extend(
-                patiently(lambda: broker.claim(["default"], 7, holder=holder, lease_seconds=60))
-            )
 
-    together(stand, *[claim_all] * 8)
+def test_threads_may_share_a_broker(stand: Stand) -> None:
+    """As those of a project's process do: there is one for all of them."""
+    put = stand.put(stand.many(600))
+    claimed: list[Delivery] = []
+    claim_all = _claim_all(claimed, len(put))
+    with switching_often():
+        together(stand, *[lambda _: claim_all(stand.broker)] * 6)
     assert_each_once([delivery.job_id for delivery in claimed], put)
     assert stand.broker.sizes()["default"]["running"] == len(put)
 
 
 def test_processes_claim_every_job_once(shared_stand: Stand) -> None:
     stand = shared_stand
-    put = stand.put(600) + stand.put(200, run_after=stand.now() - 1)
+    put = stand.put(stand.many(600)) + stand.put(stand.many(200), run_after=stand.now() - 1)
     with ExitStack() as stack:
         others = [stack.enter_context(started(claim, stand.place)) for _ in range(4)]
         for other in others:
@@ -48,7 +52,8 @@ def test_processes_claim_every_job_once(shared_stand: Stand) -> None:
 
 
 def test_rescuers_never_take_the_same_job(stand: Stand) -> None:
-    put = stand.put(300)
+    stand.needs_leases_of_its_own()
+    put = stand.put(stand.many(300))
     stand.claim(300)
     stand.advance(61)
     rescued: list[Delivery] = []
@@ -130,7 +135,8 @@ def test_a_job_that_moves_is_always_somewhere(stand: Stand) -> None:
 
 def test_crossing_batches_do_not_deadlock(stand: Stand, seed: int) -> None:
     """A pusher extends what the monitor acks at the same moment, in another order."""
-    stand.put(1_600)
+    stand.needs_leases_of_its_own()
+    stand.put(stand.many(1_600))
     leases = [delivery.lease for delivery in stand.claim(1_600)]
     is_over = threading.Event()
 
@@ -160,6 +166,7 @@ def test_crossing_batches_do_not_deadlock(stand: Stand, seed: int) -> None:
 def test_nothing_that_many_do_at_once_makes_two_leases_valid(stand: Stand, seed: int) -> None:
     """Random enqueues, claims, extends, acks, releases and rescues with leases so short that they
     end in the middle of it; afterwards the ledger is read."""
+    stand.needs_leases_of_its_own()
     ledger = Ledger()
 
     def live(broker: Broker, choose: random.Random) -> None:
@@ -173,6 +180,30 @@ def test_nothing_that_many_do_at_once_makes_two_leases_valid(stand: Stand, seed:
     stand.advance(60)
     finish_all(stand, ledger)
     ledger.check()
+
+
+def _claim_all(claimed: list[Delivery], total: int) -> Callable[[Broker], None]:
+    """What claims until all of them together have so many."""
+
+    def claim_all(broker: Broker) -> None:
+        holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
+        while len(claimed) < total and time.monotonic() < deadline:
+            claimed.extend(
+                patiently(lambda: broker.claim(["default"], 7, holder=holder, lease_seconds=60))
+            )
+
+    return claim_all
+
+
+@contextmanager
+def switching_often() -> Iterator[None]:
+    """Threads take turns as soon as they may, and so in the middle of anything."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def finish_all(stand: Stand, ledger: Ledger) -> None:

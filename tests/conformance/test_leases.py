@@ -47,6 +47,18 @@ def test_acked_is_gone(stand: Stand) -> None:
     assert [delivery.job_id for delivery in stand.rescue()] == [other.job_id]
 
 
+@pytest.mark.parametrize("is_late_first", [True, False])
+def test_an_ack_of_a_job_by_two_of_its_leases(stand: Stand, *, is_late_first: bool) -> None:
+    """As of two workers of one cluster, of which the first was thought to be dead."""
+    stand.put(2)
+    late, other = stand.claim()
+    stand.advance(LEASE_SECONDS + 1)
+    now = next(one for one in stand.rescue() if one.job_id == late.job_id)
+    leases = [late.lease, now.lease] if is_late_first else [now.lease, late.lease]
+    assert stand.broker.ack([*leases, other.lease]) == {late.lease, other.lease}
+    assert (stand.where(late.job_id), stand.where(other.job_id)) == (None, "running")
+
+
 def test_released_waits_again(stand: Stand) -> None:
     stand.put(2)
     now, later = stand.claim()
@@ -239,7 +251,7 @@ def test_held_by(stand: Stand) -> None:
     held = stand.broker.held_by(stand.holder)
     assert {one.lease for one in held} == {one.lease for one in claimed}
     assert {(one.package, one.queue, one.priority, one.attempt) for one in held} == {
-        (b"" if stand.capabilities.transactional else b"package", "default", 4, 1)
+        (b"" if stand.leases_are_rows else b"package", "default", 4, 1)
     }
     stand.broker.ack([claimed[0].lease])
     stand.broker.release([Return(claimed[1].lease)])

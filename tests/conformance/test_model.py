@@ -97,7 +97,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self, queues: tuple[str, ...], limit: int, holder: uuid.UUID, lease_seconds: float
     ) -> Any:
         claimed = self.stand.broker.claim(queues, limit, holder=holder, lease_seconds=lease_seconds)
-        self._promote_due()
+        if limit:  # else it may have looked, and need not have
+            self._promote_due()
         wanted = [
             job_id
             for job_id, job in self.jobs.items()

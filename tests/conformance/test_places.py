@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stoker.brokers.base import Return
 from stoker.ids import new_job_id
 
@@ -46,6 +48,7 @@ def test_a_leased_job_is_not_withdrawn(stand: Stand) -> None:
 
 
 def test_sizes(stand: Stand) -> None:
+    stand.needs("look_up")
     stand.put(3)
     stand.claim(1)
     stand.put(2, run_after=stand.now() + 100)
@@ -54,6 +57,37 @@ def test_sizes(stand: Stand) -> None:
         "default": {"ready": 2, "deferred": 2, "blocked": 0, "running": 1},
         "mail": {"ready": 4, "deferred": 0, "blocked": 0, "running": 0},
     }
+
+
+def test_sizes_where_what_waits_is_only_counted(stand: Stand) -> None:
+    if stand.capabilities.look_up:
+        pytest.skip(f"{type(stand.broker).__name__} can look what waits up")
+    stand.put(3)
+    stand.claim(1)
+    stand.put(2, run_after=stand.now() + 100)
+    stand.put(4, queue="mail")
+    sizes = stand.broker.sizes()
+    assert sizes["default"]["running"] == 1
+    assert 2 <= sizes["default"]["ready"] + sizes["default"]["deferred"] <= 4
+    assert sizes["mail"] == {"ready": 4, "deferred": 0, "blocked": 0, "running": 0}
+
+
+def test_what_has_not_come_yet_can_be_withdrawn_all_the_same(stand: Stand) -> None:
+    if stand.capabilities.look_up:
+        pytest.skip(f"{type(stand.broker).__name__} can look what waits up")
+    (ready,), (stays,) = stand.put(), stand.put()
+    (deferred,) = stand.put(run_after=stand.now() + 100)
+    assert stand.broker.not_come([ready, stays, deferred]) == {ready, stays, deferred}
+    assert stand.broker.withdraw([ready, deferred]) == {ready, deferred}
+    assert stand.broker.withdraw([ready, deferred]) == set()
+    stand.advance(101)
+    (delivery,) = stand.claim()
+    assert delivery.job_id == stays
+    assert stand.broker.withdraw([stays]) == set()
+    assert stand.broker.not_come([ready, stays, deferred]) == set()
+    stand.broker.ack([delivery.lease])
+    assert stand.broker.not_come([stays]) == set()
+    assert stand.broker.withdraw([stays]) == set()
 
 
 def test_purge_removes_what_waits_in_one_queue(stand: Stand) -> None:
@@ -72,8 +106,8 @@ def test_purge_removes_what_waits_in_one_queue(stand: Stand) -> None:
 
 
 def test_purge_of_many(stand: Stand) -> None:
-    stand.put(1_200)
-    assert stand.broker.purge("default") == 1_200
+    put = stand.put(stand.many(1_200))
+    assert stand.broker.purge("default") == len(put)
 
 
 def test_ping_and_info(stand: Stand) -> None:
@@ -88,3 +122,4 @@ def test_usable_again_after_close(stand: Stand) -> None:
     stand.broker.close()
     stand.broker.close()
     assert stand.where(job_id) == "ready"
+    assert stand.claim_one().job_id == job_id

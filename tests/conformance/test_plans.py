@@ -14,8 +14,8 @@ from django.db import connection
 
 from stoker.brokers.base import Delivery, Return
 from stoker.cluster.patience import set_deadlines
-from stoker.models import Job
-from stoker.models.job import Ending
+from stoker.models import Job, kept
+from stoker.models.ending import Ending
 
 from tests.conformance.stands import OrmStand, message
 
@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.django_db(tran
 
 ROWS = 100_000
 LARGE = {"stoker_job", "stoker_ready", "stoker_deferred", "stoker_claimed"}
+
+KEYS = dict.fromkeys(LARGE, "job_id") | {"stoker_job": "id"}
 
 EMPTY = "TRUNCATE stoker_job, stoker_ready, stoker_deferred, stoker_claimed CASCADE"
 """Unlike DELETE it forgets how large the tables have been."""
@@ -63,11 +65,16 @@ def stand() -> Iterator[OrmStand]:
         cursor.execute(EMPTY)
 
 
-@pytest.mark.parametrize("is_analyzed", [False, True], ids=["as loaded", "analyzed"])
-def test_nothing_reads_a_whole_table(stand: OrmStand, is_analyzed: bool) -> None:
-    if is_analyzed:
-        with connection.cursor() as cursor:
+@pytest.mark.parametrize("belief", ["as loaded", "as analyzed", "empty"])
+def test_nothing_reads_a_whole_table(stand: OrmStand, belief: str) -> None:
+    with connection.cursor() as cursor:
+        if belief == "as analyzed":
             cursor.execute("ANALYZE")
+        elif belief == "empty":  # as a vacuum after a quiet time leaves it
+            for table in LARGE:
+                cursor.execute(f"DELETE FROM {table}")
+                cursor.execute(f"VACUUM (TRUNCATE OFF) {table}")
+            cursor.execute(FILL, {"rows": ROWS})
     wrong = []
     for count in (1, 50, 400, 1_000):
         for name, verb in verbs(stand, count):
@@ -86,17 +93,70 @@ def test_a_cluster_walks_the_queue_and_does_not_sort_it(
     with plans() as made:
         stand.claim(500, "default", "mail")
 
-    (plan,) = [plan for sql, plan in made if "-- Claim" in sql]
+    (plan,) = [plan for sql, plan in made if "INSERT INTO stoker_claimed" in sql]
     walked = nodes(plan, "Relation Name", "stoker_ready")
     assert {node["Node Type"] for node in walked} <= {"Index Scan", "Tid Scan", "ModifyTable"}
 
 
 @pytest.fixture
+def keeping_stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
+    """Give the ORM broker with a few jobs, to one who is connected as a pusher or a monitor is."""
+    with connection.cursor() as cursor:
+        cursor.execute(EMPTY)
+        cursor.execute(FILL, {"rows": 60})
+    monkeypatch.setattr(kept, "_aliases", set())
+    stand = OrmStand()
+    with connected_as_a_cluster(stand, keeps_statements=True):
+        yield stand
+    with connection.cursor() as cursor:
+        cursor.execute(EMPTY)
+
+
+def test_a_plan_that_is_kept_goes_by_an_index_however_small_the_tables_were(
+    keeping_stand: OrmStand,
+) -> None:
+    """It is made while a queue is short, or empty, and used when it is long."""
+    for _, verb in verbs(keeping_stand, 4):
+        verb()
+    small = kept_plans()
+    with connection.cursor() as cursor:
+        for table in LARGE:
+            cursor.execute(f"DELETE FROM {table}")
+            cursor.execute(f"VACUUM {table}")
+    empty = kept_plans()
+    assert empty.keys() == small.keys()
+    assert len(small) >= 6, "of claim, extend, finish, ack, release and enqueue"
+    for sql, plan in [*small.items(), *empty.items()]:
+        read = sorted(whole_tables(plan) & LARGE)
+        assert not read, f"reads all of {read}:\n{sql}\n{plan}"
+
+
+def kept_plans() -> dict[str, Any]:
+    """Give the plan of every statement that this session keeps."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT name, statement, parameter_types::varchar[] FROM pg_prepared_statements"
+        )
+        plans = {}
+        for name, sql, types in cursor.fetchall():
+            values = ", ".join(f"NULL::{one}" for one in types)
+            cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE {name}({values})")
+            plans[sql] = cursor.fetchone()[0]
+        return plans
+
+
+@pytest.fixture
 def cluster_connection(stand: OrmStand) -> Iterator[None]:
     """Connect as a cluster's own processes do."""
+    with connected_as_a_cluster(stand):
+        yield
+
+
+@contextmanager
+def connected_as_a_cluster(stand: OrmStand, *, keeps_statements: bool = False) -> Iterator[None]:
     before = connection.settings_dict
     connection.settings_dict = deepcopy(before)
-    set_deadlines(stand.settings)
+    set_deadlines(stand.settings, keeps_statements=keeps_statements)
     yield
     connection.close()
     connection.settings_dict = before
@@ -140,8 +200,7 @@ def plans() -> Iterator[list[tuple[str, Any]]]:
     made: list[tuple[str, Any]] = []
 
     def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        first = next(line for line in sql.splitlines() if not line.startswith("--"))
-        verb = first.lstrip("(").split()[0]
+        verb = sql.lstrip("(").split()[0]
         if not many and verb in {"WITH", "SELECT", "UPDATE", "DELETE", "INSERT"}:
             execute(f"EXPLAIN (FORMAT JSON) {sql}", params, many, context)
             made.append((sql, context["cursor"].fetchone()[0]))

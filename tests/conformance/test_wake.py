@@ -13,14 +13,17 @@ import pytest
 from django.db import connection, transaction
 
 from stoker.brokers import orm_wake
-from stoker.brokers.base import Broker, NoWake, Wake
+from stoker.brokers.base import Broker
+from stoker.brokers.fronted_wake import FrontedWake
+from stoker.brokers.wake import NoWake, Wake
 
+from tests.cluster.clusters import wait_for
 from tests.conformance.programs import enqueue
 from tests.conformance.stands import Stand, message
 from tests.conformance.threads import together
 from tests.guards.processes import started
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -50,13 +53,16 @@ def is_due_in_time(wake: Wake) -> bool:
 
 
 def test_another_connection_wakes(stand: Stand, wake: Wake) -> None:
+    claimed = []
     for _ in range(3):
+        while found := stand.claim():  # who is sent out to look, is so by a claim in vain
+            claimed += found
         together(stand, enqueue_and_wake)
         assert isinstance(wake, NoWake) or is_due_in_time(wake)
         while wake.is_due():
             pass
         time.sleep(orm_wake.DEBOUNCE_SECONDS)
-    assert len(stand.claim()) == 3
+    assert len(claimed + stand.claim()) == 3
 
 
 def test_another_process_wakes(shared_stand: Stand) -> None:
@@ -64,9 +70,10 @@ def test_another_process_wakes(shared_stand: Stand) -> None:
     with started(enqueue, stand.place) as other, closing(stand.broker.open_wake()) as wake:
         while wake.is_due():
             pass
+        assert stand.claim() == []
         other.do("enqueue")
         assert isinstance(wake, NoWake) or is_due_in_time(wake)
-    assert len(stand.claim()) == 1
+        wait_for(lambda: len(stand.claim()) == 1)  # it may have been woken by a word, not a job
 
 
 def test_nothing_new_is_not_due(stand: Stand, wake: Wake) -> None:
@@ -77,7 +84,7 @@ def test_closes_cleanly_and_twice(stand: Stand) -> None:
     wake = stand.broker.open_wake()
     wake.close()
     wake.close()
-    assert not wake.is_due() or isinstance(wake, orm_wake.DataVersion)
+    assert not wake.is_due() or isinstance(wake, orm_wake.DataVersion | FrontedWake)
     enqueue_and_wake(stand.broker)
     assert len(stand.claim()) == 1
 

@@ -20,12 +20,14 @@ class Hammer:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def strike(self, name: str, folder: str, until: float) -> dict[str, Any]:
-        """Up to that moment of the monotonic clock. What was done and seen."""
+    def strike(self, name: str, folder: str, until: float, least: int) -> dict[str, Any]:
+        """Up to that moment of the monotonic clock, and until all together have had so many turns.
+        What was done and seen."""
         turns, faults = 0, []
         counter = Path(folder) / "counter"
+        count = 0
         with (Path(folder) / "guard").open("a") as guard:
-            while time.monotonic() < until:
+            while time.monotonic() < until or count < least:
                 with self._place.lock(name, wait=30, lease=10) as held:
                     try:
                         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)

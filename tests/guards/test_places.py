@@ -84,7 +84,8 @@ def test_many_processes_never_have_it_at_once(
         other.kill()
         until = time.monotonic() + LEASE_SECONDS + 2.5
         for hammer in hammers:
-            hammer.say("strike", name=name, folder=str(tmp_path), until=until)
+            wish = {"until": until, "least": 2 * PROCESSES}
+            hammer.say("strike", name=name, folder=str(tmp_path), **wish)
         reports = [hammer.hear() for hammer in hammers]
     assert [fault for report in reports for fault in report["faults"]] == []
     count, last_fence = map(int, (tmp_path / "counter").read_text().split())
@@ -115,7 +116,7 @@ def test_a_paused_holder_loses_it_and_spoils_nothing(place: Place, name: str, ot
     assert write_fenced(newcomer.fence, "the newcomer")
     other.resume()
     assert not other.do("is_held")
-    assert "is not held any more: its lease ended" in other.do("check")
+    assert "is not held any more" in other.do("check")  # as its own clock or the store has told it
     assert not other.do("write", note="the one that was paused")
     assert not other.do("release")
     assert other.do("acquire", name=name, wait=0) is None

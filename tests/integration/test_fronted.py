@@ -4,13 +4,15 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from redis import Redis
 
 from stoker import Lock, Unique, group
@@ -18,11 +20,10 @@ from stoker.brokers import broker_for
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerError, BrokerUnavailable
-from stoker.ids import new_job_id
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted, Crashed
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Outgoing, Ready
-from stoker.package import Package, sealer_for
 from stoker.progress import JobState
 from stoker.signals import post_execute
 
@@ -118,6 +119,36 @@ class TestPlaces:
             add.using(lock=Lock("one")).enqueue(1, 2)
             assert work_off() == 1
 
+    def test_what_the_broker_has_is_not_kept_waiting_by_a_look_at_the_store(
+        self, django_assert_num_queries: Any
+    ) -> None:
+        assert claim() == []
+        add.enqueue(1, 2)
+        with django_assert_num_queries(0):
+            assert len(claim()) == 1
+
+    def test_of_two_claims_one_begins_with_the_store(self, broker: FrontedBroker) -> None:
+        locked = add.using(lock=Lock("one")).enqueue(1, 2)
+        add.enqueue_many([((1, 2), {})] * 5)
+        found = [
+            str(one.job_id)
+            for _ in range(2)
+            for one in broker.claim([], 1, holder=uuid.uuid4(), lease_seconds=60)
+        ]
+        assert len(found) == 2
+        assert locked.id in found
+
+    def test_a_job_is_announced_once(self, broker: FrontedBroker) -> None:
+        with closing(broker.behind.client.pubsub()) as listening:  # type: ignore[attr-defined] # of Redis
+            listening.subscribe(broker.behind.channel)  # type: ignore[attr-defined] # as above
+            add.enqueue(1, 2)
+            broker.behind.client.publish(broker.behind.channel, "end")  # type: ignore[attr-defined] # as above
+            told = []
+            while b"end" not in told:
+                message = listening.get_message(ignore_subscribe_messages=True, timeout=1)
+                told += [message["data"]] if message else []
+        assert told == [b"", b"end"]
+
     def test_a_lock_holds(self) -> None:
         locked = add.using(lock=Lock("one"))
         locked.enqueue_many([((1, 2), {})] * 2)
@@ -179,6 +210,45 @@ class TestEnds:
         assert broker.whereabouts([delivery.job_id]) == {}
         assert Attempt.objects.count() == 0
 
+    @pytest.mark.postgres
+    def test_a_success_at_once_is_written_once(self) -> None:
+        result = add.enqueue(1, 2)
+        (delivery,) = claim()
+        executor = Executor(settings_for(), worker_id="w")
+        attempted = executor.run(delivery)
+        broker = broker_for(settings_for())
+        with CaptureQueriesContext(connection) as queries:
+            assert finish(settings_for(), broker, [attempted]) == set()
+        about_it = [one["sql"] for one in queries if re.search(r"\bstoker_job\b", one["sql"])]
+        assert len(about_it) == 1, about_it
+        assert (result.wait(5), result.attempts) == (3, 1)
+
+    @pytest.mark.parametrize("first", ["success", "rescue"])
+    def test_of_a_success_and_a_rescue_at_once_the_first_counts(
+        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch, first: str
+    ) -> None:
+        """A monitor is stopped before it writes, and meanwhile its lease is ended: each has asked
+        the broker before the other wrote."""
+        add.using(max_attempts=2).enqueue(1, 2)
+        (delivery,) = claim()
+        executor = Executor(settings_for(), worker_id="w")
+        success = executor.run(delivery)
+        broker.expire_holder(_holder_of(broker, delivery.job_id))
+        (taken,) = broker.claim_expired(10, holder=uuid.uuid4(), lease_seconds=60)
+        rescue = Attempted(taken, Crashed("its lease ended"), "", None, time.time())
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.behind, "extend", lambda *_, **__: set())
+            for one in (success, rescue) if first == "success" else (rescue, success):
+                finish(settings_for(), broker, [one])
+        ended = first == "success"
+        assert Job.objects.get().status == ("SUCCESSFUL" if ended else None)
+        assert Attempt.objects.count() == (0 if ended else 1)
+        while outside(broker):  # its retry waits for a moment
+            work_off()
+            time.sleep(0.02)
+        assert Job.objects.get().attempts == (1 if ended else 2)
+        assert Attempt.objects.count() == (0 if ended else 1)
+
     @pytest.mark.parametrize("has_acted", [False, True])
     def test_an_end_that_is_recorded_again_counts_once(
         self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch, has_acted: bool
@@ -219,53 +289,17 @@ class TestEnds:
         assert (outside(broker), result.state) == (0, JobState.CANCELLED)
 
 
-class TestPackages:
-    """What somebody changes in the broker, or puts there, is not run; and somebody is told."""
-
-    def test_one_that_was_tampered_with(self, broker: FrontedBroker) -> None:
-        write_ledger.enqueue(note="x")
-        ((job_id, package),) = _packages(broker).items()
-        changed = package[:-3] + bytes([package[-3] ^ 1]) + package[-2:]
-        _client(broker).hset(f"{_prefix(broker)}:package", job_id, changed)
-        self._is_buried("BadSignature")
-
-    def test_one_that_is_gone(self, broker: FrontedBroker) -> None:
-        write_ledger.enqueue()
-        _client(broker).delete(f"{_prefix(broker)}:package")
-        self._is_buried("Unreadable|Signature")
-
-    def test_one_that_is_signed_with_another_key(self) -> None:
-        with override_settings(SECRET_KEY="another", SECRET_KEY_FALLBACKS=[]):
-            write_ledger.enqueue()
-        self._is_buried("BadSignature")
-
-    def test_one_that_is_for_another_cluster(self, broker: FrontedBroker) -> None:
-        package = sealer_for(replace(settings_for(), cluster="other")).seal(
-            Package(new_job_id(), write_ledger.name, (), {}, "default", 0, time.time())
-        )
-        broker.behind.enqueue([message(package=package)])
-        self._is_buried("BadSignature")
-
-    def test_one_of_another_job(self, broker: FrontedBroker) -> None:
-        """It is signed well: but whoever can write to the broker must not run jobs again."""
-        write_ledger.enqueue()
-        (package,) = _packages(broker).values()
-        broker.behind.purge("default")
-        broker.behind.enqueue([message(package=package)])
-        self._is_buried("Unreadable|Signature")
-
-    def test_one_that_is_none(self, broker: FrontedBroker) -> None:
-        broker.behind.enqueue([message(package=b"\0" * 100)])
-        self._is_buried("Unreadable|Signature")
-
-    def _is_buried(self, why: str) -> None:
-        for _ in range(3):
-            work_off()
-        letter = DeadLetter.objects.get()
-        assert re.search(why, letter.exception_class), letter.exception_class
-        assert letter.message
-        assert not Ledger.objects.exists()
-        assert Job.objects.get().status == "FAILED"
+def test_a_package_that_is_gone(broker: FrontedBroker) -> None:
+    """The rest of what may become of one is in test_tampering.py."""
+    write_ledger.enqueue()
+    _client(broker).delete(f"{_prefix(broker)}:package")
+    for _ in range(3):
+        work_off()
+    letter = DeadLetter.objects.get()
+    assert re.search("Unreadable|Signature", letter.exception_class), letter.exception_class
+    assert letter.message
+    assert not Ledger.objects.exists()
+    assert Job.objects.get().status == "FAILED"
 
 
 def _holder_of(broker: FrontedBroker, job_id: uuid.UUID) -> uuid.UUID:
@@ -279,7 +313,3 @@ def _client(broker: FrontedBroker) -> Any:
 
 def _prefix(broker: FrontedBroker) -> str:
     return str(broker.behind.prefix)  # type: ignore[attr-defined] # of Redis
-
-
-def _packages(broker: FrontedBroker) -> dict[bytes, bytes]:
-    return dict(_client(broker).hgetall(f"{_prefix(broker)}:package"))

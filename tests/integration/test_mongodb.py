@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 
@@ -15,6 +16,7 @@ from stoker.brokers.mongodb import MongodbBroker
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
+from tests.cluster.clusters import wait_for
 from tests.conformance.stands import MongodbStand, message, mongodb_url
 from tests.servers.proxy import Proxy
 
@@ -91,6 +93,28 @@ class TestLostAnswers:
         far.enqueue([job])
         assert len(stand.claim()) == 1
 
+    def test_a_line_that_goes_deaf_is_given_up_in_time(
+        self, stand: MongodbStand, proxy: Proxy
+    ) -> None:
+        """Nothing is lost by it: what the claim got after all is found by its holder."""
+        url = (
+            f"mongodb://127.0.0.1:{proxy.port}{urlsplit(mongodb_url()).path}?directConnection=true"
+        )
+        settings = Settings(broker=url, cluster=stand.settings.cluster, database_seconds=0.5)
+        far = MongodbBroker(settings)
+        far.ping()
+        put = stand.put(2)
+        proxy.hold()
+        with pytest.raises(BrokerUnavailable, match="did not carry this out"):
+            far.claim(["default"], 10, holder=stand.holder, lease_seconds=60)
+        proxy.release()
+        wait_for(lambda: _is_answered(far))
+        held = far.held_by(stand.holder)
+        far.release([Return(one.lease, attempts=0) for one in held])
+        claimed = far.claim(["default"], 10, holder=stand.holder, lease_seconds=60)
+        assert [(one.job_id, one.attempt) for one in claimed] == [(job_id, 1) for job_id in put]
+        far.close()
+
 
 class TestRelays:
     @pytest.mark.parametrize("end", ["ack", "withdraw", "purge"])
@@ -136,3 +160,24 @@ class TestSettings:
         monkeypatch.setitem(sys.modules, "pymongo", None)
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[mongodb\]'"):
             adapter_for(Settings(broker="mongodb://host/db"))
+
+
+def _is_answered(broker: MongodbBroker) -> bool:
+    try:
+        broker.ping()
+    except BrokerUnavailable:
+        return False
+    return True
+
+
+def test_what_others_have_written_stops_nobody(stand: MongodbStand) -> None:
+    """It is a dead letter, or no job at all."""
+    (job_id,) = stand.put()
+    broker = stand.broker
+    assert isinstance(broker, MongodbBroker)
+    jobs = broker._collection()
+    half = {"state": "ready", "queue": "default", "rank": 0, "attempts": 0}
+    jobs.insert_many([{**half, "_id": "junk"}, {**half, "_id": uuid4(), "package": "text"}])
+    jobs.insert_one({**half, "_id": uuid4()})
+    assert sorted(one.package for one in stand.claim()) == [b"", b"", b"package"]
+    assert job_id in {one.job_id for one in broker.held_by(stand.holder)}

@@ -154,3 +154,43 @@ class TestBrokerAway:
         assert (away, Outgoing.objects.count()) == ([0, 1, 1], 1)
         away.clear()
         assert (relay(), waiting(), Outgoing.objects.count()) == (1, 1, 0)
+
+
+class TestRefusals:
+    """The broker is there, and does not take some: the others are not held up."""
+
+    @pytest.fixture
+    def given(self, nobody_relays: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """It takes no urgent ones; the sizes of what it was given."""
+        broker = broker_for(settings_for())
+        real, given = broker.relay, []
+        monkeypatch.setattr(type(broker), "relays_at_once", 3)
+
+        def take(messages: Any, **options: Any) -> None:
+            given.append(len(messages))
+            if any(one.priority for one in messages):
+                raise BrokerUnavailable("Not these.")
+            real(messages, **options)
+
+        monkeypatch.setattr(broker, "relay", take)
+        with transaction.atomic():
+            for number in range(10):
+                add.using(priority=0 if number % 5 else 9).enqueue(1, 1)
+        return given
+
+    def test_they_are_told_of_and_stay(self, given: list[int]) -> None:
+        with pytest.raises(BrokerUnavailable, match="Not these"):
+            relay()
+        assert (waiting(), Outgoing.objects.count()) == (8, 2)
+        assert set(Outgoing.objects.values_list("priority", flat=True)) == {9}
+
+    def test_a_broker_that_is_away_is_not_asked_for_each(
+        self, given: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def ping() -> None:
+            raise BrokerUnavailable("It is away.")
+
+        monkeypatch.setattr(broker_for(settings_for()), "ping", ping)
+        with pytest.raises(BrokerUnavailable, match="away"):
+            relay()
+        assert (given, Outgoing.objects.count()) == ([3], 10)

@@ -12,6 +12,7 @@ from stoker import queues
 from stoker.brokers import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import QueueNotFound
+from stoker.long_work import told_to
 from stoker.models import Job, PausedQueue
 from stoker.progress import JobState
 from stoker.testing import drain
@@ -127,6 +128,15 @@ def test_clear_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks.nothing.enqueue_many([((), {})] * 7)
     assert queues.clear("default", limit=5) == queues.Cleared(5, 5)
     assert queues.clear("default") == queues.Cleared(2, 2)
+
+
+def test_clear_tells_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "AT_ONCE", 2)
+    tasks.nothing.enqueue_many([((), {})] * 5)
+    told: list[tuple[int, int | None]] = []
+    with told_to(lambda done, total: told.append((done, total))):
+        queues.clear("default")
+    assert told == [(2, 5), (4, 5), (5, 5)]
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

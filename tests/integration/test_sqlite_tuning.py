@@ -1,18 +1,22 @@
 """SQLite for several processes: what is set on its connections, and what that is good for."""
 
 import os
+import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
 from stoker.models import Job
+from stoker.models.sqlite_tuning import write_together
 
 from tests.app.models import Account
 from tests.integration.work import another_database
@@ -117,10 +121,78 @@ def test_a_file_that_cannot_be_changed_can_still_be_read(opened: Open, tmp_path:
         assert cursor.fetchall() == [(1,)]
 
 
+def test_who_wants_to_write_waits_for_who_writes(opened: Open) -> None:
+    ours = opened(OPTIONS={"timeout": 60})
+    name = ours.settings_dict["NAME"]
+    with closing(sqlite3.connect(name, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        over = threading.Timer(0.05, other.execute, ["ROLLBACK"])
+        over.start()
+        with transaction.atomic(using=ours.alias):
+            assert pragma(ours, "busy_timeout") == 60_000
+        over.join()
+
+
+def test_a_statement_of_its_own_waits_in_the_same_short_steps(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = opened(OPTIONS={"timeout": 60})
+    pauses: list[float] = []
+    with closing(sqlite3.connect(ours.settings_dict["NAME"], isolation_level=None)) as other:
+        with ours.cursor() as cursor:
+            cursor.execute("CREATE TABLE small (number)")
+        other.execute("BEGIN IMMEDIATE")
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                other.execute("ROLLBACK")
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        with ours.cursor() as cursor:
+            cursor.execute("INSERT INTO small VALUES (1)")
+        assert len(pauses) == 3
+        assert other.execute("SELECT number FROM small").fetchall() == [(1,)]
+        assert pragma(ours, "busy_timeout") == 60_000
+
+
+def test_nobody_waits_longer_than_the_timeout(opened: Open) -> None:
+    first, second = opened(), opened(OPTIONS={"timeout": 0.05})
+    with (
+        transaction.atomic(using=first.alias),
+        pytest.raises(OperationalError, match="database is locked"),
+        transaction.atomic(using=second.alias),
+    ):
+        pytest.fail("two write at the same time")
+    with transaction.atomic(using=second.alias):
+        assert pragma(second, "busy_timeout") == 50
+
+
 SMALL = (
     "import sqlite3, sys;"
     "sqlite3.connect(sys.argv[1]).execute('CREATE TABLE small AS SELECT 1 number')"
 )
+
+
+def test_who_is_interrupted_waits_again_the_next_time(opened: Open) -> None:
+    """By a time-out, between two steps of ours, when nothing is to be waited for."""
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            cursor = super().execute(sql, *parameters)
+            if sql == "PRAGMA busy_timeout = 0":
+                raise KeyboardInterrupt
+            return cursor
+
+    connection = opened()
+    usual = connection.connection
+    name = connection.settings_dict["NAME"]
+    with closing(sqlite3.connect(name, 3.0, factory=Interrupted, isolation_level=None)) as raw:
+        connection.connection = raw
+        with pytest.raises(KeyboardInterrupt):
+            write_together(connection, [("CREATE TABLE never (number)", ())])
+        connection.connection = usual
+        assert raw.execute("PRAGMA busy_timeout").fetchone() == (3_000,)
 
 
 @override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"SQLITE_TUNING": "maybe"}}})

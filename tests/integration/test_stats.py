@@ -3,13 +3,15 @@
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker import stats
+from stoker import queue_depths, stats
 from stoker.brokers import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import NotMigrated
@@ -50,6 +52,24 @@ def sign_on(name: str = "stoker", silent_seconds: float = 0.0, **info: object) -
         heartbeat_us=DatabaseNow() - microseconds(silent_seconds),
         started_at=timezone.now(),
         info=info,
+    )
+
+
+def test_large_queues_share_what_there_is_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a planner knows of one queue may be nothing: see ``queue_depths``."""
+
+    def estimate(rows: Any) -> int:
+        return 1 if rows.query.where else 1_000
+
+    monkeypatch.setattr(counting, "COUNTED_ROWS", 10)
+    monkeypatch.setattr(queue_depths, "estimate_of", estimate)
+    for queue, count in (("mail", 20), ("photos", 20), ("few", 4)):
+        add.using(queue_name=queue).enqueue_many([((1, 2), {})] * count)
+    found = {name: (depth.ready, depth.is_exact) for name, depth in queues().items()}
+    assert (found["mail"], found["photos"], found["few"]) == (
+        (498, False),
+        (498, False),
+        (4, False),
     )
 
 
@@ -126,6 +146,18 @@ def test_many_jobs_are_estimated() -> None:
     assert 200 <= seen["default"].ready <= 800
     assert 150 <= seen["default"].deferred <= 600
     assert seen["mail"].ready == 1
+
+
+@pytest.mark.usefixtures("few")
+def test_large_queues_are_estimated_each_for_itself() -> None:
+    nothing.enqueue_many([((), {})] * 400)
+    nothing.using(queue_name="mail").enqueue_many([((), {})] * 150)
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE stoker_ready")
+    seen = queues()
+    assert 200 <= seen["default"].ready <= 800
+    assert 75 <= seen["mail"].ready <= 200
 
 
 def test_missing_tables_are_told() -> None:
@@ -274,3 +306,17 @@ def test_everything_at_a_glance() -> None:
     assert connection.display_name in seen.server or "MariaDB" in seen.server
     assert (len(seen.queues), len(seen.clusters)) == (1, 1)
     assert (seen.finished.failed, seen.dead_letters.total) == (1, 1)
+
+
+# -- in the terminal ------------------------------------------------------------------------------
+
+
+def test_the_terminal_says_which_cluster_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    sign_on("stoker", silent_seconds=30)
+    for command in (["info"], ["monitor", "--once"]):
+        call_command("stoker", *command)
+        shown = capsys.readouterr().out
+        assert "silent" in shown, command
+        assert "running," not in shown, command
+    assert "dead letters: 0\n" in shown
+    assert "none" not in shown.partition("dead letters")[2]

@@ -96,6 +96,21 @@ def test_it_is_recorded_before_the_commit_and_not_after_it(
     assert seen == [(["SUCCESSFUL"], 0)]
 
 
+def test_it_is_committed_where_the_project_commits_by_hand(
+    account: Account, claim: Callable[[], Delivery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    atomic.add.enqueue(account.pk)
+    delivery = claim()
+    with monkeypatch.context() as patch:
+        connection.close()
+        patch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+        assert run(delivery).is_recorded
+        assert not connection.get_autocommit()
+        connection.close()
+    assert (total(account), statuses()) == (1, ["SUCCESSFUL"])
+    assert not Claimed.objects.exists()
+
+
 def test_nobody_records_it_a_second_time(
     account: Account, broker: Broker, claim: Callable[[], Delivery]
 ) -> None:

@@ -180,7 +180,7 @@ def test_what_cannot_be_recorded_is_not_acked(
     """Record first, ack last: here both are one transaction."""
     delivery = claim(broker)
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: object) -> None:
         raise DatabaseError("no room")
 
     monkeypatch.setattr("stoker.models.job.JobQuerySet.finish", refuse)

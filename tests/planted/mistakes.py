@@ -30,6 +30,84 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
+        "a monitor that stops forgets what it has counted",
+        (
+            Change(
+                "cluster/monitor.py",
+                "        self.patience.call(self.tallies.write)\n        self.broker.close()",
+                "        self.broker.close()",
+            ),
+        ),
+        ("tests/cluster/test_metrics.py",),
+        needs_cluster=True,
+    ),
+    Mistake(
+        "what is folded is gone",
+        (Change("models/metrics.py", "        rows.bulk_create(merged)\n", ""),),
+        ("tests/integration/test_metrics.py", "-k", "grows_old"),
+    ),
+    Mistake(
+        "a job that was to wait counts as late",
+        (
+            Change(
+                "lifecycle/tallies.py", "if run_after else enqueued_at", "if False else enqueued_at"
+            ),
+        ),
+        ("tests/integration/test_metrics.py", "-k", "not_late"),
+    ),
+    Mistake(
+        "nobody is told that the queue is paused",
+        (Change("why/ready.py", "        or _paused(asked)\n", ""),),
+        ("tests/integration/test_why.py", "-k", "queue_is_paused"),
+    ),
+    Mistake(
+        "a loop that hangs passes for one that turns",
+        (
+            Change(
+                "management/health.py", "if ages[slowest] > max_silence_seconds:", "if not ages:"
+            ),
+        ),
+        ("tests/cluster/test_service.py", "-k", "turn_is_enough"),
+    ),
+    Mistake(
+        "the watchdog is fed though a loop hangs",
+        (Change("cluster/service_manager.py", " and self._watch.all_turn()", ""),),
+        ("tests/cluster/test_service.py", "-k", "no_watchdog"),
+    ),
+    Mistake(
+        "a lost worker's failure is reported by nobody",
+        (
+            Change(
+                "lifecycle/announcing.py",
+                "isinstance(verdict.attempted.outcome, outcomes.Crashed | outcomes.TimedOut)",
+                "isinstance(verdict.attempted.outcome, outcomes.TimedOut)",
+            ),
+        ),
+        ("tests/lifecycle/test_failures.py", "-k", "lost"),
+    ),
+    Mistake(
+        "counters for Prometheus go back when old rows are deleted",
+        (Change("models/metrics.py", "rows.add_to_totals(seen)", "pass"),),
+        ("tests/integration/test_metrics.py", "-k", "never_become_less"),
+    ),
+    Mistake(
+        "a reporter is told secrets",
+        (
+            Change(
+                "reporters/facts.py", "cleanse_setting(name, value)", 'cleanse_setting("", value)'
+            ),
+        ),
+        ("tests/unit/reporters/test_facts.py",),
+    ),
+    Mistake(
+        "metrics are told to anybody",
+        (
+            Change("reporters/prometheus.py", "return bool(given) and any(", "return any("),
+            Change("reporters/prometheus.py", "reporter.token and constant", "constant"),
+        ),
+        ("tests/reporters/test_prometheus.py", "-k", "no_token_opens_it"),
+    ),
+    Mistake(
         "MongoDB: whoever knows a job may end it",
         (Change("brokers/mongodb_documents.py", '"lease": lease_id, "state"', '"state"'),),
         ("tests/conformance/test_leases.py", "-k", "mongodb and late_owner"),
@@ -43,6 +121,82 @@ MISTAKES = (
         "MongoDB: a repeated relay of what has ended is a second job",
         (Change("brokers/mongodb.py", ' | {"relayed": True}', ""),),
         ("tests/integration/test_mongodb.py", "-k", "repeated_after_the_end"),
+    ),
+    Mistake(
+        "carried: what came before is a job again",
+        (
+            Change(
+                "brokers/carried.py",
+                "        fresh = relayed.note(job_ids)\n",
+                "        fresh = set(job_ids)\n",
+            ),
+        ),
+        ("tests/integration/test_carried.py", "-k", "after_its_end"),
+    ),
+    Mistake(
+        "carried: a message is dropped before the store has its job",
+        (
+            Change(
+                "brokers/carried.py",
+                "        try:\n            self._bring_in(",
+                "        self.transport.drop(self._in_hand)\n"
+                "        try:\n            self._bring_in(",
+            ),
+        ),
+        ("tests/integration/test_carried.py", "-k", "in_hand"),
+    ),
+    Mistake(
+        "carried: what the store does not take is not held",
+        (Change("brokers/carried.py", "        self._hold()\n", ""),),
+        ("tests/integration/test_carried.py", "-k", "kept_in_hand"),
+    ),
+    Mistake(
+        "carried: what is full holds up what comes",
+        (Change("brokers/carried.py", " or self._taken >= AHEAD", ""),),
+        ("tests/integration/test_carried.py", "-k", "backlog"),
+    ),
+    Mistake(
+        "carried: a message that the store refuses stops the others",
+        (Change("brokers/transport.py", "if _can_be_stored(message):", "if message:"),),
+        ("tests/integration/test_carried.py", "-k", "refuse_for_ever"),
+    ),
+    Mistake(
+        "carried: what nobody takes stays with the lookout",
+        (
+            Change(
+                "brokers/lookout.py",
+                "            self._transport.give_back(parcels)\n",
+                "            pass\n",
+            ),
+        ),
+        ("tests/integration/test_carried.py", "-k", "given_back"),
+    ),
+    Mistake(
+        "IronMQ: a queue forgets its messages after a week",
+        (
+            Change(
+                "brokers/ironmq.py",
+                '"message_expiration": KEPT_SECONDS',
+                '"message_expiration": 604_800',
+            ),
+        ),
+        ("tests/integration/test_ironmq.py", "-k", "keeps_what_it_is_given"),
+    ),
+    Mistake(
+        "IronMQ: the reservation before a touch goes on to count",
+        (Change("brokers/ironmq.py", 'answer.get("reservation_id", known)', "known"),),
+        ("tests/integration/test_ironmq.py", "-k", "new_reservation"),
+    ),
+    Mistake(
+        "Disque: a job is on one node only",
+        (Change("brokers/disque.py", '["REPLICATE", self._nodes.copies]', '["REPLICATE", 1]'),),
+        ("tests/integration/test_disque.py", "-k", "takes_no_job_with_it"),
+    ),
+    Mistake(
+        "Redis: a relay of long ago is accepted",
+        (Change("brokers/redis.py", "(remember_seconds, until)", "(remember_seconds, 0.0)"),),
+        ("tests/integration/test_redis_server.py", "-k", "stopped_meanwhile"),
+        needs_redis=True,
     ),
     Mistake(
         "a permission of the API is not asked for",
@@ -78,6 +232,49 @@ MISTAKES = (
         ),
         ("tests/cluster/test_requests.py", "-k", "does_not_hurry"),
         needs_cluster=True,
+    ),
+    Mistake(
+        "who finds nothing behind the marks believes that there is nothing",
+        (
+            Change(
+                "models/watermarks.py",
+                "if self.are_good() and ((found := claim()) or is_more()):",
+                "if self.are_good() and ((found := claim()) or True):",
+            ),
+        ),
+        ("tests/integration/test_watermarks.py", "-k", "late or locked or random"),
+        database="postgres",
+    ),
+    Mistake(
+        "what falls due is left behind a mark",
+        (Change("brokers/orm.py", "        self._marks.lower(promoted)\n", ""),),
+        ("tests/integration/test_watermarks.py", "-k", "falls_due"),
+        database="postgres",
+    ),
+    Mistake(
+        "a claim begins at the start each time",
+        (Change("models/watermarks.py", "= row[JOB_ID]", "= FIRST_ID"),),
+        ("tests/integration/test_watermarks.py", "-k", "walk"),
+        database="postgres",
+    ),
+    Mistake(
+        "a deferred job that comes late is left behind a mark",
+        (Change("brokers/orm.py", "has_looked = not self._marks.due_from_us", "pass"),),
+        ("tests/integration/test_watermarks.py", "-k", "deferred"),
+        database="postgres",
+    ),
+    Mistake(
+        "each package is opened twice",
+        (
+            Change(
+                "lifecycle/execute.py",
+                "package = self._sealer.open(delivery.package)\n",
+                "package = self._sealer.open(delivery.package)\n"
+                + 12 * " "
+                + "package = self._sealer.open(delivery.package)\n",
+            ),
+        ),
+        ("tests/test_benchmark_guard.py",),
     ),
     Mistake(
         "a claim takes from paused queues",
@@ -117,8 +314,8 @@ MISTAKES = (
         (
             Change(
                 "models/sql/claimed_ack.sql",
-                "WHERE claimed.job_id = held.job_id AND claimed.lease_id = held.lease_id",
-                "WHERE claimed.job_id = held.job_id",
+                "lease_id = ((SELECT %(leases)s::jsonb) ->> encode",
+                "0 < ((SELECT %(leases)s::jsonb) ->> encode",
             ),
         ),
         (
@@ -133,8 +330,8 @@ MISTAKES = (
         (
             Change(
                 "models/sql/claimed_give_back.sql",
-                "WHERE claimed.job_id = back.job_id AND claimed.lease_id = back.lease_id",
-                "WHERE claimed.job_id = back.job_id",
+                "lease_id = ((SELECT %(returns)s::jsonb) -> encode",
+                "0 < ((SELECT %(returns)s::jsonb) -> encode",
             ),
         ),
         (
@@ -170,6 +367,24 @@ MISTAKES = (
         "postgres",
     ),
     Mistake(
+        "a claim takes jobs of paused queues",
+        (
+            Change(
+                "models/sql/claim.sql",
+                "WHERE queue <> ALL (ARRAY(SELECT queue FROM stoker_pausedqueue))",
+                "WHERE queue <> ''",
+            ),
+        ),
+        ("tests/conformance/test_claim.py", "-k", "sees_pauses"),
+        "postgres",
+    ),
+    Mistake(
+        "a plan that is kept reads a whole table",
+        (Change("models/kept.py", "-c enable_seqscan=off ", ""),),
+        ("tests/conformance/test_plans.py", "-k", "kept"),
+        "postgres",
+    ),
+    Mistake(
         "leases are never extended",
         (Change("cluster/leases.py", "        if old:\n", "        if not old:\n"),),
         ("tests/unit/cluster/test_leases.py",),
@@ -187,11 +402,7 @@ MISTAKES = (
     ),
     Mistake(
         "nobody heeds the fence",
-        (
-            Change(
-                "cluster/watch.py", "    return bool(fence_ns) and", "    return not fence_ns and"
-            ),
-        ),
+        (Change("cluster/watch.py", "and bool(fence_ns) and", "and not fence_ns and"),),
         ("tests/unit/cluster/test_watch.py",),
     ),
     Mistake(
@@ -224,6 +435,22 @@ MISTAKES = (
             "-k",
             "not_acked",
         ),
+    ),
+    Mistake(
+        "of jobs that succeed together, ack and record are two transactions",
+        (
+            Change(
+                "lifecycle/successes.py",
+                "    with transaction.atomic(using=alias):\n",
+                "    if True:\n",
+            ),
+        ),
+        ("tests/lifecycle/test_successes.py", "-k", "not_acked"),
+    ),
+    Mistake(
+        "of jobs that succeed together, a stale one is recorded with the others",
+        (Change("models/claimed.py", "if len(rows) < len(job_ids):", "if not rows:"),),
+        ("tests/lifecycle/test_successes.py", "-k", "stale"),
     ),
     Mistake(
         "crashes are not counted",
@@ -259,8 +486,8 @@ MISTAKES = (
         (
             Change(
                 "cluster/worker.py",
-                "place.RECALLED_THROUGH) >= number",
-                "place.RECALLED_THROUGH) < 0",
+                "place.RECALLED_THROUGH] >= number",
+                "place.RECALLED_THROUGH] < 0",
             ),
         ),
         (
@@ -346,8 +573,8 @@ MISTAKES = (
         (
             Change(
                 "cluster/monitor.py",
-                "pause_seconds, (number, attempted)))\n                return\n",
-                "pause_seconds, (number, attempted)))\n",
+                "pause_seconds, one))\n                return\n",
+                "pause_seconds, one))\n",
             ),
         ),
         ("tests/unit/cluster/test_monitor.py",),
@@ -409,8 +636,8 @@ MISTAKES = (
         (
             Change(
                 "cluster/run_concurrently.py",
-                "        if delivery.attempt > 1:",
-                "        if delivery.attempt > 100:",
+                "        if delivery.attempt > 1 or is_marked(delivery.job_id):",
+                "        if is_marked(delivery.job_id):",
             ),
         ),
         (
@@ -671,8 +898,8 @@ MISTAKES = (
         (
             Change(
                 "contrib/django_q/recording.py",
-                "    except Exception:\n        logger.exception(",
-                "    except MemoryError:\n        logger.exception(",
+                "    except Exception:\n        if len(ends) > 1:",
+                "    except MemoryError:\n        if len(ends) > 1:",
             ),
         ),
         ("tests/contrib/django_q/test_keeping.py", "-k", "keeps_no_job"),
@@ -728,5 +955,139 @@ MISTAKES = (
         (Change("brokers/redis_connection.py", "Retry(NoBackoff(), 0)", "Retry(NoBackoff(), 3)"),),
         ("tests/integration/test_redis_server.py", "-k", "repeated_by_the_driver"),
         needs_redis=True,
+    ),
+    Mistake(
+        "a requeue that is taken back lets a halted sequence go on",
+        (
+            Change(
+                "lifecycle/taking_back.py", "        halt_again(alias, halts, seen.job_id)\n", ""
+            ),
+        ),
+        ("tests/integration/test_undo_requeue.py", "-k", "sequence"),
+    ),
+    Mistake(
+        "a job that has been tried is withdrawn with its requeue",
+        (
+            Change(
+                "lifecycle/taking_back.py",
+                " or Attempt.objects.using(alias).filter(job_id=job_id).exists()",
+                "",
+            ),
+        ),
+        ("tests/integration/test_undo_requeue.py", "-k", "next_attempt"),
+    ),
+    Mistake(
+        "a requeue that is taken back leaves its workflow running",
+        (
+            Change(
+                "following/follow.py",
+                "    give_back(alias, job_id, failed_job_id)\n",
+                "",
+            ),
+        ),
+        ("tests/integration/test_undo_requeue.py", "-k", "workflow"),
+    ),
+    Mistake(
+        "a timeline leaves out an attempt of which nothing is known",
+        (
+            Change(
+                "timeline.py",
+                "yield Moment(kind=MomentKind.ATTEMPT_UNKNOWN, number=number)",
+                "pass",
+            ),
+        ),
+        ("tests/integration/test_timeline.py", "-k", "not_written_down"),
+    ),
+    Mistake(
+        "a page of the admin that only asks does what it asks about",
+        (
+            Change(
+                "admin/dead_letters.py",
+                'if "confirmed" in post:',
+                "if post:",
+            ),
+        ),
+        ("tests/admin/test_dead_letters.py", "-k", "ticked"),
+        database="with_admin",
+    ),
+    Mistake(
+        "a verb of the admin asks for no permission",
+        (
+            Change(
+                "admin/store_admin.py",
+                "            visit.require(verb.permission)\n",
+                "",
+            ),
+        ),
+        ("tests/admin/test_permissions.py", "-k", "without_the_permission"),
+        database="with_admin",
+    ),
+    Mistake(
+        "the dashboard lets everybody in who is signed in",
+        (
+            Change(
+                "dashboard/door.py",
+                "    if not visit.may(permission):",
+                "    if False:",
+            ),
+        ),
+        ("tests/dashboard/test_doing.py", "-k", "who_may_not"),
+        database="postgres",
+    ),
+    Mistake(
+        "numbers of the dashboard's charts are written as people write them",
+        (
+            Change(
+                "templates/stoker/dashboard/chart.html", "{% localize off %}", "{% localize on %}"
+            ),
+        ),
+        ("tests/dashboard/test_pages.py", "-k", "no_language"),
+        database="postgres",
+    ),
+    Mistake(
+        "the slowest line of a queue's ready jobs is not looked at",
+        (
+            Change(
+                "models/sql/ready_fronts.sql",
+                "ready.{rank} > line.place",
+                "ready.{rank} < line.place",
+            ),
+        ),
+        ("tests/integration/test_stats.py",),
+    ),
+    Mistake(
+        "on SQLite a claim takes a job that has got guards since it looked",
+        tuple(
+            Change(f"models/sql/{name}.sql", " AND ready.guards = 0", "")
+            for name in ("listed_lease", "listed_leave")
+        ),
+        ("tests/integration/test_sqlite_claims.py",),
+    ),
+    Mistake(
+        "on SQLite a stale lease ends the one that is valid",
+        (Change("models/sql/listed_end.sql", " AND held.lease_id = given.value ->> 1", ""),),
+        ("tests/conformance/test_leases.py",),
+    ),
+    Mistake(
+        "on SQLite nobody waits in the line of writers",
+        (
+            Change(
+                "models/sqlite_tuning.py",
+                "if not is_busy or time.monotonic() >= until:\n                raise",
+                "raise",
+            ),
+        ),
+        ("tests/integration/test_sqlite_tuning.py",),
+    ),
+    Mistake(
+        "on SQLite a report of a write is taken for its commit",
+        (
+            Change(
+                "brokers/sqlite_wake.py",
+                "self.max_sleep_seconds = time.monotonic(), FIRST_LOOK_SECONDS",
+                "self.max_sleep_seconds = time.monotonic(), None",
+            ),
+        ),
+        ("tests/integration/test_sqlite_wake.py",),
     ),
 )

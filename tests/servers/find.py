@@ -7,21 +7,25 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
+from tests.servers.disque import PrivateDisque
 from tests.servers.handshake import (
+    greet_ironmq,
     greet_memcached,
     greet_mongodb,
     greet_mysql,
     greet_postgres,
     greet_redis,
+    greet_sqs,
 )
+from tests.servers.ironmq import PrivateIronmq, url_at
 from tests.servers.mariadb import PrivateMariadb
 from tests.servers.memcached import PrivateMemcached
 from tests.servers.mongodb import PrivateMongodb
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer, ServerUnavailableError
 from tests.servers.redis import PrivateRedis
+from tests.servers.sqs import PrivateSqs, sqs_url
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,21 @@ def _running_mongodb(port: int) -> str:
     return f"mongodb://127.0.0.1:{port}/stoker_test"
 
 
+def _running_disque(port: int) -> str:
+    greet_redis(port)
+    return f"disque://127.0.0.1:{port}"
+
+
+def _running_ironmq(port: int) -> str:
+    greet_ironmq(port)
+    return url_at(port)
+
+
+def _running_sqs(port: int) -> str:
+    greet_sqs(port)
+    return sqs_url(port)
+
+
 KINDS = (
     Kind(
         "postgres",
@@ -122,6 +141,23 @@ KINDS = (
         PrivateMongodb,
         (),
     ),
+    Kind(
+        "disque",
+        "STOKER_TEST_DISQUE_URL",
+        7711,
+        _running_disque,
+        PrivateDisque,
+        (),
+    ),
+    Kind(
+        "ironmq",
+        "STOKER_TEST_IRONMQ_URL",
+        8080,
+        _running_ironmq,
+        PrivateIronmq,
+        (),
+    ),
+    Kind("sqs", "STOKER_TEST_SQS_URL", 5000, _running_sqs, PrivateSqs, ()),
 )
 
 
@@ -164,7 +200,7 @@ def _start(kind: Kind, stack: ExitStack) -> tuple[str, str]:
         _install(kind)
         how = "installed and started"
         server = stack.enter_context(kind.private())
-    return server.url, f"{how} on port {urlsplit(server.url).port}"
+    return server.url, f"{how} on port {server.port}"
 
 
 def _install(kind: Kind) -> None:

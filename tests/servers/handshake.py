@@ -38,6 +38,17 @@ def greet_memcached(port: int) -> None:
         raise ConnectionError(f"it answered {answer.decode(errors='replace').strip()!r}")
 
 
+def greet_ironmq(port: int) -> None:
+    """Ask for something that only the stand-in has."""
+    with socket.create_connection((HOST, port), SECONDS) as connection:
+        connection.sendall(
+            b'POST /standin/busy HTTP/1.1\r\nHost: here\r\nContent-Length: 12\r\n\r\n{"times": 0}'
+        )
+        answer = connection.recv(200)
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise ConnectionError(f"it answered {answer.decode(errors='replace').strip()!r}")
+
+
 def greet_mongodb(port: int) -> None:
     """Say hello in an OP_MSG, and want one."""
     hello = b"\x10hello\0\x01\0\0\0" + b"\x02$db\0\x06\0\0\0admin\0"
@@ -76,6 +87,14 @@ def _read_postgres_until_ready(connection: socket.socket) -> set[bytes]:
             raise ConnectionError(fields[3] if len(fields) > 3 else "it refused")
         kinds.add(kind)
     return kinds
+
+
+def greet_sqs(port: int) -> None:
+    """Ask our moto how it is: another one cannot turn its clock."""
+    with socket.create_connection((HOST, port), SECONDS) as connection:
+        connection.sendall(b"GET /stoker-test/ HTTP/1.0\r\n\r\n")
+        if not connection.recv(4096).startswith(b"HTTP/1.1 204"):
+            raise ConnectionError("it is no moto of ours")
 
 
 def greet_mysql(port: int, user: str) -> None:

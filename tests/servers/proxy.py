@@ -1,4 +1,5 @@
-"""A TCP proxy in front of a server, which can lose the server's next answer or all connections."""
+"""A TCP proxy in front of a server, which can lose the server's next answer or all connections, and
+can go deaf."""
 
 import socket
 import threading
@@ -17,12 +18,22 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._after: bytes | None = None
         self.lost = threading.Event()
+        self._is_open = threading.Event()
+        self._is_open.set()
 
     def lose_answer_to(self, what: bytes) -> None:
         """Let the next request with these bytes reach the server, and cut the connection when the
         server has answered: it acted, and nobody heard of it."""
         self.lost.clear()
         self._after = what
+
+    def hold(self) -> None:
+        """Nothing arrives any more, and nobody is told."""
+        self._is_open.clear()
+
+    def release(self) -> None:
+        """What was held arrives."""
+        self._is_open.set()
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -43,6 +54,7 @@ class Proxy:
     ) -> None:
         """Cut everything."""
         self._listener.close()
+        self.release()
         self.cut()
 
     def _accept(self) -> None:
@@ -67,6 +79,7 @@ class Proxy:
     ) -> None:
         with suppress(OSError):
             while data := source.recv(2**16):
+                self._is_open.wait()
                 if is_request and self._after is not None and self._after in data:
                     self._after = None
                     doomed.set()

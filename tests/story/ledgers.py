@@ -1,26 +1,34 @@
 """What the ledger and the store must say after a story, whatever happened in it."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 from stoker.brokers import broker_for
+from stoker.brokers.carried import CarriedBroker
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import settings_for
 from stoker.doctor.examination import examine
-from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Outgoing, Ready
 
 from tests.app.models import Ledger
 
 
 def unfinished() -> dict[str, int]:
-    """How many jobs wait or run, by state; empty when nothing does."""
-    tables = {"ready": Ready, "deferred": Deferred, "blocked": Blocked, "claimed": Claimed}
-    counts = {name: table.objects.count() for name, table in tables.items()}
+    """How many jobs wait or run, by state; empty when nothing does. A place is looked at before
+    those to which jobs go from there.
+
+    Raises:
+        BrokerUnavailable: nobody can say so now.
+    """
     broker = broker_for(settings_for())
+    counts = Counter({"in the outbox": Outgoing.objects.count()})
+    if isinstance(broker, CarriedBroker):
+        counts["coming"] = sum(broker.transport.counts().values())
+    tables = {"ready": Ready, "deferred": Deferred, "blocked": Blocked, "claimed": Claimed}
+    counts.update({name: table.objects.count() for name, table in tables.items()})
     if isinstance(broker, FrontedBroker):
         for size in broker.behind.sizes().values():
-            for state, count in size.items():
-                counts[state] = counts.get(state, 0) + count
+            counts.update(size)
     found = {name: count for name, count in counts.items() if count}
     if not found and (moving := Job.objects.filter(status=None).count()):
         return {"on the move from one table to another": moving}
@@ -37,7 +45,9 @@ def assert_all_recorded_once(job_ids: list[str]) -> None:
     """Every job ended in the one way that it should: recorded as successful, by one attempt."""
     assert not unfinished()
     jobs = {str(job.pk): job for job in Job.objects.filter(pk__in=job_ids)}
-    assert set(jobs) == set(job_ids), "jobs are lost"
+    lost = set(job_ids) - set(jobs)
+    begun = lost & set(Ledger.objects.values_list("job_id", flat=True))
+    assert not lost, f"{len(lost)} jobs are lost, {len(begun)} of them had begun: {sorted(lost)}"
     unsuccessful = {
         job_id: job.reason for job_id, job in jobs.items() if job.status != "SUCCESSFUL"
     }

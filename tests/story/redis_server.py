@@ -30,23 +30,24 @@ def durable_redis() -> Iterator[PrivateRedis]:
 
 
 @contextmanager
-def broker_at(url: str) -> Iterator[None]:
-    """The queue is there, for this process and those that it starts."""
+def broker_at(url: str, variable: str = URL) -> Iterator[None]:
+    """The queue is there, for this process and those that it starts, which read the variable."""
     (tasks,) = settings.TASKS.values()
     options = {**tasks["OPTIONS"], "BROKER": url}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, URL, url)
+        patch.setitem(os.environ, variable, url)
         with override_settings(TASKS={"default": {**tasks, "OPTIONS": options}}):
             yield
 
 
 class BrokenLine:
-    """A line to a Redis on which things happen."""
+    """A line to a server on which things happen."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
         self._lock = threading.Lock()
         self._ends: set[socket.socket] = set()
         self._is_open = threading.Event()

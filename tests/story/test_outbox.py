@@ -37,8 +37,8 @@ def die_after_the_commit() -> None:
 def die_when_the_queue_has_it() -> None:
     hand_over = Relay._hand_over
 
-    def hand_over_and_die(relay: Relay, rows: list[Outgoing]) -> None:
-        hand_over(relay, rows)
+    def hand_over_and_die(relay: Relay, rows: list[Outgoing], until: float) -> None:
+        hand_over(relay, rows, until)
         die()
 
     Relay._hand_over = hand_over_and_die  # type: ignore[assignment,method-assign] # in a child

@@ -31,6 +31,7 @@ from tests.story.ledgers import assert_doctor_is_content, unfinished
 STORM = int(os.environ.get("STOKER_TEST_STORM", "60"))
 EXHAUSTED = int(os.environ.get("STOKER_TEST_EXHAUSTED", "1500"))
 REQUEUES = 20
+LOOKS = 20
 VICTIMS = ("worker", "monitor", "pusher", "scheduler", "sentinel")
 
 pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
@@ -40,7 +41,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
 @pytest.mark.postgres
 @pytest.mark.timeout(1800)
 def test_a_storm_of_requeues_multiplies_nothing(seed: int, tmp_path: Path) -> None:
-    """Keyed jobs, sent again by two persons at once while a third enqueues newer ones."""
+    """Keyed jobs, sent again by two persons at once while a third enqueues newer ones, and a fourth
+    takes requeues back."""
     chance = random.Random(seed)
     account = Account.objects.create(total=0)
     in_storm.enqueue_many([((number,), {}) for number in range(STORM)])
@@ -55,7 +57,11 @@ def test_a_storm_of_requeues_multiplies_nothing(seed: int, tmp_path: Path) -> No
         assert storm.cluster.stop() == 0
     finally:
         end_family(storm.cluster)
-    print(f"kills: {dict(storm.kills)}; made: {storm.made}; jobs: {Job.objects.count()}")
+    print(
+        f"kills: {dict(storm.kills)}; made: {storm.made}; taken back: {storm.taken_back}; "
+        f"jobs: {Job.objects.count()}"
+    )
+    assert Job.objects.filter(status="CANCELLED").count() == storm.taken_back
     assert DeadLetter.objects.count() == STORM, "an entry for each logical job"
     assert _open() >= STORM // 2
     _assert_each_failure_is_counted_once()
@@ -73,6 +79,7 @@ class _Storm:
         self.kills: Counter[str] = Counter()
         self.made = 0
         """Jobs, as those were told who made them."""
+        self.taken_back = 0
         self.clusters: list[ProcessCluster] = []
         self._start()
 
@@ -85,7 +92,9 @@ class _Storm:
         letters = list(DeadLetter.objects.filter(state="open").values_list("pk", flat=True))
         newer = self.chance.sample(range(0, STORM, 2), STORM // 10)
         ways = [self.chance.sample(letters, len(letters)) for _ in range(2)]
+        undone = ways[0][: len(letters) // 2]
         made: list[int] = []
+        taken_back: list[int] = []
 
         def send(ids: list[object]) -> Callable[[], None]:
             def sent() -> None:
@@ -98,7 +107,11 @@ class _Storm:
             results = in_storm.enqueue_many([((number,), {}) for number in newer])
             made.append(sum(not one.was_duplicate for one in results))
 
-        threads = _started(send(list(ways[0])), send(list(ways[1])), enqueue)
+        def undo() -> None:
+            taken_back.append(sum(_undo_once_sent(str(one)) for one in undone))
+
+        senders = _started(send(list(ways[0])), send(list(ways[1])), enqueue)
+        threads = [*senders, *_started(undo)]
         victim = self.chance.choice(VICTIMS)
         self.kills[victim] += self.cluster.kill(victim, self.chance.randrange(2)) is not None
         if victim == "sentinel":
@@ -106,8 +119,9 @@ class _Storm:
             self._start()
         for thread in threads:
             thread.join()
-        assert len(made) == len(threads), "somebody was told of an error"
+        assert len(made + taken_back) == len(threads), "somebody was told of an error"
         self.made += sum(made)
+        self.taken_back += sum(taken_back)
 
     def wait(self) -> None:
         wait_for(lambda: not unfinished(), lambda: f"{unfinished()}\n{self.cluster.tail()}", 600)
@@ -123,6 +137,15 @@ class _Storm:
     def _start(self) -> None:
         self.clusters.append(ProcessCluster(self.folder))
         self.cluster.wait_for_crew()
+
+
+def _undo_once_sent(letter_id: str) -> bool:
+    """Whether a requeue was taken back, which somebody else is about to make."""
+    for _ in range(LOOKS):
+        fate = dead_letters.undo_requeue(letter_id).fate
+        if fate is not Fate.NOT_REQUEUED:
+            return fate is Fate.TAKEN_BACK
+    return False
 
 
 def _open() -> int:

@@ -15,6 +15,7 @@ from stoker import checks as ours
 from stoker.api_settings import api_settings
 from stoker.compat import TASKS_APP, task_backends
 from stoker.exceptions import ConfigurationError
+from stoker.reporters import desk
 
 pytestmark = pytest.mark.unit
 
@@ -39,7 +40,7 @@ def test_the_default_settings_are_sound() -> None:
 
 def test_every_id_stands_in_the_table() -> None:
     told = set(re.findall(r"stoker\.[EW]\d{3}", ours.__doc__ or ""))
-    code = "".join(inspect.getsource(module) for module in (ours, broker_checks))
+    code = "".join(inspect.getsource(module) for module in (ours, broker_checks, desk))
     used = set(re.findall(r'id="(stoker\.[EW]\d{3})"', code))
     assert used == told
 
@@ -88,6 +89,34 @@ def test_w009_the_server_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours.check_databases(databases=None) == []
         (found,) = ours.check_databases(databases=["default"])
     assert (found.id, "127.0.0.1:1/0 did not" in found.msg) == ("stoker.W009", True)
+
+
+@pytest.mark.parametrize(
+    ("broker", "location", "options", "is_same"),
+    [
+        ("redis://127.0.0.1:6379/0", "redis://localhost", {}, True),
+        ("redis://:secret@cache:6380/2", "redis://cache:6380?db=2", {}, True),
+        ("redis://cache/2", "redis://other/2, redis://cache", {"db": 2}, True),
+        ("redis://cache/2", ["redis://other/2", "rediss://cache:6379/2"], {}, True),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1", {}, True),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock", {}, False),
+        ("redis://cache/2", "redis://cache/1", {"db": 2}, False),
+        ("redis://cache:6380/2", "redis://cache/2", {}, False),
+        ("redis://cache/2", "cache:11211", {}, False),
+        ("redis://cache/2", None, {}, False),
+        ("redis://cache/2", "redis://cache:none/2", {}, False),
+        ("orm://default", "redis://cache/2", {}, False),
+    ],
+)
+def test_w010_clearing_a_cache_would_delete_the_jobs(
+    broker: str, location: Any, options: dict[str, Any], is_same: bool
+) -> None:
+    cache = {"BACKEND": "django.core.cache.backends.dummy.DummyCache", "OPTIONS": options}
+    if location is not None:
+        cache["LOCATION"] = location
+    with override_settings(CACHES={"default": cache}):
+        found = ids(default={"OPTIONS": {"BROKER": broker}})
+    assert found == ["stoker.W010"] * is_same
 
 
 def test_e004_not_installed(settings: Any) -> None:

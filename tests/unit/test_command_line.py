@@ -18,12 +18,12 @@ from django.test import override_settings
 from stoker.cluster.process import log_to_console
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
+from stoker.durations import in_words
 from stoker.exceptions import ConfigurationError
 from stoker.management.commands.stoker import SUBCOMMANDS, Command
 from stoker.management.dead import Dead
 from stoker.management.enqueue import json_of, json_or_text, moment, written
 from stoker.management.health import judge, longest_silence
-from stoker.management.info import duration
 from stoker.management.run import plan_of, queues_of
 from stoker.management.subcommand import MEANINGS, ExitCode, as_json, one_sentence
 from stoker.stats import ClusterState
@@ -326,7 +326,7 @@ def test_a_slow_database_is_no_silence() -> None:
     ],
 )
 def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert in_words(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,24 @@ def requeue_dead_letter(
 
 @routes.route(
     "POST",
+    "/dead-letters/{letter_id}/undo-requeue",
+    permissions=("stoker.requeue_deadletter",),
+    answers={200: AnswerShape, 409: ...},
+    example={"because": "the bank is not back"},
+)
+def undo_requeue_of_dead_letter(
+    request: HttpRequest, letter_id: UUID, body: Discarding = NO_REASON, backend: Backend = None
+) -> Any:
+    """Take the requeue of one back: its new job is cancelled, and it is open as it was. 409: that
+    job has begun, or there is none."""
+    answer = dead_letters.undo_requeue(
+        letter_id, by=name_of(request), because=body.because, backend=settings_of(backend).alias
+    )
+    return done_or_refused(answer)
+
+
+@routes.route(
+    "POST",
     "/dead-letters/{letter_id}/discard",
     permissions=("stoker.discard_deadletter",),
     answers={200: AnswerShape, 409: ...},
@@ -201,7 +219,7 @@ REFUSED = {Fate.GONE: 404, Fate.REFUSED: 422}
 
 def done_or_refused(answer: Answer) -> AnswerShape:
     """Raises Refusal where nothing was done."""
-    if answer.fate is Fate.REQUEUED:
+    if answer.fate in (Fate.REQUEUED, Fate.TAKEN_BACK):
         return _answer(answer)
     raise Refusal(
         REFUSED.get(answer.fate, 409),

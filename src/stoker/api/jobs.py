@@ -14,14 +14,15 @@ from stoker.conf import Settings
 from stoker.exceptions import PackageError
 from stoker.exposure import exposed_task, exposed_tasks
 from stoker.guard_options import Unique
-from stoker.progress import package_of, progress_of_one
+from stoker.progress import not_there, package_of, progress_of_one
 from stoker.results import Result, fetch, result_of
+from stoker.why import Kind, why
 
 from .access import name_of
 from .arguments import checked_call, signature_of
 from .problems import Refusal
 from .routes import Routes
-from .shapes import AttemptShape, ExposedTask, JobShape, ProgressShape, Shape, TaskList
+from .shapes import AttemptShape, ExposedTask, JobShape, ProgressShape, Shape, TaskList, WhyShape
 from .values import Backend, Moment, Name, Strict, Why, plain, settings_of, unnamed_backend
 
 routes = Routes(tags=["jobs"])
@@ -131,6 +132,25 @@ def enqueue_job(
 def get_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     """A job: where it is, its attempts and errors, and what it returned."""
     return shape_of(settings_of(backend), job_id)
+
+
+@routes.route(
+    "GET", "/jobs/{job_id}/why", permissions=("stoker.view_job",), answers={200: WhyShape}
+)
+def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
+    """Why a job is not running, and what to do about it; or where it runs, or how it ended."""
+    answer = why(settings_of(backend), job_id)
+    if answer.kind == Kind.UNKNOWN:
+        raise not_there(job_id)
+    return WhyShape(
+        kind=answer.kind,
+        sentence=answer.sentence,
+        advice=answer.advice,
+        needs_somebody=answer.kind.needs_somebody,
+        task=answer.task,
+        queue=answer.queue,
+        facts=dict(answer.facts),
+    )
 
 
 @routes.route(

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, field_validator
 from stoker.guards.crowded import Crowded
 from stoker.queues import QueueDepth
 from stoker.stats import ClusterState, DeadLetterCounts, FinishedCounts
+from stoker.why import Kind
 
 from .values import plain
 
@@ -67,6 +68,22 @@ class ProgressShape(Shape):
     total: float | None
     """null: it did not say."""
     message: str
+
+
+class WhyShape(Shape):
+    """Why a job is not running; or where it runs, or how it ended."""
+
+    kind: Kind
+    """What it waits for, or how it stands."""
+    sentence: str
+    advice: str
+    """What to do about it; "" = nothing needs to be done."""
+    needs_somebody: bool
+    """Whether it will not run before somebody does something."""
+    task: str
+    queue: str
+    facts: dict[str, Any]
+    """Those of the kind: see the guide `why-not-running`."""
 
 
 class JobShape(Shape):
@@ -176,7 +193,7 @@ class AnswerShape(Shape):
 
     dead_letter_id: UUID
     fate: str
-    """requeued, discarded; newer, under_way, closed, gone, refused."""
+    """requeued, discarded, taken_back; newer, under_way, not_requeued, closed, gone, refused."""
     job_id: UUID | None
     """The new job; or the one that is there already."""
     because: str

@@ -10,6 +10,7 @@ from stoker.exceptions import ConfigurationError
 from stoker.models.outbox import outboxes
 
 from .base import Broker
+from .transport import Transport
 
 ADAPTERS = {
     "orm": "stoker.brokers.orm.OrmBroker",
@@ -21,6 +22,9 @@ ADAPTERS = {
     "unix": "stoker.brokers.redis.RedisBroker",
     "mongodb": "stoker.brokers.mongodb.MongodbBroker",
     "mongodb+srv": "stoker.brokers.mongodb.MongodbBroker",
+    "disque": "stoker.brokers.disque.DisqueTransport",
+    "ironmq": "stoker.brokers.ironmq.IronmqTransport",
+    "sqs": "stoker.brokers.sqs.SqsTransport",
 }
 """URL scheme -> class."""
 ALONE = ("orm", "memory")
@@ -36,6 +40,10 @@ def broker_for(settings: Settings) -> Broker:
         ConfigurationError: see ``adapter_for``.
     """
     adapter = adapter_for(settings)
+    if isinstance(adapter, Transport):
+        from .carried import CarriedBroker
+
+        return CarriedBroker(settings, adapter)
     if settings.broker.partition("://")[0] in ALONE:
         return adapter
     from .fronted import FrontedBroker
@@ -43,7 +51,7 @@ def broker_for(settings: Settings) -> Broker:
     return FrontedBroker(settings, adapter)
 
 
-def adapter_for(settings: Settings) -> Broker:
+def adapter_for(settings: Settings) -> Broker | Transport:
     """What talks to the place that ``BROKER`` names.
 
     Raises:
@@ -59,7 +67,7 @@ def adapter_for(settings: Settings) -> Broker:
         )
     module, _, name = ADAPTERS[scheme].rpartition(".")
     try:
-        adapter: type[Broker] = getattr(import_module(module), name)
+        adapter: type[Broker | Transport] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         extra = module.rpartition(".")[2]
         raise ConfigurationError(

@@ -15,6 +15,7 @@ nothing is changed for it, and it is returned, so that its holder knows that it 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from stoker.models.need import NewNeed
+
+from .wake import NoWake, Wake
 
 if TYPE_CHECKING:
     from stoker.conf import Settings
@@ -37,6 +40,8 @@ class Capabilities:
     """Enqueue, ack and release join the store's transaction."""
     shared: bool = True
     """Every process sees the same jobs."""
+    announces: bool = False
+    """Who adds a job tells sleeping pushers by doing so."""
     delay: bool = True
     priority: bool = True
     look_up: bool = True
@@ -52,8 +57,20 @@ class Capabilities:
     max_delay_seconds: float | None = None
     max_lease_seconds: float | None = None
 
+    def allow(self, message: Message) -> bool:
+        """Whether such a broker does everything for this job that is asked for."""
+        if message.stays_in_store or (message.needs and not self.guards):
+            return False
+        if self.max_payload_bytes is not None and len(message.package) > self.max_payload_bytes:
+            return False
+        if message.run_after is None:
+            return True
+        most, delay_seconds = self.max_delay_seconds, message.run_after - time.time()
+        return self.delay and (most is None or delay_seconds <= most)
 
-@dataclass(frozen=True, slots=True)
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
 class Message:
     """One job on its way in."""
 
@@ -67,6 +84,8 @@ class Message:
     enqueued_at: float = 0.0
     needs: Sequence[NewNeed] = ()
     """Its guards: of brokers that have the capability ``guards`` only."""
+    is_fresh: bool = False
+    """Whether nobody can have enqueued this id before."""
     stays_in_store: bool = False
     """Whether it waits in the store whatever the broker is: it is unique, or of an atomic task."""
 
@@ -97,6 +116,9 @@ class Delivery(NamedTuple):
     the lease lasts."""
     refused: str = ""
     """Why a guard will not have it run at all: it ends as cancelled, unrun."""
+    run_after: float | None = None
+    """The moment that it was enqueued for, in seconds since 1970. None = at once, or the broker
+    does not say: for metrics only."""
 
     @property
     def lease(self) -> Lease:
@@ -114,28 +136,14 @@ class Return:
     crashes: int = 0
 
 
-class Wake(ABC):
-    """Something a pusher can sleep on until a job may have come. Polling stays the correct path."""
-
-    max_sleep_seconds: float | None = None
-    """Sleep no longer than this: the source has to be asked, it doesn't call."""
-
-    def fileno(self) -> int | None:
-        """A file descriptor that becomes readable, or None."""
-        return None
-
-    @abstractmethod
-    def is_due(self) -> bool:
-        """Whether something may have come since the last call. Never blocks, never raises."""
-
-    def close(self) -> None:
-        """Give the resources back."""
-
-
 class Broker(ABC):
     """One place where packages wait. Methods may raise BrokerUnavailable: try again then."""
 
     capabilities: Capabilities = Capabilities()
+    relays_at_once: int = 500
+    """Jobs of an outbox that it is given together: if that fails, all of them are sent again."""
+    sees_pauses: bool = False
+    """Whether its claims see for themselves which queues are paused."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -157,10 +165,24 @@ class Broker(ABC):
     def enqueue(self, messages: Sequence[Message]) -> None:
         """Add jobs; all or none. A job id that is there already is not added again."""
 
-    def relay(self, messages: Sequence[Message]) -> None:
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
         """Add jobs that come from an outbox. One that was relayed before is not added again, even
-        if it has ended since: a broker that forgets those remembers these."""
+        if it has ended since: a broker that forgets those remembers these.
+
+        Args:
+            messages: the jobs.
+            until: what ``relay_until`` said before the outbox was read. The broker refuses them
+                later than that; 0 = it never does.
+        """
         self.enqueue(messages)
+
+    def relay_until(self) -> float:
+        """Until when, on the broker's clock, what is read from an outbox from now on may be
+        relayed; 0 = at any time. After that somebody else may have relayed it long ago."""
+        return 0.0
+
+    def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
+        """The outbox has these no more, so they need not be remembered for long. Best effort."""
 
     @abstractmethod
     def claim(
@@ -198,6 +220,11 @@ class Broker(ABC):
         stale = self.ack(over, failed=failed) if over else set()
         return stale | (self.release(again) if again else set())
 
+    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
+        """Ack many in the open transaction, each job once; by its 32 digits. False: this cannot be
+        done, or one of them is stale: then the caller must roll back."""
+        return False
+
     @abstractmethod
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
         """Take over jobs whose lease is over, with a fresh lease id. ``attempt`` is the attempt
@@ -214,6 +241,10 @@ class Broker(ABC):
     @abstractmethod
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         """Remove jobs that wait. Returns those removed; a leased job is left alone."""
+
+    def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Those that may wait where this broker cannot look them up, as far as it knows."""
+        return set()
 
     @abstractmethod
     def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
@@ -262,10 +293,3 @@ class Broker(ABC):
 
     def close(self) -> None:
         """Give connections back; the next call opens new ones."""
-
-
-class NoWake(Wake):
-    """Nothing to sleep on but time."""
-
-    def is_due(self) -> bool:
-        return False

@@ -20,9 +20,10 @@ from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
 from stoker.models.statements import with_keys
 
-from .base import Broker, Delivery, Lease, Message, Return, Wake
+from .base import Broker, Delivery, Lease, Message, Return
 from .fronted_wake import FrontedWake
 from .orm import OrmBroker
+from .wake import Wake
 
 LONGEST_NAME = 100
 """Of a queue, as the store keeps it."""
@@ -46,21 +47,12 @@ class FrontedBroker(Broker):
             behind.capabilities, transactional=False, guards=True, atomic=True, delay=True
         )
         self._look_at = 0.0
-        self._is_stores_turn = True
+        self._is_stores_turn = False
+        """Whether the last claim left the store out."""
 
     def joins(self, message: Message) -> bool:
         """Whether it waits in the store, and so is enqueued in its transaction."""
-        able = self.behind.capabilities
-        if message.stays_in_store or message.needs:
-            return True
-        if able.max_payload_bytes is not None and len(message.package) > able.max_payload_bytes:
-            return True
-        if message.run_after is None:
-            return False
-        delay_seconds = message.run_after - time.time()
-        return not able.delay or (
-            able.max_delay_seconds is not None and delay_seconds > able.max_delay_seconds
-        )
+        return not self.behind.capabilities.allow(message)
 
     @property
     def inside(self) -> Broker:
@@ -77,18 +69,21 @@ class FrontedBroker(Broker):
         Raises:
             BrokerError: a queue has a name that the store could not record.
         """
-        for message in messages:
-            _refuse_name(message.queue)
-        inside = [message for message in messages if self.joins(message)]
-        outside = [message for message in messages if not self.joins(message)]
+        inside, outside = sorted_out(self, messages)
         if inside:
             self.store.enqueue(inside)
         if outside:
             self.behind.enqueue(outside)
 
-    def relay(self, messages: Sequence[Message]) -> None:
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
         """Only those that do not wait in the store: there, the outbox itself remembers them."""
-        self.behind.relay(messages)
+        self.behind.relay(messages, until=until)
+
+    def relay_until(self) -> float:
+        return self.behind.relay_until()
+
+    def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
+        self.behind.relayed_for_good(job_ids)
 
     # -- out --------------------------------------------------------------------------------------
 
@@ -103,19 +98,20 @@ class FrontedBroker(Broker):
         permit_seconds: float = 0.0,
         passed_over: Collection[str] = (),
     ) -> list[Delivery]:
-        """From the one and the other in turn, so that neither holds the other up."""
+        """From the one and the other in turn, so that neither holds the other up: what the broker
+        has is not kept waiting by a look at the store, which is made by the next claim then."""
         wish = {"holder": holder, "lease_seconds": lease_seconds, "passed_over": passed_over}
         rates = {"rated_limit": rated_limit, "permit_seconds": permit_seconds}
         found: list[Delivery] = []
-        self._is_stores_turn = not self._is_stores_turn
-        if self._is_stores_turn:
+        if is_stores_turn := self._is_stores_turn:
             found = self._from_store(queues, limit, **wish, **rates)
+        self._is_stores_turn = not is_stores_turn
         if len(found) < limit:
             found += self._from_behind(queues, limit - len(found), is_first=not found, **wish)
         if not found:  # nothing is left out where there is nothing else to do
+            self._is_stores_turn = False
             self.look_at_store()
-        if len(found) < limit and not (found and self._is_stores_turn):
-            found += self._from_store(queues, limit - len(found), **wish, **rates)
+            found = self._from_store(queues, limit, **wish, **rates)
         return found
 
     def _from_store(self, queues: Sequence[str], limit: int, **wish: Any) -> list[Delivery]:
@@ -188,6 +184,9 @@ class FrontedBroker(Broker):
             stale |= self.behind.settle(over_outside, again_outside, failed=failed)
         return stale
 
+    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
+        return self.store.end_all(job_ids, lease_ids)
+
     def expire_holder(self, holder: UUID) -> int:
         return self.store.expire_holder(holder) + self.behind.expire_holder(holder)
 
@@ -214,12 +213,7 @@ class FrontedBroker(Broker):
         return found | self.behind.whereabouts(rest) if rest else found
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        sizes = self.store.sizes()
-        for queue, counts in self.behind.sizes().items():
-            known = sizes.setdefault(queue, {})
-            for state, count in counts.items():
-                known[state] = known.get(state, 0) + count
-        return sizes
+        return merged(self.store.sizes(), self.behind.sizes())
 
     def purge(self, queue: str) -> int:
         return self.store.purge(queue) + self.behind.purge(queue)
@@ -239,7 +233,7 @@ class FrontedBroker(Broker):
     def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
         if inside:
             self.store.wake_up(queues)
-        else:
+        elif not self.behind.capabilities.announces:
             self.behind.wake_up(queues)
 
     def look_at_store(self) -> None:
@@ -258,7 +252,31 @@ class FrontedBroker(Broker):
         self.behind.close()
 
 
+def merged(
+    sizes: dict[str, dict[str, int]], more: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
+    """The one with the other added."""
+    for queue, counts in more.items():
+        known = sizes.setdefault(queue, {})
+        for state, count in counts.items():
+            known[state] = known.get(state, 0) + count
+    return sizes
+
+
+def sorted_out(broker: Broker, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """Those that wait in the store, and those that go further.
+
+    Raises:
+        BrokerError: a queue has a name that the store could not record.
+    """
+    for message in messages:
+        _refuse_name(message.queue)
+    inside = [message for message in messages if broker.joins(message)]
+    return inside, [message for message in messages if not broker.joins(message)]
+
+
 def _refuse_name(queue: str) -> None:
+    """Raises BrokerError where the store could not record a queue of that name."""
     if not 0 < len(queue) <= LONGEST_NAME or "\0" in queue:
         raise BrokerError(
             f"There is no queue {queue!r}: a name has 1 to {LONGEST_NAME} characters, none of them "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .base import Wake
+from .wake import Wake
 
 
 class FrontedWake(Wake):
@@ -23,8 +23,7 @@ class FrontedWake(Wake):
         self._behind = behind
         self._both: Any = selectors.DefaultSelector()
         self._watched: set[int] = set()
-        longest = [one.max_sleep_seconds for one in (store, behind)]
-        self.max_sleep_seconds = min((one for one in longest if one is not None), default=None)
+        self._note_longest_sleep()
 
     def fileno(self) -> int | None:
         """One descriptor for those of both, which change when a connection is opened anew."""
@@ -42,9 +41,15 @@ class FrontedWake(Wake):
         has_store_woken = self._store.is_due()
         if has_store_woken:
             self._look_at_store()
-        return self._behind.is_due() or has_store_woken
+        has_woken = self._behind.is_due() or has_store_woken
+        self._note_longest_sleep()
+        return has_woken
 
     def close(self) -> None:
         self._store.close()
         self._behind.close()
         self._both.close()
+
+    def _note_longest_sleep(self) -> None:
+        longest = [one.max_sleep_seconds for one in (self._store, self._behind)]
+        self.max_sleep_seconds = min((one for one in longest if one is not None), default=None)

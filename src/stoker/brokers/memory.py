@@ -15,7 +15,8 @@ from uuid import UUID
 from stoker.conf import Settings
 from stoker.ids import new_lease_id
 
-from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from .base import Broker, Capabilities, Delivery, Lease, Message, Return
+from .wake import Wake
 
 
 @dataclass(slots=True)

@@ -29,11 +29,11 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.ids import new_lease_id
 
-from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from .base import Broker, Capabilities, Delivery, Lease, Message, Return
 from .mongodb_documents import (
     LONG_AGO,
     Connection,
-    as_delivery,
+    as_deliveries,
     as_document,
     batches,
     connect,
@@ -43,6 +43,7 @@ from .mongodb_documents import (
     without_password,
 )
 from .mongodb_wake import open_mongodb_wake
+from .wake import Wake
 
 SETTLING_SECONDS = 60.0
 """How long nobody else can take a job over while its end is being carried out."""
@@ -72,7 +73,7 @@ class MongodbBroker(Broker):
     def enqueue(self, messages: Sequence[Message]) -> None:
         self._insert([as_document(message) for message in messages])
 
-    def relay(self, messages: Sequence[Message]) -> None:
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
         self._insert([as_document(message) | {"relayed": True} for message in messages])
 
     def _insert(self, documents: list[dict[str, Any]]) -> None:
@@ -115,9 +116,7 @@ class MongodbBroker(Broker):
                 if not ids:
                     break
                 found += self._lease(ids, {"state": "ready"}, holder, lease_seconds)
-        return [
-            as_delivery(one) for one in sorted(found, key=lambda one: (one["rank"], one["_id"]))
-        ]
+        return as_deliveries(found)
 
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
         if limit <= 0:
@@ -126,7 +125,7 @@ class MongodbBroker(Broker):
             over = {"state": "running", "until": {"$lt": self._now()}}
             ids = [one["_id"] for one in jobs.find(over, {"_id": 1}).sort("until", 1).limit(limit)]
             found = self._lease(ids, over, holder, lease_seconds) if ids else []
-        return [as_delivery(one) for one in found]
+        return as_deliveries(found)
 
     def _lease(
         self, ids: list[UUID], still: dict[str, Any], holder: UUID, lease_seconds: float
@@ -205,7 +204,7 @@ class MongodbBroker(Broker):
     def held_by(self, holder: UUID) -> list[Delivery]:
         """With their packages: no other place has them."""
         with self._asked() as jobs:
-            return [as_delivery(one) for one in jobs.find({"holder": holder, "state": "running"})]
+            return as_deliveries(jobs.find({"holder": holder, "state": "running"}))
 
     # -- looking ----------------------------------------------------------------------------------
 

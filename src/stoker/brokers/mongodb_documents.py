@@ -142,15 +142,23 @@ def batches(ids: Sequence[UUID]) -> Iterator[list[UUID]]:
         yield list(ids[start : start + AT_ONCE])
 
 
-def as_delivery(job: dict[str, Any]) -> Delivery:
+def as_deliveries(jobs: Iterable[dict[str, Any]]) -> list[Delivery]:
+    """In their order. What lacks something was written by others, and will be a dead letter; what
+    has no id of ours is no job."""
+    found = [_as_delivery(job) for job in jobs if isinstance(job["_id"], UUID)]
+    return sorted(found, key=lambda one: (-one.priority, one.job_id))
+
+
+def _as_delivery(job: dict[str, Any]) -> Delivery:
+    package = job.get("package")
     return Delivery(
         job["_id"],
         job["lease"],
-        job["package"],
-        job["queue"],
-        -job["rank"],
-        job["attempts"],
-        job["crashes"],
+        package if isinstance(package, bytes) else b"",
+        str(job.get("queue", "")),
+        -(job.get("rank") or 0),
+        job.get("attempts") or 1,
+        job.get("crashes") or 0,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from .base import NoWake, Wake
+from .wake import NoWake, Wake
 
 RECONNECT_SECONDS = 2.0
 WAIT_MS = 500

@@ -13,24 +13,31 @@ from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import ConfigurationError
 from stoker.ids import new_lease_id
-from stoker.models import Attempt, Claimed, Deferred, Job, Ready, places
+from stoker.models import Attempt, Claimed, Deferred, Job, places
 from stoker.models.admission import Rated
 from stoker.models.claiming import Claiming, Leasing
 from stoker.models.clock import microseconds
+from stoker.models.commits import after_commit
 from stoker.models.due import what_is_due
-from stoker.models.guard_upkeep import call_due, look_after, next_due_seconds
+from stoker.models.guard_upkeep import call_due, look_after
 from stoker.models.job import NewJob
+from stoker.models.statements import moves_rows_in_one_statement
+from stoker.models.watermarks import Watermarks
 from stoker.models.withdrawing import withdraw
 
-from .base import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from .base import Broker, Capabilities, Delivery, Lease, Message, Return
 from .orm_errors import explained
-from .orm_rows import delivery, given_back, lease_keys
-from .orm_wake import open_wake, wake_up
+from .orm_rows import deliveries_of, given_back, lease_keys
+from .orm_wake import add_and_tell, open_wake, wake_up
+from .wake import Wake
 
 PROMOTE_AT_ONCE = 500
 """Deferred jobs moved per statement when they fall due."""
 PROMOTE_SECONDS = 0.1
 """How often due jobs are moved while claims come back full: a backlog must not hold them back."""
+TRUST_SECONDS = 1.0
+"""How long it is believed that nothing falls due, once asked. Somebody may enqueue what is due
+sooner; then a claim finds nothing, and looks, or it finds others, which go first this once."""
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim goes on that finds none but jobs which a guard turns away: others wait behind
 them."""
@@ -47,7 +54,10 @@ class OrmBroker(Broker):
         self.alias = settings.database
         self._promote_at = 0.0
         self._had_room = True
+        self._nothing_due_until = 0.0
+        """As far as was known when somebody asked; monotonic seconds."""
         self._is_more_behind = False
+        self._marks = Watermarks(self.alias)
         self._knows_rates = False
         """Whether there was ever a job with a rate."""
         if self.alias not in connections:
@@ -55,10 +65,14 @@ class OrmBroker(Broker):
                 f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
                 f"but DATABASES has no {self.alias!r}."
             )
+        self.sees_pauses = moves_rows_in_one_statement(connections[self.alias])
 
     def enqueue(self, messages: Sequence[Message]) -> None:
         with explained(self.alias):
-            Job.objects.using(self.alias).add([as_new_job(message) for message in messages])
+            if len(messages) == 1 and messages[0].is_fresh:
+                add_and_tell(self.alias, as_new_job(messages[0]))
+            else:
+                Job.objects.using(self.alias).add([as_new_job(message) for message in messages])
 
     def claim(
         self,
@@ -74,15 +88,22 @@ class OrmBroker(Broker):
         rated = Rated(rated_limit, microseconds(permit_seconds), time.monotonic())
         leasing = Leasing(new_lease_id(), holder, microseconds(lease_seconds))
 
+        def claim_ready() -> list[Delivery]:
+            named = dict.fromkeys(queues or self._marks.queues)
+            served = [name for name in named if name not in passed_over]
+            return self._claim_ready(served, limit, leasing, rated)
+
         def claim() -> list[Delivery]:
-            return self._claim_ready(self._served(queues, passed_over), limit, leasing, rated)
+            return self._marks.guide(claim_ready, queues, lambda: self._is_more_behind)
 
         with explained(self.alias):
-            has_looked = self._had_room or time.monotonic() >= self._promote_at
-            if has_looked:
+            now = time.monotonic()
+            has_looked = self._had_room or now >= self._promote_at
+            if has_looked := has_looked and now >= self._nothing_due_until:
+                has_looked = not self._marks.due_from_us  # else not everywhere
                 self._promote_due(rated_limit)
             elif self._knows_rates:  # they wait for a turn, not for the others to be done
-                call_due(self.alias, rated_limit)
+                self._call_due(rated_limit)
             deliveries = claim()
             if not deliveries and not has_looked and self._promote_due(rated_limit):
                 deliveries = claim()
@@ -90,22 +111,18 @@ class OrmBroker(Broker):
         self._knows_rates = self._knows_rates or any(one.permit_seconds for one in deliveries)
         return deliveries
 
-    def _served(self, queues: Sequence[str], passed_over: Collection[str]) -> list[str]:
-        named = list(dict.fromkeys(queues)) or Ready.objects.using(self.alias).queues()
-        return [name for name in named if name not in passed_over]
-
     def _claim_ready(
         self, served: Sequence[str], limit: int, leasing: Leasing, rated: Rated
     ) -> list[Delivery]:
         """Nothing may be raised once something is leased: its holder would not know of it."""
-        claiming = Claiming(self.alias, served, limit, leasing, rated)
+        claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks)
         deliveries: list[Delivery] = []
         until = time.monotonic() + LOOK_BEHIND_SECONDS
         self._is_more_behind = True
         try:
             while self._is_more_behind and not deliveries:
                 for claims in claiming.go_round():
-                    deliveries += [delivery(row, leasing.lease_id) for row in claims]
+                    deliveries += deliveries_of(claims, leasing.lease_id)
                 self._is_more_behind = not claiming.is_over
                 if time.monotonic() >= until:  # after a round: however slow, a claim looks once
                     break
@@ -118,10 +135,21 @@ class OrmBroker(Broker):
     def _promote_due(self, rated_limit: int) -> int:
         """Move jobs whose moment has come to where claims find them."""
         self._promote_at = time.monotonic() + PROMOTE_SECONDS
-        due = what_is_due(self.alias)
-        called = call_due(self.alias, rated_limit) if due.keys else 0
-        promoted = Deferred.objects.using(self.alias).promote(PROMOTE_AT_ONCE) if due.jobs else 0
-        return called + promoted
+        from_us = self._marks.due_from_us
+        due = what_is_due(self.alias, from_us)
+        called = self._call_due(rated_limit) if due.keys else 0
+        deferred = Deferred.objects.using(self.alias)
+        promoted = deferred.promote(PROMOTE_AT_ONCE, from_us) if due.jobs else []
+        if due.jobs:
+            self._marks.begin_due_at(due.first_us)
+        self._marks.lower(promoted)
+        return called + len(promoted)
+
+    def _call_due(self, rated_limit: int) -> int:
+        called = call_due(self.alias, rated_limit)
+        if called:
+            self._marks.forget()
+        return called
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         with explained(self.alias):
@@ -139,17 +167,27 @@ class OrmBroker(Broker):
     def settle(
         self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
     ) -> set[Lease]:
+        if again:
+            self._marks.forget()
         with explained(self.alias):
             claimed = Claimed.objects.using(self.alias)
             freed = claimed.settle(lease_keys(over), given_back(again), failed)
         self._call(freed.queues)
+        if len(freed.valid) == len(over) + len(again):  # nearly always
+            return set()
         leases = [*over, *(back.lease for back in again)]
         return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
+
+    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
+        with explained(self.alias):
+            queues = Claimed.objects.using(self.alias).end_all(job_ids, lease_ids)
+        self._call(queues or ())
+        return queues is not None
 
     def _call(self, queues: Collection[str]) -> None:
         """Somebody's turn has come there: it counts from the commit on."""
         if queues:
-            transaction.on_commit(lambda: self.wake_up(queues), using=self.alias, robust=True)
+            after_commit(self.alias, lambda: self.wake_up(queues))
 
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
         lease_id = new_lease_id()
@@ -157,7 +195,7 @@ class OrmBroker(Broker):
             rows = Claimed.objects.using(self.alias).claim_expired(
                 limit, lease_id=lease_id, holder=holder, lease_us=microseconds(lease_seconds)
             )
-        return [delivery(row, lease_id) for row in rows]
+        return deliveries_of(rows, lease_id)
 
     def expire_holder(self, holder: UUID) -> int:
         with explained(self.alias):
@@ -175,9 +213,7 @@ class OrmBroker(Broker):
         with explained(self.alias), transaction.atomic(using=self.alias):
             gone, key_ids = withdraw(self.alias, job_ids)
             if key_ids:
-                transaction.on_commit(
-                    lambda: self._look_after(key_ids), using=self.alias, robust=True
-                )
+                after_commit(self.alias, lambda: self._look_after(key_ids))
         return gone
 
     def _look_after(self, key_ids: Collection[UUID]) -> None:
@@ -240,11 +276,12 @@ class OrmBroker(Broker):
         with explained(self.alias):
             if self._is_more_behind:
                 return 0.0
-            due = [
-                Deferred.objects.using(self.alias).next_due_seconds(),
-                next_due_seconds(self.alias, rated=rated),
-            ]
-        return min((seconds for seconds in due if seconds is not None), default=None)
+            asked_at = time.monotonic()
+            due = what_is_due(self.alias, rated=rated).seconds
+        if rated:
+            certain = TRUST_SECONDS if due is None else min(due, TRUST_SECONDS)
+            self._nothing_due_until = asked_at + certain
+        return due
 
     def close(self) -> None:
         connections[self.alias].close()

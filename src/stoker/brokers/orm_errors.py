@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
 from stoker.exceptions import BrokerUnavailable, NotMigrated
 
 
-@contextmanager
-def explained(alias: str) -> Iterator[None]:
-    """Database errors of the block as Stoker's own, with a sentence that says what to do."""
-    try:
-        yield
-    except (OperationalError, InterfaceError, ProgrammingError) as error:
-        told = explain(error, alias)
-        if told is error:
-            raise
-        raise told from error
+class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
+    """Database errors of the block as Stoker's own, with a sentence that says what to do.
+
+    Args:
+        alias: of the database.
+    """
+
+    __slots__ = ("_alias",)
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, OperationalError | InterfaceError | ProgrammingError):
+            told = explain(error, self._alias)
+            if told is not error:
+                raise told from error
 
 
 def explain(error: Exception, alias: str) -> Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from stoker.models.claimed import Claim, GivenBack
@@ -11,19 +11,11 @@ from stoker.models.clock import microseconds
 from .base import Delivery, Lease, Return
 
 
-def delivery(row: Claim, lease_id: int) -> Delivery:
-    return Delivery(
-        row.job_id,
-        lease_id,
-        bytes(row.package),
-        row.queue,
-        -row.rank,
-        row.attempts,
-        row.crashes,
-        row.fence,
-        row.permit_seconds,
-        row.refused,
-    )
+def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
+    """With this one object for the lease id: so it is sent to a worker only once."""
+    return [
+        Delivery(job_id, lease_id, bytes(package), *rest) for job_id, _, package, *rest in claims
+    ]
 
 
 def lease_keys(leases: Sequence[Lease]) -> list[tuple[UUID, int]]:

@@ -1,9 +1,9 @@
 """How a cluster on the ORM broker learns at once that jobs came. Polling is what keeps it correct;
 everything here only makes it quicker, so every failure here is swallowed and tried again later.
 
-PostgreSQL: ``NOTIFY`` after the commit, at most one per process and ``DEBOUNCE_SECONDS``; a pusher
-that was woken polls quickly for a while, which covers the notifications left out.
-SQLite: ``PRAGMA data_version`` changes when another connection has written. Others: polling.
+PostgreSQL: a notification after the commit, at most one per process and ``DEBOUNCE_SECONDS``; a
+pusher that was woken polls quickly for a while, which covers the notifications left out.
+SQLite: see sqlite_wake.py. Others: polling.
 """
 
 from __future__ import annotations
@@ -14,28 +14,41 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from .base import NoWake, Wake
+from stoker.models.adding import add_fresh
+from stoker.models.job import NewJob
+
+from .sqlite_wake import DataVersion
+from .wake import NoWake, Wake
 
 CHANNEL = "stoker_wake"
+NOTICE = f"SELECT pg_notify('{CHANNEL}', '')"
+"""Not ``NOTIFY``, of which a server without it would not even read what stands before."""
 DEBOUNCE_SECONDS = 0.02
 RECONNECT_SECONDS = 5.0
 PROBE_SECONDS = 30.0
-SQLITE_LOOK_SECONDS = 0.01
 
 _last_notified: dict[str, float] = {}
+
+
+def add_and_tell(alias: str, job: NewJob) -> None:
+    """Add a fresh job; outside of a transaction the sleeping pushers are told by the same message,
+    and ``wake_up`` finds that it has just been done."""
+    if add_fresh(alias, job, NOTICE if _may_notify(alias) else ""):
+        _last_notified[alias] = time.monotonic()
 
 
 def wake_up(alias: str) -> None:
     """Tell sleeping pushers that jobs came, unless this process has just done so."""
     connection = connections[alias]
-    if connection.vendor != "postgresql" or connection.in_atomic_block:
+    if connection.vendor != "postgresql" or connection.in_atomic_block or not _may_notify(alias):
         return
-    now = time.monotonic()
-    if now - _last_notified.get(alias, float("-inf")) < DEBOUNCE_SECONDS:
-        return
-    _last_notified[alias] = now
+    _last_notified[alias] = time.monotonic()
     with suppress(DatabaseError, InterfaceError), connection.cursor() as cursor:
         cursor.execute(f"NOTIFY {CHANNEL}")
+
+
+def _may_notify(alias: str) -> bool:
+    return time.monotonic() - _last_notified.get(alias, float("-inf")) >= DEBOUNCE_SECONDS
 
 
 def open_wake(alias: str) -> Wake:
@@ -46,28 +59,6 @@ def open_wake(alias: str) -> Wake:
     if connection.vendor == "postgresql" and _has_psycopg3():
         return Listener(alias)
     return NoWake()
-
-
-class DataVersion(Wake):
-    """SQLite counts the commits of other connections; asking costs microseconds."""
-
-    max_sleep_seconds = SQLITE_LOOK_SECONDS
-
-    def __init__(self, alias: str) -> None:
-        self._alias = alias
-        self._seen: int | None = None
-
-    def is_due(self) -> bool:
-        wrapper: Any = connections[self._alias]
-        try:
-            wrapper.ensure_connection()
-            # Asked a hundred times a second, so without the layers around a cursor of Django's.
-            (version,) = wrapper.connection.execute("PRAGMA data_version").fetchone()
-        except (DatabaseError, InterfaceError, wrapper.Database.Error):
-            return True
-        changed = version != self._seen
-        self._seen = version
-        return bool(changed)
 
 
 class Listener(Wake):
@@ -94,7 +85,7 @@ class Listener(Wake):
             return False
         missed, self._was_deaf = self._was_deaf, False
         try:
-            heard = any(True for _ in self._wrapper.connection.notifies(timeout=0))
+            heard = _has_heard(self._wrapper.connection.pgconn)
             self._probe()
         except Exception:  # noqa: BLE001 - whatever broke the connection, polling goes on without it
             self._hang_up()
@@ -136,6 +127,16 @@ class Listener(Wake):
             self._probe_at = now + PROBE_SECONDS
             with self._wrapper.cursor() as cursor:
                 cursor.execute("SELECT 1")
+
+
+def _has_heard(session: Any) -> bool:
+    """Whether a notification has come. Asked first of all when one wakes the pusher, so without
+    the driver's generators."""
+    session.consume_input()
+    heard = False
+    while session.notifies() is not None:
+        heard = True
+    return heard
 
 
 def _has_psycopg3() -> bool:

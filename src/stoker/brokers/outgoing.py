@@ -1,15 +1,50 @@
-"""Messages as rows of an outbox, and back."""
+"""Messages as rows of an outbox, and back; and how those are carried to the broker."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
+
 from stoker.models import Outgoing
+from stoker.models.commits import after_commit
 from stoker.models.need import NewNeed
 from stoker.models.outbox import as_json
+from stoker.models.statements import delete_by_key
 
-from .base import Message
+from .base import Broker, Message
+
+
+def carry(
+    broker: Broker,
+    alias: str,
+    lock: Callable[[], Sequence[Outgoing]],
+    hand_over: Callable[[Sequence[Outgoing], float], None],
+) -> list[Outgoing]:
+    """Lock rows, hand them over, delete them. Returns those rows.
+
+    Args:
+        broker: to which they go.
+        alias: the database of the outbox.
+        lock: locks and gives the rows.
+        hand_over: is called with the rows, if there are any, and with how long that may take: see
+            ``Broker.relay_until``. What it raises leaves the rows where they were.
+    """
+    until = broker.relay_until()
+    outgoing = Outgoing.objects.using(alias)
+    with transaction.atomic(using=alias):
+        outgoing.be_the_writer()
+        rows = list(lock())
+        if rows:
+            hand_over(rows, until)
+            job_ids = [row.pk for row in rows]
+            delete_by_key(outgoing, job_ids)
+            forget = partial(broker.relayed_for_good, job_ids)
+            after_commit(alias, forget)
+    return rows
 
 
 def as_row(backend: str, message: Message, claim: tuple[Any, ...] | None = None) -> Outgoing:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import cache
+from functools import cache, cached_property, partial
 from importlib.resources import files
 from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
 from stoker.ids import new_lease_id
 from stoker.models.clock import MICROSECONDS, microseconds
 
+from . import redis_relay
 from .base import Broker, Capabilities, Delivery, Lease, Message, Return
 from .redis_connection import (
     FAILURES,
@@ -29,46 +31,62 @@ from .redis_connection import (
     weaknesses,
     without_password,
 )
+from .redis_relay import AT_ONCE, ServerClock, batches, loads
+from .redis_rows import deliveries, delivery, named, state
 from .redis_wake import RedisWake
 
-AT_ONCE = 500
-RELAYED_SECONDS = 24 * 3600.0
-"""How long a job that came from an outbox is remembered: no relay takes so long to be repeated."""
-LOAD_JOBS = 100_000
-"""Redis takes a million words in one command, and a job has five."""
-LOAD_BYTES = 256 << 20
 KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
 
 
 class RedisBroker(Broker):
     """Jobs in one Redis, kept under names that begin with the cluster's."""
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(announces=True)
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.prefix = f"{{stoker:{settings.cluster}}}"
         self._keys = [f"{self.prefix}:{name}" for name in KEYS]
         self.channel = f"{self.prefix}:wake"
-        self.client: Any = connect(settings)
+        with suppress(BrokerUnavailable):  # of a cluster nobody answers now: the next call connects
+            _ = self.client
+        self._clock = ServerClock(lambda: int(self._run("now", [])))
         self._scripts: dict[str, Callable[..., Any]] = {}
+
+    @cached_property
+    def client(self) -> Any:
+        """Raises: BrokerUnavailable."""
+        return connect(self.settings)
 
     # -- in ---------------------------------------------------------------------------------------
 
     def enqueue(self, messages: Sequence[Message]) -> None:
-        """All or none of as many as Redis takes at once: see ``LOAD_JOBS``."""
-        self._enqueue(messages, 0)
+        """All or none of as many as Redis takes at once: see ``redis_relay.LOAD_JOBS``."""
+        self._enqueue(messages)
 
-    def relay(self, messages: Sequence[Message]) -> None:
-        self._enqueue(messages, microseconds(RELAYED_SECONDS))
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
+        self._enqueue(messages, redis_relay.REMEMBERED_SECONDS, until)
 
-    def _enqueue(self, messages: Sequence[Message], remember_us: int) -> None:
-        for some in _loads(messages):
-            arguments: list[Any] = [self.channel, remember_us]
+    def relay_until(self) -> float:
+        return self._clock.now() + redis_relay.RELAY_SECONDS
+
+    def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
+        with suppress(BrokerUnavailable, *FAILURES):
+            for some in batches([job_id.hex for job_id in job_ids]):
+                forget_us = microseconds(self._clock.now() + redis_relay.LATE_SECONDS)
+                self.client.zadd(self._keys[5], dict.fromkeys(some, forget_us), xx=True)
+
+    def _enqueue(
+        self, messages: Sequence[Message], remember_seconds: float = 0.0, until: float = 0.0
+    ) -> None:
+        for some in loads(messages):
+            arguments: list[Any] = [self.channel, *map(microseconds, (remember_seconds, until))]
             for one in some:
                 due = "" if one.run_after is None else microseconds(one.run_after)
                 arguments += [one.job_id.hex, one.package, one.queue, -one.priority, due]
-            self._run("enqueue", arguments)
+            if self._run("enqueue", arguments) < 0:
+                self._clock.ask_again()
+                raise BrokerUnavailable(redis_relay.TOO_LATE)
 
     # -- out --------------------------------------------------------------------------------------
 
@@ -83,20 +101,22 @@ class RedisBroker(Broker):
         permit_seconds: float = 0.0,
         passed_over: Collection[str] = (),
     ) -> list[Delivery]:
-        head = [limit, _lease_id(), holder.hex, microseconds(lease_seconds), len(queues)]
-        return _deliveries(self._run("claim", [*head, *queues, *passed_over]))
+        lease_id = _lease_id()
+        head = [limit, lease_id, holder.hex, microseconds(lease_seconds), len(queues)]
+        return deliveries(self._run("claim", [*head, *queues, *passed_over]), lease_id)
 
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
-        head = [limit, _lease_id(), holder.hex, microseconds(lease_seconds)]
-        return _deliveries(self._run("claim_expired", head))
+        lease_id = _lease_id()
+        head = [limit, lease_id, holder.hex, microseconds(lease_seconds)]
+        return deliveries(self._run("claim_expired", head), lease_id)
 
     # -- leases -----------------------------------------------------------------------------------
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
-        arguments: list[Any] = [microseconds(lease_seconds)]
-        for lease in leases:
-            arguments += _named(lease)
-        return {leases[place] for place in self._run("extend", arguments)} if leases else set()
+        if not leases:
+            return set()
+        arguments = [microseconds(lease_seconds), named(leases)]
+        return {leases[place] for place in self._run("extend", arguments)}
 
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         return self.settle(leases, (), failed=failed)
@@ -108,12 +128,9 @@ class RedisBroker(Broker):
         self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
     ) -> set[Lease]:
         leases = [*over, *(back.lease for back in again)]
-        arguments: list[Any] = [len(over)]
-        for lease in over:
-            arguments += _named(lease)
+        arguments: list[Any] = [len(over), named(leases)]
         for back in again:
-            delay_us = microseconds(back.delay_seconds)
-            arguments += [*_named(back.lease), delay_us, back.attempts, back.crashes]
+            arguments += [microseconds(back.delay_seconds), back.attempts, back.crashes]
         if not leases:
             return set()
         stale = {leases[place] for place in self._run("settle", arguments)}
@@ -133,7 +150,7 @@ class RedisBroker(Broker):
                     found.append((job_id, known))
         packages = self._packages([job_id for job_id, _ in found])
         return [
-            _delivery([job_id, package, *known[:5]])
+            delivery([job_id, package, *known[:5]])
             for (job_id, known), package in zip(found, packages, strict=True)
         ]
 
@@ -141,37 +158,41 @@ class RedisBroker(Broker):
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         gone: set[UUID] = set()
-        for some in _batches([job_id.hex for job_id in job_ids]):
+        for some in batches([job_id.hex for job_id in job_ids]):
             gone |= {UUID(one.decode()) for one in self._run("withdraw", some)}
         return gone
 
     def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         found = {}
-        for some in _batches([job_id.hex for job_id in job_ids]):
+        for some in batches([job_id.hex for job_id in job_ids]):
             for job_id, known in zip(some, self._run("look", some), strict=True):
                 if known:
-                    found[UUID(job_id)] = _state(known)
+                    found[UUID(job_id)] = state(known)
         return found
 
     def sizes(self) -> dict[str, dict[str, int]]:
+        none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
         sizes: dict[str, dict[str, int]] = {}
         with self._explained():
             names = sorted(self.client.smembers(self._keys[4]))
             for name in names:
                 ready = self.client.zcard(f"{self.prefix}:ready:".encode() + name)
-                sizes[name.decode()] = {"ready": ready, "deferred": 0, "blocked": 0, "running": 0}
+                sizes[name.decode()] = none | {"ready": ready}
         for place in ("deferred", "leases"):
             for ids in self._pages(place):
                 for known in self._run("look", ids):
                     if known:
-                        sizes[known[0].decode()][_state(known)] += place != "ready"
+                        size = sizes.setdefault(known[0].decode(), none.copy())
+                        size[state(known)] += state(known) != "ready"
         return {queue: size for queue, size in sizes.items() if any(size.values())}
 
     def purge(self, queue: str) -> int:
         removed = 0
         ready = f"{self.prefix}:ready:{queue}"
-        while ids := self._first(ready):
+        seen: list[bytes] = []
+        while (ids := self._first(ready)) != seen:  # what is damaged stays
             removed += len(self._run("withdraw", ids))
+            seen = ids
         for ids in list(self._pages("deferred")):
             known = zip(ids, self._run("look", ids), strict=True)
             ours = [one for one, what in known if what and what[0].decode() == queue]
@@ -196,18 +217,19 @@ class RedisBroker(Broker):
     # -- waking up --------------------------------------------------------------------------------
 
     def wake_up(self, queues: Iterable[str], *, inside: bool = False) -> None:
-        with suppress(*FAILURES):
+        with suppress(BrokerUnavailable, *FAILURES):
             self.client.publish(self.channel, "")
 
     def open_wake(self) -> RedisWake:
-        return RedisWake(connect(self.settings), self.channel)
+        return RedisWake(partial(connect, self.settings), self.channel)
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         wait_us = self._run("next_due", [])
         return None if wait_us is None else max(0, wait_us) / MICROSECONDS
 
     def close(self) -> None:
-        disconnect(self.client)
+        if "client" in vars(self):
+            disconnect(self.client)
 
     # -- the server -------------------------------------------------------------------------------
 
@@ -235,7 +257,7 @@ class RedisBroker(Broker):
 
     def _packages(self, job_ids: Sequence[bytes]) -> list[bytes]:
         packages: list[bytes] = []
-        for some in _batches(list(job_ids)):
+        for some in batches(list(job_ids)):
             with self._explained():
                 packages += [one or b"" for one in self.client.hmget(self._keys[1], some)]
         return packages
@@ -253,47 +275,3 @@ def _script(name: str) -> str:
 
 def _lease_id() -> str:
     return f"{new_lease_id():x}"
-
-
-def _named(lease: Lease) -> list[Any]:
-    return [lease.job_id.hex, lease.lease_id]
-
-
-def _batches(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(ids), AT_ONCE):
-        yield ids[start : start + AT_ONCE]
-
-
-def _loads(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """As many at once as the server takes."""
-    start, load_bytes = 0, 0
-    for place, message in enumerate(messages):
-        load_bytes += len(message.package)
-        if place - start >= LOAD_JOBS or (load_bytes > LOAD_BYTES and place > start):
-            yield messages[start:place]
-            start, load_bytes = place, len(message.package)
-    if messages:
-        yield messages[start:]
-
-
-def _deliveries(rows: Iterable[Sequence[Any]]) -> list[Delivery]:
-    return [_delivery(row) for row in rows]
-
-
-def _delivery(row: Sequence[Any]) -> Delivery:
-    job_id, package, queue, rank, attempts, crashes, lease_id = row
-    return Delivery(
-        UUID(job_id.decode()),
-        lease_id.decode(),
-        package,
-        queue.decode(),
-        -int(rank),
-        int(attempts),
-        int(crashes),
-    )
-
-
-def _state(known: Sequence[Any]) -> str:
-    if known[4]:
-        return "running"
-    return "deferred" if known[6] else "ready"

@@ -3,6 +3,7 @@ its configuration."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,6 +22,7 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 PORTS = {"redis+sentinel": 26379, "redis+cluster": 6379}
 FAILURES = (RedisError, RedisClusterException, OSError)
 """What the driver raises."""
+SECRET_OPTION = re.compile(r"([?&][a-z_]*password=)[^&]*")
 OLDEST = (5, 0)
 """From then on a script may ask for the time and write afterwards."""
 
@@ -50,6 +52,8 @@ def connect(settings: Settings) -> Any:
         if parts.scheme == "redis+cluster":
             with explained(settings.broker):
                 return _cluster(parts, options)
+        if parts.scheme != "unix":
+            int(parts.path.strip("/") or 0)  # the driver takes any other for 0
         return redis.Redis.from_url(settings.broker, **options)
     except ValueError as error:
         raise ConfigurationError(
@@ -72,8 +76,8 @@ def explained(url: str) -> Iterator[None]:
 
 def without_password(url: str) -> str:
     """The URL as it may be shown."""
-    user, at, rest = url.rpartition("@")
-    return f"{user.partition('://')[0]}://{rest}" if at else url
+    user, at, rest = SECRET_OPTION.sub(r"\1...", url).rpartition("@")
+    return f"{user.partition('://')[0]}://{rest}" if at else rest
 
 
 def weaknesses(client: Any) -> list[str]:

@@ -4,12 +4,14 @@ keeps it correct, so every failure here is swallowed and tried again later."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from redis.exceptions import RedisError
+from stoker.exceptions import BrokerUnavailable
 
-from .base import Wake
+from .redis_connection import FAILURES
+from .wake import Wake
 
 RECONNECT_SECONDS = 2.0
 
@@ -18,11 +20,12 @@ class RedisWake(Wake):
     """A connection of its own that listens.
 
     Args:
-        client: nobody else's.
+        connect: gives a client that is nobody else's.
     """
 
-    def __init__(self, client: Any, channel: str) -> None:
-        self._client: Any = client
+    def __init__(self, connect: Callable[[], Any], channel: str) -> None:
+        self._connect = connect
+        self._client: Any = None
         self._channel = channel
         self._listening: Any = None
         self._try_again_at = 0.0
@@ -46,7 +49,7 @@ class RedisWake(Wake):
         try:
             while (message := self._listening.get_message(timeout=0)) is not None:
                 heard = heard or message["type"] == "message"
-        except (RedisError, OSError):
+        except FAILURES:
             self._hang_up()
             return True
         return heard or missed
@@ -54,16 +57,19 @@ class RedisWake(Wake):
     def close(self) -> None:
         self._hang_up()
         self._try_again_at = float("inf")
-        with suppress(RedisError, OSError):
-            self._client.close()
+        if self._client is not None:
+            with suppress(*FAILURES):
+                self._client.close()
 
     def _listen(self) -> None:
         if self._listening is not None or time.monotonic() < self._try_again_at:
             return
-        self._listening = self._client.pubsub()
         try:
+            if self._client is None:
+                self._client = self._connect()
+            self._listening = self._client.pubsub()
             self._listening.subscribe(self._channel)
-        except (RedisError, OSError):
+        except (BrokerUnavailable, *FAILURES):
             self._hang_up()
         else:
             self._was_deaf = self._has_listened
@@ -73,5 +79,5 @@ class RedisWake(Wake):
         listening, self._listening = self._listening, None
         self._try_again_at = time.monotonic() + RECONNECT_SECONDS
         if listening is not None:
-            with suppress(RedisError, OSError):
+            with suppress(*FAILURES):
                 listening.close()

@@ -26,8 +26,9 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
@@ -40,10 +41,13 @@ DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING
 _PER_SLOT = 8
 
 _HALVES = struct.Struct(">qq")
+_REST = struct.Struct("6q")
+"""From JOB_HIGH to LEASE."""
+_REST_AT = 8 * JOB_HIGH
+"""In bytes, from where the slot begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Occupied:
+class Occupied(NamedTuple):
     """One slot in which a job runs."""
 
     delivery: int
@@ -54,6 +58,29 @@ class Occupied:
     lease: int = 0
 
 
+class Slot:
+    """One slot, for the worker whose it is: where it stands is found once, and not for each job."""
+
+    def __init__(self, numbers: memoryview[int]) -> None:
+        self._numbers = numbers
+
+    def occupy(self, delivery: int, job_id: bytes, *rest: int) -> None:
+        """Say what begins to run in it: the fields of Occupied. The delivery number is written
+        last: it makes it count."""
+        _REST.pack_into(self._numbers, _REST_AT, *_HALVES.unpack(job_id), *rest)
+        self._numbers[DELIVERY] = delivery
+
+    def set_deadline(self, deadline_ns: int) -> None:
+        self._numbers[DEADLINE_NS] = deadline_ns
+
+    def complete(self) -> None:
+        """Say that what runs in it is about to record itself, and its lease to go with that."""
+        self._numbers[COMPLETING] = self._numbers[DELIVERY]
+
+    def vacate(self) -> None:
+        self._numbers[DELIVERY] = 0
+
+
 class Board:
     """One cluster's board, mapped into this process."""
 
@@ -62,6 +89,7 @@ class Board:
         self.path = path
         self._map = mmap.mmap(descriptor, 0)
         self._numbers = memoryview(self._map).cast("q")
+        self._parts: list[memoryview[int]] = []
 
     @classmethod
     def create(cls, path: Path, workers: int, slots: int) -> Board:
@@ -87,6 +115,21 @@ class Board:
             os.close(descriptor)
             return None
 
+    @classmethod
+    def of_the_living(cls, path: Path) -> Board | None:
+        """The board of a cluster of which a process is left; None when none is, or none can say."""
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # somebody has it
+            with suppress(OSError, ValueError):
+                return cls(descriptor, path)
+        os.close(descriptor)
+        return None
+
     def __getitem__(self, place: int) -> int:
         return self._numbers[place]
 
@@ -99,32 +142,17 @@ class Board:
     def set_worker(self, worker: int, place: int, number: int) -> None:
         self._numbers[self._worker_start(worker) + place] = number
 
-    def occupy(self, worker: int, slot: int, job: Occupied) -> None:
-        """Say what begins to run in a slot. The delivery number comes last: it makes it count."""
-        start = self._slot_start(worker, slot)
-        numbers = self._numbers
-        numbers[start + JOB_HIGH], numbers[start + JOB_LOW] = _HALVES.unpack(job.job_id.bytes)
-        numbers[start + ATTEMPT] = job.attempt
-        numbers[start + STARTED_NS] = job.started_ns
-        numbers[start + DEADLINE_NS] = job.deadline_ns
-        numbers[start + LEASE] = job.lease
-        numbers[start + DELIVERY] = job.delivery
+    def of_worker(self, worker: int) -> memoryview[int]:
+        """What is kept for a worker, for itself: by the same places."""
+        return self._part(self._worker_start(worker), _PER_WORKER)
 
-    def set_deadline(self, worker: int, slot: int, deadline_ns: int) -> None:
-        self._numbers[self._slot_start(worker, slot) + DEADLINE_NS] = deadline_ns
-
-    def complete(self, worker: int, slot: int) -> None:
-        """Say that what runs in a slot is about to record itself, and its lease to go with that."""
-        start = self._slot_start(worker, slot)
-        self._numbers[start + COMPLETING] = self._numbers[start + DELIVERY]
+    def slot(self, worker: int, slot: int) -> Slot:
+        return Slot(self._part(self._slot_start(worker, slot), _PER_SLOT))
 
     def is_completing(self, worker: int, delivery: int) -> bool:
         """Whether a delivery is recording itself, or was the last in its slot to do so."""
         starts = [self._slot_start(worker, slot) for slot in range(self[SLOTS])]
         return any(self._numbers[start + COMPLETING] == delivery for start in starts)
-
-    def vacate(self, worker: int, slot: int) -> None:
-        self._numbers[self._slot_start(worker, slot) + DELIVERY] = 0
 
     def occupied(self, worker: int) -> Iterator[Occupied]:
         """What runs in a worker now."""
@@ -161,6 +189,8 @@ class Board:
 
     def close(self) -> None:
         """Let go of it. The last process that does so frees the lock."""
+        for part in self._parts:
+            part.release()
         self._numbers.release()
         self._map.close()
         os.close(self.descriptor)
@@ -169,6 +199,10 @@ class Board:
         """Delete the file; for the last process of the cluster, or for who found it dead."""
         self.path.unlink(missing_ok=True)
         self.close()
+
+    def _part(self, start: int, length: int) -> memoryview[int]:
+        self._parts.append(self._numbers[start : start + length])
+        return self._parts[-1]
 
     def _worker_start(self, worker: int) -> int:
         return _HEADER + worker * (_PER_WORKER + self._numbers[SLOTS] * _PER_SLOT)

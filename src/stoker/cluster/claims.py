@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 from stoker.brokers.base import Broker, Delivery, Return
 
@@ -37,6 +38,7 @@ class Claims:
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
+        self._queues = plan.served_queues
         self._broker = broker
         self._patience = patience
         self._flights = flights
@@ -67,14 +69,14 @@ class Claims:
             self.tempo.hurry()
         if room <= 0 or not self.tempo.is_due(is_hungry):
             return
-        if not self._pauses.are_known(self._patience):
+        if not self._broker.sees_pauses and not self._pauses.are_known(self._patience):
             return
         limit, rated_limit = min(room, CLAIM_AT_ONCE), max(0, prompt_room())
         asked_at = time.monotonic()
         is_calm = not len(self._flights)
         answer = self._patience.call(
             lambda: self._broker.claim(
-                self._plan.served_queues,
+                self._queues,
                 limit,
                 holder=self._plan.cluster_id,
                 lease_seconds=self._settings.lease_seconds,
@@ -86,12 +88,13 @@ class Claims:
         if answer is None:
             self._are_in_doubt = True
             return
+        self._pauses.look_again()
         deliveries = answer.value
         self.found_nothing = is_calm and not deliveries
         if deliveries:
             self._flights.add(deliveries, asked_at)
             self.leases.include(asked_at)
-        if any(delivery.permit_seconds for delivery in deliveries):
+        if any(map(attrgetter("permit_seconds"), deliveries)):
             self._rated_until = asked_at + RATED_SECONDS
         uses_rates = asked_at < self._rated_until
         self._had_no_slot = uses_rates and not rated_limit

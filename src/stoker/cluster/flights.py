@@ -10,34 +10,31 @@ from uuid import UUID
 from stoker.brokers.base import Delivery
 
 from .permits import Permits
-from .wire import Report, is_over
+from .wire import Job, Report, is_over, pack_job
 
 
 class Flight:
     """One claimed job, from its claim until its outcome is recorded or it is given back."""
 
-    __slots__ = (
-        "asked_seconds", "cancelled_as", "delivery", "is_open", "leased_at", "number", "permit_ns",
-        "report", "sent_at", "worker",
-    )  # fmt: skip
+    # What is the same for most of them is the class's: there is one for each job.
+    permit_ns = 0
+    """When it can be started at the latest, see ``wire``."""
+    asked_seconds = 0.0
+    """How long its permit was asked to be good for; 0 = nobody knows."""
+    worker: int | None = None
+    sent_at = 0.0
+    job: Job
+    """As it was sent to the worker that it is with, or was."""
+    report: Report | None = None
+    is_open = True
+    """Until it is recorded, given back, or lost."""
+    cancelled_as = 0
+    """The number under which its worker was told to end it."""
 
-    def __init__(
-        self, number: int, delivery: Delivery, leased_at: float, permit_ns: int = 0
-    ) -> None:
+    def __init__(self, number: int, delivery: Delivery, leased_at: float) -> None:
         self.number = number
         self.delivery = delivery
         self.leased_at = leased_at
-        self.permit_ns = permit_ns
-        """When it can be started at the latest, see ``wire``."""
-        self.asked_seconds = 0.0
-        """How long its permit was asked to be good for; 0 = nobody knows."""
-        self.worker: int | None = None
-        self.sent_at = 0.0
-        self.report: Report | None = None
-        self.is_open = True
-        """Until it is recorded, given back, or lost."""
-        self.cancelled_as = 0
-        """The number under which its worker was told to end it."""
 
     @property
     def is_late(self) -> bool:
@@ -81,22 +78,21 @@ class Flights:
 
     def add(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
         """Take fresh claims into the books; they wait for a worker."""
-        for delivery in deliveries:
-            flight = Flight(0, delivery, leased_at)
-            if delivery.permit_seconds:
-                flight.permit_ns = round((leased_at + delivery.permit_seconds) * 1e9)
+        flights = [Flight(0, delivery, leased_at) for delivery in deliveries]
+        for flight in flights:
+            if permit_seconds := flight.delivery.permit_seconds:
+                flight.permit_ns = round((leased_at + permit_seconds) * 1e9)
                 flight.asked_seconds = self.permits.seconds
-            self._wait(flight)
+        self._wait(flights)
 
     def adopt(
         self, number: int, delivery: Delivery, worker: int, leased_at: float, permit_ns: int = 0
     ) -> Flight:
         """Take over what a worker got from the pusher before this one."""
-        flight = Flight(number, delivery, leased_at, permit_ns)
-        flight.worker = worker
-        flight.sent_at = time.monotonic()
+        flight = Flight(number, delivery, leased_at)
+        flight.permit_ns = permit_ns
         self._all[number] = flight
-        self.with_worker(worker)[number] = flight
+        self._join_worker(worker, [flight])
         self.last_number = max(self.last_number, number)
         return flight
 
@@ -109,13 +105,8 @@ class Flights:
         return self._send(self.permitted, worker, count)
 
     def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
-        now = time.monotonic()
-        held = self.with_worker(worker)
         chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
-        for flight in chosen:
-            flight.worker = worker
-            flight.sent_at = now
-            held[flight.number] = flight
+        self._join_worker(worker, chosen)
         return chosen
 
     def take_back(self, flight: Flight) -> None:
@@ -130,17 +121,24 @@ class Flights:
             return
         self._leave_worker(flight)
         del self._all[flight.number]
-        self._wait(flight)
+        self._wait([flight])
 
     def report(self, worker: int, report: Report) -> Flight | None:
         """Note a worker's report. None when the flight is not (or no longer) with that worker."""
-        flight = self.with_worker(worker).pop(report[0], None)
-        if flight is not None:
-            flight.report = report
-            if flight.asked_seconds and report[1] is not None:
-                started_seconds_ago = time.time() - report[1]
-                self._note_permit(flight, started_seconds_ago)
-        return flight
+        return next(iter(self.report_all(worker, [report])), None)
+
+    def report_all(self, worker: int, reports: Iterable[Report]) -> list[Flight]:
+        """Note a worker's reports. Returns their flights, of those that are with that worker."""
+        held, flights = self.with_worker(worker), []
+        for report in reports:
+            flight = held.pop(report[0], None)
+            if flight is not None:
+                flight.report = report
+                if flight.asked_seconds and report[1] is not None:
+                    started_seconds_ago = time.time() - report[1]
+                    self._note_permit(flight, started_seconds_ago)
+                flights.append(flight)
+        return flights
 
     def reported(self) -> list[Flight]:
         return [flight for flight in self._all.values() if flight.report is not None]
@@ -150,7 +148,8 @@ class Flights:
         flight = self._all.pop(number, None)
         if flight is not None:
             flight.is_open = False
-            self._leave_worker(flight)
+            if flight.report is None:  # else it has left already
+                self._leave_worker(flight)
         return flight
 
     def give_back(self, flight: Flight) -> None:
@@ -230,11 +229,19 @@ class Flights:
             flight.is_open = True
             self._to_give_back.append(flight)
 
-    def _wait(self, flight: Flight) -> None:
-        self.last_number += 1
-        flight.number = self.last_number
-        self._all[flight.number] = flight
-        (self.permitted if flight.permit_ns else self.waiting).append(flight)
+    def _wait(self, flights: Iterable[Flight]) -> None:
+        for number, flight in enumerate(flights, self.last_number + 1):
+            flight.number = self.last_number = number
+            self._all[number] = flight
+            (self.permitted if flight.permit_ns else self.waiting).append(flight)
+
+    def _join_worker(self, worker: int, flights: Iterable[Flight]) -> None:
+        held, now = self.with_worker(worker), time.monotonic()
+        for flight in flights:
+            flight.worker = worker
+            flight.sent_at = now
+            flight.job = pack_job(flight.number, flight.delivery, flight.permit_ns)
+            held[flight.number] = flight
 
     def _leave_worker(self, flight: Flight) -> None:
         if flight.worker is not None:

@@ -12,6 +12,7 @@ from stoker.models.clock import DatabaseNow
 
 from .board import Board
 from .flights import Flights
+from .loops import loop_ages
 from .patience import Patience
 from .plan import Plan
 from .requests import Requests
@@ -74,5 +75,6 @@ class Heartbeat:
             "queues": list(self._plan.served_queues),
             "board": str(self._board.path),
             "leases": len(self._flights),
+            "loops": loop_ages(self._board),
             "workers": self._roster.information(),
         }

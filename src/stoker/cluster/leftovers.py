@@ -8,13 +8,12 @@ from collections.abc import Callable
 from uuid import UUID
 
 from stoker.models import Lock, Note, Relayed, Schedule, Tick, UniqueKey
+from stoker.models.outbox import RELAYED_SECONDS
 
 AT_ONCE = 500
 OFTEN_ENOUGH_SECONDS = 3600.0
 UNUSED_LOCK_SECONDS = 24 * 3600.0
 TICKS_SECONDS = 60.0
-RELAYED_SECONDS = 7 * 24 * 3600.0
-"""A relay is repeated as soon as some cluster looks: longer than none runs anywhere."""
 PAGES = 20
 """Of keys looked at per run: what is alive is looked at as well, and may be much."""
 
@@ -32,7 +31,8 @@ class Leftovers:
         self._locks_at = 0.0
         self._keys_at = 0.0
         self._ticks_at = 0.0
-        self._relayed_at = 0.0
+        self._relayed_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
+        """Not at once: when no cluster has run for long, what comes again must be known still."""
         self._last_key: UUID | None = None
         self._notes_at = 0.0
         self._last_note: UUID | None = None

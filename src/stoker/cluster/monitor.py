@@ -20,15 +20,18 @@ from stoker.brokers import broker_for
 from stoker.brokers.base import Lease
 from stoker.events import tell
 from stoker.exceptions import BrokerError, NotMigrated
+from stoker.lifecycle.failures import tell_failure
 from stoker.lifecycle.faults import fault_of
 from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted, Failed, Succeeded
+from stoker.lifecycle.outcomes import Failed, Succeeded
+from stoker.lifecycle.successes import finish_together
+from stoker.lifecycle.tallies import Tallies
 
 from . import board as place
 from .channel import Closed, Stream
 from .patience import Patience, set_deadlines
 from .process import Child
-from .wire import open_report
+from .wire import Reported, as_failed, open_report, open_successes, parted
 
 BATCH = 400
 LINGER_SECONDS = 0.004
@@ -43,15 +46,13 @@ LARGE_BYTES = 1 << 20
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
-Numbered = tuple[int, Attempted]
-
 
 class Aside(NamedTuple):
     """An outcome that could not be recorded, and is tried again."""
 
     due: float
     pause_seconds: float
-    outcome: Numbered
+    reported: Reported
 
 
 def main(child: Child) -> None:
@@ -64,12 +65,13 @@ class Monitor:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.settings = child.plan.settings
-        set_deadlines(self.settings)
+        set_deadlines(self.settings, keeps_statements=True)
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
+        self.tallies = Tallies(self.settings)
         self.selector = selectors.DefaultSelector()
         self.pusher: Stream | None = None
-        self.pending: list[Numbered] = []
+        self.pending: list[Reported] = []
         self.aside: list[Aside] = []
         self.is_over = False
         self._first_at = 0.0
@@ -84,6 +86,9 @@ class Monitor:
             while self._is_due():
                 self._record()
             self._record_aside()
+            if self.tallies.are_due:
+                self.patience.call(self.tallies.write)
+        self.patience.call(self.tallies.write)
         self.broker.close()
 
     def _beat(self) -> None:
@@ -131,43 +136,47 @@ class Monitor:
             return
         if frames and not self.pending:
             self._first_at = time.monotonic()
-        for _, reports in frames:
-            self.pending += [(report[0], open_report(report, job)) for report, job in reports]
+        for word, reported in frames:
+            if word == "reports":
+                self.pending += reported
+            else:
+                self.tallies.add_recorded(open_report(*one) for one in reported)
 
     def _record(self) -> None:
         batch, self.pending = self.pending[:BATCH], self.pending[BATCH:]
         self._last_batch = len(batch)
         self._first_at = time.monotonic()
-        self._finish(batch)
+        for part in parted(batch):
+            self._finish(part)
 
     def _record_aside(self) -> None:
         """Try again what was refused."""
         due = [one for one in self.aside if one.due <= time.monotonic()]
         self.aside = [one for one in self.aside if one not in due]
         for one in due:
-            self._finish([one.outcome], pause_seconds=min(2 * one.pause_seconds, LONGEST_PAUSE))
+            self._finish([one.reported], pause_seconds=min(2 * one.pause_seconds, LONGEST_PAUSE))
 
-    def _finish(self, batch: Sequence[Numbered], pause_seconds: float = FIRST_PAUSE) -> None:
+    def _finish(self, batch: Sequence[Reported], pause_seconds: float = FIRST_PAUSE) -> None:
         """Record a batch; what of it the store refuses is found by halving."""
-        error = self._try([attempted for _, attempted in batch])
+        error = self._try(batch)
         if error is not None and len(batch) > 1:
             middle = len(batch) // 2
             self._finish(batch[:middle], pause_seconds)
             self._finish(batch[middle:], pause_seconds)
             return
         if error is not None:
-            number, attempted = batch[0]
-            if not self._is_recorded_as_failure(attempted, error):
-                tell("record_put_off", job_id=attempted.delivery.job_id, error=error)
+            (one,) = batch
+            if not self._is_recorded_as_failure(one, error):
+                tell("record_put_off", job_id=open_report(*one).delivery.job_id, error=error)
                 due = time.monotonic() + pause_seconds
-                self.aside.append(Aside(due, pause_seconds, (number, attempted)))
+                self.aside.append(Aside(due, pause_seconds, one))
                 return
-        self._confirm([number for number, _ in batch])
+        self._confirm([report[0] for report, _ in batch])
 
-    def _try(self, attempted: Sequence[Attempted]) -> Exception | None:
+    def _try(self, batch: Sequence[Reported]) -> Exception | None:
         """None when it is recorded. Else why not, though the store is there: an error that may pass
         is waited for, but not for ever, since it may come from what is to be recorded."""
-        failures, record = 0, partial(self._record_or_refuse, attempted)
+        failures, record = 0, partial(self._record_or_refuse, batch)
         while failures < TRIES:
             try:
                 answer = self.patience.call(record)
@@ -177,34 +186,45 @@ class Monitor:
                 for lease in answer.value:
                     tell("stale_outcome", job_id=lease.job_id)
                 return None
-            record = partial(self._record_or_refuse, attempted, is_again=True)
+            record = partial(self._record_or_refuse, batch, is_again=True)
             self.patience.sleep(self._beat)
             failures += self.patience.call(self.broker.ping) is not None
         return self.patience.last_error
 
-    def _record_or_refuse(
-        self, attempted: Sequence[Attempted], *, is_again: bool = False
-    ) -> set[Lease]:
+    def _record_or_refuse(self, batch: Sequence[Reported], *, is_again: bool = False) -> set[Lease]:
         """Only what may pass by itself is left to be tried again."""
         try:
-            return finish(self.settings, self.broker, attempted, is_again=is_again)
+            return self._record_one_way_or_the_other(batch, is_again)
         except (BrokerError, NotMigrated, OperationalError, InterfaceError):
             raise
         except DatabaseError as error:
             raise Refused(error) from error
 
-    def _is_recorded_as_failure(self, attempted: Attempted, error: Exception) -> bool:
+    def _record_one_way_or_the_other(self, batch: Sequence[Reported], is_again: bool) -> set[Lease]:
+        """Returns the leases that were stale."""
+        successes = None if is_again else open_successes(batch)
+        if successes is not None and finish_together(self.settings, self.broker, successes):
+            self.tallies.add_together(successes)
+            return set()
+        attempted = [open_report(*one) for one in batch]
+        return finish(
+            self.settings, self.broker, attempted, is_again=is_again, tallies=self.tallies
+        )
+
+    def _is_recorded_as_failure(self, reported: Reported, error: Exception) -> bool:
         """An outcome that the store will never take is a failure that says so."""
+        attempted = open_report(*reported)
         outcome = attempted.outcome
         value_bytes = len(outcome.value) if isinstance(outcome, Succeeded) else 0
         may_pass = isinstance(error, BrokerError | NotMigrated | OperationalError | InterfaceError)
         if may_pass and value_bytes < LARGE_BYTES:
             return False
         cause = error.__cause__ if isinstance(error, Refused) and error.__cause__ else error
-        failed = replace(attempted, outcome=Failed(fault_of(cause)))
-        if self._try([failed]) is not None:
+        failed = Failed(fault_of(cause))
+        if self._try([as_failed(reported, failed)]) is not None:
             return False
         tell("record_failed", job_id=attempted.delivery.job_id, error=cause)
+        tell_failure(self.settings, replace(attempted, outcome=failed))
         return True
 
     def _confirm(self, numbers: list[int]) -> None:

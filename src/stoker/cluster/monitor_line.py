@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from .channel import Closed, Stream, set_interest
 from .flights import Flight
 from .roster import Roster
-from .wire import is_recorded
+from .wire import Reported, is_recorded, pack_for_monitor
 
 
 class MonitorLine:
@@ -29,13 +29,20 @@ class MonitorLine:
 
     def pass_on(self, flights: Iterable[Flight]) -> None:
         """Send the reports of these flights; without a monitor they wait for the next one. What the
-        worker itself has recorded is closed here."""
-        all_reported = list(flights)
-        reported = [flight for flight in all_reported if not _is_recorded(flight)]
-        self._roster.recorded(flight.number for flight in all_reported if _is_recorded(flight))
-        if reported and self._stream is not None:
-            self._stream.queue(self._roster.reports_frame(reported))
+        worker itself has recorded is closed here, and only counted there."""
+        reports: list[Reported] = []
+        counted: list[Reported] = []
+        for flight in flights:
+            report = flight.report
+            if report is not None:
+                some = counted if is_recorded(report) else reports
+                some.append((report, pack_for_monitor(flight.job)))
+        if self._stream is not None and (reports or counted):
+            for frame in (("reports", reports), ("counted", counted)):
+                if frame[1]:
+                    self._stream.queue(frame)
             self._serve(selectors.EVENT_WRITE)
+        self._roster.recorded(report[0] for report, _ in counted)
 
     def _serve(self, events: int) -> None:
         stream = self._stream
@@ -57,7 +64,3 @@ class MonitorLine:
             self._selector.unregister(self._stream)
             self._stream.close()
             self._stream = None
-
-
-def _is_recorded(flight: Flight) -> bool:
-    return flight.report is not None and is_recorded(flight.report)

@@ -12,6 +12,7 @@ from stoker.brokers.base import Broker
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import BrokerError, NotMigrated
+from stoker.models import kept
 
 T = TypeVar("T")
 
@@ -104,21 +105,30 @@ def _one_line(error: Exception) -> str:
     return line if line.endswith(".") else line + "."
 
 
-def set_deadlines(settings: Settings) -> None:
+def set_deadlines(settings: Settings, *, keeps_statements: bool = False) -> None:
     """Give every call that this process makes to the store's database a deadline. For the
-    cluster's own processes only: a worker's connections belong to user code."""
+    cluster's own processes only: a worker's connections belong to user code.
+
+    Args:
+        settings: the backend's.
+        keeps_statements: whether this process makes the same calls again and again.
+    """
     alias, limit_seconds = settings.database, settings.database_seconds
     connection = connections[alias]
     options: dict[str, Any] = connection.settings_dict.setdefault("OPTIONS", {})
     options.pop("isolation_level", None)  # guards decide on what others have committed by then
     whole_seconds = max(1, round(limit_seconds))
     if connection.vendor == "postgresql":
+        options.pop("pool", None)  # Django lends no connection from a pool for good
         options.setdefault("connect_timeout", whole_seconds)
         options.setdefault("keepalives_idle", whole_seconds)
         options.setdefault("tcp_user_timeout", whole_seconds * 1000)
         if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
             # Not behind a transaction pooler, where the settings would leak to other clients.
             ours = f"-c statement_timeout={whole_seconds * 1000} {PLANNING}"
+            if keeps_statements:
+                ours += f" {kept.PLANNING}"
+                kept.keep_statements(alias)
             options["options"] = f"{ours} {options.get('options', '')}".rstrip()
     elif connection.vendor == "mysql":
         for name in ("connect_timeout", "read_timeout", "write_timeout"):
@@ -126,4 +136,5 @@ def set_deadlines(settings: Settings) -> None:
     elif connection.vendor == "sqlite":
         options.setdefault("timeout", limit_seconds)
     connection.settings_dict["CONN_MAX_AGE"] = None
+    connection.settings_dict["AUTOCOMMIT"] = True  # nobody commits by hand here
     connection.close()

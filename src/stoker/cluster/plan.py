@@ -25,6 +25,7 @@ class Plan:
     reload: bool = False
     console: bool = False
     log_level: str = "INFO"
+    logs_json: bool = False
     overrides: tuple[tuple[str, Any], ...] = ()
     cluster_id: UUID = field(default_factory=uuid4)
     host: str = field(default_factory=socket.gethostname)

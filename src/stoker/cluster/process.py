@@ -18,6 +18,8 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
+from stoker.json_lines import JsonLines
+
 from .board import Board
 from .channel import Closed, Control
 from .plan import Plan
@@ -25,6 +27,7 @@ from .plan import Plan
 ORPHANED = 70
 """The exit code of a process whose sentinel is gone."""
 LAST_WORDS_SECONDS = 2.0
+"""How long what was logged and reported may take to go out, when a process ends."""
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULTS = {signal.SIGINT: signal.default_int_handler}
@@ -149,15 +152,16 @@ def run_child(
 
     django.setup()
     if plan.console:
-        log_to_console(plan.log_level)
+        log_to_console(plan.log_level, as_json=plan.logs_json)
     from stoker.signals import post_spawn
 
     try:
         child = Child(role, number, incarnation, plan, Control(endpoint))
-        post_spawn.send_robust(Child, role=role, number=number)
+        post_spawn.send_robust(Child, role=role, number=number, backend=plan.alias)
         main = importlib.import_module(ENTRANCES[role]).main
         gc.freeze()  # else the loaded code is looked through for garbage again and again
         main(child)
+        say_goodbye(LAST_WORDS_SECONDS)
     except Closed:
         leave(ORPHANED)
 
@@ -172,13 +176,22 @@ def leave(code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         if child.daemon:  # as Python would; a pool that a task left open does not notice by itself
             child.terminate()
+    if code != ORPHANED:  # what still runs there must end at once
+        say_goodbye(LAST_WORDS_SECONDS / 2)
     for say in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
         with suppress(Exception):  # nobody listens any more
             say()
     os._exit(code)
 
 
-def log_to_console(level: str) -> None:
+def say_goodbye(seconds: float) -> None:
+    """Let who listens send what he still has to send."""
+    from stoker.signals import pre_exit
+
+    pre_exit.send_robust(Child, seconds=seconds)
+
+
+def log_to_console(level: str, *, as_json: bool = False) -> None:
     """Stoker's own log lines from this level on: to wherever the project's logging sends them, else
     to standard error. A level that the project has given the logger stays."""
     logger = logging.getLogger("stoker")
@@ -187,9 +200,11 @@ def log_to_console(level: str) -> None:
     if logger.hasHandlers():
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)-7s [%(processName)s] %(message)s")
-    )
+    if as_json:
+        handler.setFormatter(JsonLines())
+    else:
+        form = "%(asctime)s %(levelname)-7s [%(processName)s] %(message)s"
+        handler.setFormatter(logging.Formatter(form))
     logger.addHandler(handler)
     logger.propagate = False
 

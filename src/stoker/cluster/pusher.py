@@ -15,7 +15,7 @@ from stoker.events import tell
 from . import board as place
 from .adoption import Adoption
 from .cancels import Cancels
-from .channel import Closed, Stream, set_interest, take_stream
+from .channel import Closed, Stream, set_interest, take_stream, watch_instead
 from .claims import Claims
 from .flights import Flight, Flights
 from .heartbeat import Heartbeat
@@ -41,7 +41,7 @@ class Pusher:
         self.plan = child.plan
         self.settings = child.plan.settings
         self.board = child.board
-        set_deadlines(self.settings)
+        set_deadlines(self.settings, keeps_statements=True)
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
         self.flights = Flights(self.board[place.LAST_DELIVERY])
@@ -51,9 +51,12 @@ class Pusher:
         self.claims = Claims(
             self.plan, self.broker, self.patience, self.flights, self.board, self.pauses
         )
-        is_trusting = not self.broker.capabilities.lists_holders
         self.adoption = Adoption(
-            self.flights, self.roster, self.recall, self.board, trusts_workers=is_trusting
+            self.flights,
+            self.roster,
+            self.recall,
+            self.board,
+            trusts_workers=not self.broker.capabilities.lists_holders,
         )
         self.requests = Requests(self.plan, self._say, self.recall.recall_all)
         self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster, self.requests)
@@ -61,10 +64,8 @@ class Pusher:
         self.wake = self.broker.open_wake()
         self.selector = selectors.DefaultSelector()
         self.monitor = MonitorLine(self.selector, self.roster)
-        self.is_stopping = False
-        self.is_over = False
-        self._has_said_stopped = False
-        self._has_said_drained = False
+        self.is_stopping = self.is_over = False
+        self._has_said_stopped = self._has_said_drained = False
         self._wake_descriptor: int | None = None
         self._unsettled: dict[tuple[int, int], list[Flight]] = {}
         """Worker and incarnation of the dead -> what their death decided and is not stored yet."""
@@ -74,7 +75,6 @@ class Pusher:
         self._find_orphans()
         while not self.is_over:
             self._note_alive()
-            self._watch_wake()
             for key, events in self._sleep():
                 key.data(events)
             self._work()
@@ -85,6 +85,8 @@ class Pusher:
         those after it wait: together they must not take longer than a sign of life may."""
         if self.wake.is_due():
             self.claims.tempo.hurry()
+            if not len(self.flights):  # there is nothing that would have to be looked after first
+                self._claim()
         self._extend()
         self.flights.give_back_late()
         self.claims.give_back()
@@ -93,6 +95,13 @@ class Pusher:
         self.requests.look_if_due(self.patience)
         self.pauses.look_if_due(self.patience)
         self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping)
+        self._claim()
+        self.claims.look_ahead()
+        self._say_where_we_are()
+        self.child.control.flush()
+
+    def _claim(self) -> None:
+        """If it is time to; and hand out."""
         if self._may_claim():
             self.claims.claim(
                 self._room(),
@@ -106,9 +115,6 @@ class Pusher:
         for worker, link in list(self.roster.links.items()):
             if link.has_outgoing:
                 self._expect_writing(worker, link)
-        self.claims.look_ahead()
-        self._say_where_we_are()
-        self.child.control.flush()
 
     def _may_claim(self) -> bool:
         return not self.is_stopping and not self.requests.is_quiet
@@ -134,8 +140,7 @@ class Pusher:
             self.flights.lose(flight)
 
     def _find_orphans(self) -> None:
-        """Leases of the pusher before this one: hold them until the workers have said which of
-        them they have."""
+        """Leases of the pusher before: hold them until the workers have said which they have."""
         if self.child.incarnation > 1 and self.broker.capabilities.lists_holders:
             held = self.claims.insist_on_held(self._note_alive)
             self.adoption.take(held, time.monotonic() - self.settings.lease_seconds / 2)
@@ -193,7 +198,7 @@ class Pusher:
         is_drained = is_empty and self.claims.found_nothing
         if self.plan.drain and is_drained and not self._has_said_drained:
             self._has_said_drained = True
-            self.pauses.tell_who_stays(self.plan.served_queues)
+            self.pauses.tell_who_stays(self.patience, self.plan.served_queues)
             self._say("drained")
 
     # -- workers ----------------------------------------------------------------------------------
@@ -205,9 +210,7 @@ class Pusher:
 
     def _serve_worker(self, worker: int, events: int) -> None:
         link = self.roster.links.get(worker)
-        if link is None:
-            return
-        if events & selectors.EVENT_WRITE:
+        if link is not None and events & selectors.EVENT_WRITE:
             self._expect_writing(worker, link)
         if events & selectors.EVENT_READ:
             self._read_worker(worker)
@@ -258,15 +261,17 @@ class Pusher:
 
     def _sleep(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Until something comes or is due. A source that has to be asked is asked in between."""
-        until, longest = self._awake_at(), self.wake.max_sleep_seconds
-        while (seconds := until - time.monotonic()) > 0:
+        until = self._awake_at()
+        while True:
+            wake, longest = self.wake.fileno(), self.wake.max_sleep_seconds
+            self._wake_descriptor = watch_instead(self.selector, self._wake_descriptor, wake)
+            seconds = max(0.0, until - time.monotonic())
             ready = self.selector.select(seconds if longest is None else min(seconds, longest))
-            if ready or longest is None:
+            if ready or longest is None or not seconds:
                 return ready
             if self.wake.is_due():
                 self.claims.tempo.hurry()
                 return []
-        return self.selector.select(0)
 
     def _awake_at(self) -> float:
         """When something is due, at the latest; monotonic seconds."""
@@ -283,16 +288,6 @@ class Pusher:
         if self.patience.is_waiting:
             until = [self.patience.try_at]
         return min(*until, self.recall.next_look(time.monotonic()), self.adoption.closes_at)
-
-    def _watch_wake(self) -> None:
-        descriptor = self.wake.fileno()
-        if descriptor == self._wake_descriptor:
-            return
-        if self._wake_descriptor is not None:
-            self.selector.unregister(self._wake_descriptor)
-        if descriptor is not None:
-            self.selector.register(descriptor, selectors.EVENT_READ, lambda _events: None)
-        self._wake_descriptor = descriptor
 
     def _leave(self) -> None:
         self.wake.close()

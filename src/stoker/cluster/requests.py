@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from stoker.events import tell
 from stoker.models import Cluster
+from stoker.models.compiled import Compiled
 
 from .patience import Patience
 from .plan import Plan
@@ -28,7 +29,8 @@ class Requests:
     """
 
     def __init__(self, plan: Plan, say: Callable[..., None], recall: Callable[[], None]) -> None:
-        self._own_row = Cluster.objects.using(plan.settings.database).filter(pk=plan.cluster_id)
+        own_row = Cluster.objects.using(plan.settings.database).filter(pk=plan.cluster_id)
+        self._asked = Compiled(own_row.values_list("request"))
         self._say = say
         self._recall = recall
         self._has_said_stop = False
@@ -42,11 +44,12 @@ class Requests:
         if time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + LOOK_SECONDS
-        answer = patience.call(lambda: self._own_row.values_list("request", flat=True).first())
-        if answer is None or answer.value is None:
+        answer = patience.call(self._asked.fetch)
+        if answer is None or not answer.value:
             return
-        self._be_quiet(answer.value != Cluster.Request.NONE)
-        if answer.value == Cluster.Request.STOP and not self._has_said_stop:
+        ((request,),) = answer.value
+        self._be_quiet(request != Cluster.Request.NONE)
+        if request == Cluster.Request.STOP and not self._has_said_stop:
             self._has_said_stop = True
             self._say("stop_requested")
 

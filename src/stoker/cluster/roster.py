@@ -18,9 +18,10 @@ from . import board as place
 from .board import Board
 from .channel import Stream
 from .flights import Flight, Flights
+from .memory import resident_bytes
 from .plan import Plan
 from .watch import Death
-from .wire import Report, pack_for_monitor, pack_job, pack_outcome
+from .wire import Report, pack_outcome
 
 FRAME_JOBS = 50
 PREFETCH_SECONDS = 0.05
@@ -108,8 +109,7 @@ class Roster:
             self._queue(worker, self._flights.send_permitted(worker, 1))
 
     def _queue(self, worker: int, flights: Iterable[Flight]) -> None:
-        jobs = [pack_job(flight.number, flight.delivery, flight.permit_ns) for flight in flights]
-        self.links[worker].queue(("jobs", jobs))
+        self.links[worker].queue(("jobs", [flight.job for flight in flights]))
 
     def _low(self) -> int:
         """Who has less than that will soon have nothing to do."""
@@ -128,18 +128,14 @@ class Roster:
 
     def reported(self, worker: int, reports: Sequence[Report]) -> list[Flight]:
         """Note reports of a worker. Returns the flights they belong to."""
-        flights, known, seconds = [], [], 0.0
-        for report in reports:
-            flight = self._flights.report(worker, report)
-            if flight is not None:
-                flights.append(flight)
-                seconds += max(0.0, report[2] - (report[1] or report[2]))
-            elif self._flights.get(report[0]) is None:
-                known.append(report[0])
-        if known:
-            self.confirm(worker, known)
+        flights = self._flights.report_all(worker, reports)
+        if len(flights) < len(reports):
+            numbers = [report[0] for report in reports]
+            if known := [number for number in numbers if self._flights.get(number) is None]:
+                self.confirm(worker, known)
         if flights:
-            mean = seconds / len(flights)
+            seconds = sum([report[2] - report[1] for report in reports if report[1]])
+            mean = max(0.0, seconds / len(reports))
             self._job_seconds += 0.3 * (mean - self._job_seconds)
         return flights
 
@@ -147,11 +143,9 @@ class Roster:
         """The monitor has recorded these: close the books, and let the workers forget them."""
         by_worker: dict[int, list[int]] = {}
         for number in numbers:
-            flight = self._flights.get(number)
-            if flight is not None:
-                if flight.worker is not None:
-                    by_worker.setdefault(flight.worker, []).append(number)
-                self._flights.remove(number)
+            flight = self._flights.remove(number)
+            if flight is not None and flight.worker is not None:
+                by_worker.setdefault(flight.worker, []).append(number)
         for worker, done in by_worker.items():
             self.confirm(worker, done)
 
@@ -196,19 +190,7 @@ class Roster:
 
     def _report(self, death: Death, number: int, began: float, outcome: Outcome) -> Report:
         worker_id = self._plan.worker_id(death.worker, death.incarnation)
-        return (number, began, time.time(), worker_id, pack_outcome(outcome))
-
-    @staticmethod
-    def reports_frame(flights: Iterable[Flight]) -> tuple[str, list[Any]]:
-        """What the monitor is sent: reports with their jobs, packages left out where the store has
-        them."""
-        return (
-            "reports",
-            [
-                (flight.report, pack_for_monitor(flight.number, flight.delivery))
-                for flight in flights
-            ],
-        )
+        return (number, began, time.time(), worker_id, pack_outcome(outcome), "", None)
 
     def is_unfair(self) -> bool:
         """Whether a worker is idle while jobs wait behind another's."""
@@ -220,17 +202,19 @@ class Roster:
     def information(self) -> list[dict[str, Any]]:
         """For screens: what each worker does."""
         now_ns = time.monotonic_ns()
+        pids = {worker: self._board.worker(worker, place.PID) for worker in sorted(self.links)}
         return [
             {
                 "number": worker,
-                "pid": self._board.worker(worker, place.PID),
+                "pid": pid,
+                "resident_bytes": resident_bytes(pid) if pid else 0,
                 "jobs_done": self._board.worker(worker, place.JOBS_DONE),
                 "running": [
                     {"job": str(job.job_id), "seconds": round((now_ns - job.started_ns) / 1e9, 1)}
                     for job in self._board.occupied(worker)
                 ],
             }
-            for worker in sorted(self.links)
+            for worker, pid in pids.items()
         ]
 
     def _held(self, worker: int) -> dict[int, Flight]:

@@ -63,7 +63,7 @@ class Scheduler:
                 self.upkeep.vacuum_if_due()
                 self.upkeep.relay()
                 self._is_over.wait(LOOK_SECONDS)
-            self.upkeep.give_up_lease()
+            self.upkeep.leave()
         finally:
             connections.close_all()  # those of this thread
 

@@ -12,19 +12,22 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from multiprocessing.connection import wait
 from typing import Any
 
 from stoker.events import tell
 
 from .board import Board, board_path
+from .channel import who_is_readable
 from .crew import Crew
 from .plan import Plan
 from .process import Started, log_to_console
 from .reload import Reloader
-from .watch import Watch
+from .service_manager import ServiceManager
+from .watch import Watch, fence_margin_ns
 
 TICK_SECONDS = 0.1
+CALM_SECONDS = 0.25
+"""While no job runs there is no time-out to look at: what else happens, calls."""
 COUNT_SECONDS = 0.5
 """How often to look who is alive, unasked: what a task has forked may keep the news of its worker's
 death from coming by itself."""
@@ -46,20 +49,24 @@ class Sentinel:
         )
         self.watch = Watch(self.settings, self.board)
         self.crew = Crew(plan, self.board, self.watch)
+        self.service_manager = ServiceManager(self.board, self.watch)
         self.stop_at: float | None = None
         self.reload_requested = False
         self._signals: list[int] = []
         self._stopped = False
         self._count_at = 0.0
+        margin_seconds = fence_margin_ns(self.settings) / 1e9
+        self._calm_seconds = max(TICK_SECONDS, min(CALM_SECONDS, margin_seconds / 2))
         self._wake_reader, self._wake_writer = socket.socketpair()
 
     def run(self) -> bool:
         """Run until stopped. True when the cluster should start again with fresh code."""
         if self.plan.console:
-            log_to_console(self.plan.log_level)
+            log_to_console(self.plan.log_level, as_json=self.plan.logs_json)
         self._listen_to_signals()
         try:
             self.crew.start_all()
+            self.service_manager.begin()
             self._announce()
             while not self._is_over():
                 self._turn()
@@ -76,11 +83,12 @@ class Sentinel:
 
     def _turn(self) -> None:
         watched = [started.process.sentinel for started in self.crew]
-        lines = [started.control.socket for started in self.crew if not started.is_deaf]
-        ready = wait([*watched, *lines, self._wake_reader], timeout=TICK_SECONDS)
+        lines = [started.control for started in self.crew if not started.is_deaf]
+        seconds = self._calm_seconds if self.watch.is_calm() else TICK_SECONDS
+        ready = who_is_readable(seconds, *watched, *lines, self._wake_reader)
         self._obey_signals()
         for started in self.crew:
-            if started.control.socket in ready:
+            if started.control.fileno() in ready:
                 for message in started.heard():
                     self._hear(started, message)
             started.tell_the_rest()
@@ -89,6 +97,7 @@ class Sentinel:
             self.crew.replace_dead()
         self.crew.start_missing()
         self._kill_what_must_end()
+        self.service_manager.turn()
         if self.stop_at is None and self.reloader.has_changed():
             self.reload(self.reloader.why)
 
@@ -127,6 +136,7 @@ class Sentinel:
         if self.stop_at is None:
             self.stop_at = now + self.settings.shutdown_seconds
             tell("cluster_stopping", seconds=self.settings.shutdown_seconds)
+            self.service_manager.stop(is_reload=self.reload_requested)
             self.crew.is_stopping = True
             self.crew.tell_all("stop")
         else:

@@ -31,6 +31,7 @@ from stoker.lifecycle.firing import Firing
 from stoker.lifecycle.schedule_rows import ITSELF
 from stoker.models import Schedule
 from stoker.models.clock import DatabaseNow, microseconds
+from stoker.models.rows import as_uuid
 
 from .patience import Patience
 from .shares import Shares
@@ -83,6 +84,8 @@ class Ticks:
         self._schedules = Schedule.objects.using(settings.database).of(
             settings.cluster, settings.alias
         )
+        self._soon = self._schedules.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
+        self._released = self._schedules.released(MOST_LOOKED_AT)
         locks_rows = connections[settings.database].features.has_select_for_update
         self._breath_seconds = 0.0 if locks_rows else BREATH_SECONDS
         self._shares = Shares(settings, cluster_id)
@@ -118,9 +121,13 @@ class Ticks:
         and that of another only when it is overdue: so they hardly ever want the same."""
         now = time.monotonic()
         resting = [one for one, trouble in self._troubles.items() if trouble.try_at > now]
-        found = self._schedules.exclude(pk__in=resting).due_within(LOOK_SECONDS, MOST_LOOKED_AT)
+        soon = self._soon
+        if resting:
+            among = self._schedules.exclude(pk__in=resting)
+            soon = among.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
         ordered = []
-        for key, due_us, now_us in found:
+        for written, due_us, now_us in soon.fetch():
+            key = as_uuid(written)
             is_ours = self._shares.has(key)
             if is_ours or due_us < now_us - OVERDUE_US:
                 chance = random.random()  # noqa: S311 - to get out of step
@@ -135,10 +142,10 @@ class Ticks:
         if time.monotonic() < self._releases_at:
             return
         self._releases_at = time.monotonic() + LOOK_SECONDS
-        answer = self._patience.call(lambda: self._schedules.released(MOST_LOOKED_AT))
-        for schedule_id in answer.value if answer is not None else ():
+        answer = self._patience.call(self._released.fetch)
+        for (written,) in answer.value if answer is not None else ():
             self._beat()
-            self._release(schedule_id)
+            self._release(as_uuid(written))
 
     def _release(self, schedule_id: UUID) -> None:
         self._within_bounds(schedule_id, lambda: self._firing.release(schedule_id))

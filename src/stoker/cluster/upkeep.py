@@ -24,6 +24,7 @@ from stoker.exceptions import StokerError
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outbox import relay_all
 from stoker.lifecycle.outcomes import Attempted, Crashed
+from stoker.lifecycle.tallies import Tallies
 from stoker.models import (
     Blocked,
     Claimed,
@@ -41,6 +42,7 @@ from stoker.models.statements import moves_rows_in_one_statement
 from .board import Board, board_path
 from .dead_letter_sweep import DeadLetterSweep
 from .guard_sweep import GuardSweep
+from .history import History
 from .leftovers import Leftovers
 from .plan import Plan
 from .pruning import Pruning
@@ -49,6 +51,11 @@ from .workflow_sweep import WorkflowSweep
 BATCH = 500
 LOCK = "stoker:upkeep"
 VACUUM_SECONDS = 2.0
+VACUUM_SHARE, LONGEST_VACUUM_SECONDS = 10, 20.0
+"""A vacuum may take one part of so many of the time, but comes so often at least: while somebody
+holds a snapshot open it removes nothing, and looks at more and more."""
+REST_RUNS = 6
+"""So many runs do once what had nothing to do before."""
 OLD_BOARD_SECONDS = 86_400.0
 HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Schedule)
 
@@ -75,11 +82,16 @@ class Upkeep:
         self._alias = settings.database
         self._holds_lease = False
         self._vacuum_at = 0.0
-        self._pages: dict[str, int] = {}
+        self._dead: dict[str, int] = {}
+        """Table -> how many of its rows had died at the last look."""
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
         self._pruning = Pruning(settings, beat)
         self._workflows = WorkflowSweep(settings, broker, beat)
+        self._history = History(settings, beat)
+        self._tallies = Tallies(settings)
+        self._rests: dict[str, int] = {}
+        """Step -> how many runs leave it out."""
         self.leftovers = Leftovers(self._alias, beat)
 
     def clean_up_at_start(self) -> None:
@@ -100,12 +112,16 @@ class Upkeep:
             self._step("guards", self._guards.sweep)
             self._step("dead letters", self._dead_letters.sweep)
             self._step("workflows", self._workflows.sweep)
-            self._step("prune", self.prune)
+            self._now_and_then("prune", self.prune)
             self._step("locks", self.leftovers.forget_locks)
             self._step("unique keys", self.leftovers.forget_keys)
             self._step("ticks", lambda: self.leftovers.forget_ticks(self._settings.keep_ticks))
             self._step("relayed", self.leftovers.forget_relayed)
             self._step("notes", self.leftovers.forget_notes)
+            self._step("backlogs", self._history.note_backlogs)
+            self._now_and_then("metrics", self._history.tidy)
+        if self._tallies.are_due:
+            self._step("tallies", self._tallies.write)
 
     def vacuum_if_due(self) -> None:
         """Claims walk the left edge of the hot tables: dead rows there must go within seconds, not
@@ -116,6 +132,8 @@ class Upkeep:
         self._vacuum_at = now + VACUUM_SECONDS
         if moves_rows_in_one_statement(connections[self._alias]):
             self._step("vacuum", self._vacuum)
+            seconds = VACUUM_SHARE * (time.monotonic() - now)
+            self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
 
     def relay(self) -> None:
         """Send on what is left in the outboxes: every cluster does, without the upkeep lease."""
@@ -196,7 +214,7 @@ class Upkeep:
     def _finish(self, attempted: Sequence[Attempted]) -> None:
         """What the store refuses, found by halving, waits for its lease to end once more."""
         try:
-            finish(self._settings, self._broker, attempted)
+            finish(self._settings, self._broker, attempted, tallies=self._tallies)
         except (StokerError, OperationalError, InterfaceError):
             raise
         except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
@@ -219,30 +237,35 @@ class Upkeep:
         locks = Lock.objects.using(self._alias)
         return locks.take(LOCK, self._plan.cluster_id, lease_seconds)
 
-    def give_up_lease(self) -> None:
+    def leave(self) -> None:
+        """This cluster ends: let another do it."""
+        self._step("tallies", self._tallies.write)
         self._step(
             "lease",
             lambda: Lock.objects.using(self._alias).drop(LOCK, self._plan.cluster_id),
         )
 
     def _vacuum(self) -> None:
+        """Where rows have died since the last look."""
         connection = connections[self._alias]
+        names = [model._meta.db_table for model in HOT_TABLES]
         with connection.cursor() as cursor:
-            for model in HOT_TABLES:
-                table = connection.ops.quote_name(model._meta.db_table)
-                if self._has_changed(cursor, model._meta.db_table):
+            cursor.execute(
+                "SELECT relname, n_tup_del + n_tup_upd FROM pg_stat_user_tables"
+                " WHERE relname = ANY (%s)",
+                [names],
+            )
+            before, self._dead = self._dead, dict(cursor.fetchall())
+            for name in names:
+                if self._dead.get(name, 0) != before.get(name):
+                    table = connection.ops.quote_name(name)
                     cursor.execute(f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {table}")
 
-    def _has_changed(self, cursor: object, table: str) -> bool:
-        """Whether rows have died there since the last look."""
-        cursor.execute(  # type: ignore[attr-defined] # a Django cursor has no public type
-            "SELECT n_tup_del + n_tup_upd FROM pg_stat_user_tables WHERE relname = %s", [table]
-        )
-        row = cursor.fetchone()  # type: ignore[attr-defined] # as above
-        dead = int(row[0]) if row else 0
-        changed = dead != self._pages.get(table)
-        self._pages[table] = dead
-        return changed
+    def _now_and_then(self, name: str, function: Callable[[], object]) -> None:
+        """A step that may wait when it had nothing to do the last time."""
+        rest = self._rests.get(name, 0)
+        has_done = rest == 0 and self._step(name, function)
+        self._rests[name] = 0 if has_done else (rest or REST_RUNS) - 1
 
     def _step(self, name: str, function: Callable[[], object]) -> bool:
         """Run one step inside its own error boundary. Whether it said yes."""

@@ -12,7 +12,9 @@ from stoker.events import tell
 
 from . import board as place
 from .board import Board, Occupied
+from .loops import LOOPS
 
+LONGEST_MARGIN_NS = 5_000_000_000
 MOST_CANCELLED = 10_000
 """Of the deliveries that were to be ended, as many are remembered."""
 
@@ -50,12 +52,8 @@ class Watch:
         mean for the job is recorded: a pusher that dies before it, takes the knowledge with it."""
         self._cancelled: dict[int, tuple[int, str]] = {}
         """Delivery -> when its worker was told to end it, in nanoseconds, and why."""
-        self.hang_seconds = 2 * settings.database_seconds + 8.0
-        self.beats = {
-            "pusher": place.PUSHER_BEAT_NS,
-            "monitor": place.MONITOR_BEAT_NS,
-            "scheduler": place.SCHEDULER_BEAT_NS,
-        }
+        self.hang_seconds = hang_seconds(settings)
+        self.beats = LOOPS
 
     def overdue(self) -> Iterator[tuple[int, str, int]]:
         """Workers to be killed now: number, why, delivery."""
@@ -73,6 +71,10 @@ class Watch:
                     yield number, "fence", job.delivery
                     break
 
+    def is_calm(self) -> bool:
+        """Whether no worker runs anything."""
+        return not any(map(any, map(self._board.occupied, range(self._settings.workers))))
+
     def note_cancelled(self, delivery: int, reason: str) -> None:
         """Its worker is told now. The reason is kept for its death: who has told us, may be gone
         by then."""
@@ -86,6 +88,12 @@ class Watch:
             return False
         grace_ns = round(self._settings.timeout_grace_seconds * 1e9)
         return now_ns >= max(told_ns, job.started_ns) + grace_ns
+
+    def all_turn(self) -> bool:
+        """Whether every loop has moved within the time that it may take."""
+        now_ns = time.monotonic_ns()
+        ages_ns = [now_ns - self._board[beat] for beat in self.beats.values()]
+        return max(ages_ns) <= self.hang_seconds * 1e9
 
     def hung(self) -> Iterator[str]:
         """Roles that have not moved for too long."""
@@ -140,15 +148,21 @@ class Watch:
         return death
 
 
+def hang_seconds(settings: Settings) -> float:
+    """For how long a loop may not move until its process is taken for hung."""
+    return 2 * settings.database_seconds + 8.0
+
+
 def is_fenced(board: Board, settings: Settings) -> bool:
     """Whether the first lease held here is about to end, for want of an extension: nothing may run
     on, and nothing may start. The margin is what it takes to stop it."""
     fence_ns = board[place.FENCE_NS]
-    return bool(fence_ns) and time.monotonic_ns() >= fence_ns - fence_margin_ns(settings)
+    left_ns = fence_ns - time.monotonic_ns()
+    return left_ns <= LONGEST_MARGIN_NS and bool(fence_ns) and left_ns <= fence_margin_ns(settings)
 
 
 def fence_margin_ns(settings: Settings) -> int:
-    return round(min(5.0, settings.lease_seconds / 10) * 1e9)
+    return min(LONGEST_MARGIN_NS, round(settings.lease_seconds / 10 * 1e9))
 
 
 REASONS = {

@@ -4,13 +4,15 @@
 
     pusher -> worker     ("jobs", [job, ...])             job = (number, job id, lease id, package,
                          ("recorded", [number, ...])             queue, priority, attempt, crashes,
-                                                                 fence, refused, permit)
+                                                                 fence, refused, permit,
+                                                                 run after)
     worker -> pusher     ("hello", [(job, report or None), ...])
                          ("reports", [report, ...])       report = (number, started, finished,
-                         ("skipped", [number, ...])                 worker id, outcome)
-                         ("leaving",)
+                         ("skipped", [number, ...])                 worker id, outcome, task,
+                         ("leaving",)                               enqueued)
     pusher -> monitor    ("reports", [(report, job without package), ...])
                                                           with it, where the store has none
+                         ("counted", the same)            of what workers have recorded themselves
     monitor -> pusher    ("recorded", [number, ...])
 
 A permit is when a job of a rate can be started at the latest: nanoseconds of this host's monotonic
@@ -20,10 +22,12 @@ clock, which all of its processes share; 0 = whenever its lease lasts.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
-from uuid import UUID
 
 from stoker.brokers.base import Delivery
+from stoker.ids import id_of, is_unmarked
 from stoker.lifecycle.outcomes import (
     KINDS,
     Attempted,
@@ -36,9 +40,11 @@ from stoker.lifecycle.outcomes import (
     Succeeded,
     TimedOut,
 )
+from stoker.models.ending import Successes
 
-Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str, int]
-Report = tuple[int, float | None, float, str, tuple[Any, ...]]
+Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str, int, float | None]
+Report = tuple[int, float | None, float, str, tuple[Any, ...], str, float | None]
+Reported = tuple[Report, Job]
 RECORDED = ("recorded",)
 """Stands in a report for an outcome that needs no recording any more."""
 
@@ -58,17 +64,17 @@ def pack_job(
         delivery.fence,
         delivery.refused,
         permit_ns,
+        delivery.run_after,
     )
 
 
-def pack_for_monitor(number: int, delivery: Delivery) -> Job:
+def pack_for_monitor(job: Job) -> Job:
     """Without the package, unless the job has no row yet: it comes from outside the store then, and
     its lease's id is a string."""
-    return pack_job(number, delivery, with_package=isinstance(delivery.lease_id, str))
+    return job if isinstance(job[2], str) else (*job[:3], b"", *job[4:])
 
 
-def permit_of(job: Job) -> int:
-    return job[10]
+permit_of: Callable[[Job], int] = itemgetter(10)
 
 
 def is_over(permit_ns: int) -> bool:
@@ -76,24 +82,14 @@ def is_over(permit_ns: int) -> bool:
 
 
 def open_job(job: Job) -> Delivery:
-    _, job_id, lease_id, package, queue, priority, attempt, crashes, fence, refused, _ = job
-    return Delivery(
-        UUID(bytes=job_id),
-        lease_id,
-        package,
-        queue,
-        priority,
-        attempt,
-        crashes,
-        fence,
-        refused=refused,
-    )
+    # By position: names take longer, and there is one for each job, here and in the monitor.
+    return Delivery(id_of(int.from_bytes(job[1])), *job[2:9], 0.0, job[9], job[11])
 
 
 def pack_outcome(outcome: Outcome) -> tuple[Any, ...]:
+    if isinstance(outcome, Succeeded):  # nearly always
+        return ("succeeded", outcome.value)
     match outcome:
-        case Succeeded(value):
-            return ("succeeded", value)
         case Failed(fault, reason):
             return ("failed", _pack_fault(fault), reason)
         case Retry(fault, delay_seconds, reason):
@@ -109,6 +105,8 @@ def pack_outcome(outcome: Outcome) -> tuple[Any, ...]:
 
 def open_outcome(packed: tuple[Any, ...]) -> Outcome:
     kind, *values = packed
+    if kind == "succeeded":  # nearly always
+        return Succeeded(*values)
     if kind in ("failed", "retry"):
         values[0] = Fault(*values[0])
     outcome: Outcome = KINDS[kind](*values)
@@ -122,6 +120,8 @@ def pack_report(number: int, attempted: Attempted) -> Report:
         attempted.finished_at,
         attempted.worker_id,
         RECORDED if attempted.is_recorded else pack_outcome(attempted.outcome),
+        attempted.task,
+        attempted.enqueued_at,
     )
 
 
@@ -131,8 +131,55 @@ def is_recorded(report: Report) -> bool:
 
 
 def open_report(report: Report, job: Job) -> Attempted:
-    _, started_at, finished_at, worker_id, outcome = report
-    return Attempted(open_job(job), open_outcome(outcome), worker_id, started_at, finished_at)
+    _, started_at, finished_at, worker_id, packed, task, enqueued_at = report
+    # Only what succeeds is recorded by the worker itself.
+    outcome = Succeeded(b"") if is_recorded(report) else open_outcome(packed)
+    return Attempted(
+        open_job(job),
+        outcome,
+        worker_id,
+        started_at,
+        finished_at,
+        task=task,
+        enqueued_at=enqueued_at,
+    )
+
+
+def parted(reported: Sequence[Reported]) -> list[list[Reported]]:
+    """Those that have succeeded and from which nothing follows, and the others: each part may be
+    recorded in its own way."""
+    plain: list[Reported] = []
+    rest: list[Reported] = []
+    for one in reported:
+        report, job = one
+        is_plain = report[4][0] == "succeeded" and is_unmarked(job[1])
+        (plain if is_plain else rest).append(one)
+    return [part for part in (plain, rest) if part]
+
+
+def open_successes(reported: Sequence[Reported]) -> Successes | None:
+    """The columns of these, if each of them has succeeded, on a job that has its row in the store;
+    else None."""
+    reports, jobs = zip(*reported, strict=True)
+    _, started_at, finished_at, worker_ids, outcomes, tasks, enqueued_at = zip(
+        *reports, strict=True
+    )
+    if {outcome[0] for outcome in outcomes} != {"succeeded"} or not all(tasks):
+        return None
+    columns = tuple(zip(*jobs, strict=True))
+    job_ids, lease_ids, packages, queues, attempts = (columns[at] for at in (1, 2, 3, 4, 6))
+    if any(packages) or None in started_at or None in enqueued_at or len(set(job_ids)) < len(jobs):
+        return None
+    ids = [job_id.hex() for job_id in job_ids]
+    values = [outcome[1] for outcome in outcomes]
+    ends = (attempts, worker_ids, started_at, finished_at, values)
+    return Successes(ids, lease_ids, *ends, queues, tasks, enqueued_at, columns[11])
+
+
+def as_failed(reported: Reported, failed: Failed) -> Reported:
+    """The same attempt, had it come to that."""
+    report, job = reported
+    return (*report[:4], pack_outcome(failed), *report[5:]), job
 
 
 def _pack_fault(fault: Fault) -> tuple[str, str, str, str]:

@@ -10,8 +10,6 @@ import os
 import sys
 import threading
 import time
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from stoker.brokers.base import Delivery
@@ -21,8 +19,9 @@ from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.outcomes import Attempted
 
 from . import board as place
-from .board import Occupied, lease_mark
+from .board import lease_mark
 from .channel import Closed, is_readable, take_stream
+from .memory import resident_bytes
 from .process import ORPHANED, Child, leave
 from .watch import is_fenced
 from .wire import is_over, open_job, pack_report, permit_of
@@ -32,7 +31,6 @@ FLUSH_SECONDS = 0.002
 COMPANION_SECONDS = 0.05
 IDLE_SECONDS = 1.0
 LEAVE_SECONDS = 5.0
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Begun(NamedTuple):
@@ -80,7 +78,10 @@ class Worker:
         self.child = child
         self.settings = child.plan.settings
         self.board = child.board
-        self.number = child.number
+        self._own = child.board.of_worker(child.number)
+        self._slots = [
+            child.board.slot(child.number, slot) for slot in range(child.board[place.SLOTS])
+        ]
         worker_id = child.plan.worker_id(child.number, child.incarnation)
         self.executor = Executor(self.settings, worker_id=worker_id)
         self.workload = Workload()
@@ -101,18 +102,16 @@ class Worker:
         if job is None:
             return None
         number, permit_ns = job[0], permit_of(job)
-        if is_over(permit_ns):
+        if permit_ns and is_over(permit_ns):
             self.workload.skip(number)
             return None
         delivery = open_job(job)
-        now_ns = time.monotonic_ns()
         mark = lease_mark(delivery.lease_id)
-        occupied = Occupied(number, delivery.job_id, delivery.attempt, now_ns, 0, mark)
-        self.board.set_worker(self.number, place.LAST_STARTED, number)
-        self.board.occupy(self.number, slot, occupied)
-        is_recalled = self.board.worker(self.number, place.RECALLED_THROUGH) >= number
+        self._own[place.LAST_STARTED] = number
+        self._slots[slot].occupy(number, job[1], delivery.attempt, time.monotonic_ns(), 0, mark)
+        is_recalled = self._own[place.RECALLED_THROUGH] >= number
         if is_recalled or is_fenced(self.board, self.settings):
-            self.board.vacate(self.number, slot)
+            self._slots[slot].vacate()
             self.workload.skip(number)
             return None
         if self._companion_dozes:
@@ -123,11 +122,11 @@ class Worker:
     def leave_if_late(self, slot: int, begun: Begun) -> bool:
         """Leave a job that took so long to open that its permit is over: it was not begun then.
         Returns whether it was left."""
-        if not is_over(begun.permit_ns):
+        if not (begun.permit_ns and is_over(begun.permit_ns)):
             return False
-        if self.board.worker(self.number, place.LAST_STARTED) == begun.number:
-            self.board.set_worker(self.number, place.LAST_STARTED, begun.number - 1)
-        self.board.vacate(self.number, slot)
+        if self._own[place.LAST_STARTED] == begun.number:
+            self._own[place.LAST_STARTED] = begun.number - 1
+        self._slots[slot].vacate()
         self.workload.skip(begun.number)
         return True
 
@@ -139,25 +138,26 @@ class Worker:
             opened.interruption.reason = self._to_cancel[begun.number]
         if opened.timeout_seconds is not None:
             seconds = opened.timeout_seconds + self.settings.timeout_grace_seconds
-            self.board.set_deadline(self.number, slot, time.monotonic_ns() + round(seconds * 1e9))
+            self._slots[slot].set_deadline(time.monotonic_ns() + round(seconds * 1e9))
         if opened.is_atomic:
-            opened.on_completing = partial(self.board.complete, self.number, slot)
+            opened.on_completing = self._slots[slot].complete
 
     def end(self, slot: int, number: int, attempted: Attempted) -> None:
         """A job is over: keep its report, send it soon."""
         self.workload.finish(number, pack_report(number, attempted))
-        self.board.vacate(self.number, slot)
+        self._slots[slot].vacate()
         self._opened.pop(number, None)
         self._to_cancel.pop(number, None)
         self._jobs_done += 1
-        self.board.set_worker(self.number, place.JOBS_DONE, self._jobs_done)
+        self._own[place.JOBS_DONE] = self._jobs_done
 
     def should_be_replaced(self) -> bool:
         """Whether this process has done its share, or grown too large."""
         reason = self._reason_to_recycle()
-        if reason:
-            self.child.control.send("recycle", reason)
-        return bool(reason)
+        if not reason:
+            return False
+        self.child.control.send("recycle", reason)
+        return True
 
     def _reason_to_recycle(self) -> str:
         jobs, memory_mb = self.settings.recycle_jobs, self.settings.recycle_memory_mb
@@ -227,12 +227,3 @@ class Worker:
         self.workload.forget()
         self.child.control.close()
         self.board.close()
-
-
-def resident_bytes() -> int:
-    """The resident memory of this process now; 0 where it can't be read."""
-    try:
-        statm = Path("/proc/self/statm").read_text(encoding="ascii")
-        return int(statm.split()[1]) * PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -14,10 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from .channel import Closed, Stream
 from .wire import Job, Report
+
+_number_of = itemgetter(0)
 
 
 class Workload:
@@ -79,8 +82,7 @@ class Workload:
                         self._reports.pop(number, None)
                         self._jobs.pop(number, None)
                 elif line is self._line and not self.is_leaving:
-                    for job in content:
-                        self._jobs[job[0]] = job
+                    self._jobs.update(zip(map(_number_of, content), content, strict=True))
                     self._queue.extend(content)
 
     @property
@@ -108,7 +110,8 @@ class Workload:
 
     def flush(self, *, older_than_seconds: float = 0.0) -> None:
         """Send reports, if the first has waited that long."""
-        if not self._unsent and not self._skipped:
+        has_waited = time.monotonic() - self._unsent_since >= older_than_seconds
+        if not self._skipped and not (self._unsent and has_waited):
             return
         with self._lock:
             self._send_unsent(older_than_seconds)

@@ -11,6 +11,7 @@ from django.db import models
 
 from stoker.brokers.base import Broker
 from stoker.conf import Settings
+from stoker.long_work import come_so_far
 
 AT_ONCE = 500
 """Rows of one page: no statement looks at more."""
@@ -56,6 +57,7 @@ class Scene:
             yield page
             seen += len(page)
             self.looked_at += len(page)
+            come_so_far(self.looked_at)
             after = page[-1][0]
             if len(page) < AT_ONCE:
                 return
@@ -77,4 +79,4 @@ class Look(ABC):
 
     def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
         """Repair these, as far as they are still as they were seen. Returns how many."""
-        raise NotImplementedError
+        raise NotImplementedError  # each look has its own

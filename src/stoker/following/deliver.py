@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from uuid import UUID
 
-from django.db import transaction
-
 from stoker.brokers import broker_for
 from stoker.brokers.base import Message
-from stoker.brokers.outgoing import as_message, as_row
+from stoker.brokers.outgoing import as_message, as_row, carry
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import BrokerError
+from stoker.models.commits import after_commit
 from stoker.models.outbox import Outgoing
-from stoker.models.statements import delete_by_key
 
 AT_ONCE = 1000
 
@@ -32,25 +30,25 @@ def deliver(settings: Settings, messages: Sequence[Message]) -> None:
         for start in range(0, len(inside), AT_ONCE):
             broker.enqueue(inside[start : start + AT_ONCE])
         call = partial(broker.wake_up, {message.queue for message in inside})
-        transaction.on_commit(call, using=alias, robust=True)
+        after_commit(alias, call)
     if outside:
         rows = [as_row(settings.alias, message) for message in outside]
         Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
-        carry = partial(bring, settings, [message.job_id for message in outside])
-        transaction.on_commit(carry, using=alias, robust=True)
+        after_commit(alias, partial(bring, settings, [message.job_id for message in outside]))
 
 
 def bring(settings: Settings, job_ids: Sequence[UUID]) -> None:
     """Bring these from the outbox to the broker, as far as nobody else does."""
     broker, outgoing = broker_for(settings), Outgoing.objects.using(settings.database)
+
+    def relay(rows: Sequence[Outgoing], until: float) -> None:
+        broker.relay([as_message(row) for row in rows], until=until)
+
     for start in range(0, len(job_ids), AT_ONCE):
-        with transaction.atomic(using=settings.database):
-            outgoing.be_the_writer()
-            rows = outgoing.lock_these(job_ids[start : start + AT_ONCE])
-            try:
-                broker.relay([as_message(row) for row in rows])
-            except BrokerError as error:
-                tell("relay_put_off", error=error)
-                return
-            delete_by_key(outgoing, [row.pk for row in rows])
+        lock = partial(outgoing.lock_these, job_ids[start : start + AT_ONCE])
+        try:
+            rows = carry(broker, settings.database, lock, relay)
+        except BrokerError as error:
+            tell("relay_put_off", error=error)
+            return
         broker.wake_up({row.queue for row in rows}, inside=False)

@@ -17,12 +17,14 @@ from stoker.brokers import broker_for
 from stoker.conf import Settings
 from stoker.ids import is_linked, is_step
 from stoker.models import Attempt, Job
+from stoker.models.commits import after_commit
+from stoker.models.ending import Ending
 from stoker.models.isolation import deciding
-from stoker.models.job import Ending
 
 from .advance import Advance
 from .ended import Ended
 from .hooks import call_hooks
+from .reopen import give_back
 from .stop import REASON
 
 AT_ONCE = 100
@@ -42,7 +44,7 @@ def follow(settings: Settings, ended: Collection[Ended]) -> None:
     stopped = Advance(settings).record(steps)
     if stopped:  # nothing may be withdrawn while a workflow is locked
         withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
-        transaction.on_commit(withdraw, using=settings.database, robust=True)
+        after_commit(settings.database, withdraw)
 
 
 def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManager[Any]:
@@ -75,6 +77,20 @@ def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str)
     Job.objects.using(settings.database).finish(endings)
     status = Job.Status.CANCELLED
     follow(settings, [Ended(one.job_id, status, one.attempts, None, "", reason) for one in endings])
+
+
+def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, reason: str) -> None:
+    """This job, which carried on one that had failed, has been withdrawn untried, in the open
+    transaction. Its workflow is as that failure left it; nobody's hooks are called once more."""
+    alias = settings.database
+    Job.objects.using(alias).finish(_endings(alias, [job_id], reason))
+    if not is_step(job_id):
+        return
+    stopped = Advance(settings).record({job_id: Ended(job_id, Job.Status.FAILED, 0)})
+    give_back(alias, job_id, failed_job_id)
+    if stopped:
+        withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
+        transaction.on_commit(withdraw, using=alias, robust=True)
 
 
 def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> list[Ending]:

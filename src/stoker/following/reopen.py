@@ -33,6 +33,15 @@ def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> bool:
     return True
 
 
+def give_back(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
+    """The step of a job that was withdrawn is that of the job again which had failed, in a workflow
+    that is locked."""
+    steps = Step.objects.using(alias)
+    for step in steps.of_jobs([job_id]).only("workflow_id"):
+        steps.filter(pk=step.pk).update(job_id=failed_job_id)
+        steps.filter(workflow_id=step.workflow_id, cause=job_id).update(cause=failed_job_id)
+
+
 def open_above(alias: str, step: Step, *, is_next: bool = False) -> None:
     """This step has its turn again, in a workflow that is locked: what holds it is under way.
 

@@ -95,6 +95,17 @@ def id_and_name(kind: str, key: Any) -> tuple[UUID, str]:
     return made.id(kind), made.name(kind)
 
 
+def ids_of_unique_text(text: str, tasks: Iterable[str]) -> list[UUID]:
+    """The unique keys that a text may be: one that all tasks share, or that of one of these.
+
+    Args:
+        text: as a task's ``Unique`` makes it of the arguments.
+        tasks: dotted paths.
+    """
+    key = _text_key(text)
+    return [key._replace(owner=owner).id("unique") for owner in ("", *tasks)]
+
+
 def _needs(call: Arguments) -> Iterator[NewNeed]:
     task = call.task
     if task.unique is not None and _blocks_overlap(task.unique):

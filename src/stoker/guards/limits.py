@@ -13,6 +13,7 @@ from stoker.definition import Task
 from stoker.exceptions import ConfigurationError
 from stoker.models import GuardKey, Need
 from stoker.models.clock import database_now_us
+from stoker.models.commits import after_commit
 from stoker.models.turns import call_next
 from stoker.progress import explained
 
@@ -64,7 +65,7 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
         queues = call_next(alias, row, max(0, row.room - len(holders)))
         if queues:
             broker = broker_for(settings)
-            transaction.on_commit(lambda: broker.wake_up(queues), using=alias, robust=True)
+            after_commit(alias, lambda: broker.wake_up(queues))
 
 
 def _key(key: Any) -> tuple[UUID, str]:

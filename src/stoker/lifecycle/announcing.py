@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-
-from django.db import transaction
 
 from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.following.hooks import About
 from stoker.models import DeadLetter, Job
+from stoker.models.commits import after_commit
 from stoker.signals import dead_lettered, post_execute
 
 from . import outcomes
+from .failures import tell_failure
 from .outcomes import Failed, Fault, Verdict
 from .policies import tell_task
 from .received import result_about
@@ -24,6 +25,10 @@ def announce(
     settings: Settings, verdicts: Sequence[Verdict], entries: Sequence[DeadLetter]
 ) -> None:
     for verdict in verdicts:
+        if isinstance(verdict.outcome, outcomes.Succeeded):  # nearly always
+            continue
+        if isinstance(verdict.attempted.outcome, outcomes.Crashed | outcomes.TimedOut):
+            tell_failure(settings, replace(verdict.attempted, outcome=verdict.outcome))
         if isinstance(verdict.outcome, outcomes.Snoozed):
             tell(
                 "put_back",
@@ -57,7 +62,7 @@ def _tell_those_who_listen(settings: Settings, over: Sequence[Verdict]) -> None:
     """Of jobs that are over. What is recorded in a task's own transaction is told after it."""
     if over and post_execute.receivers:
         send = partial(_send, settings, over)
-        transaction.on_commit(send, using=settings.database, robust=True)
+        after_commit(settings.database, send)
 
 
 def _send(settings: Settings, over: Sequence[Verdict]) -> None:

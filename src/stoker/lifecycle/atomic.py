@@ -13,16 +13,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from django.db import transaction
+from django.db import connections, transaction
 
 from stoker.brokers import broker_for
 from stoker.brokers.base import Lease
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.exceptions import LeaseLost
+from stoker.models.commits import after_commit
 
 from .finish import finish
 from .outcomes import Attempted
@@ -56,9 +58,9 @@ def run_and_record(
         )
     is_committed: list[bool] = []
     try:
-        with transaction.atomic(using=alias):
+        with _autocommit(alias), transaction.atomic(using=alias):
             # Before any that the task adds, which may raise after the commit.
-            transaction.on_commit(lambda: is_committed.append(True), using=alias, robust=True)
+            after_commit(alias, lambda: is_committed.append(True))
             ran = run()
             _refuse_stale(finish(settings, broker, [attempted_of(ran)]))
     except Exception:
@@ -66,6 +68,21 @@ def run_and_record(
             raise
         logger.exception("A hook of on_commit failed; its job is done and recorded all the same.")
     return ran
+
+
+@contextmanager
+def _autocommit(alias: str) -> Iterator[None]:
+    """Also where the project commits by hand (``AUTOCOMMIT``): then nobody would commit this."""
+    connection = connections[alias]
+    if connection.in_atomic_block or connection.get_autocommit():
+        yield
+        return
+    connection.close()  # with what a task before has not committed
+    connection.set_autocommit(True)
+    try:
+        yield
+    finally:
+        connection.close()  # the next one is as the project wants it
 
 
 def _refuse_stale(stale: set[Lease]) -> None:

@@ -11,6 +11,7 @@ from django.db import transaction
 from stoker.brokers import broker_for
 from stoker.conf import Settings
 from stoker.models import Attempt, DeadLetter, Job, Requeue
+from stoker.models.commits import after_commit
 from stoker.models.dead_letter import CLOSED, DeadLetterQuerySet
 from stoker.models.halting import let_go
 from stoker.models.statements import with_keys
@@ -82,4 +83,4 @@ def _forget_history(alias: str, identities: Sequence[str], job_ids: Sequence[UUI
 def _call(settings: Settings, queues: set[str]) -> None:
     if queues:
         broker = broker_for(settings)
-        transaction.on_commit(lambda: broker.wake_up(queues), using=settings.database, robust=True)
+        after_commit(settings.database, lambda: broker.wake_up(queues))

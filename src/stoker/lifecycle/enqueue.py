@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, OperationalError, connections, transaction
@@ -22,15 +22,18 @@ from stoker.brokers import broker_for
 from stoker.compat import InvalidTask, task_backends, task_signals
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.models.commits import after_commit
 from stoker.models.conflicts import is_conflict
 from stoker.models.guard_upkeep import look_after
 from stoker.models.outbox import has_outbox
+from stoker.models.statements import takes_copies
 from stoker.options import is_guarded
 from stoker.progress import explained
 from stoker.results import Result
 from stoker.waiting import Commitment
 
 from . import outbox
+from .copies import Copies, may_be_copied
 from .newcomers import Newcomer, Newcomers
 from .running import is_heard
 from .sealing import Call, Sealing
@@ -38,9 +41,12 @@ from .uniqueness import KeyInMotion
 
 AT_ONCE = 1000
 """Jobs per round trip."""
+WORTH_COPYING = 50
+"""Fewer jobs are quicker in one statement: copying takes some round trips."""
 TRIES = 10
 RETRY_SECONDS = 0.05
 
+AnyResults = TypeVar("AnyResults", bound=Sequence[Result[Any]])
 Transaction = Callable[[], AbstractContextManager[Any]]
 
 
@@ -58,12 +64,18 @@ def enqueue(
     return result
 
 
-def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> list[Result[Any]]:
+def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
     """Make a job of each call, all or none, a thousand at a time.
 
     Raises: see ``Task.enqueue``.
     """
     line = _Line(settings, task)
+    if line.copies:
+        calls = list(calls)
+        if len(calls) >= WORTH_COPYING:
+            copies = Copies(settings, task, line.sealing, calls)
+            with explained(settings.database):
+                return line.store_copies(copies)
     rest = iter(calls)
     batches = []
     while part := list(islice(rest, AT_ONCE)):
@@ -83,6 +95,7 @@ class _Line:
         self.broker = broker_for(settings)
         self._settings = settings
         self._alias = settings.database
+        self._connection = connections[self._alias]
         self._sender = type(task_backends[settings.alias])
         self._is_unique = getattr(task, "unique", None) is not None
         self._neglected: set[UUID] = set()
@@ -91,6 +104,22 @@ class _Line:
         """Whether all of it becomes rows in the store, in its transaction."""
         self._refuse_guards()
         self._refuse_atomic()
+
+    @property
+    def copies(self) -> bool:
+        """Whether many jobs may be copied into the store, in its transaction."""
+        return (
+            self._open_transaction in (None, self._alias)
+            and may_be_copied(self._settings, self.task)
+            and self.broker.capabilities.transactional
+            and takes_copies(self._connection)
+        )
+
+    def store_copies(self, copies: Copies) -> Sequence[Result[Any]]:
+        """As ``send``."""
+        results = self._store(copies.store, partial(transaction.atomic, using=self._alias))
+        self._announce(results)
+        return results
 
     def send(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
         """Store the jobs; tell of them when they can be seen.
@@ -106,7 +135,7 @@ class _Line:
         if len(joining) > 1:  # some here, some there: together they are certain at one commit
             with transaction.atomic(using=self._alias):
                 return self._put_off(self._alias, batches, own)
-        results = self._store(batches, own if self._is_inside else nullcontext)
+        results = self._store(self._writing(batches), own if self._is_inside else nullcontext)
         self._announce(results)
         return results
 
@@ -118,8 +147,7 @@ class _Line:
         if has_outbox(alias):
             for batch in batches:
                 outbox.put(self._settings, alias, batch)
-            relay = partial(self._relay, alias, results)
-            transaction.on_commit(relay, using=alias, robust=True)
+            after_commit(alias, partial(self._relay, alias, results))
         else:  # a process that dies between that commit and this loses the jobs
             transaction.on_commit(partial(self._store_late, batches, own), using=alias)
         if not self._is_unique:
@@ -137,19 +165,19 @@ class _Line:
             self._announce(results)
 
     def _store_late(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> None:
-        results = self._store(batches, own)
+        results = self._store(self._writing(batches), own)
         for given, result in zip(_own_results(batches), results, strict=True):
             _become(given, result)
         if self._is_unique:
             self._announce(results)
 
-    def _store(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
+    def _store(self, write: Callable[[], AnyResults], own: Transaction) -> AnyResults:
         """Once more, where the database has ended a transaction of our own for another's sake."""
-        is_ours = not connections[self._alias].in_atomic_block
+        is_ours = not self._connection.in_atomic_block
         for tries_left in reversed(range(TRIES)):
             try:
                 with own():
-                    results = [one for batch in batches for one in self._store_batch(batch)]
+                    results = write()
             except (BrokerUnavailable, OperationalError) as error:
                 may_succeed = is_conflict(error) or isinstance(error, KeyInMotion)
                 if not (tries_left and is_ours and may_succeed):
@@ -160,6 +188,9 @@ class _Line:
         self._after_commit()
         return results
 
+    def _writing(self, batches: Sequence[Sequence[Newcomer]]) -> Callable[[], list[Result[Any]]]:
+        return lambda: [one for batch in batches for one in self._store_batch(batch)]
+
     def _store_batch(self, batch: Sequence[Newcomer]) -> Sequence[Result[Any]]:
         if not self._is_unique:
             self.broker.enqueue([newcomer.message for newcomer in batch])
@@ -169,12 +200,11 @@ class _Line:
         return results
 
     def _after_commit(self) -> None:
-        connection = connections[self._alias]
         if not self._is_inside:
             self._commit()
-        elif connection.in_atomic_block:
-            transaction.on_commit(self._commit, using=self._alias, robust=True)
-        elif connection.get_autocommit():
+        elif self._connection.in_atomic_block:
+            after_commit(self._alias, self._commit)
+        elif self._connection.get_autocommit():
             self._commit()
         # Else the caller commits by hand, and nobody can be told when: polling finds the jobs.
 

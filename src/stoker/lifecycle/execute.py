@@ -12,14 +12,13 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import InterfaceError, OperationalError, connections
+from django.db import connections
 
 from stoker.brokers.base import Delivery
 from stoker.compat import TaskContext, task_backends, task_signals
 from stoker.conf import Settings
 from stoker.exceptions import (
     BadSignature,
-    NewerVersion,
     PackageError,
     TaskTimeout,
     UnknownTask,
@@ -32,19 +31,15 @@ from stoker.results import Result
 from stoker.signals import post_execute_in_worker, pre_execute
 
 from . import outcomes
-from .faults import fault_of, plain_fault
+from .failures import tell_failure
+from .faults import fault_of
 from .opened import Opened
 from .outcomes import Attempted, Outcome
-from .received import with_received
-from .retries import crash_delay_seconds, decide
+from .received import each_of, with_received
+from .retries import decide
 from .running import Running, conclude, current, running_result, somebody_listens
 from .time_limit import message, time_limit
-
-UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
-"""How long a job whose task is not known here is put back for, the longer the older it is."""
-
-UNREAD_DELAY_SECONDS = 5.0
-"""How long a job is put back for that could not be prepared, as the store was out of reach."""
+from .unrun import expired, unopened, unprepared
 
 
 class Executor:
@@ -67,9 +62,9 @@ class Executor:
         self.worker_id = worker_id
         self._limit = limit
         self._sealer = sealer_for(settings)
-        self._sender = _backend_class(settings.alias)
-        self._found: dict[str, tuple[Any, bool]] = {}
-        """Name -> task, and whether it is async. They stay what they are as long as a process."""
+        self._sender = type(task_backends[settings.alias])
+        self._found: dict[str, tuple[Any, bool, bool]] = {}
+        """Name -> task, whether it is async, and atomic. They stay so as long as a process."""
 
     def run(self, delivery: Delivery) -> Attempted:
         """One attempt, from bytes to outcome, in this thread. Raises only KeyboardInterrupt."""
@@ -95,7 +90,7 @@ class Executor:
         token = self._announce(opened)
         try:
             value = await self._await(opened)
-            outcome: Outcome = outcomes.Succeeded(self._value(value))
+            outcome: Outcome = outcomes.Succeeded(self._sealer.seal_value(value))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
@@ -113,41 +108,46 @@ class Executor:
         package = None
         try:
             package = self._sealer.open(delivery.package)
-            if package.job_id != delivery.job_id:
+            if package.job_id.int != delivery.job_id.int:
                 raise BadSignature(
                     f"The package is signed for job {package.job_id}, not for {delivery.job_id}."
                 )
-            expires_at = package.options.expires_at
+            options = package.options
+            expires_at = options.expires_at
             if expires_at is not None and started_at >= expires_at:
-                return self._not_run(delivery, started_at, _expired(started_at - expires_at))
-            task, is_async = self._found.get(package.task) or self._find(package.task)
+                outcome = expired(started_at - expires_at)
+                return self._not_run(delivery, started_at, outcome, package)
+            task, is_async, is_atomic = self._found.get(package.task) or self._find(package.task)
         except (PackageError, UnknownTask) as error:
             enqueued_at = package.enqueued_at if package else None
-            return self._not_run(delivery, started_at, self._unopened(error, enqueued_at, delivery))
+            outcome = unopened(self.settings, error, enqueued_at, delivery)
+            return self._not_run(delivery, started_at, outcome, package)
         try:
-            if package.options.receives:
+            if options.receives:
                 package = with_received(self.settings, package)
-            limit = self._time_limit(task, package)
-            opened = Opened(delivery, package, task, is_async, started_at, limit)
+            function = each_of(task.func, options.each) if options.each else task.func
+            seconds = options.timeout_seconds
+            limit = self._atomic_limit(seconds) if is_atomic else seconds
+            opened = Opened(
+                delivery, package, task, function, is_async, is_atomic, started_at, limit
+            )
             if delivery.attempt > 1 or task.takes_context or somebody_listens():
                 opened.result = self._show(opened, package)
             return opened
         except Exception as error:  # noqa: BLE001 - an attempt like any other, that failed early
-            return self._not_run(delivery, started_at, _unprepared(error, package, delivery))
+            outcome = unprepared(error, package, delivery)
+            return self._not_run(delivery, started_at, outcome, package)
 
-    def _find(self, name: str) -> tuple[Any, bool]:
+    def _find(self, name: str) -> tuple[Any, bool, bool]:
         task = find_task(name)
-        self._found[name] = found = task, iscoroutinefunction(task.func)
+        is_atomic = getattr(task, "atomic", False)
+        self._found[name] = found = task, iscoroutinefunction(task.func), is_atomic
         return found
 
-    def _time_limit(self, task: Any, package: Package) -> float | None:
+    def _atomic_limit(self, seconds: float | None) -> float | None:
         """An atomic task on SQLite keeps everybody else from writing: also the pusher, which has to
         extend the leases."""
-        seconds = package.options.timeout_seconds
-        if (
-            getattr(task, "atomic", False)
-            and connections[self.settings.database].vendor == "sqlite"
-        ):
+        if connections[self.settings.database].vendor == "sqlite":
             longest = self.settings.lease_seconds / 2
             return longest if seconds is None else min(seconds, longest)
         return seconds
@@ -169,18 +169,6 @@ class Executor:
             self.worker_id,
         )
 
-    def _unopened(self, error: Exception, enqueued_at: float | None, delivery: Delivery) -> Outcome:
-        """What becomes of a job that this worker can't open or doesn't know. During a rolling
-        deploy another cluster may: within the grace period it is put back."""
-        reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
-        if isinstance(error, UnknownTask | NewerVersion):
-            since = enqueued_at or _moment_of(delivery)
-            age_seconds = max(0.0, time.time() - since)
-            if age_seconds < self.settings.unknown_task_grace_seconds:
-                step = min(int(age_seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
-                return outcomes.Snoozed(UNKNOWN_TASK_DELAYS_SECONDS[step], str(error))
-        return outcomes.Failed(fault_of(error), reason)
-
     def _complete(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
         """Run an atomic task and record it, in one transaction."""
         from .atomic import run_and_record  # it needs the broker, which other tasks don't
@@ -194,17 +182,12 @@ class Executor:
 
     def _try(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
         if opened.is_async:
-            value = self._call(opened)
+            value = async_to_sync(self._await)(opened)
         else:
             with opened.interruption, self._limit(opened.timeout_seconds):
                 opened.interruption.check()
-                value = self._call(opened)
-        return value, outcomes.Succeeded(self._value(value))
-
-    def _call(self, opened: Opened) -> Any:
-        if opened.is_async:
-            return async_to_sync(self._await)(opened)
-        return opened.function(*self._arguments(opened), **opened.package.kwargs)
+                value = opened.function(*self._arguments(opened), **opened.package.kwargs)
+        return value, outcomes.Succeeded(self._sealer.seal_value(value))
 
     async def _await(self, opened: Opened) -> Any:
         positional = self._arguments(opened)
@@ -222,9 +205,6 @@ class Executor:
         if opened.task.takes_context:
             return (TaskContext(task_result=self._result(opened)), *opened.package.args)
         return opened.package.args
-
-    def _value(self, value: Any) -> bytes:
-        return self._sealer.seal_value(value)
 
     def _announce(self, opened: Opened) -> Token[Running | None]:
         """Let everybody know what runs here, until the token is given back."""
@@ -261,36 +241,30 @@ class Executor:
 
     def _concluded(self, opened: Opened, outcome: Outcome, value: Any = None) -> Attempted:
         finished_at = time.time()
-        if opened.result is not None or not isinstance(outcome, outcomes.Succeeded):
-            result = self._result(opened)
-            if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
-                conclude(result, outcome, value, moment(finished_at))
-                task_signals.task_finished.send_robust(self._sender, task_result=result)
-            post_execute_in_worker.send_robust(self._sender, task_result=result, outcome=outcome)
-        return Attempted(opened.delivery, outcome, self.worker_id, opened.started_at, finished_at)
+        package = opened.package
+        attempted = Attempted(
+            opened.delivery,
+            outcome,
+            self.worker_id,
+            opened.started_at,
+            finished_at,
+            task=package.task,
+            enqueued_at=package.enqueued_at,
+        )
+        if opened.result is None and isinstance(outcome, outcomes.Succeeded):
+            return attempted
+        tell_failure(self.settings, attempted, package)
+        result = self._result(opened)
+        if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
+            conclude(result, outcome, value, moment(finished_at))
+            task_signals.task_finished.send_robust(self._sender, task_result=result)
+        post_execute_in_worker.send_robust(self._sender, task_result=result, outcome=outcome)
+        return attempted
 
-    def _not_run(self, delivery: Delivery, started_at: float, outcome: Outcome) -> Attempted:
-        return Attempted(delivery, outcome, self.worker_id, started_at, time.time())
-
-
-def _unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
-    if isinstance(error, OperationalError | InterfaceError):
-        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
-    fault = fault_of(error)
-    if delivery.attempt >= package.options.max_attempts:
-        return outcomes.Failed(fault)
-    return outcomes.Retry(fault, crash_delay_seconds(delivery.attempt))
-
-
-def _expired(late_seconds: float) -> Outcome:
-    fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
-    return outcomes.Failed(fault, "expired")
-
-
-def _moment_of(delivery: Delivery) -> float:
-    """When the job was made, in seconds since 1970: the first 48 bits of its id (RFC 9562)."""
-    return (delivery.job_id.int >> 80) / 1000
-
-
-def _backend_class(alias: str) -> type:
-    return type(task_backends[alias])
+    def _not_run(
+        self, delivery: Delivery, at: float, outcome: Outcome, package: Package | None = None
+    ) -> Attempted:
+        task = package.task if package is not None else ""
+        attempted = Attempted(delivery, outcome, self.worker_id, at, time.time(), task=task)
+        tell_failure(self.settings, attempted, package)
+        return attempted

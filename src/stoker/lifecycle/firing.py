@@ -23,6 +23,7 @@ from stoker.models.clock import DatabaseNow, database_now_us
 from stoker.models.tick import insert_ticks
 from stoker.results import Result
 from stoker.schedule_plan import Course, as_moment, plan
+from stoker.signals import post_tick
 from stoker.wall_clock import zone_named
 
 from .schedule_rows import opened, variant
@@ -161,7 +162,9 @@ class Firing:
                 self._advance(row, {**progress.columns(), "held_us": None})
         except Overtaken:
             return None
-        return Fired(row, outcome, moment_us, job_id, 0)
+        fired = Fired(row, outcome, moment_us, job_id, 0)
+        post_tick.send_robust(Firing, fired=fired)
+        return fired
 
     def fire_by_hand(self, schedule_id: UUID, by: str) -> Result[Any] | None:
         """Fire it now, whatever its rule says. Its next tick comes as it would have come."""
@@ -279,3 +282,4 @@ class Firing:
         tell("tick", name=name, outcome=fired.outcome, seconds=fired.late_us / 1e6)
         if fired.outcome == Tick.Outcome.MISSED:
             tell("ticks_missed", name=name)
+        post_tick.send_robust(Firing, fired=fired)

@@ -10,6 +10,7 @@ from datetime import datetime
 from uuid import UUID
 
 from stoker.conf import Settings
+from stoker.long_work import come_so_far
 from stoker.models import DeadLetter
 from stoker.models.dead_letter import CLOSED
 from stoker.models.dead_letter_search import Filter, Search
@@ -65,6 +66,7 @@ def each(
             if number and pause_seconds:
                 time.sleep(pause_seconds)
             answers.append(act(one))
+            come_so_far(len(answers), len(ids))
     others = [one for one in answers if one.fate not in (Fate.REQUEUED, Fate.DISCARDED)]
     return Bulk(len(ids), len(answers) - len(others), others)
 
@@ -83,8 +85,10 @@ def purge_past(
         rows = closing.past(settings, one, before)
         ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[: limit - matched])
         matched += len(ids)
+        come_so_far(done, matched)
         for start in range(0, 0 if dry_run else len(ids), AT_ONCE):
             done += closing.purge(settings, one, before, ids[start : start + AT_ONCE])
+            come_so_far(done, matched)
     return Bulk(matched, done)
 
 

@@ -64,7 +64,7 @@ class Interruption:
         return self.reason is not None and isinstance(error, TaskCancelled | asyncio.CancelledError)
 
     def __enter__(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == _main.thread_id:
             _main.interruption = self
             self._deliver = _signal_main_thread
         else:
@@ -120,8 +120,9 @@ def _with_reason(reason: str) -> type[TaskCancelled]:
 
 
 class _MainThread:
-    """What runs there now."""
+    """The main thread, where it listens, and what runs there now."""
 
+    thread_id: int | None = None
     interruption: Interruption | None = None
 
 
@@ -132,6 +133,7 @@ def listen() -> None:
     """Let the main thread be interrupted; called in it, once in a process."""
     if SIGNAL is not None:
         signal.signal(SIGNAL, _hear)
+        _main.thread_id = threading.get_ident()
 
 
 def _hear(_signal: int, _frame: Any) -> None:
@@ -140,6 +142,5 @@ def _hear(_signal: int, _frame: Any) -> None:
 
 
 def _signal_main_thread() -> None:
-    thread_id = threading.main_thread().ident
-    if SIGNAL is not None and thread_id is not None:
-        signal.pthread_kill(thread_id, SIGNAL)
+    if SIGNAL is not None and _main.thread_id is not None:
+        signal.pthread_kill(_main.thread_id, SIGNAL)

@@ -102,10 +102,10 @@ class CurrentJob:
         total = None if total is None else _finite("total", total)
         now = time.monotonic()
         is_complete = total is not None and done >= total
-        if now - running.notebook.reported_at < REPORT_SECONDS and not is_complete:
+        if now - running.reported_at < REPORT_SECONDS and not is_complete:
             return
         _write(running, done=done, total=total, message=stored_text(message, LONGEST_MESSAGE))
-        running.notebook.reported_at = now
+        running.reported_at = now
 
     async def aprogress(self, done: float, total: float | None = None, message: str = "") -> None:
         """The same, without blocking the event loop."""

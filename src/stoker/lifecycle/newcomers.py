@@ -27,7 +27,7 @@ from .dead_letters import note_successors
 from .uniqueness import CHANGES, Decision, Fate, Keys
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Newcomer:
     """One call, checked and sealed."""
 

@@ -11,7 +11,6 @@ from stoker.package import Package
 from stoker.results import Result
 
 from .interruption import Interruption
-from .received import each_of
 
 
 @dataclass(slots=True)
@@ -21,7 +20,10 @@ class Opened:
     delivery: Delivery
     package: Package
     task: Any
+    function: Callable[..., Any]
+    """What is called: the task's own, or one that calls it for each item of a list."""
     is_async: bool
+    is_atomic: bool
     started_at: float
     timeout_seconds: float | None
     result: Result[Any] | None = None
@@ -29,14 +31,3 @@ class Opened:
     on_completing: Callable[[], object] = lambda: None
     """Called when an atomic task has returned, before that is recorded in its transaction."""
     interruption: Interruption = field(default_factory=Interruption)
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """What is called: the task's own, or one that calls it for each item of a list."""
-        function: Callable[..., Any] = self.task.func
-        each = self.package.options.each
-        return each_of(function, each) if each else function
-
-    @property
-    def is_atomic(self) -> bool:
-        return bool(getattr(self.task, "atomic", False))

@@ -17,26 +17,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections
 
 from stoker.brokers import broker_for, outboxes_of
 from stoker.brokers.base import Broker
-from stoker.brokers.outgoing import as_message, as_row
+from stoker.brokers.outgoing import as_message, as_row, carry
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.events import tell
-from stoker.exceptions import PackageError, StokerError, UnknownTask
+from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
 from stoker.finding import find_task
 from stoker.guards.keys import UniqueClaim
 from stoker.models.guard_upkeep import look_after
 from stoker.models.isolation import deciding
 from stoker.models.outbox import Outgoing, Relayed
-from stoker.models.statements import delete_by_key
 from stoker.package import sealer_for
 from stoker.progress import JobState, Progress, explained
 from stoker.results import Result, result_of
@@ -69,11 +69,11 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
     began = time.monotonic()
     if began < _away_until.get(settings.alias, 0.0):
         return {}
-    relay = Relay(settings, alias)
+    relay, at_once = Relay(settings, alias), broker_for(settings).relays_at_once
     told: dict[UUID, Result[Any]] = {}
     try:
-        for start in range(0, len(job_ids), AT_ONCE):
-            these = job_ids[start : start + AT_ONCE]
+        for start in range(0, len(job_ids), at_once):
+            these = job_ids[start : start + at_once]
             told |= relay.relay(partial(Outgoing.objects.using(alias).lock_these, these)).told
     except (StokerError, DatabaseError, InterfaceError) as error:
         now = time.monotonic()
@@ -89,15 +89,65 @@ def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
     Args:
         settings: the backend's.
         beat: called again and again: a sign of life.
+
+    Raises:
+        BrokerUnavailable: it is away, or refused some; what it did not refuse is relayed then.
     """
-    count = 0
+    count, refusal = 0, None
     for alias in outboxes_of(settings):
-        outgoing = Outgoing.objects.using(alias)
-        relay, first = Relay(settings, alias), partial(outgoing.lock_first, settings.alias, AT_ONCE)
-        while relayed := relay.relay(first).jobs:
-            count += relayed
-            beat()
+        sweep = _Sweep(settings, alias, beat)
+        count += sweep.relay()
+        refusal = refusal or sweep.refusal
+    if refusal is not None:
+        raise refusal
     return count
+
+
+class _Sweep:
+    """All that waits in one outbox, from the oldest on. What the broker refuses for itself (its
+    queue is missing, say) is passed over, so that it does not hold up all that comes after it."""
+
+    def __init__(self, settings: Settings, alias: str, beat: Callable[[], None]) -> None:
+        self._backend = settings.alias
+        self._broker = broker_for(settings)
+        self._outgoing = Outgoing.objects.using(alias)
+        self._relay = Relay(settings, alias)
+        self._beat = beat
+        self._after: UUID | None = None
+        self._page: Sequence[Outgoing] = ()
+        self.refusal: BrokerUnavailable | None = None
+
+    def relay(self) -> int:
+        """Returns how many jobs the broker has now."""
+        count = 0
+        while True:
+            try:
+                relayed = self._relay.relay(self._lock).jobs
+            except BrokerUnavailable as error:
+                if not self._page:
+                    raise
+                relayed = self._one_by_one(error)
+            if not self._page:
+                return count
+            count += relayed
+            self._page = ()
+            self._beat()
+
+    def _lock(self) -> Sequence[Outgoing]:
+        at_once = self._broker.relays_at_once
+        self._page = self._outgoing.lock_first(self._backend, at_once, self._after)
+        return self._page
+
+    def _one_by_one(self, error: BrokerUnavailable) -> int:
+        count = 0
+        self.refusal = self.refusal or error
+        for row in self._page if len(self._page) > 1 else ():
+            self._broker.ping()  # raises where all of it would be in vain
+            with suppress(BrokerUnavailable):
+                count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
+            self._beat()
+        self._after = self._page[-1].pk
+        return count
 
 
 class Round(NamedTuple):
@@ -140,22 +190,28 @@ class Relay:
         connection = connections[self._alias]
         if not connection.in_atomic_block and not outgoing.exists():
             return Round(0, {})  # without a transaction, which on SQLite is everybody's only one
-        with transaction.atomic(using=self._alias):
-            outgoing.be_the_writer()
-            rows = list(lock())
-            told = self._hand_over(rows) if rows else {}
-            delete_by_key(outgoing, [row.pk for row in rows])
+        told: dict[UUID, Result[Any]] = {}
+
+        def hand_over(rows: Sequence[Outgoing], until: float) -> None:
+            told.update(self._hand_over(rows, until))
+
+        rows = carry(self._broker, self._alias, lock, hand_over)
         for inside in (True, False):
             queues = {row.queue for row in rows if self._broker.joins(as_message(row)) is inside}
             if queues:
                 self._broker.wake_up(queues, inside=inside)
         return Round(len(rows), told)
 
-    def _hand_over(self, rows: Sequence[Outgoing]) -> dict[UUID, Result[Any]]:
-        inside = [row for row in rows if self._broker.joins(as_message(row))]
-        outside = [as_message(row) for row in rows if row not in inside]
+    def _hand_over(self, rows: Sequence[Outgoing], until: float) -> dict[UUID, Result[Any]]:
+        inside, outside = [], []
+        for row in rows:
+            message = as_message(row)
+            if self._broker.joins(message):
+                inside.append(row)
+            else:
+                outside.append(message)
         if outside:
-            self._broker.relay(outside)
+            self._broker.relay(outside, until=until)
         return self._store(inside) if inside else {}
 
     def _store(self, rows: Sequence[Outgoing]) -> dict[UUID, Result[Any]]:

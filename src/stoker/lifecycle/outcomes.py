@@ -24,7 +24,8 @@ class Fault:
         return f"{self.exception_class}: {self.message.partition(chr(10))[0]}"
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
 class Succeeded:
     """The task returned."""
 
@@ -95,7 +96,8 @@ KINDS: dict[str, type[Outcome]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
 class Attempted:
     """One attempt that is over: what was tried, by whom, when, and what it came to."""
 
@@ -107,9 +109,14 @@ class Attempted:
     finished_at: float
     is_recorded: bool = False
     """Whether that was done in the transaction of the task itself."""
+    task: str = ""
+    """As its package says; "" = it was not opened, or who says so has not seen it."""
+    enqueued_at: float | None = None
+    """The same, by the clock of who enqueued it."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
 class Verdict:
     """One attempt and what is to be done about it."""
 

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connections
 
 from stoker.brokers import broker_for
 from stoker.compat import InvalidTask, task_backends, task_signals
@@ -33,6 +33,7 @@ from stoker.following.reopen import reopen
 from stoker.guards.keys import UniqueClaim
 from stoker.ids import following_job_id
 from stoker.models import DeadLetter, Job, Note, Requeue, UniqueKey
+from stoker.models.commits import after_commit
 from stoker.models.conflicts import is_conflict
 from stoker.models.guard_upkeep import look_after
 from stoker.models.halting import pass_on
@@ -55,12 +56,17 @@ class Fate(Enum):
 
     REQUEUED = "requeued"
     """There is a new job."""
+    TAKEN_BACK = "taken_back"
+    """Its requeue was undone: the job is withdrawn, and it is open again."""
     DISCARDED = "discarded"
     """It is closed."""
     NEWER = "newer"
     """There is a newer job of the same unique key already: that one wins."""
     UNDER_WAY = "under_way"
-    """It was sent again before, and that job has not ended."""
+    """It was sent again before, and that job has not ended; or has begun, so that this cannot be
+    undone."""
+    NOT_REQUEUED = "not_requeued"
+    """There is nothing to undo: no job carries it on."""
     CLOSED = "closed"
     """It is resolved or discarded."""
     GONE = "gone"
@@ -167,7 +173,7 @@ class _Requeue:
             return Answer(self._id, Fate.REFUSED, None, _sentence(error))
         with transaction_for(self._alias, [seen.job_id]):
             answer, result = self._send(seen, newcomer)
-            transaction.on_commit(self._commit, using=self._alias, robust=True)
+            after_commit(self._alias, self._commit)
         if answer.fate is Fate.REQUEUED:
             sender = type(task_backends[self._settings.alias])
             task_signals.task_enqueued.send_robust(sender, task_result=result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,7 +15,6 @@ from django.dispatch import Signal
 
 from stoker.brokers.base import Delivery, LeaseId
 from stoker.compat import (
-    DEFAULT_TASK_BACKEND_ALIAS,
     TASKS_APP,
     TaskError,
     TaskResultStatus,
@@ -34,15 +33,8 @@ from .outcomes import Outcome
 logger = logging.getLogger("stoker")
 
 
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
 @dataclass(slots=True)
-class Notebook:
-    """What an attempt remembers of its notes, see ``job``."""
-
-    reported_at: float = float("-inf")
-    """When it said last how far it is; monotonic seconds."""
-
-
-@dataclass(frozen=True, slots=True)
 class Running:
     """The attempt that the current thread or coroutine belongs to."""
 
@@ -50,13 +42,14 @@ class Running:
     task: str
     attempt: int
     queue: str
-    fence: int = 0
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    fence: int
+    metadata: Mapping[str, str]
     """What its package carries beside the arguments."""
-    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    backend: str
     """The name under ``TASKS``."""
-    lease_id: LeaseId = 0
-    notebook: Notebook = field(default_factory=Notebook)
+    lease_id: LeaseId
+    reported_at: float = float("-inf")
+    """When it said last how far it is; monotonic seconds."""
 
 
 tasks_logger = logging.getLogger(TASKS_APP)
@@ -73,6 +66,9 @@ SIGNALS = (
     post_execute_in_worker,
 )
 """What is sent about an attempt in the worker."""
+
+_last_found: tuple[tuple[Any, ...], bool] = ((), False)
+"""Of somebody_listens: what it looked at, and what it said."""
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
 
@@ -94,12 +90,24 @@ def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
     record at this level, and nothing else."""
     if not signal.receivers or tasks_logger.isEnabledFor(level):
         return bool(signal.receivers)
-    return any(receiver[0][0] not in DJANGOS_OWN for receiver in signal.receivers)
+    for receiver in signal.receivers:  # noqa: SIM110 - a generator takes twice as long
+        if receiver[0][0] not in DJANGOS_OWN:
+            return True
+    return False
 
 
 def somebody_listens() -> bool:
-    """Whether a signal about attempts has any effect."""
-    return any(map(is_heard, SIGNALS))
+    """Whether a signal about attempts has any effect. Asked for each job: what was found last holds
+    for as long as the same receivers are connected."""
+    global _last_found
+    (one, two, three, four), writes = SIGNALS, tasks_logger.isEnabledFor(logging.INFO)
+    asked = (writes, one.receivers, two.receivers, three.receivers, four.receivers)
+    known, is_any = _last_found
+    if asked != known:
+        known = (writes, *map(list, asked[1:]))  # a copy of each, before they are looked at
+        is_any = any(map(is_heard, SIGNALS))
+        _last_found = known, is_any
+    return is_any
 
 
 def running_result(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 
 from stoker.wall_clock import zone_named
 
 from .running import current
-from .sealing import carried
+from .sealing import carrying
 
 NAME, MOMENT, ZONE = "stoker.schedule", "stoker.moment", "stoker.zone"
 
@@ -28,11 +27,6 @@ def scheduled_moment() -> datetime | None:
     return moment.astimezone(zone_named(running.metadata.get(ZONE, "UTC")))
 
 
-@contextmanager
-def marked(name: str, moment: datetime, zone: str) -> Iterator[None]:
+def marked(name: str, moment: datetime, zone: str) -> AbstractContextManager[None]:
     """Let the jobs that are enqueued here be known as those of that tick."""
-    token = carried.set({**carried.get(), NAME: name, MOMENT: moment.isoformat(), ZONE: zone})
-    try:
-        yield
-    finally:
-        carried.reset(token)
+    return carrying({NAME: name, MOMENT: moment.isoformat(), ZONE: zone})

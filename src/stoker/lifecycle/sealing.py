@@ -5,7 +5,8 @@ trace, and an open transaction usable."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from stoker.guards.keys import unique_of
 from stoker.ids import LINKED, new_job_id
 from stoker.models.job import moment
 from stoker.nodes import Signature
-from stoker.options import as_timestamp, expires_at, options_of
+from stoker.options import TaskOptions, as_timestamp, expires_at, options_of
 from stoker.package import JobOptions, Package, sealer_for
 from stoker.progress import JobState, Progress
 from stoker.results import Result
@@ -36,6 +37,23 @@ Call = tuple[Iterable[Any], Mapping[str, Any]]
 
 carried: ContextVar[Mapping[str, str]] = ContextVar("stoker_carried", default={})  # noqa: B039 - never changed
 """What jobs that are enqueued in this context carry as metadata."""
+NO_JOB = UUID(int=0)
+MOST_KNOWN = 500
+_known: dict[tuple[int, int, int], tuple[Any, Any, Settings, TaskOptions]] = {}
+"""Tasks that were found to be sound, with their options. There may be many: using() makes new ones,
+and each thread has a backend."""
+WORKFLOW = "stoker.workflow"
+"""The metadata of a step: the id of its workflow."""
+
+
+@contextmanager
+def carrying(more: Mapping[str, str]) -> Iterator[None]:
+    """Let the jobs that are enqueued here carry this as metadata, too."""
+    token = carried.set({**carried.get(), **more})
+    try:
+        yield
+    finally:
+        carried.reset(token)
 
 
 class Sealing:
@@ -49,14 +67,13 @@ class Sealing:
 
     def __init__(self, settings: Settings, task: Any, commitment: Commitment) -> None:
         backend = task_backends[settings.alias]
-        backend.validate_task(task)
-        _refuse_script(task)
         self._settings = settings
         self._task = task
+        self._queue = str.__str__(task.queue_name)  # of an Enum, its value
         self._sender = type(backend)
         self._commitment = commitment
         self._sealer = sealer_for(settings)
-        self._options = options_of(task, settings)
+        self._options = _checked(settings, task, backend)
         self._hooks = hooks_of(settings, task)
 
     def seal(self, calls: Sequence[Call], like: JobOptions | None = None) -> list[Newcomer]:
@@ -66,17 +83,28 @@ class Sealing:
             like: the options of a job that they carry on: what that was given, they are given.
         """
         now = time.time()
-        run_after = self._run_after(now)
-        expires = expires_at(self._task, now)
-        if expires is not None and expires <= self._earliest_start(now, run_after):
-            raise InvalidTaskOption(
-                f"A job of {self._task.module_path} would expire before it may start: "
-                "let expires be later than run_after, and than the delay of Unique."
-            )
-        options = self._job_options(expires)
+        run_after, options = self._run_after_and_options(now)
         if like is not None:
             options = replace(options, receives=like.receives, each=like.each)
         return [self._seal_one(args, kwargs, now, run_after, options) for args, kwargs in calls]
+
+    def in_common(self) -> tuple[Package, float | None]:
+        """What jobs of this task that nothing but their arguments and ids tells apart have in
+        common: a package without these; and when they may start."""
+        task, now = self._task, time.time()
+        run_after, options = self._run_after_and_options(now)
+        like = Package(
+            job_id=NO_JOB,
+            task=task.module_path,
+            args=(),
+            kwargs={},
+            queue=self._queue,
+            priority=int(task.priority),
+            enqueued_at=now,
+            options=options,
+            metadata=self._metadata(NO_JOB, (), {}),
+        )
+        return like, run_after
 
     def seal_step(self, signature: Signature, job_id: UUID, receives: str) -> bytes:
         """Check and seal a step of a workflow, as it is kept until its turn.
@@ -95,11 +123,11 @@ class Sealing:
             task=task.module_path,
             args=args,
             kwargs=dict(signature.kwargs),
-            queue=task.queue_name,
+            queue=self._queue,
             priority=int(task.priority),
             enqueued_at=now,
             options=replace(options, receives=receives, each=signature.each),
-            metadata=self._metadata(args, dict(signature.kwargs)),
+            metadata=self._metadata(job_id, args, dict(signature.kwargs)),
         )
         message = Message(
             job_id=job_id,
@@ -112,6 +140,16 @@ class Sealing:
             stays_in_store=_stays_in_store(task),
         )
         return stored.write(message, getattr(task, "run_after_seconds", None))
+
+    def _run_after_and_options(self, now: float) -> tuple[float | None, JobOptions]:
+        run_after = self._run_after(now)
+        expires = expires_at(self._task, now)
+        if expires is not None and expires <= self._earliest_start(now, run_after):
+            raise InvalidTaskOption(
+                f"A job of {self._task.module_path} would expire before it may start: "
+                "let expires be later than run_after, and than the delay of Unique."
+            )
+        return run_after, self._job_options(expires)
 
     def _job_options(self, expires: float | None) -> JobOptions:
         return JobOptions(
@@ -139,8 +177,30 @@ class Sealing:
         return replace(
             newcomer,
             package=package,
-            message=replace(message, job_id=job_id, package=data, run_after=run_after),
-            result=self._result(package, run_after),
+            message=replace(
+                message, job_id=job_id, package=data, run_after=run_after, is_fresh=False
+            ),
+            result=self.result(package, run_after),
+        )
+
+    def result(self, package: Package, run_after: float | None) -> Result[Any]:
+        """What the caller is given."""
+        state = JobState.READY if run_after is None else JobState.DEFERRED
+        return Result(
+            task=self._task,
+            id=str(package.job_id),
+            status=TaskResultStatus.READY,
+            enqueued_at=moment(package.enqueued_at),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=list(package.args),
+            kwargs=package.kwargs,
+            backend=self._settings.alias,
+            errors=[],
+            worker_ids=[],
+            _progress=Progress(None, state),
+            _commitment=self._commitment,
         )
 
     def _seal_one(
@@ -162,16 +222,17 @@ class Sealing:
         may_change = claim is not None and claim.on_conflict in CHANGES
         if claim is not None:
             options = replace(options, identity=identity_of(claim))
+        job_id = new_job_id(LINKED if self._hooks or may_change else 0)
         package = Package(
-            job_id=new_job_id(LINKED if self._hooks or may_change else 0),
+            job_id=job_id,
             task=task.module_path,
             args=positional,
             kwargs=named,
-            queue=task.queue_name,
+            queue=self._queue,
             priority=int(task.priority),
             enqueued_at=now,
             options=options,
-            metadata=self._metadata(positional, named),
+            metadata=self._metadata(job_id, positional, named),
         )
         message = Message(
             job_id=package.job_id,
@@ -182,36 +243,19 @@ class Sealing:
             run_after=run_after,
             enqueued_at=now,
             needs=needs_of_step(task, positional, named, options.receives),
+            is_fresh=True,
             stays_in_store=_stays_in_store(task),
         )
-        return Newcomer(package, message, self._result(package, run_after), claim)
+        return Newcomer(package, message, self.result(package, run_after), claim)
 
-    def _metadata(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
+    def _metadata(
+        self, job_id: UUID, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, str]:
         metadata: dict[Any, Any] = dict(carried.get())
         if pre_enqueue.receivers:
-            pre_enqueue.send_robust(
-                self._sender, task=self._task, args=args, kwargs=kwargs, metadata=metadata
-            )
+            call = {"task": self._task, "args": args, "kwargs": kwargs, "job_id": job_id}
+            pre_enqueue.send_robust(self._sender, **call, metadata=metadata)
         return {str(key): str(value) for key, value in metadata.items()}
-
-    def _result(self, package: Package, run_after: float | None) -> Result[Any]:
-        state = JobState.READY if run_after is None else JobState.DEFERRED
-        return Result(
-            task=self._task,
-            id=str(package.job_id),
-            status=TaskResultStatus.READY,
-            enqueued_at=moment(package.enqueued_at),
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
-            args=list(package.args),
-            kwargs=package.kwargs,
-            backend=self._settings.alias,
-            errors=[],
-            worker_ids=[],
-            _progress=Progress(None, state),
-            _commitment=self._commitment,
-        )
 
     def _run_after(self, now: float) -> float | None:
         """When the jobs may start, in seconds since 1970."""
@@ -225,6 +269,21 @@ class Sealing:
         delay = unique.delay if unique is not None else None
         postponed = float("-inf") if delay is None else now + as_seconds(delay)
         return max(float("-inf") if run_after is None else run_after, postponed)
+
+
+def _checked(settings: Settings, task: Any, backend: Any) -> TaskOptions:
+    """The options in force. Neither a task nor a backend changes: others take their places."""
+    key = (id(task), id(backend), id(settings))
+    known = _known.get(key)
+    if known is not None:  # with all three in it, so that no other can have their ids
+        return known[-1]
+    backend.validate_task(task)
+    _refuse_script(task)
+    options = options_of(task, settings)
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    _known[key] = (task, backend, settings, options)
+    return options
 
 
 def _refuse_script(task: Any) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 
 from stoker.exceptions import TaskTimeout
 
+NO_LIMIT = nullcontext()
+
 
 def time_limit(seconds: float | None) -> AbstractContextManager[None]:
     """Raise TaskTimeout in the block when it takes longer than ``seconds``; None = no limit."""
     if seconds is None:
-        return nullcontext()
+        return NO_LIMIT
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
         return _alarm(seconds)
     return _watchdog.watch(seconds)

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from django.core.management.base import CommandParser
 
 from stoker import clusters
+from stoker.durations import in_words
 from stoker.exceptions import ClusterNotFound
 
-from .info import duration
 from .subcommand import (
     ExitCode,
     Subcommand,
@@ -47,7 +47,7 @@ List the clusters of this backend, the longest running first: id, name, host, pr
         for one in found:
             self.say(
                 f"{one.id}  {one.name} on {one.host}, process {one.pid}: {one.state}, last sign of "
-                f"life {duration(one.silent_seconds)} ago, {len(one.workers)} workers, "
+                f"life {in_words(one.silent_seconds)} ago, {len(one.workers)} workers, "
                 f"{one.leases:,} jobs"
             )
         if not found:
@@ -62,7 +62,7 @@ class _Ask(Subcommand):
     """What they were, in the end."""
 
     def ask(self, cluster_id: str, alias: str) -> bool:
-        raise NotImplementedError
+        raise NotImplementedError  # each command has its own
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

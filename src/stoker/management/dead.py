@@ -13,6 +13,7 @@ from stoker.dead_letters import Story
 from stoker.models import Attempt, DeadLetter, Requeue
 
 from .dead_changes import Discard, Purge, RequeueLetters
+from .dead_undo import Undo
 from .dead_words import (
     add_filters,
     as_plain,
@@ -258,4 +259,4 @@ nothing is to be done (discard)."""
     examples = """\
   manage.py stoker dead list
   manage.py stoker dead requeue --task shop.tasks.charge --dry-run"""
-    parts = (ListLetters, Show, StatsOfLetters, RequeueLetters, Discard, Purge)
+    parts = (ListLetters, Show, StatsOfLetters, RequeueLetters, Undo, Discard, Purge)

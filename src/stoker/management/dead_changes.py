@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,6 +10,8 @@ from django.core.management.base import CommandParser
 from stoker import dead_letters
 from stoker.dead_letters import Answer, Bulk, Fate
 
+from .bar import bar
+from .dead_answers import say_bulk
 from .dead_words import FILTERS, add_filters, duration, filters_of, positive
 from .enqueue import json_of, moment
 from .subcommand import (
@@ -24,8 +25,6 @@ from .subcommand import (
     user,
     within_deadlines,
 )
-
-MOST_SHOWN = 20
 
 
 class _Change(Subcommand):
@@ -74,16 +73,16 @@ class _Change(Subcommand):
         if options["ids"]:
             bulk = self._by_ids(options, common)
         else:
-            bulk = self.many(
-                options,
-                limit=options["limit"],
-                pause_seconds=options["pause"],
-                dry_run=options["dry_run"],
-                **common,
-                **filters,
-            )
-        self._tell(bulk, options)
-        return ExitCode.NO if bulk.others else ExitCode.DONE
+            with bar("dead letters"):
+                bulk = self.many(
+                    options,
+                    limit=options["limit"],
+                    pause_seconds=options["pause"],
+                    dry_run=options["dry_run"],
+                    **common,
+                    **filters,
+                )
+        return say_bulk(self, bulk, self.done, options)
 
     @abstractmethod
     def one(self, dead_letter_id: str, options: dict[str, Any], **common: Any) -> Answer: ...
@@ -107,32 +106,6 @@ class _Change(Subcommand):
         answers = [self.one(one, options, **common) for one in options["ids"]]
         others = [one for one in answers if one.fate not in (Fate.REQUEUED, Fate.DISCARDED)]
         return Bulk(len(answers), len(answers) - len(others), others)
-
-    def _tell(self, bulk: Bulk, options: dict[str, Any]) -> None:
-        if options["json"]:
-            others = [
-                {
-                    "id": str(one.dead_letter_id),
-                    "fate": one.fate.value,
-                    "job_id": None if one.job_id is None else str(one.job_id),
-                    "because": one.because,
-                }
-                for one in bulk.others
-            ]
-            shape = {"matched": bulk.matched, "done": bulk.done, "others": others}
-            self.say(as_json({**shape, "dry_run": options["dry_run"]}))
-            return
-        if options["dry_run"]:
-            self.say(f"{bulk.matched:,} would be {self.done}")
-            return
-        self.say(f"{bulk.done:,} {self.done}")
-        self._tell_others(bulk.others)
-
-    def _tell_others(self, others: Sequence[Answer]) -> None:
-        for one in others[:MOST_SHOWN]:
-            self.say(f"{one.dead_letter_id} was not: {one.because}")
-        if len(others) > MOST_SHOWN:
-            self.say(f"and {len(others) - MOST_SHOWN:,} more were not (--json tells all)")
 
 
 class RequeueLetters(_Change):
@@ -271,13 +244,15 @@ which nobody has done anything since they failed so long ago. One that a job car
         parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        bulk = dead_letters.purge(
-            options["older_than"],
-            state=options["state"],
-            limit=options["limit"],
-            dry_run=options["dry_run"],
-            backend=within_deadlines(backend_settings(options["backend"])).alias,
-        )
+        backend = within_deadlines(backend_settings(options["backend"])).alias
+        with bar("dead letters"):
+            bulk = dead_letters.purge(
+                options["older_than"],
+                state=options["state"],
+                limit=options["limit"],
+                dry_run=options["dry_run"],
+                backend=backend,
+            )
         if options["json"]:
             shape = {"matched": bulk.matched, "done": bulk.done, "dry_run": options["dry_run"]}
             self.say(as_json(shape))

@@ -10,6 +10,7 @@ from django.core.management.base import CommandParser
 
 from stoker.doctor.examination import MOST_ROWS, Finding, Report, examine
 
+from .bar import bar
 from .dead_words import positive
 from .subcommand import (
     ExitCode,
@@ -61,7 +62,8 @@ store could not be read.
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = within_deadlines(backend_settings(options["backend"]))
-        report = examine(settings, repair=options["repair"], most_rows=options["most_rows"])
+        with bar("looking at rows"):
+            report = examine(settings, repair=options["repair"], most_rows=options["most_rows"])
         if options["json"]:
             shape = {"backend": settings.alias, "is_healthy": report.is_healthy, **asdict(report)}
             self.say(as_json(shape))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
+from stoker.cluster.loops import clusters_of_this_user
+from stoker.cluster.watch import hang_seconds
 from stoker.clusters import judge as judge_clusters
 from stoker.clusters import longest_silence
 from stoker.conf import Settings
@@ -38,11 +40,15 @@ was asked to be quiet counts: a restart would undo that.
 Exit code 1: there is none; one sentence says why.
 Exit code 2: nobody can say, for the store is out of reach, or the settings are wrong.
 
-A liveness probe that restarts the cluster should take 2 for alive: a restart mends no database."""
+With --local nobody is asked: whether the loops of a cluster turn is read off the file that its
+processes share on this host. It says nothing about the store, so it is what a liveness probe
+should ask, which restarts the cluster. Exit code 0: a cluster of this user has a process left here,
+and its pusher, monitor and scheduler have all moved within --max-silence seconds (default: as long
+as a hung one is left alone). Exit code 1: there is none."""
     examples = """\
   manage.py stoker health                      on this host
   manage.py stoker health --any-host           anywhere
-  manage.py stoker health || [ $? -eq 2 ]      as a liveness probe"""
+  manage.py stoker health --local              as a liveness probe"""
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_backend(parser)
@@ -53,20 +59,29 @@ A liveness probe that restarts the cluster should take 2 for alive: a restart me
             help="How old the last sign of life may be. Default: three HEARTBEAT_SECONDS, but no "
             "less than one of them and a slow database (DATABASE_SECONDS) take.",
         )
-        parser.add_argument(
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument(
             "--any-host",
             action="store_true",
             help="A cluster on another host will do.",
+        )
+        where.add_argument(
+            "--local",
+            action="store_true",
+            help="Ask no database: do the loops of a cluster on this host turn?",
         )
         parser.add_argument(
             "--json",
             action="store_true",
             help="Write a JSON object instead: healthy (true, false; null for exit code 2), reason "
-            "(the sentence), backend, host (null with --any-host), max_silence_seconds, clusters "
-            "(as in `info --json`).",
+            "(the sentence), max_silence_seconds; backend, host (null with --any-host), clusters "
+            "(as in `info --json`); with --local in their place boards {file: {role: seconds since "
+            "its loop turned}}.",
         )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
+        if options["local"]:
+            return self._run_locally(options)
         settings = within_deadlines(backend_settings(options["backend"]))
         host = None if options["any_host"] else socket.gethostname()
         max_silence = options["max_silence"] or longest_silence(settings)
@@ -81,11 +96,31 @@ A liveness probe that restarts the cluster should take 2 for alive: a restart me
                 "clusters": clusters,
             }
             self.say(as_json(shape))
-        elif verdict.code is ExitCode.DONE:
-            self.say(verdict.sentence)
         else:
-            raise refuse(verdict.sentence, verdict.code)
+            self._tell(verdict)
         return verdict.code
+
+    def _run_locally(self, options: dict[str, Any]) -> ExitCode:
+        settings = backend_settings(options["backend"])
+        max_silence = options["max_silence"] or hang_seconds(settings)
+        loops = {str(path): ages for path, ages in clusters_of_this_user()}
+        verdict = judge_loops(loops, max_silence)
+        if options["json"]:
+            shape = {
+                "healthy": HEALTHY[verdict.code],
+                "reason": verdict.sentence,
+                "max_silence_seconds": max_silence,
+                "boards": loops,
+            }
+            self.say(as_json(shape))
+        else:
+            self._tell(verdict)
+        return verdict.code
+
+    def _tell(self, verdict: Verdict) -> None:
+        if verdict.code is not ExitCode.DONE:
+            raise refuse(verdict.sentence, verdict.code)
+        self.say(verdict.sentence)
 
 
 class Verdict(NamedTuple):
@@ -114,6 +149,21 @@ def look(
         f"No cluster of the backend {settings.alias!r} runs {where}: start one by `stoker run`."
     )
     return Verdict(ExitCode.NO, sentence), []
+
+
+def judge_loops(boards: Mapping[str, Mapping[str, float]], max_silence_seconds: float) -> Verdict:
+    """One cluster whose loops all turn is enough."""
+    if not boards:
+        return Verdict(ExitCode.NO, "No process of a cluster of this user is on this host.")
+    ages = min(boards.values(), key=lambda one: max(one.values()))
+    slowest = max(ages, key=lambda role: ages[role])
+    if ages[slowest] > max_silence_seconds:
+        sentence = (
+            f"The {slowest} of the cluster on this host has not moved for {ages[slowest]:.1f} s: "
+            f"more than {max_silence_seconds:g} s."
+        )
+        return Verdict(ExitCode.NO, sentence)
+    return Verdict(ExitCode.DONE, "A cluster is on this host, and all of its loops turn.")
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Verdict:

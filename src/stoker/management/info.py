@@ -8,9 +8,17 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from stoker.durations import in_words
 from stoker.guards.crowded import Crowded, CrowdedKey, crowded
 from stoker.queue_depths import QueueDepth
-from stoker.stats import ClusterState, Overview, WorkerState, overview
+from stoker.stats import (
+    ClusterState,
+    Overview,
+    WorkerState,
+    longest_silence,
+    overview,
+    state_of,
+)
 
 from .queues import told
 from .subcommand import (
@@ -39,8 +47,8 @@ beyond 100,000 may be estimates; they are marked with a ~.
     paused         since, by, because
   clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
                    request ("", "quiet" or "stop"), started_at, silent_seconds,
-                   queues[] (empty: all), leases, workers[]
-    workers[]      number, pid, jobs_done, running[]
+                   queues[] (empty: all), leases, loops {role: seconds since it turned}, workers[]
+    workers[]      number, pid, jobs_done, running[], resident_bytes (0: not known)
       running[]    job_id, task, queue, attempt or null, seconds
   finished         successful, failed, cancelled, is_exact
   dead_letters     total, by_reason {reason: number}, is_exact
@@ -63,23 +71,24 @@ Keys may be added; those above stay."""
         if options["json"]:
             self.say(as_json({**asdict(seen), "guards": asdict(guards)}))
         else:
-            for line in (*self._lines(seen), *self._guard_lines(guards)):
+            silence = longest_silence(settings)
+            for line in (*self._lines(seen, silence), *self._guard_lines(guards)):
                 self.say(line)
         return ExitCode.DONE
 
-    def _lines(self, seen: Overview) -> Iterator[str]:
+    def _lines(self, seen: Overview, max_silence_seconds: float) -> Iterator[str]:
         heading = self.command.style.MIGRATE_HEADING
         yield f"{seen.broker} ({seen.server}), cluster name {seen.cluster}"
         yield ""
         yield heading("Clusters")
         for cluster in seen.clusters:
-            yield from _cluster_lines(cluster)
+            yield from _cluster_lines(cluster, state_of(cluster, max_silence_seconds))
         if not seen.clusters:
             yield "  none"
         yield ""
         yield heading("Queues")
         rows = [_queue_row(queue) for queue in seen.queues]
-        yield from _table(QUEUE_COLUMNS, rows) if rows else ["  none has a job"]
+        yield from table_lines(QUEUE_COLUMNS, rows) if rows else ["  none has a job"]
         for queue in seen.queues:
             if queue.paused is not None:
                 yield f"  {queue.name} is {told(queue.paused)}"
@@ -110,10 +119,10 @@ Keys may be added; those above stay."""
 QUEUE_COLUMNS = ("queue", "ready", "deferred", "blocked", "running", "next has waited")
 
 
-def _cluster_lines(cluster: ClusterState) -> Iterator[str]:
+def _cluster_lines(cluster: ClusterState, state: str) -> Iterator[str]:
     yield (
-        f"  {cluster.name} on {cluster.host}, process {cluster.pid}: {cluster.state}, last sign of "
-        f"life {duration(cluster.silent_seconds)} ago, queues: {', '.join(cluster.queues) or 'all'}"
+        f"  {cluster.name} on {cluster.host}, process {cluster.pid}: {state}, last sign of "
+        f"life {in_words(cluster.silent_seconds)} ago, queues: {', '.join(cluster.queues) or 'all'}"
     )
     for worker in cluster.workers:
         yield from _worker_lines(worker)
@@ -125,7 +134,7 @@ def _worker_lines(worker: WorkerState) -> Iterator[str]:
         yield done + "idle"
     for job in worker.running:
         attempt = f", attempt {job.attempt}" if job.attempt else ""
-        yield f"{done}{job.task or 'a job'} {job.job_id}{attempt}, for {duration(job.seconds)}"
+        yield f"{done}{job.task or 'a job'} {job.job_id}{attempt}, for {in_words(job.seconds)}"
 
 
 def _key_lines(key: CrowdedKey) -> Iterator[str]:
@@ -141,8 +150,8 @@ def _room(key: CrowdedKey) -> str:
     if key.period_seconds is None:
         room = "one at a time" if key.places == 1 else f"{key.places} at a time"
         return f"{room}, set by hand" if key.is_set_by_hand else room
-    rate = f"{key.places} in {duration(key.period_seconds)}"
-    return rate + f", the next in {duration(key.next_start_seconds or 0.0)}"
+    rate = f"{key.places} in {in_words(key.period_seconds)}"
+    return rate + f", the next in {in_words(key.next_start_seconds or 0.0)}"
 
 
 def _queue_row(queue: QueueDepth) -> Sequence[str]:
@@ -152,7 +161,7 @@ def _queue_row(queue: QueueDepth) -> Sequence[str]:
     return (
         queue.name,
         *(f"{about if number else ''}{number:,}" for number in numbers),
-        "" if waited is None else duration(waited),
+        "" if waited is None else in_words(waited),
     )
 
 
@@ -160,7 +169,7 @@ def _about(is_exact: bool) -> str:
     return "" if is_exact else "~"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Lines with columns as wide as they need; the first is aligned left, the others right."""
     lines = [columns, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
@@ -168,14 +177,3 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
         cells = [first.ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         yield "  " + "  ".join(cells).rstrip()
-
-
-def duration(seconds: float) -> str:
-    """A time in the units that matter: ``1.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 1 h``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

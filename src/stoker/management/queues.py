@@ -8,6 +8,7 @@ from django.core.management.base import CommandParser
 
 from stoker import queues
 
+from .bar import bar
 from .dead_words import positive
 from .subcommand import (
     ExitCode,
@@ -113,13 +114,14 @@ may be cancelled, too: pause the queue first.
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         queue, backend, dry_run = options["queue"], self.backend(options), options["dry_run"]
-        cleared = queues.clear(
-            queue,
-            limit=options["limit"],
-            dry_run=dry_run,
-            backend=backend,
-            **self.reason(options),
-        )
+        with bar("cancelling jobs"):
+            cleared = queues.clear(
+                queue,
+                limit=options["limit"],
+                dry_run=dry_run,
+                backend=backend,
+                **self.reason(options),
+            )
         if options["json"]:
             shape = {"queue": queue, "matched": cleared.matched, "done": cleared.done}
             self.say(as_json({**shape, "dry_run": dry_run}))

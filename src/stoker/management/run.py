@@ -123,6 +123,11 @@ def add_ways_to_run(parser: CommandParser) -> None:
         "the project's LOGGING sends it, unless that has a level for 'stoker'. Default: INFO; with "
         "-v 0 WARNING, with -v 2 DEBUG.",
     )
+    parser.add_argument(
+        "--log-json",
+        action="store_true",
+        help="Write these lines as JSON where the project's LOGGING sets up no handler for them.",
+    )
 
 
 def plan_of(options: dict[str, Any]) -> Plan:
@@ -143,6 +148,7 @@ def plan_of(options: dict[str, Any]) -> Plan:
         drain=options["drain"],
         reload=options["reload"],
         console=True,
+        logs_json=options["log_json"],
         log_level=options["log_level"] or LEVEL_OF_VERBOSITY.get(options["verbosity"], "DEBUG"),
         overrides=tuple((name, options[name]) for name in OVERRIDES if options[name] is not None),
     )

@@ -38,12 +38,13 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.DONE: "Done: the cluster has stopped as it was asked to, or is healthy; the job is "
     "enqueued, or ended well.",
-    ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), the job failed "
+    ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), or none on this host "
+    "(`memory`), the job will not run until somebody does something (`why`), it failed "
     "(`enqueue --wait`), a dead letter or workflow was left as it is (`dead requeue`, "
     "`dead discard`, `workflows cancel`, `workflows retry`), or a cluster is gone or stopping "
     "(`clusters`).",
-    ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, tables are "
-    "missing, or the store is out of reach.",
+    ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, nobody "
+    "knows the job (`why`), tables are missing, or the store is out of reach.",
     ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It goes on.",
     ExitCode.INTERRUPTED: "Ctrl-C (`run` stops in good order then, and ends with 0).",
     ExitCode.NOBODY_READS: "Whoever read the output has gone, as in `stoker info | head -1`.",

@@ -16,6 +16,7 @@ from .edition import Edition
 from .guard_key import GuardKey
 from .job import Job
 from .lock import Lock
+from .metrics import Sample, Tally
 from .need import Need
 from .note import Note
 from .outbox import Outgoing, Relayed
@@ -47,8 +48,10 @@ __all__ = [
     "Ready",
     "Relayed",
     "Requeue",
+    "Sample",
     "Schedule",
     "Step",
+    "Tally",
     "Tick",
     "UniqueKey",
     "Workflow",

@@ -3,7 +3,7 @@ it is. The arrays they make themselves, item by item, cost more than the stateme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +16,17 @@ def array_literal(values: Sequence[Any]) -> str:
     """
     sample = next((value for value in values if value is not None), None)
     write = next((writer for kind, writer in _WRITERS if isinstance(sample, kind)), str)
-    items = ["NULL" if value is None else write(value) for value in values]
+    if isinstance(sample, str):  # the same few again and again: names of queues, of workers
+        written = {value: write(value) for value in set(values) if value is not None}
+        items = [written.get(value, "NULL") for value in values]
+    else:
+        items = ["NULL" if value is None else write(value) for value in values]
+    return list_literal(items)
+
+
+def list_literal(items: Iterable[str]) -> str:
+    """The array of what is written already. What has neither commas, braces nor quotes in it stands
+    as it is. An object of JSON looks the same."""
     return "{" + ",".join(items) + "}"
 
 

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections, models, transaction
 
+from .arrays import list_literal
 from .clock import DatabaseNow, database_now_us
 from .deferred import Deferred
 from .isolation import deciding
 from .job import Job
 from .ready import Place, Ready
+from .rows import as_uuid
 from .statements import (
-    columns,
     delete_by_key,
     fetch,
     lock_by_key,
+    moves_a_list_in_json,
     moves_rows_in_one_statement,
     update_by_key,
 )
 from .turns import free
 
 LeaseKey = tuple[UUID, int]
-
-
-class Claim(NamedTuple):
-    """One row that a claim leased."""
-
-    job_id: UUID
-    package: bytes
-    queue: str
-    rank: int
-    attempts: int
-    crashes: int
-    guards: int = 0
-    fence: int = 0
-    permit_seconds: float = 0.0
-    refused: str = ""
+Claim = tuple[Any, ...]
+"""What a claim leased: the fields of a ``Delivery``, in their order. A plain tuple, as the driver
+gives it: there is one for each job."""
 
 
 class Freed(NamedTuple):
@@ -69,7 +60,7 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         """
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
-            rows = fetch(connection, "claimed_extend", {**_key_arrays(keys), "lease_us": lease_us})
+            rows = self._each("claimed_extend", "leases", keys, lease_us=lease_us)
             extended = {(row[0], row[1]) for row in rows}
         else:
             with transaction.atomic(using=self.db):
@@ -104,6 +95,32 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
                 queues = free(self.db, over=guards_over, again=guards_again, failed=failed)
         return Freed({(row[0], row[1]) for row in [*ended, *returned]}, queues)
 
+    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> set[str] | None:
+        """End these leases of jobs that have ended well, in the open transaction.
+
+        Args:
+            job_ids: the 32 digits of each, once.
+            lease_ids: theirs.
+
+        Returns:
+            Where a blocked job's turn has come by it. None: one of them was not valid, or this
+            database takes no lists; then the transaction is to be rolled back.
+        """
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            by_id = [f'"{one}":{lease}' for one, lease in zip(job_ids, lease_ids, strict=True)]
+            keys = {"job_ids": list_literal(job_ids), "leases": list_literal(by_id)}
+            rows = fetch(connection, "claimed_ack", keys)
+        elif moves_a_list_in_json(connection):
+            given = json.dumps(list(zip(job_ids, lease_ids, strict=True)))
+            rows = fetch(connection, "listed_end", {"leases": given})
+        else:
+            return None
+        if len(rows) < len(job_ids):
+            return None
+        guards = {as_uuid(job_id): count for job_id, _, count in rows if count}
+        return free(self.db, over=guards) if guards else set()
+
     def claim_expired(
         self, limit: int, *, lease_id: int, holder: UUID, lease_us: int
     ) -> list[Claim]:
@@ -116,7 +133,7 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
                 "holder": holder,
                 "lease_us": lease_us,
             }
-            return [Claim(*row) for row in fetch(connection, "claimed_claim_expired", parameters)]
+            return fetch(connection, "claimed_claim_expired", parameters)
         with transaction.atomic(using=self.db):
             over = self.filter(leased_until_us__lt=DatabaseNow()).order_by("leased_until_us")
             if connection.features.has_select_for_update_skip_locked:
@@ -129,28 +146,51 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
                 holder=holder,
                 leased_until_us=database_now_us(self.db) + lease_us,
             )
-            return with_packages(self.db, rows)
+            return with_packages(self.db, lease_id, rows)
 
     def expire_holder(self, holder: UUID) -> int:
         """End all leases of a holder at once; whoever rescues next takes them over."""
-        return self.filter(holder=holder, leased_until_us__gt=0).update(leased_until_us=0)
+        valid = self.filter(holder=holder, leased_until_us__gte=DatabaseNow())
+        return valid.update(leased_until_us=DatabaseNow() - 1)
 
     def _end(self, keys: Sequence[LeaseKey]) -> list[tuple[Any, ...]]:
         """Delete these leases. Returns job id, lease id and number of needs of the valid ones."""
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
-            return fetch(connection, "claimed_ack", _key_arrays(keys))
+            return self._each("claimed_ack", "leases", keys)
+        if moves_a_list_in_json(connection):
+            given = [(job_id.hex, lease_id) for job_id, lease_id in keys]
+            by_hex = {key: job_id for (key, _), (job_id, _) in zip(given, keys, strict=True)}
+            rows = fetch(connection, "listed_end", {"leases": json.dumps(given)})
+            return [(by_hex[key], lease_id, guards) for key, lease_id, guards in rows]
         valid = self._lock_valid(keys)
         delete_by_key(self, [job_id for job_id, _ in valid])
         return [(*key, row.guards) for key, row in valid.items()]
+
+    def _each(
+        self, name: str, word: str, keyed: Sequence[tuple[Any, ...]], **parameters: int
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement that looks up by its id what belongs to a job.
+
+        Args:
+            name: of the statement.
+            word: for the object in it.
+            keyed: job id, lease id, and what else belongs to it: numbers.
+            parameters: its others.
+        """
+        found = []
+        for some in _each_job_once(keyed):
+            by_id = ",".join([f'"{row[0].hex}":{_in_json(row)}' for row in some])
+            job_ids = [row[0] for row in some]
+            wanted = {"job_ids": job_ids, word: f"{{{by_id}}}", **parameters}
+            found += fetch(connections[self.db], name, wanted)
+        return found
 
     def _give_back(self, returns: Sequence[GivenBack]) -> list[tuple[Any, ...]]:
         """Move these jobs to where they wait. Returns: as ``_end``."""
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
-            names = ("job_ids", "lease_ids", "delays_us", "attempts", "crashes")
-            arrays = dict(zip(names, columns(returns, len(names)), strict=True))
-            return fetch(connection, "claimed_give_back", arrays)
+            return self._each("claimed_give_back", "returns", returns)
         valid = self._lock_valid([(back.job_id, back.lease_id) for back in returns])
         by_key = {(back.job_id, back.lease_id): back for back in returns}
         self._move(valid, [back for key, back in by_key.items() if key in valid])
@@ -210,23 +250,28 @@ class Claimed(models.Model):
         return f"{self.queue} {self.job_id} held by {self.holder}"
 
 
-def with_packages(alias: str, rows: Sequence[Claimed | Place]) -> list[Claim]:
-    """These rows, each with the package of its job."""
-    packages = Job.objects.using(alias).packages([row.job_id for row in rows])
-    return [
-        Claim(
-            row.job_id,
-            packages.get(row.job_id, b""),
-            row.queue,
-            row.rank,
-            row.attempts,
-            row.crashes,
-            row.guards,
-        )
-        for row in rows
-    ]
+def with_packages(alias: str, lease_id: int, rows: Sequence[Claimed | Place]) -> list[Claim]:
+    """These rows, each with the package of its job and the moment that it was enqueued for."""
+    jobs = Job.objects.using(alias).packages_and_moments([row.job_id for row in rows])
+    claims: list[Claim] = []
+    for row in rows:
+        package, run_after = jobs.get(row.job_id, (b"", None))
+        place = (row.queue, -row.rank, row.attempts, row.crashes)
+        claims.append((row.job_id, lease_id, package, *place, 0, 0.0, "", run_after))
+    return claims
 
 
-def _key_arrays(keys: Sequence[LeaseKey]) -> dict[str, list[object]]:
-    job_ids, lease_ids = columns(keys, 2)
-    return {"job_ids": job_ids, "lease_ids": lease_ids}
+def _in_json(row: tuple[Any, ...]) -> str:
+    """What belongs to a job, without its id."""
+    return str(row[1]) if len(row) == 2 else str(list(row[1:]))
+
+
+def _each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tuple[Any, ...]]]:
+    """All of it at once, but where the same job comes with several leases."""
+    rest = keyed
+    while rest:
+        once = {row[0]: row for row in reversed(rest)}
+        yield once.values()
+        if len(once) == len(rest):
+            return
+        rest = [row for row in rest if once[row[0]][1] != row[1]]

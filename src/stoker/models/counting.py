@@ -59,6 +59,26 @@ def shares_of(rows: QuerySet[Any], column: str) -> Shares:
     return Shares({value: round(n * scale) for value, n in sample.items()}, is_exact=False)
 
 
+def estimated(rows: QuerySet[Any], counted: Mapping[str, int]) -> Shares:
+    """How many rows have each value, where counting has ended at a limit for all together.
+
+    Args:
+        rows: all of them.
+        counted: value -> how many were counted; what is left is shared out in this proportion.
+    """
+    seen = max(1, sum(counted.values()))
+    total = max(seen, estimate_of(rows))
+    numbers = {value: round(number * total / seen) for value, number in counted.items()}
+    return Shares(numbers, is_exact=False)
+
+
+def estimate_of(rows: QuerySet[Any]) -> int:
+    """About how many rows a query finds, where it is known that there are very many."""
+    rows = rows.order_by().values("pk")
+    estimate = _estimate(rows)
+    return rows.count() if estimate is None else estimate
+
+
 def _estimate(rows: QuerySet[Any]) -> int | None:
     if "JSON" not in connections[rows.db].features.supported_explain_formats:
         return None

@@ -4,6 +4,7 @@
 
     open --requeue--> requeued --the job fails--> open, failure_count + 1
       |                  |------the job succeeds, or a newer one of its key--> resolved
+      |                  |------taken back before the job has begun--> open, as it was
       |                  '------the job is cancelled or gone--> open
       '--discard--> discarded
 
@@ -21,6 +22,7 @@ from django.db.models.functions import Now
 
 from .clock import DatabaseNow, database_now_us
 from .dead_letter_rows import upsert_rows
+from .requeue import Requeue
 from .stored_text import stored_text
 
 
@@ -80,6 +82,25 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
     def reopen(self, seen: DeadLetter) -> bool:
         """The job that carried it on is gone, or was cancelled."""
         changed = self._as_seen(seen).update(state=DeadLetter.State.OPEN, successor_id=None)
+        return bool(changed)
+
+    def take_back(self, seen: DeadLetter, sent: Requeue | None, cooldown_us: int | None) -> bool:
+        """It is open, as though it had not been sent again. False: it is not any more as it was
+        seen.
+
+        Args:
+            sent: how it was sent again before that; None = it never was.
+            cooldown_us: after which it is sent again by itself; None = it is not.
+        """
+        changed = self._as_seen(seen).update(
+            state=DeadLetter.State.OPEN,
+            successor_id=None,
+            requeued_count=F("requeued_count") - 1,
+            last_requeued_at=sent.requeued_at if sent else None,
+            last_requeued_by=sent.by if sent else "",
+            last_requeued_because=sent.because if sent else "",
+            requeue_due_us=None if cooldown_us is None else DatabaseNow() + cooldown_us,
+        )
         return bool(changed)
 
     def put_off(self, seen: DeadLetter) -> bool:

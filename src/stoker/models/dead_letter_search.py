@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
 from django.db.models import Count, Max, Min, Q, QuerySet, Sum
@@ -20,6 +20,7 @@ STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)
 """What may be asked for beside a state itself."""
 SEARCHED = ("message", "exception_class", "traceback", "task", "key")
 LONGEST_TEXT = 10_000
+LOOKED_AT = 10_000
 MARK = "~"
 
 
@@ -47,6 +48,20 @@ class Filter:
     and discarded, "all"."""
 
 
+class Filters(TypedDict, total=False):
+    """The fields of ``Filter``, by name."""
+
+    task: str
+    queue: str
+    key: str
+    reason: str
+    fingerprint: str
+    failed_after: datetime
+    failed_before: datetime
+    text: str
+    state: str
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Some dead letters, the newest first."""
@@ -70,6 +85,15 @@ class FaultGroup:
     first_failed_at: datetime
     failed_at: datetime
     """Of the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Faults, the most frequent first."""
+
+    groups: Sequence[FaultGroup]
+    is_cut: bool
+    """Whether there are more dead letters than were looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +151,19 @@ class Search:
         )
         seen |= {name: seen[name] or 0 for name in ("failures", "requeues")}
         return Stats(**seen, faults=self._faults(rows, groups))
+
+    def faults(self, groups: int) -> Faults:
+        """The most frequent faults, of the newest ``LOOKED_AT`` that are found.
+
+        Args:
+            groups: of how many faults.
+        """
+        rows = self.rows()
+        newest = rows.order_by("-failed_at", "-pk").values_list("failed_at", flat=True)
+        edge = newest[LOOKED_AT : LOOKED_AT + 1].first()
+        if edge is not None:
+            rows = rows.filter(failed_at__gt=edge)
+        return Faults(self._faults(rows.order_by(), groups), is_cut=edge is not None)
 
     def _faults(self, rows: QuerySet[DeadLetter], groups: int) -> list[FaultGroup]:
         names = ("fingerprint", "task", "reason", "exception_class")

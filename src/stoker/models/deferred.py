@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.db import connections, models, transaction
 
-from .clock import MICROSECONDS, DatabaseNow, database_now_us
+from .clock import DatabaseNow
 from .ready import Place, Ready
 from .statements import (
     delete_by_key,
@@ -28,13 +28,15 @@ class DeferredQuerySet(models.QuerySet["Deferred"]):
         """
         return delete_returning_guards(self, job_ids, waits=waits)
 
-    def promote(self, limit: int) -> int:
-        """Move up to ``limit`` jobs whose moment has come to ready. Returns how many."""
+    def promote(self, limit: int, from_us: int = 0) -> list[Place]:
+        """Move up to ``limit`` jobs whose moment has come to ready. Returns where they are now.
+        Those that were due before ``from_us`` may be left for another time."""
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
-            return len(fetch(connection, "deferred_promote", {"limit": limit}))
+            wanted = {"limit": limit, "from_us": from_us}
+            return [Place(*row) for row in fetch(connection, "deferred_promote", wanted)]
         if not self.filter(due_us__lte=DatabaseNow()).exists():
-            return 0  # without a transaction, which on SQLite would be everybody's only one
+            return []  # without a transaction, which on SQLite would be everybody's only one
         with transaction.atomic(using=self.db):
             due = self.filter(due_us__lte=DatabaseNow()).order_by("due_us")
             if connection.features.has_select_for_update_skip_locked:
@@ -42,14 +44,7 @@ class DeferredQuerySet(models.QuerySet["Deferred"]):
             places = [Place(*row) for row in due.values_list(*Place._fields)[:limit]]
             delete_by_key(self, [place.job_id for place in places])
             Ready.objects.using(self.db).add(places)
-            return len(places)
-
-    def next_due_seconds(self) -> float | None:
-        """Seconds until the first job here is due, 0 when it is overdue; None without any."""
-        first = self.order_by("due_us").values_list("due_us", flat=True).first()
-        if first is None:
-            return None
-        return max(0, first - database_now_us(self.db)) / MICROSECONDS
+            return places
 
 
 class Deferred(models.Model):

@@ -10,7 +10,7 @@ from uuid import UUID
 from stoker import rate_window
 
 from .claimed import Claimed
-from .clock import MICROSECONDS, DatabaseNow, database_now_us
+from .clock import DatabaseNow, database_now_us
 from .dead_letter import DeadLetter
 from .guard_key import GuardKey
 from .isolation import deciding
@@ -47,22 +47,6 @@ def call_due(alias: str, rated_limit: int) -> int:
         update_by_key(GuardKey.objects.using(alias), missed, due_us=None)
         _call_where_room(alias, missed)
     return len(keys)
-
-
-def next_due_seconds(alias: str, *, rated: bool) -> float | None:
-    """Seconds until there is something to do for ``call_due``; None when there is not.
-
-    Args:
-        alias: of the database.
-        rated: whether jobs that wait for their rate count, too.
-    """
-    keys = GuardKey.objects.using(alias).filter(due_us__isnull=False).order_by("due_us")
-    if not rated:
-        keys = keys.exclude(kind=Need.Kind.RATE)
-    due_us = keys.values_list("due_us", flat=True).first()
-    if due_us is None:
-        return None
-    return max(0, due_us - database_now_us(alias)) / MICROSECONDS
 
 
 def _call_rated(alias: str, key: GuardKey, now_us: int, limit: int) -> None:

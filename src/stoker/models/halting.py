@@ -57,6 +57,21 @@ def let_go(alias: str, job_ids: Collection[UUID]) -> set[str]:
     return queues
 
 
+def halts_of(alias: str, job_id: UUID) -> list[Need]:
+    """The needs by which this job, which waits, has the place in a sequence that it was passed."""
+    return [need for need in _halting(alias, [job_id]) if need.holds is not None]
+
+
+def halt_again(alias: str, passed: Collection[Need], job_id: UUID) -> None:
+    """The job to which that place was passed has been withdrawn, in the open transaction: this one,
+    which failed, halts the sequence again."""
+    GuardKey.objects.using(alias).lock({need.key_id for need in passed})
+    for need in passed:
+        number = need.pk.int - need.job_id.int
+        need.pk, need.job_id = UUID(int=job_id.int + number), job_id
+    Need.objects.using(alias).bulk_create(passed)
+
+
 def _halting(alias: str, job_ids: Collection[UUID]) -> list[Need]:
     ids = [need_id for job_id in job_ids for need_id in _ids(job_id)]
     found = with_keys(Need.objects.using(alias), ids).filter(halts=True)

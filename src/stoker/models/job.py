@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,10 +15,11 @@ from django.utils import timezone
 
 from .clock import instant_us, microseconds
 from .deferred import Deferred
+from .ending import Ending, Successes, ending_rows, endings_as_arrays
 from .need import Need, NewNeed
 from .ready import Place, Ready
 from .rows import Written, insert_rows
-from .statements import columns, fetch, moves_rows_in_one_statement, with_keys
+from .statements import fetch, moves_a_list_in_json, moves_rows_in_one_statement, with_keys
 
 COLUMNS = (
     "id", "task", "queue", "priority", "package", "enqueued_at", "run_after", "attempts",
@@ -26,7 +28,7 @@ COLUMNS = (
 """Of a job that is added: the rest is NULL until it has ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewJob:
     """A job to be added, as the store needs it."""
 
@@ -38,20 +40,6 @@ class NewJob:
     enqueued_at: float
     run_after: float | None = None
     needs: Sequence[NewNeed] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job ended, as the store keeps it."""
-
-    job_id: UUID
-    status: str
-    attempts: int
-    worker_id: str
-    started_at: float | None
-    finished_at: float
-    value: bytes | None = None
-    reason: str = ""
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -91,7 +79,7 @@ class JobQuerySet(models.QuerySet["Job"]):
             job_ids = [job.job_id for job in jobs]
             known = set(with_keys(self, job_ids).values_list("pk", flat=True))
             fresh = [job for job in jobs if job.job_id not in known]
-            insert_rows(self, COLUMNS, _rows(fresh, Written(connections[self.db])))
+            insert_rows(self, COLUMNS, rows_of(fresh, Written(connections[self.db])))
             Deferred.objects.using(self.db).bulk_create(
                 [_deferred(job, job.run_after) for job in fresh if job.run_after is not None]
             )
@@ -130,20 +118,52 @@ class JobQuerySet(models.QuerySet["Job"]):
         if not endings:
             return
         if moves_rows_in_one_statement(connection):
-            fetch(connection, "job_finish", _endings_as_arrays(endings))
-            return
+            fetch(connection, "job_finish", endings_as_arrays(endings))
+        else:
+            self._write_each(ending_rows(endings, Written(connection)))
+
+    def succeeding(self, successes: Successes) -> Callable[[], object]:
+        """What writes that these jobs ended well, all made ready: where one writes at a time, the
+        others should not have to wait for that as well."""
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            arrays = successes.as_arrays()
+            return lambda: fetch(connection, "job_finish", arrays)
+        rows = successes.as_rows(Written(connection))
+        return lambda: self._write_each(rows)
+
+    def _write_each(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        connection = connections[self.db]
         table = connection.ops.quote_name(self.model._meta.db_table)
+        statement = (
+            f"UPDATE {table} SET status = %s, attempts = %s, worker_id = %s, started_at = %s,"  # noqa: S608 - the table's own name
+            " finished_at = %s, value = %s, reason = %s WHERE id = %s"
+        )
         with connection.cursor() as cursor:
-            cursor.executemany(
-                f"UPDATE {table} SET status = %s, attempts = %s, worker_id = %s, started_at = %s,"  # noqa: S608 - the table's own name
-                " finished_at = %s, value = %s, reason = %s WHERE id = %s",
-                _ending_rows(endings, Written(connection)),
-            )
+            cursor.executemany(statement, rows)
 
     def packages(self, job_ids: Sequence[UUID]) -> Mapping[UUID, bytes]:
         """Job id -> package."""
         rows = with_keys(self, job_ids).values_list("pk", "package")
         return {job_id: bytes(package) for job_id, package in rows}
+
+    def packages_and_moments(
+        self, job_ids: Sequence[UUID]
+    ) -> Mapping[UUID, tuple[bytes, float | None]]:
+        """Job id -> package, and the moment that it was enqueued for: seconds since 1970."""
+        connection = connections[self.db]
+        if moves_a_list_in_json(connection):
+            by_hex = {job_id.hex: job_id for job_id in job_ids}
+            found = fetch(connection, "listed_packages", {"job_ids": json.dumps(list(by_hex))})
+            return {
+                by_hex[key]: (package, due and as_seconds(connection, due))
+                for key, package, due in found
+            }
+        rows = with_keys(self, job_ids).values_list("pk", "package", "run_after")
+        return {
+            job_id: (bytes(package), None if run_after is None else run_after.timestamp())
+            for job_id, package, run_after in rows
+        }
 
 
 class Job(models.Model):
@@ -195,6 +215,12 @@ def moment(seconds: float) -> datetime:
     return aware if settings.USE_TZ else timezone.make_naive(aware)
 
 
+def as_seconds(connection: Any, written: datetime) -> float:
+    """A moment as SQLite has it, in seconds since 1970."""
+    zone = connection.timezone if settings.USE_TZ else None
+    return written.replace(tzinfo=zone).timestamp()
+
+
 def _each_id_once(jobs: Sequence[NewJob]) -> list[NewJob]:
     """Two rows that say where one job waits would be two jobs."""
     first: dict[UUID, NewJob] = {}
@@ -203,7 +229,8 @@ def _each_id_once(jobs: Sequence[NewJob]) -> list[NewJob]:
     return list(first.values())
 
 
-def _rows(jobs: Sequence[NewJob], written: Written) -> list[tuple[Any, ...]]:
+def rows_of(jobs: Sequence[NewJob], written: Written) -> list[tuple[Any, ...]]:
+    """The values of ``COLUMNS``."""
     return [
         (
             written.id(job.job_id),
@@ -248,39 +275,3 @@ def as_parameters(job: NewJob) -> dict[str, Any]:
 def _as_arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
     rows = [as_parameters(job) for job in jobs]
     return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _endings_as_arrays(endings: Sequence[Ending]) -> dict[str, Any]:
-    names = (
-        "id", "status", "attempts", "worker_id", "started_us", "finished_us", "value", "reason",
-    )  # fmt: skip
-    rows = [
-        (
-            ending.job_id,
-            ending.status,
-            ending.attempts,
-            ending.worker_id,
-            instant_us(ending.started_at),
-            instant_us(ending.finished_at),
-            ending.value,
-            ending.reason[:255],
-        )
-        for ending in endings
-    ]
-    return dict(zip(names, columns(rows, len(names)), strict=True))
-
-
-def _ending_rows(endings: Sequence[Ending], written: Written) -> list[tuple[Any, ...]]:
-    return [
-        (
-            ending.status,
-            ending.attempts,
-            ending.worker_id,
-            written.moment(ending.started_at),
-            written.moment(ending.finished_at),
-            written.data(ending.value),
-            ending.reason[:255],
-            written.id(ending.job_id),
-        )
-        for ending in endings
-    ]

@@ -16,9 +16,12 @@ from uuid import UUID
 from django.db import connections, models, router
 from django.utils import timezone
 
-from .statements import delete_by_key
+from .statements import delete_by_key, with_keys
 
 LOOK_FOR_TABLE_SECONDS = 60.0
+RELAYED_SECONDS = 7 * 24 * 3600.0
+"""A relay is repeated, and what a broker brought comes again, as soon as some cluster looks: longer
+than none runs anywhere."""
 
 _has_table: dict[str, bool] = {}
 _looked_at: dict[str, float] = {}
@@ -70,9 +73,13 @@ def outboxes(store: str, *, joins_transactions: bool) -> list[str]:
 
 
 class OutgoingQuerySet(models.QuerySet["Outgoing"]):
-    def lock_first(self, backend: str, limit: int) -> list[Outgoing]:
-        """Lock up to so many rows, the oldest first, but for those that somebody is relaying."""
-        return list(self.filter(backend=backend)._lockable()[:limit])
+    def lock_first(self, backend: str, limit: int, after: UUID | None = None) -> list[Outgoing]:
+        """Lock up to so many rows, the oldest first, but for those that somebody is relaying. Only
+        those that come after this one, if it is given."""
+        rows = self.filter(backend=backend)
+        if after is not None:
+            rows = rows.filter(job_id__gt=after)
+        return list(rows._lockable()[:limit])
 
     def lock_these(self, job_ids: Collection[UUID]) -> list[Outgoing]:
         """Lock these rows, as far as they are there and nobody is relaying them."""
@@ -140,6 +147,10 @@ class RelayedQuerySet(models.QuerySet["Relayed"]):
         self.bulk_create(Relayed(job_id=job_id, relayed_at=now) for job_id in fresh)
         return set(fresh)
 
+    def note_again(self, job_ids: Collection[UUID]) -> None:
+        """These have come once more, and may do so again."""
+        with_keys(self, job_ids).update(relayed_at=timezone.now())
+
     def forget(self, seconds: float, limit: int) -> int:
         """Delete up to so many that are older than that. Returns how many."""
         old = self.filter(relayed_at__lt=timezone.now() - timedelta(seconds=seconds))
@@ -149,7 +160,7 @@ class RelayedQuerySet(models.QuerySet["Relayed"]):
 
 
 class Relayed(models.Model):
-    """A job that came from an outbox."""
+    """A job that came from an outbox, or from a broker that may bring it again."""
 
     job_id = models.UUIDField(primary_key=True)
     relayed_at = models.DateTimeField(db_index=True)

@@ -37,6 +37,7 @@ class PausedQueue(models.Model):
 
     class Meta:
         verbose_name = "paused queue"
+        verbose_name_plural = "queues"
 
     def __str__(self) -> str:
         return f"{self.queue} is paused"

@@ -9,7 +9,13 @@ from uuid import UUID
 from django.db import connections, models
 
 from .rows import Written, as_uuid, insert_rows
-from .statements import about, delete_returning_guards, joins_a_list_in_json
+from .statements import (
+    about,
+    delete_returning_guards,
+    fetch,
+    joins_a_list_in_json,
+    moves_a_list_in_json,
+)
 
 
 class Place(NamedTuple):
@@ -39,6 +45,8 @@ def lock_line(
         line: the fields by which the line is known.
     """
     connection = connections[rows.db]
+    if moves_a_list_in_json(connection):
+        return [Place(UUID(row[0]), *row[1:]) for row in look_at_line(rows, limit, **line)]
     if joins_a_list_in_json(connection):
         names = [connection.ops.quote_name(name) for name in (*Place._fields, *line)]
         words = {
@@ -53,6 +61,19 @@ def lock_line(
     if connection.features.has_select_for_update_skip_locked:
         first = first.select_for_update(skip_locked=True)
     return [Place(*row) for row in first.values_list(*Place._fields)[:limit]]
+
+
+def look_at_line(
+    rows: models.QuerySet[Any], limit: int, **line: UUID | str
+) -> list[tuple[Any, ...]]:
+    """The first jobs of a line as SQLite has them: their ids are texts, which sort as ids do."""
+    connection = connections[rows.db]
+    condition = " AND ".join(f"{connection.ops.quote_name(name)} = %s" for name in line)
+    given = [getattr(value, "hex", value) for value in line.values()]
+    with connection.cursor() as cursor:
+        cursor.execute(about("listed_line", rows, condition=condition), [*given, limit])
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found
 
 
 class ReadyQuerySet(models.QuerySet["Ready"]):
@@ -78,6 +99,9 @@ class ReadyQuerySet(models.QuerySet["Ready"]):
 
     def queues(self) -> list[str]:
         """The names of the queues that have a job here; a handful of index look-ups."""
+        connection = connections[self.db]
+        if moves_a_list_in_json(connection):
+            return [row[0] for row in fetch(connection, "listed_queues", {})]
         found: list[str] = []
         while True:
             later = self.filter(queue__gt=found[-1]) if found else self.all()

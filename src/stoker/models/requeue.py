@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Sequence
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
 from django.db.models.functions import Now
 
-from .statements import with_keys
+from .arrays import list_literal
+from .statements import (
+    fetch,
+    hexes,
+    moves_a_list_in_json,
+    moves_rows_in_one_statement,
+    with_keys,
+)
 
 
 class RequeueQuerySet(models.QuerySet["Requeue"]):
@@ -16,7 +24,21 @@ class RequeueQuerySet(models.QuerySet["Requeue"]):
         """Job id -> the logical job that it carries on, for those that do."""
         if not job_ids:
             return {}
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            return dict(fetch(connection, "requeue_identities", {"job_ids": list(job_ids)}))
+        if moves_a_list_in_json(connection):
+            found = fetch(connection, "listed_identities", {"job_ids": hexes(job_ids)})
+            return {UUID(key): identity for key, identity in found}
         return dict(with_keys(self, job_ids).values_list("pk", "identity"))
+
+    def have_any(self, job_ids: Sequence[str]) -> bool:
+        """Whether one of these jobs carries on something; by their 32 digits."""
+        connection = connections[self.db]
+        if moves_rows_in_one_statement(connection):
+            wanted = {"job_ids": list_literal(job_ids)}
+            return bool(fetch(connection, "requeue_identities", wanted))
+        return bool(fetch(connection, "listed_identities", {"job_ids": json.dumps(job_ids)}))
 
 
 class Requeue(models.Model):

@@ -12,6 +12,8 @@ from django.conf import settings
 from django.db import connections, models
 from django.utils import timezone
 
+from .clock import MICROSECONDS, instants_us
+
 
 class Written:
     """How a driver is given values that it does not take as they are.
@@ -23,6 +25,8 @@ class Written:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._has_uuids = bool(connection.features.has_native_uuid_field)
+        self._texts: dict[int, str] = {}
+        """Of whole seconds: rows that are written together mostly share theirs."""
 
     def id(self, value: UUID) -> UUID | str:
         return value if self._has_uuids else value.hex
@@ -31,9 +35,17 @@ class Written:
         """Seconds since 1970."""
         if seconds is None:
             return None
-        zone = self._connection.timezone if settings.USE_TZ else timezone.get_default_timezone()
-        naive = datetime.fromtimestamp(seconds, zone).replace(tzinfo=None)
-        return self._connection.ops.adapt_datetimefield_value(naive)
+        return self.moments([seconds])[0]
+
+    def moments(self, seconds: Sequence[float]) -> list[str]:
+        """Many of them."""
+        texts = self._texts
+        parted = [divmod(us, MICROSECONDS) for us in instants_us(seconds)]
+        for whole in {whole for whole, _ in parted} - texts.keys():
+            zone = self._connection.timezone if settings.USE_TZ else timezone.get_default_timezone()
+            naive = datetime.fromtimestamp(whole, zone).replace(tzinfo=None)
+            texts[whole] = str(self._connection.ops.adapt_datetimefield_value(naive))
+        return [f"{texts[whole]}.{us:06d}" if us else texts[whole] for whole, us in parted]
 
     def data(self, value: bytes | None) -> Any:
         return None if value is None else self._connection.Database.Binary(value)
@@ -53,14 +65,26 @@ def insert_rows(
         names: of the fields.
         values: of each row, as ``Written`` has them.
     """
+    if not values:
+        return
     connection = connections[rows.db]
-    quote = connection.ops.quote_name
-    columns = ", ".join(quote(rows.model._meta.get_field(name).column) for name in names)
-    marks = ", ".join(["%s"] * len(names))
-    table = quote(rows.model._meta.db_table)
-    if len(values) == 1:
-        with connection.cursor() as cursor:
-            cursor.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values[0])  # noqa: S608 - our own names
-    elif values:
-        with connection.cursor() as cursor:
-            cursor.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)  # noqa: S608 - our own names
+    statement = insert_into(connection, rows.model, names)
+    with connection.cursor() as cursor:
+        if len(values) == 1:
+            cursor.execute(statement, values[0])
+        else:
+            cursor.executemany(statement, values)
+
+
+def insert_into(connection: Any, model: Any, names: Sequence[str]) -> str:
+    """The statement that inserts a row, made once: that takes longer than to run it."""
+    key = (connection.vendor, model, tuple(names))
+    if key not in _inserts:
+        quote = connection.ops.quote_name
+        columns = ", ".join(quote(model._meta.get_field(name).column) for name in names)
+        marks = ", ".join(["%s"] * len(names))
+        _inserts[key] = f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({marks})"  # noqa: S608 - our own names
+    return _inserts[key]
+
+
+_inserts: dict[tuple[str, Any, tuple[str, ...]], str] = {}

@@ -19,6 +19,7 @@ from stoker.schedule_words import in_words
 from stoker.wall_clock import zone_named
 
 from .clock import DatabaseNow, microseconds
+from .compiled import Compiled
 from .job import Job
 from .lock import NOBODY
 from .rows import Written
@@ -29,17 +30,17 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """Those that clusters of this name fire, for this backend."""
         return self.filter(cluster=cluster, backend=backend)
 
-    def due_within(self, seconds: float, limit: int) -> list[tuple[UUID, int, int]]:
+    def due_within(self, seconds: float, limit: int) -> Compiled:
         """Which are due so soon, the first first: id, when, and the database's time now."""
         soon = self.filter(due_us__lte=DatabaseNow() + microseconds(seconds))
         found: Any = soon.order_by("due_us").annotate(now_us=DatabaseNow())
-        return list(found.values_list("pk", "due_us", "now_us")[:limit])
+        return Compiled(found.values_list("pk", "due_us", "now_us")[:limit])
 
-    def released(self, limit: int) -> list[UUID]:
-        """Those of which a tick was held back, and the job before it has ended."""
+    def released(self, limit: int) -> Compiled:
+        """Those of which a tick was held back, and the job before it has ended: their ids."""
         alive = Job.objects.using(self.db).filter(pk=OuterRef("last_job_id"), status=None)
         held = self.filter(held_us__isnull=False, is_paused=False).exclude(Exists(alive))
-        return list(held.values_list("pk", flat=True)[:limit])
+        return Compiled(held.values_list("pk")[:limit])
 
     def hold(self, schedule_id: UUID) -> Schedule | None:
         """The row, locked, with ``now_us``; None when it is gone or another has it."""

@@ -13,12 +13,23 @@ from django.db import connections, models, transaction
 from django.db.models.expressions import RawSQL
 
 from .arrays import array_literal
+from .kept import are_kept, fetch_kept
+
+ALWAYS_THE_SAME = frozenset({"now"})
+"""Words that are the same each time a statement is sent to a database."""
 
 
 def moves_rows_in_one_statement(connection: Any) -> bool:
     """Whether rows can be deleted from one table and inserted into another by a single statement
     over arrays. This is the only place that asks who the database is."""
     return bool(connection.vendor == "postgresql")
+
+
+def takes_copies(connection: Any) -> bool:
+    """Whether rows can be streamed into a table (COPY), and its driver does that. It passes by
+    those who wrap what is executed, and may forbid it: where there are any, nothing is streamed."""
+    can = moves_rows_in_one_statement(connection) and hasattr(connection.Database, "Copy")
+    return can and not connection.execute_wrappers
 
 
 def joins_a_list_in_json(connection: Any) -> bool:
@@ -33,11 +44,27 @@ def reads_a_list_in_json(connection: Any) -> bool:
     return bool(connection.vendor == "sqlite" and connection.features.supports_json_field)
 
 
+def moves_a_list_in_json(connection: Any) -> bool:
+    """Whether a list of rows, given as one parameter, can be moved by a statement for each table
+    (SQLite since 3.38)."""
+    is_new = bool(
+        connection.vendor == "sqlite" and connection.Database.sqlite_version_info >= (3, 38)
+    )
+    return is_new and reads_a_list_in_json(connection)
+
+
+def takes_lists(connection: Any) -> bool:
+    """Whether it does one or the other."""
+    return moves_rows_in_one_statement(connection) or moves_a_list_in_json(connection)
+
+
 def fetch(
     connection: Any, name: str, parameters: dict[str, Any], **words: str
 ) -> list[tuple[Any, ...]]:
     """Run ``sql/<name>.sql`` and return its rows. Lists become arrays; words, where there are any,
     replace their names in braces."""
+    if words.keys() <= ALWAYS_THE_SAME and are_kept(connection):
+        return fetch_kept(connection, statement(name, **words), parameters)
     written = {
         key: array_literal(value) if isinstance(value, list) else value
         for key, value in parameters.items()
@@ -55,12 +82,22 @@ def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
     )
 
 
+def hexes(keys: Iterable[UUID]) -> str:
+    """Keys as SQLite reads them in a list."""
+    return json.dumps([key.hex for key in keys])
+
+
 def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
-    """Those of these rows that have one of these primary keys."""
-    if not reads_a_list_in_json(connections[rows.db]):
+    """Those of these rows that have one of these primary keys. The keys go in one parameter where
+    they can: hundreds take longer than their look-up."""
+    connection = connections[rows.db]
+    if moves_rows_in_one_statement(connection):  # a subquery, as claimed_ack.sql explains
+        among = RawSQL("SELECT unnest((SELECT %s::uuid[]))", [array_literal(list(keys))])
+    elif reads_a_list_in_json(connection):
+        among = RawSQL("SELECT value FROM json_each(%s)", [hexes(keys)])
+    else:
         return rows.filter(pk__in=keys)
-    listed = json.dumps([key.hex for key in keys])
-    return rows.filter(pk__in=RawSQL("SELECT value FROM json_each(%s)", [listed]))
+    return rows.filter(pk__in=among)
 
 
 def listed(connection: Any, keys: Collection[UUID]) -> tuple[str, list[Any]]:
@@ -68,7 +105,7 @@ def listed(connection: Any, keys: Collection[UUID]) -> tuple[str, list[Any]]:
     if moves_rows_in_one_statement(connection):  # a subquery, as claimed_ack.sql explains
         return "= ANY ((SELECT %s::uuid[])::uuid[])", [array_literal(list(keys))]
     if reads_a_list_in_json(connection):
-        return "IN (SELECT value FROM json_each(%s))", [json.dumps([key.hex for key in keys])]
+        return "IN (SELECT value FROM json_each(%s))", [hexes(keys)]
     native = connection.features.has_native_uuid_field
     marks = ", ".join(["%s"] * len(keys))
     return f"IN ({marks})", [str(key) if native else key.hex for key in keys]
@@ -185,4 +222,7 @@ def statement(name: str, **words: str) -> str:
 
 @cache
 def _text(name: str) -> str:
-    return (files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+    """Without its comments: they are for who reads it here."""
+    written = (files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+    lines = [line for line in written.splitlines() if not line.lstrip().startswith("--")]
+    return "\n".join(lines)

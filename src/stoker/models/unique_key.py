@@ -194,6 +194,10 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         """This job, which has ended, has the key no longer, even if its period is not over."""
         self.filter(pk=key_id, job_id=job_id, until_us__gt=0).update(until_us=0)
 
+    def hand_back(self, key_id: UUID, from_job_id: UUID, job_id: UUID) -> None:
+        """That job, which was withdrawn, had the key from this one, which has ended."""
+        self.filter(pk=key_id, job_id=from_job_id).update(job_id=job_id)
+
     def forget(self, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
         """Delete keys that are not taken any more.
 

@@ -1,0 +1,1 @@
+"""Who listens to what happens to jobs, and tells others. They change nothing about it."""

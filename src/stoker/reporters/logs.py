@@ -56,6 +56,18 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "broker_unreachable": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
     "broker_back": (logging.INFO, "The broker answers again after {seconds:.1f} s."),
+    "results_not_cached": (
+        logging.WARNING,
+        "Results could not be put into the cache {name!r} ({error}), and stay in the database.",
+    ),
+    "results_not_read": (
+        logging.WARNING,
+        "The cache {name!r} could not be asked for results ({error}): it is as if it had none.",
+    ),
+    "parcels_not_dropped": (
+        logging.WARNING,
+        "What the broker has brought could not be deleted there, and will come again: {error}",
+    ),
     "record_failed": (
         logging.ERROR,
         "The outcome of job {job_id} cannot be recorded as it is ({error}): it counts as failed.",
@@ -143,6 +155,19 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "The lock {name!r} was not released ({because}): it is free when its lease ends.",
     ),
+    "metrics_served": (logging.INFO, "Metrics are told at http://{address}:{port}/metrics."),
+    "reporter_not_loaded": (logging.ERROR, "A reporter is left out: {because}"),
+    "reporter_failed": (
+        logging.WARNING,
+        (
+            "The {hook} of the reporter {reporter!r} raised {error}. No job is harmed, and it is "
+            "not said again in this process."
+        ),
+    ),
+    "reports_dropped": (
+        logging.WARNING,
+        "The reporter {reporter!r} cannot keep up: {count} reports were dropped so far.",
+    ),
     "adopted": (logging.INFO, "The new pusher took over {count} leases, and released {released}."),
 }
 
@@ -156,7 +181,8 @@ def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
 
 def install() -> None:
     """Listen to events, and let every log record say which job it was made in:
-    ``stoker_job_id``, ``stoker_task`` and ``stoker_attempt`` (empty outside of tasks)."""
+    ``stoker_job_id``, ``stoker_task``, ``stoker_queue`` and ``stoker_attempt`` (empty outside of
+    tasks)."""
     event.connect(put_into_words, dispatch_uid="stoker.reporters.logs")
     make = logging.getLogRecordFactory()
     if getattr(make, "names_the_job", False):
@@ -167,6 +193,7 @@ def install() -> None:
         running = current.get()
         record.stoker_job_id = str(running.job_id) if running else ""
         record.stoker_task = running.task if running else ""
+        record.stoker_queue = running.queue if running else ""
         record.stoker_attempt = running.attempt if running else ""
         return record
 

@@ -18,7 +18,7 @@ from stoker.exceptions import InvalidTaskOption, StokerError
 from stoker.following.advance import Advance
 from stoker.ids import LINKED, STEP, new_job_id
 from stoker.lifecycle.calling import check_backend
-from stoker.lifecycle.sealing import Sealing
+from stoker.lifecycle.sealing import WORKFLOW, Sealing, carrying
 from stoker.models import Step, Workflow
 from stoker.nodes import Chain, Group, Map, Node, Signature, Stream
 from stoker.progress import explained
@@ -111,7 +111,8 @@ class Maker:
             receives = ""
             if node.receives and (place.is_fed or is_error):
                 receives = "result" if is_error else "value"
-            sealed = sealing.seal_step(node, job_id, receives)
+            with carrying({WORKFLOW: str(self.workflow_id)}):
+                sealed = sealing.seal_step(node, job_id, receives)
         self.tasks += 1
         label = node.task.module_path
         row = self._row(node, place, job_id, Step.Kind.TASK, label)

@@ -90,9 +90,20 @@ def test_what_cannot_be_taken_over_is_an_error(given: Any, key: str, part: str) 
 
 
 def test_what_has_no_effect_is_a_warning() -> None:
-    given = {"cpu_affinity": 1, "error_reporter": {"sentry": {}}, "max_attempts": 0}
+    given = {"cpu_affinity": 1, "error_reporter": {"pager": {}}, "max_attempts": 0}
     assert [one.key for one in problems(given) if not one.is_error] == [*given]
     assert not list(problems({"orm": "default", "redis": {"host": "x"}, "bulk": 5}))
+
+
+def test_error_reporters_are_reporters_of_the_same_name() -> None:
+    keys = {"dsn": "https://key@sentry.example/1"}
+    given = {"error_reporter": {"sentry": keys, "rollbar": {"access_token": "x"}, "pager": {}}}
+    options = entry_of(given)["OPTIONS"]
+    assert options["REPORTERS"] == {"sentry": keys, "rollbar": {"access_token": "x"}}
+    assert read_settings("default", entry_of(given)).reporters[0].options == keys
+    (problem,) = problems(given)
+    assert "'pager'" in problem.sentence
+    assert not list(problems({"error_reporter": {"sentry": keys}}))
 
 
 def test_checks_say_it() -> None:

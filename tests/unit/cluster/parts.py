@@ -3,6 +3,7 @@
 from uuid import UUID
 
 from stoker.brokers.base import Delivery
+from stoker.cluster.board import Board, Occupied
 from stoker.ids import new_job_id, new_lease_id
 
 WORKERS = 2
@@ -28,6 +29,10 @@ class Clock:
         self.now += seconds
 
     turn = sleep
+
+
+def occupy(board: Board, worker: int, slot: int, job: Occupied) -> None:
+    board.slot(worker, slot).occupy(job.delivery, job.job_id.bytes, *job[2:])
 
 
 def make_delivery(

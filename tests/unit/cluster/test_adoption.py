@@ -17,7 +17,7 @@ from stoker.cluster.roster import Roster
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import Job, Report, pack_job
 
-from tests.unit.cluster.parts import Clock, make_delivery
+from tests.unit.cluster.parts import Clock, make_delivery, occupy
 
 pytestmark = pytest.mark.unit
 
@@ -175,7 +175,7 @@ def test_a_silent_worker_is_not_waited_for(
     adoption.expect([(0, 1)])
     arrive(0)
     mark = lease_mark(running.lease_id)
-    board.occupy(0, 0, Occupied(4, running.job_id, 1, 1, 0, mark))
+    occupy(board, 0, 0, Occupied(4, running.job_id, 1, 1, 0, mark))
     clock.turn(PATIENCE_SECONDS - 0.1)
     adoption.close_when_complete()
     assert adoption.is_open

@@ -11,19 +11,19 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, lease_mark
 from stoker.ids import new_job_id, new_lease_id
 
-from tests.unit.cluster.parts import SLOTS, WORKERS
+from tests.unit.cluster.parts import SLOTS, WORKERS, occupy
 
 pytestmark = pytest.mark.unit
 
 
 def test_a_slot_shows_what_runs_in_it(board: Board) -> None:
     job = Occupied(7, new_job_id(), 2, 123, 456, new_lease_id())
-    board.occupy(1, 2, job)
+    occupy(board, 1, 2, job)
     assert list(board.occupied(1)) == [job]
     assert list(board.occupied(0)) == []
-    board.set_deadline(1, 2, 999)
+    board.slot(1, 2).set_deadline(999)
     assert next(board.occupied(1)).deadline_ns == 999
-    board.vacate(1, 2)
+    board.slot(1, 2).vacate()
     assert list(board.occupied(1)) == []
 
 
@@ -34,7 +34,7 @@ def test_every_slot_of_every_worker_has_its_own_place(board: Board) -> None:
         for slot in range(SLOTS)
     }
     for (worker, slot), job in jobs.items():
-        board.occupy(worker, slot, job)
+        occupy(board, worker, slot, job)
         board.set_worker(worker, place.PID, worker + 100)
     for worker in range(WORKERS):
         assert list(board.occupied(worker)) == [jobs[worker, slot] for slot in range(SLOTS)]
@@ -45,7 +45,7 @@ def test_every_slot_of_every_worker_has_its_own_place(board: Board) -> None:
 def test_a_cleared_worker_is_forgotten_and_its_neighbour_is_not(board: Board) -> None:
     for worker in range(WORKERS):
         board.set_worker(worker, place.INCARNATION, 3)
-        board.occupy(worker, 0, Occupied(1, uuid4(), 1, 1, 1))
+        occupy(board, worker, 0, Occupied(1, uuid4(), 1, 1, 1))
     board.clear_worker(0)
     assert board.worker(0, place.INCARNATION) == 0
     assert list(board.occupied(0)) == []
@@ -72,7 +72,7 @@ def test_a_board_of_the_living_is_left_alone(board: Board) -> None:
 def test_a_board_of_the_dead_says_what_they_ran(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "dead.board", WORKERS, SLOTS)
     job = Occupied(7, new_job_id(), 2, 123, 456)
-    board.occupy(0, 0, job)
+    occupy(board, 0, 0, job)
     board.close()
     found = Board.of_the_dead(tmp_path / "dead.board")
     assert found is not None

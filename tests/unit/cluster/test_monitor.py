@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from stoker.cluster.board import Board
 from stoker.cluster.channel import Control, Stream, socket_pair
 from stoker.cluster.monitor import LARGE_BYTES, Monitor
 from stoker.cluster.plan import Plan
+from stoker.cluster.wire import Reported, open_report, pack_for_monitor, pack_job, pack_report
 from stoker.exceptions import BrokerUnavailable
 from stoker.lifecycle.outcomes import Attempted, Failed, Outcome, Succeeded
 
@@ -79,7 +81,7 @@ def monitor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Monitor:
     monkeypatch.setattr(monitor_module, "time", clock)
-    monkeypatch.setattr(monitor_module, "set_deadlines", lambda _: None)
+    monkeypatch.setattr(monitor_module, "set_deadlines", lambda _, **__: None)
     monkeypatch.setattr(monitor_module, "broker_for", lambda _: SimpleNamespace(
         ping=store.ping, close=lambda: None
     ))  # fmt: skip
@@ -91,14 +93,18 @@ def monitor(
 
 
 @pytest.fixture
-def batch(deliveries: Callable[[int], list[Delivery]]) -> list[tuple[int, Attempted]]:
+def batch(deliveries: Callable[[int], list[Delivery]]) -> list[Reported]:
     return [
-        (number, Attempted(delivery, Succeeded(b"value"), "worker", 1.0, 2.0))
+        reported(number, Attempted(delivery, Succeeded(b"value"), "worker", 1.0, 2.0))
         for number, delivery in enumerate(deliveries(8), 1)
     ]
 
 
-def record(monitor: Monitor, batch: list[tuple[int, Attempted]]) -> None:
+def reported(number: int, attempted: Attempted) -> Reported:
+    return pack_report(number, attempted), pack_for_monitor(pack_job(number, attempted.delivery))
+
+
+def record(monitor: Monitor, batch: list[Reported]) -> None:
     monitor.pending = batch
     monitor._record()
 
@@ -108,19 +114,20 @@ def confirmed(pusher: tuple[Stream, Stream]) -> list[int]:
     return sorted(number for _, numbers in frames for number in numbers)
 
 
-def outcome_of(store: Store, attempted: Attempted) -> Outcome:
-    (taken,) = [one for one in store.taken if one.delivery == attempted.delivery]
+def outcome_of(store: Store, reported: Reported) -> Outcome:
+    job_id = open_report(*reported).delivery.job_id
+    (taken,) = [one for one in store.taken if one.delivery.job_id == job_id]
     return taken.outcome
 
 
 def test_one_outcome_that_is_refused_becomes_a_failure_that_says_so(
     monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
 ) -> None:
-    bad = batch[5][1]
-    store.minds = lambda one: DataError("a NUL") if one is bad else None
+    bad = open_report(*batch[5])
+    store.minds = lambda one: DataError("a NUL") if one == bad else None
     record(monitor, batch)
     assert confirmed(pusher) == list(range(1, 9))
-    outcome = outcome_of(store, bad)
+    outcome = outcome_of(store, batch[5])
     assert isinstance(outcome, Failed)
     assert outcome.fault.message == "a NUL"
     assert len(store.taken) == 8
@@ -133,7 +140,7 @@ def test_what_is_refused_in_any_form_is_kept_unconfirmed_and_tried_again_later(
     pusher: tuple[Stream, Stream],
     clock: Clock,
 ) -> None:
-    bad = batch[0][1].delivery
+    bad = open_report(*batch[0]).delivery
     store.minds = lambda one: DataError("no") if one.delivery == bad else None
     record(monitor, batch)
     assert confirmed(pusher) == list(range(2, 9))
@@ -143,7 +150,7 @@ def test_what_is_refused_in_any_form_is_kept_unconfirmed_and_tried_again_later(
     clock.turn(1.1)
     monitor._record_aside()
     assert confirmed(pusher) == [1]
-    assert isinstance(outcome_of(store, batch[0][1]), Succeeded)
+    assert isinstance(outcome_of(store, batch[0]), Succeeded)
     assert monitor.aside == []
 
 
@@ -203,10 +210,9 @@ def test_a_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
     pusher: tuple[Stream, Stream],
 ) -> None:
     """The server is there, but ends the connection each time: it takes no packet so large."""
-    number, one = batch[3]
     value = b"x" * (LARGE_BYTES if is_large else 10)
-    bad = Attempted(one.delivery, Succeeded(value), "worker", 1.0, 2.0)
-    batch[3] = (number, bad)
+    bad = replace(open_report(*batch[3]), outcome=Succeeded(value))
+    batch[3] = reported(4, bad)
     store.minds = lambda one: (
         OperationalError("server has gone away")
         if one.delivery == bad.delivery and isinstance(one.outcome, Succeeded)
@@ -215,7 +221,7 @@ def test_a_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
     record(monitor, batch)
     if is_large:
         assert confirmed(pusher) == list(range(1, 9))
-        assert isinstance(outcome_of(store, bad), Failed)
+        assert isinstance(outcome_of(store, batch[3]), Failed)
     else:
         assert confirmed(pusher) == [1, 2, 3, 5, 6, 7, 8]
-        assert [one.outcome for one in monitor.aside] == [batch[3]]
+        assert [one.reported for one in monitor.aside] == [batch[3]]

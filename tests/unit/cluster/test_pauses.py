@@ -30,14 +30,11 @@ class Table:
         self.looks = 0
         self.is_away = False
 
-    def all(self) -> "Table":
-        return self
-
-    def names(self) -> frozenset[str]:
+    def fetch(self) -> list[tuple[str]]:
         self.looks += 1
         if self.is_away:
             raise BrokerUnavailable("away")
-        return frozenset(self.paused)
+        return [(queue,) for queue in self.paused]
 
 
 @pytest.fixture
@@ -77,6 +74,18 @@ def test_nobody_looks_while_nothing_is_in_flight_or_paused(
         clock.turn(10)
     assert table.looks == 0
     assert pauses.next_look() == float("inf")
+
+
+def test_after_a_claim_that_sees_pauses_itself_one_looks_unless_one_just_has(
+    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+) -> None:
+    for _ in range(100):
+        pauses.look_again()
+        pauses.look_if_due(patience)
+        clock.turn(LOOK_SECONDS / 10)
+    assert table.looks == 10
+    clock.turn(LOOK_SECONDS)
+    assert pauses.next_look() == float("inf"), "and is not woken for it"
 
 
 def test_no_claim_is_made_by_who_cannot_read_the_pauses(

@@ -278,7 +278,7 @@ def test_a_worker_leaves_a_job_that_it_comes_to_too_late(
     give(worker, pusher, [pack_job(number, make_delivery(), permit_ns) for number in (1, 2)])
     begun = worker.begin(0)
     assert begun is not None
-    board.vacate(0, 0)
+    board.slot(0, 0).vacate()
     clock.turn(0.02)
     assert worker.begin(0) is None
     assert list(board.occupied(0)) == []
@@ -357,6 +357,9 @@ class NothingPaused(Pauses):
 
     def are_known(self, patience: Patience) -> bool:
         return True
+
+    def look_again(self) -> None:
+        """There is nothing to be seen."""
 
 
 @pytest.fixture

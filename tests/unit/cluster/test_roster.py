@@ -17,7 +17,7 @@ from stoker.cluster.watch import Death
 from stoker.cluster.wire import open_outcome
 from stoker.lifecycle.outcomes import Crashed, TimedOut
 
-from tests.unit.cluster.parts import Clock
+from tests.unit.cluster.parts import Clock, occupy
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("clock")]
 
@@ -49,7 +49,7 @@ def arrive(roster: Roster, board: Board, ends: list[socket.socket]) -> Callable[
 
 def start(board: Board, worker: int, number: int) -> None:
     board.set_worker(worker, place.LAST_STARTED, number)
-    board.occupy(worker, 0, Occupied(number, uuid4(), 1, 1, 0))
+    occupy(board, worker, 0, Occupied(number, uuid4(), 1, 1, 0))
 
 
 def died(worker: int, why: str, running: tuple[int, ...], **changes: int) -> Death:

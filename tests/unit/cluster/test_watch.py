@@ -13,7 +13,7 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.watch import Watch, describe_exit, is_fenced
 from stoker.events import event
 
-from tests.unit.cluster.parts import Clock
+from tests.unit.cluster.parts import Clock, occupy
 
 pytestmark = pytest.mark.unit
 
@@ -37,7 +37,7 @@ def told() -> Iterator[list[str]]:
 
 def run_in(board: Board, clock: Clock, *, deadline_in: float | None = None, slot: int = 0) -> None:
     deadline = 0 if deadline_in is None else round((clock.now + deadline_in) * 1e9)
-    board.occupy(0, slot, Occupied(5 + slot, uuid4(), 1, clock.monotonic_ns(), deadline, 77))
+    occupy(board, 0, slot, Occupied(5 + slot, uuid4(), 1, clock.monotonic_ns(), deadline, 77))
 
 
 def test_a_job_may_run_up_to_its_deadline_and_not_beyond(

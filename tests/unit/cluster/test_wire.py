@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from stoker.brokers.base import Delivery
-from stoker.cluster.wire import open_job, open_report, pack_job, pack_report
+from stoker.cluster.wire import open_job, open_report, pack_job, pack_report, parted
+from stoker.ids import LINKED, STEP, is_marked, is_unmarked, new_job_id, none_is_marked
 from stoker.lifecycle.outcomes import (
     KINDS,
     Attempted,
@@ -63,3 +64,31 @@ def test_a_job_arrives_as_it_was_sent(
 def test_the_monitor_is_sent_no_packages(deliveries: Callable[[int], list[Delivery]]) -> None:
     (delivery,) = deliveries(1)
     assert open_job(pack_job(1, delivery, with_package=False)).package == b""
+
+
+@pytest.mark.parametrize("marks", [0, STEP, LINKED, STEP | LINKED])
+def test_what_succeeds_and_has_nothing_after_it_is_parted_from_the_rest(
+    marks: int, deliveries: Callable[[int], list[Delivery]]
+) -> None:
+    plain, other = deliveries(2)
+    other = other._replace(job_id=new_job_id(marks)) if marks else other
+    outcomes = [Succeeded(b"1"), Succeeded(b"2") if marks else OUTCOMES[1]]
+    both = [
+        (
+            pack_report(number, Attempted(one, outcome, "host:1.1", 12.5, 13.5)),
+            pack_job(number, one, with_package=False),
+        )
+        for number, (one, outcome) in enumerate(zip([plain, other], outcomes, strict=True))
+    ]
+    assert parted(both) == [[both[0]], [both[1]]]
+    assert parted(both[:1]) == [both[:1]]
+    assert parted(both[1:]) == [both[1:]]
+
+
+@pytest.mark.parametrize("marks", [0, STEP, LINKED, STEP | LINKED])
+def test_marks_are_seen_in_each_form_of_an_id(marks: int) -> None:
+    for _ in range(50):
+        job_id = new_job_id(marks)
+        assert is_marked(job_id) == bool(marks)
+        assert is_unmarked(job_id.bytes) == (not marks)
+        assert none_is_marked([new_job_id().hex, job_id.hex]) == (not marks)

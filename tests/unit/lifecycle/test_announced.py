@@ -13,7 +13,7 @@ from stoker.ids import new_job_id
 from stoker.lifecycle import outcomes
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.outcomes import Attempted
-from stoker.lifecycle.running import is_heard
+from stoker.lifecycle.running import is_heard, somebody_listens
 from stoker.package import JobOptions, Package, sealer_for
 from stoker.signals import post_execute_in_worker, pre_execute
 
@@ -67,6 +67,23 @@ def test_whoever_connects_to_a_signal_hears_it(signal: Any) -> None:
 
     assert [result.args for result in heard] == [[1, 2]]
     assert not is_heard(signal)
+
+
+def test_one_receiver_in_the_place_of_another_is_noticed() -> None:
+    assert not somebody_listens()
+    signal, djangos = task_signals.task_started, task_signals.log_task_started
+
+    def listen(**_: Any) -> None: ...
+
+    signal.disconnect(djangos)
+    signal.connect(listen)
+    try:
+        assert len(signal.receivers) == 1
+        assert somebody_listens()
+    finally:
+        signal.disconnect(listen)
+        signal.connect(djangos)
+    assert not somebody_listens()
 
 
 def test_djangos_log_lines_are_written_where_they_are_asked_for(

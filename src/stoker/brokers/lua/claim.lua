@@ -19,6 +19,9 @@ for _, queue in ipairs(served) do
     if not passed_over[queue] and not seen[queue] and limit > 0 then
         seen[queue] = true
         local line = redis.call('ZRANGE', ready_prefix .. queue, 0, limit - 1, 'WITHSCORES')
+        if #line == 0 then
+            redis.call('SREM', queues, queue)
+        end
         for i = 1, #line, 2 do
             found[#found + 1] = {line[i], tonumber(line[i + 1]), queue}
         end
@@ -32,19 +35,24 @@ table.sort(found, function(one, other)
 end)
 local ids, by_queue = {}, {}
 for i = 1, math.min(limit, #found) do
-    local id, queue = found[i][1], found[i][3]
-    ids[i] = id
-    by_queue[queue] = by_queue[queue] or {}
-    table.insert(by_queue[queue], id)
+    ids[i] = found[i][1]
 end
+ids = fitting(ids)
 if #ids == 0 then
     return {}
+end
+for i = 1, #ids do
+    local queue = found[i][3]
+    by_queue[queue] = by_queue[queue] or {}
+    table.insert(by_queue[queue], ids[i])
 end
 for queue, taken in pairs(by_queue) do
     call_in_chunks('ZREM', ready_prefix .. queue, taken, 1)
 end
-local records = read(ids)
-for i = 1, #ids do
+local jobs_found, records = read_or_make_up(ids, function(i)
+    return {found[i][3], found[i][2], 0, 0, '', ''}
+end)
+for i = 1, #records do
     records[i][ATTEMPTS] = records[i][ATTEMPTS] + 1
 end
-return lease(ids, records, lease_id, holder, lease_us)
+return lease(jobs_found, records, lease_id, holder, lease_us)

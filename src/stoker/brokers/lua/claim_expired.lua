@@ -5,4 +5,9 @@ local ids = redis.call('ZRANGEBYSCORE', leases, '-inf', over, 'LIMIT', 0, tonumb
 if #ids == 0 then
     return {}
 end
-return lease(ids, read(ids), ARGV[2], ARGV[3], tonumber(ARGV[4]))
+ids = fitting(ids)
+call_in_chunks('ZREM', leases, ids, 1)
+local found, records = read_or_make_up(ids, function()
+    return {'default', 0, 1, 0, '', ''}
+end)
+return lease(found, records, ARGV[2], ARGV[3], tonumber(ARGV[4]))

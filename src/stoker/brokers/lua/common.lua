@@ -5,8 +5,8 @@
 --   2  {prefix}:package   hash   job id -> package
 --   3  {prefix}:deferred  zset   job id by the moment it is due, in microseconds of this server
 --   4  {prefix}:leases    zset   job id by the moment its lease ends, in microseconds of this server
---   5  {prefix}:queues    set    names of queues
---   6  {prefix}:relayed   zset   job id of what came from an outbox, by when that was
+--   5  {prefix}:queues    set    names of queues with ready jobs, and of some that had them just now
+--   6  {prefix}:relayed   zset   job id of what came from an outbox, by when to forget it
 -- and, made of the name of a queue:
 --      {prefix}:ready:QUEUE  zset   job id by rank (minus the priority); of one rank, by id: those
 --                                   made later sort later
@@ -16,6 +16,7 @@ local jobs, packages, deferred, leases, queues = KEYS[1], KEYS[2], KEYS[3], KEYS
 local ready_prefix = string.sub(jobs, 1, -4) .. 'ready:'
 local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER = 1, 2, 3, 4, 5, 6
 local CHUNK = 1000
+local MOST_BYTES = 16777216
 
 local function now_us()
     local time = redis.call('TIME')
@@ -37,16 +38,52 @@ local function call_in_chunks(command, key, arguments, width)
     end
 end
 
+-- Ids and lease ids of "ID,LEASE;ID,LEASE;".
+local function named(text)
+    local ids, lease_ids = {}, {}
+    for id, lease_id in string.gmatch(text, '([^,]*),([^;]*);') do
+        ids[#ids + 1] = id
+        lease_ids[#ids] = lease_id
+    end
+    return ids, lease_ids
+end
+
+-- What was written of a job, or false where somebody else has changed or evicted it.
+local function opened(value)
+    local is_open, record = pcall(cmsgpack.unpack, value or '')
+    local is_sound = is_open and type(record) == 'table' and type(record[QUEUE]) == 'string'
+    for field = RANK, CRASHES do
+        is_sound = is_sound and type(record[field]) == 'number' and math.abs(record[field]) < 1e9
+    end
+    for field = LEASE, HOLDER do
+        is_sound = is_sound and type(record[field]) == 'string'
+    end
+    return is_sound and record
+end
+
 local function read(ids)
     local found = {}
     for start = 1, #ids, CHUNK do
         local stop = math.min(start + CHUNK - 1, #ids)
         local values = redis.call('HMGET', jobs, unpack(ids, start, stop))
         for i = 1, #values do
-            found[start + i - 1] = values[i] and cmsgpack.unpack(values[i])
+            found[start + i - 1] = opened(values[i])
         end
     end
     return found
+end
+
+-- Those of these that are jobs, with their records. One that is lost is made up: the job shall run, or
+-- be a dead letter if its package is lost, too, and not stop the others.
+local function read_or_make_up(ids, made_up)
+    local found, ours, records = read(ids), {}, {}
+    for i = 1, #ids do
+        if found[i] or (#ids[i] == 32 and not string.find(ids[i], '%X')) then
+            ours[#ours + 1] = ids[i]
+            records[#records + 1] = found[i] or made_up(i)
+        end
+    end
+    return ours, records
 end
 
 local function write(ids, records)
@@ -68,13 +105,16 @@ local function add_ready(ids, records)
     end
     for queue, arguments in pairs(by_queue) do
         call_in_chunks('ZADD', ready_prefix .. queue, arguments, 2)
+        redis.call('SADD', queues, queue)
     end
 end
 
 local function promote(limit)
     local due = redis.call('ZRANGEBYSCORE', deferred, '-inf', now_us(), 'LIMIT', 0, limit)
     if #due > 0 then
-        add_ready(due, read(due))
+        add_ready(read_or_make_up(due, function()
+            return {'default', 0, 0, 0, '', ''}
+        end))
         call_in_chunks('ZREM', deferred, due, 1)
     end
 end
@@ -84,26 +124,41 @@ local function forget(ids)
     call_in_chunks('HDEL', packages, ids, 1)
 end
 
--- Lease these, and tell of them as claims do.
-local function lease(ids, records, lease_id, holder, lease_us)
-    local scores, values = {}, {}
-    local until_us = now_us() + lease_us
+-- The first of these: as many as one answer may carry the packages of, and one at least.
+local function fitting(ids)
+    local first, bytes = {}, 0
     for i = 1, #ids do
-        records[i][LEASE], records[i][HOLDER] = lease_id, holder
-        scores[#scores + 1] = string.format('%.0f', until_us)
+        bytes = bytes + redis.call('HSTRLEN', packages, ids[i])
+        if i > 1 and bytes > MOST_BYTES then
+            break
+        end
+        first[i] = ids[i]
+    end
+    return first
+end
+
+-- Lease these, and tell of them as claims do: ids, queues, ranks, attempts and crashes as JSON, then
+-- the package of each.
+local function lease(ids, records, lease_id, holder, lease_us)
+    local scores, known = {}, {ids, {}, {}, {}, {}}
+    local until_us = string.format('%.0f', now_us() + lease_us)
+    for i = 1, #ids do
+        local record = records[i]
+        record[LEASE], record[HOLDER] = lease_id, holder
+        scores[#scores + 1] = until_us
         scores[#scores + 1] = ids[i]
+        for field = QUEUE, CRASHES do
+            known[field + 1][i] = record[field]
+        end
     end
     write(ids, records)
     call_in_chunks('ZADD', leases, scores, 2)
+    local values = {cjson.encode(known)}
     for start = 1, #ids, CHUNK do
         local stop = math.min(start + CHUNK - 1, #ids)
         local found = redis.call('HMGET', packages, unpack(ids, start, stop))
         for i = 1, #found do
-            local record = records[start + i - 1]
-            values[#values + 1] = {
-                ids[start + i - 1], found[i] or '', record[QUEUE], record[RANK],
-                record[ATTEMPTS], record[CRASHES], record[LEASE],
-            }
+            values[#values + 1] = found[i] or ''
         end
     end
     return values

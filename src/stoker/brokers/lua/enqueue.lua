@@ -1,8 +1,12 @@
 -- Enqueue: ARGV: channel, how long to remember what comes from an outbox (microseconds; 0 = it does
--- not), then id, package, queue, rank, due (microseconds, or '') of each job. A job that is here already
--- is left alone, and one from an outbox that was ever here. Returns how many were added.
+-- not), until when that may be added (microseconds; 0 = at any time), then id, package, queue, rank, due
+-- (microseconds, or '') of each job. A job that is here already is left alone, and one from an outbox
+-- that is remembered. Returns how many were added; -1 = it is too late for any.
 local remembered, relayed, now = KEYS[6], {}, now_us()
-local keep_us = tonumber(ARGV[2])
+local keep_us, until_us = tonumber(ARGV[2]), tonumber(ARGV[3])
+if until_us > 0 and now > until_us then
+    return -1
+end
 local function was_here(id)
     if redis.call('HEXISTS', jobs, id) == 1 then
         return true
@@ -11,11 +15,11 @@ local function was_here(id)
 end
 local ids, records, bodies, scores = {}, {}, {}, {}
 local fresh = {}
-for i = 3, #ARGV, 5 do
+for i = 4, #ARGV, 5 do
     local id = ARGV[i]
     if not fresh[id] and not was_here(id) then
         fresh[id] = true
-        relayed[#relayed + 1] = string.format('%.0f', now)
+        relayed[#relayed + 1] = string.format('%.0f', now + keep_us)
         relayed[#relayed + 1] = id
         local record = {ARGV[i + 2], tonumber(ARGV[i + 3]), 0, 0, '', ''}
         redis.call('HSET', jobs, id, cmsgpack.pack(record))
@@ -28,7 +32,6 @@ for i = 3, #ARGV, 5 do
             scores[#scores + 1] = ARGV[i + 4]
             scores[#scores + 1] = id
         end
-        redis.call('SADD', queues, ARGV[i + 2])
     end
 end
 call_in_chunks('HSET', packages, bodies, 2)
@@ -37,7 +40,7 @@ add_ready(ids, records)
 if keep_us > 0 then
     call_in_chunks('ZADD', remembered, relayed, 2)
     -- Last, for it would have a server whose memory is full accept the rest.
-    redis.call('ZREMRANGEBYSCORE', remembered, '-inf', string.format('%.0f', now - keep_us))
+    redis.call('ZREMRANGEBYSCORE', remembered, '-inf', string.format('%.0f', now))
 end
 if #ids > 0 then
     redis.call('PUBLISH', ARGV[1], '')

@@ -1,17 +1,13 @@
--- Ack and release: ARGV: how many are acked, then id and lease id of each of those; then id, lease id,
--- delay (microseconds), attempts, crashes of each that is released. Returns the places, from 0, of
--- those that are stale, acked ones first.
+-- Ack and release: ARGV: how many are acked, then the leases of those and after them of what is
+-- released; then delay (microseconds), attempts, crashes of each that is released. Returns the places,
+-- from 0, of those that are stale.
 go_on_when_full()
 local count = tonumber(ARGV[1])
-local ids, lease_ids, backs, stale = {}, {}, {}, {}
-for i = 2, 2 * count, 2 do
-    ids[#ids + 1] = ARGV[i]
-    lease_ids[#lease_ids + 1] = ARGV[i + 1]
-end
-for i = 2 * count + 2, #ARGV, 5 do
-    ids[#ids + 1] = ARGV[i]
-    lease_ids[#lease_ids + 1] = ARGV[i + 1]
-    backs[#ids] = {tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])}
+local ids, lease_ids = named(ARGV[2])
+local backs, stale = {}, {}
+for i = count + 1, #ids do
+    local at = 3 * (i - count)
+    backs[i] = {tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])}
 end
 local records = read(ids)
 local over, again, again_records, due = {}, {}, {}, {}

@@ -9,11 +9,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from django.db import transaction
-
 from stoker.exceptions import ConfigurationError, StokerError
 from stoker.lifecycle.running import current
 from stoker.lifecycle.scheduled import scheduled_moment
+from stoker.models.commits import after_commit
 from stoker.tasks import Task
 
 from . import conf
@@ -43,7 +42,7 @@ class RecordedTask(Task[..., Any]):
         own = own.using(max_attempts=1) if spec.get("ack_failure") else own
         result = Task.enqueue(own, *args, **kwargs)
         done = partial(refresh, spec["schedule"])
-        transaction.on_commit(done, using=conf.database(), robust=True)
+        after_commit(conf.database(), done)
         return result
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 from django.db import connections
 
+from stoker.management.bar import bar
 from stoker.management.subcommand import ExitCode, Subcommand, refuse
 
 from . import conf
@@ -55,7 +56,8 @@ copied is told, with the reason."""
         if source not in connections:
             raise refuse(f"DATABASES has no {source!r}: name one of {', '.join(connections)}.")
         name = options["name"] or conf.Conf.PREFIX
-        done = import_tables(source, name, dry_run=options["dry_run"])
+        with bar("copying rows"):
+            done = import_tables(source, name, dry_run=options["dry_run"])
         for line in summary(done, dry_run=options["dry_run"]):
             self.say(line)
         return ExitCode.DONE

@@ -20,6 +20,7 @@ from stoker.brokers.base import Message
 from stoker.exceptions import InvalidSchedule, StokerError
 from stoker.ids import LINKED, derived_job_id
 from stoker.lifecycle.hooking import hooks_of
+from stoker.long_work import come_so_far
 from stoker.options import as_timestamp
 from stoker.package import JobOptions, Package, sealer_for
 
@@ -59,16 +60,13 @@ class _Left(Exception):
     """A row is not copied, and why."""
 
 
-def import_tables(
-    alias: str, name: str, *, dry_run: bool, on_row: Callable[[], None] = lambda: None
-) -> list[Copied]:
+def import_tables(alias: str, name: str, *, dry_run: bool) -> list[Copied]:
     """Copy schedules, waiting packages, results and failures.
 
     Args:
         alias: the database that has the tables of Django Q.
         name: of Q_CLUSTER, with which packages were signed.
         dry_run: everything is done but the copying.
-        on_row: called after each row.
 
     Returns:
         What became of each table that there is.
@@ -85,7 +83,7 @@ def import_tables(
             done.append(report)
             for row in rows(model, alias):
                 _one(report, row, copy, dry_run=dry_run)
-                on_row()
+                come_so_far(sum(one.found for one in done))
     return done
 
 

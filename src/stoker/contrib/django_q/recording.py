@@ -19,6 +19,7 @@ from stoker.conf import Settings
 from stoker.exceptions import PackageError
 from stoker.following.ended import Ended
 from stoker.models import Attempt, Job
+from stoker.models.commits import after_commit
 from stoker.models.job import moment
 from stoker.package import Package, sealer_for
 
@@ -89,7 +90,7 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         if spec.get("hook") and not spec.get("sync"):
             hook_task.using(queue_name=package.queue).enqueue(spec["hook"], row.pk)
     Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
-    transaction.on_commit(partial(_tell_all, told), using=alias, robust=True)
+    after_commit(alias, partial(_tell_all, told))
 
 
 def _tell_all(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:

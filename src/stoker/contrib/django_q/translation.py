@@ -27,9 +27,11 @@ OPTIONS = {
 READ = (
     "name", "cluster_name", "ALT_CLUSTERS", "max_rss", "ack_failures", "max_attempts", "catch_up",
     "time_zone", "save_limit", "save_limit_per", "cached", "cache", "sync", "label", "log_level",
-    "orm",
+    "orm", "error_reporter",
 )  # fmt: skip
 """Keys that have a meaning of their own."""
+REPORTERS = ("rollbar", "sentry")
+"""Of ``error_reporter``."""
 NEEDLESS = {
     "bulk": "jobs are always claimed in batches, as many as workers can take",
     "guard_cycle": "the sentinel waits for events, and looks at the clock ten times a second",
@@ -41,8 +43,6 @@ NEEDLESS = {
 BROKERS = ("broker_class", "iron_mq", "sqs", "mongo", "mongo_db", "redis", "django_redis")
 UNTRANSLATED = {
     "cpu_affinity": "let systemd (CPUAffinity=), taskset or the container bind the processes",
-    "error_reporter": "connect to stoker.signals.dead_lettered, or let the project's LOGGING pass "
-    "on the errors of the logger 'stoker'",
 }
 
 
@@ -95,8 +95,21 @@ def entry_of(configured: Mapping[str, Any]) -> dict[str, Any]:
         options["MAX_ATTEMPTS"] = given["max_attempts"]
     if not options.get("COMPRESS"):
         options.pop("COMPRESS", None)
+    if reporters := _reporters(given.get("error_reporter")):
+        options["REPORTERS"] = reporters
     options["KEEP_RESULTS"] = _retention(given.get("save_limit", 250))
     return {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": [], "OPTIONS": options}
+
+
+def _reporters(given: Any) -> dict[str, Mapping[str, Any]]:
+    """Those that there are under the same name, with the same options."""
+    if not isinstance(given, Mapping):
+        return {}
+    return {
+        name: options
+        for name, options in given.items()
+        if name in REPORTERS and isinstance(options, Mapping)
+    }
 
 
 def _retention(save_limit: Any) -> Any:
@@ -167,6 +180,14 @@ def _problem(where: str, key: str, value: Any) -> Iterator[Problem]:
             yield Problem(key, sentence, f"It becomes the option {OPTIONS[key]}.")
     elif key in ("max_attempts", "save_limit", "max_rss") and not _is_whole_or_none(value):
         yield Problem(key, f'{where}["{key}"] is {value!r}, but must be a whole number.', "")
+    elif key == "error_reporter" and value and {*value} != {*_reporters(value)}:
+        yield Problem(
+            key,
+            f'{where}["error_reporter"] names a reporter that is not taken over: '
+            f"{', '.join(repr(name) for name in value if name not in _reporters(value))}.",
+            "Write one for Stoker (docs/howto/write-a-reporter.md), and name it in TASKS.",
+            is_error=False,
+        )
     elif key == "save_limit_per" and value not in (None, "group", "name", "func"):
         yield Problem(key, f'{where}["{key}"] must be "group", "name", "func" or None.', "")
 

@@ -20,6 +20,8 @@ from stoker.management.doctor import Doctor
 from stoker.management.enqueue import Enqueue
 from stoker.management.health import Health
 from stoker.management.info import Info
+from stoker.management.memory import Memory
+from stoker.management.monitor import Monitor
 from stoker.management.queues import ClearQueue, PauseQueue, ResumeQueue
 from stoker.management.run import Run
 from stoker.management.schedules import Schedules
@@ -32,12 +34,16 @@ from stoker.management.subcommand import (
     one_sentence,
     refuse,
 )
+from stoker.management.why import Why
 from stoker.management.workflows import Workflows
 
 SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     Run,
     Info,
+    Monitor,
+    Memory,
     Health,
+    Why,
     Enqueue,
     Dead,
     PauseQueue,

@@ -1,18 +1,36 @@
--- Claim: the best jobs of each served queue, merged, moved from ready to claimed with one fresh
--- lease id. Rows locked by another claim are skipped, so claims never wait for one another.
--- Jobs with guards stay where they are: they come back without a package, to be decided about one by
--- one in a transaction.
--- Plan: index scan of stoker_ready_line per queue; TID scan for the delete; primary key of stoker_job.
+-- Claim: the best jobs of each served queue that is not paused, merged, moved from ready to claimed
+-- with one fresh lease id. Rows locked by another claim are skipped, so claims never wait for one
+-- another.
+-- Jobs with guards stay where they are: they come back without a lease id, to be decided about one
+-- by one in a transaction.
+-- A queue's line is given in spans, in order, which begin behind what is known to be worked off
+-- (watermarks.py); once there are enough jobs, the spans after are not looked at.
+-- Plan: index scan of stoker_ready_line per span; TID scan for the delete; primary key of stoker_job.
 WITH best AS MATERIALIZED (
     SELECT candidate.*
-    FROM unnest(%(queues)s::varchar[]) AS served (queue)
+    FROM (
+        SELECT queue
+        FROM unnest(%(queues)s::varchar[]) AS named (queue)
+        WHERE queue <> ALL (ARRAY(SELECT queue FROM stoker_pausedqueue))
+    ) AS served
     CROSS JOIN LATERAL (
-        SELECT ready.ctid AS place, ready.rank, ready.job_id, ready.guards
-        FROM stoker_ready AS ready
-        WHERE ready.queue = served.queue
-        ORDER BY ready.rank, ready.job_id
+        SELECT first.*
+        FROM unnest(
+            %(span_queues)s::varchar[], %(low_ranks)s::smallint[], %(low_ids)s::uuid[],
+            %(high_ranks)s::smallint[]
+        ) AS span (queue, low_rank, low_id, high_rank)
+        CROSS JOIN LATERAL (
+            SELECT ready.ctid AS place, ready.queue, ready.rank, ready.job_id, ready.guards
+            FROM stoker_ready AS ready
+            WHERE ready.queue = span.queue
+                AND (ready.rank, ready.job_id) >= (span.low_rank, span.low_id)
+                AND ready.rank <= span.high_rank
+            ORDER BY ready.rank, ready.job_id
+            LIMIT %(limit)s
+            FOR UPDATE SKIP LOCKED
+        ) AS first
+        WHERE span.queue = served.queue
         LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
     ) AS candidate
     ORDER BY candidate.rank, candidate.job_id
     LIMIT %(limit)s
@@ -26,18 +44,19 @@ leased AS (
     INSERT INTO stoker_claimed (
         job_id, lease_id, holder, leased_until_us, queue, rank, attempts, crashes
     )
-    SELECT job_id, %(lease_id)s, %(holder)s,
-           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(lease_us)s,
+    SELECT job_id, %(lease_id)s::bigint, %(holder)s::uuid,
+           (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(lease_us)s::bigint,
            queue, rank, attempts + 1, crashes
     FROM taken
     RETURNING job_id, queue, rank, attempts, crashes
 )
-SELECT leased.job_id, coalesce(job.package, ''::bytea), leased.queue, leased.rank,
-       leased.attempts, leased.crashes, 0 AS guards
+SELECT leased.job_id, %(lease_id)s::bigint, coalesce(job.package, ''::bytea), leased.queue,
+       -leased.rank AS priority, leased.attempts, leased.crashes, 0, 0::float8, '',
+       extract(epoch FROM job.run_after)::float8
 FROM leased
 LEFT JOIN stoker_job AS job ON job.id = leased.job_id
 UNION ALL
-SELECT best.job_id, ''::bytea, '', best.rank, 0, 0, best.guards
+SELECT best.job_id, NULL, ''::bytea, best.queue, -best.rank, 0, 0, 0, 0, '', NULL
 FROM best
 WHERE best.guards > 0
-ORDER BY rank, job_id
+ORDER BY priority DESC, job_id

@@ -16,10 +16,10 @@ rescued AS (
     FROM over
     WHERE claimed.job_id = over.job_id
       AND claimed.leased_until_us < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
-    RETURNING claimed.job_id, claimed.queue, claimed.rank, claimed.attempts, claimed.crashes,
-              claimed.guards
+    RETURNING claimed.job_id, claimed.lease_id, claimed.queue, claimed.rank, claimed.attempts,
+              claimed.crashes
 )
-SELECT rescued.job_id, coalesce(job.package, ''::bytea), rescued.queue, rescued.rank,
-       rescued.attempts, rescued.crashes, rescued.guards
+SELECT rescued.job_id, rescued.lease_id, coalesce(job.package, ''::bytea), rescued.queue,
+       -rescued.rank, rescued.attempts, rescued.crashes, 0, 0::float8, '', NULL
 FROM rescued
 LEFT JOIN stoker_job AS job ON job.id = rescued.job_id

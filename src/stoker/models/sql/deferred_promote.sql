@@ -5,7 +5,8 @@
 WITH due AS MATERIALIZED (
     SELECT ctid AS place
     FROM stoker_deferred
-    WHERE due_us <= (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    WHERE due_us >= %(from_us)s::bigint
+        AND due_us <= (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
     ORDER BY due_us
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
@@ -17,4 +18,4 @@ moved AS (
 )
 INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes, guards)
 SELECT job_id, queue, rank, attempts, crashes, guards FROM moved
-RETURNING job_id
+RETURNING job_id, queue, rank

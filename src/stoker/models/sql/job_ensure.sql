@@ -1,6 +1,7 @@
 -- The wide rows of jobs that a broker outside the database has delivered, when they end. One that is
--- there already, of an attempt before, is left alone.
--- Plan: function scan of the arrays; one insert.
+-- there already, of an attempt before, is left alone. In the order of the ids: two who add the same
+-- jobs wait for each other in one direction only.
+-- Plan: function scan of the arrays, sorted; one insert.
 INSERT INTO stoker_job (
     id, task, queue, priority, package, enqueued_at, attempts, worker_id, reason
 )
@@ -10,5 +11,6 @@ FROM unnest(
     %(id)s::uuid[], %(task)s::varchar[], %(queue)s::varchar[], %(priority)s::smallint[],
     %(package)s::bytea[], %(enqueued_us)s::bigint[]
 ) AS job (id, task, queue, priority, package, enqueued_us)
+ORDER BY id
 ON CONFLICT (id) DO NOTHING
 RETURNING id

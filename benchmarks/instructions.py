@@ -1,0 +1,141 @@
+"""What a job costs on its way, counted and not timed: the same on every machine.
+
+Instructions of Python's bytecode, in Stoker and in what it calls; statements that are sent to the
+database; bytes that travel. A round of jobs is taken through all that a cluster does with it, in
+one process.
+"""
+
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from django.db import connections
+
+from stoker.brokers import broker_for
+from stoker.cluster.channel import Stream
+from stoker.cluster.flights import Flights
+from stoker.cluster.wire import (
+    open_job,
+    open_successes,
+    pack_for_monitor,
+    pack_report,
+)
+from stoker.conf import settings_for
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.successes import finish_together
+from stoker.models import Job
+
+JOBS = 100
+ROUNDS = 3
+Figures = dict[str, float]
+
+
+def count(task: Any, arguments: tuple[Any, ...]) -> Figures:
+    """What one job costs at each step: the least of some rounds, as the first ones load modules
+    and fill caches."""
+    rounds = [_Round(task, arguments, is_watched=bool(n % 2)).figures for n in range(2 * ROUNDS)]
+    names = [name for both in zip(rounds[0], rounds[1], strict=True) for name in both]
+    return {name: min(one[name] for one in rounds[1:] if name in one) for name in names}
+
+
+class _Round:
+    """So many jobs from their enqueue to their end; what each step took, by name.
+
+    Args:
+        is_watched: whether statements are counted, else instructions: some things are done in
+            another way where somebody looks.
+    """
+
+    def __init__(self, task: Any, arguments: tuple[Any, ...], *, is_watched: bool) -> None:
+        self.figures: Figures = {}
+        self._is_watched = is_watched
+        settings = settings_for()
+        broker = type(broker_for(settings))(settings)  # a fresh one remembers nothing
+        self._connection = connections[settings.database]
+
+        calls = [(arguments, {})] * JOBS
+        results = self._step("enqueue_many", lambda: task.enqueue_many(calls))
+        singly = self._step("enqueue", lambda: [task.enqueue(*arguments) for _ in range(JOBS)])
+        jobs = Job.objects.filter(pk__in=[one.id for one in (*results, *singly)])
+        sizes = [len(package) for package in jobs.values_list("package", flat=True)]
+        self.figures["package bytes"] = round(max(sizes) / 8) * 8
+
+        holder = uuid.uuid4()
+        deliveries = self._step(
+            "claim", lambda: broker.claim((), JOBS, holder=holder, lease_seconds=60)
+        )
+        assert len(deliveries) == JOBS
+        flights, (ours, theirs) = Flights(0), map(Stream, socket.socketpair())
+        flights.add(deliveries, 0.0)
+
+        def hand_over() -> Any:
+            ours.queue(("jobs", [one.job for one in flights.send(1, JOBS)]))
+            self.figures["hand-over bytes"] = ours.outgoing_bytes / JOBS
+            ours.flush()
+            ((_, jobs),) = theirs.receive(block=True)
+            return [open_job(job) for job in jobs]
+
+        received = self._step("hand over", hand_over)
+        executor = Executor(settings, worker_id="host:worker:1")
+        reports = self._step(
+            "run",
+            lambda: [pack_report(n, executor.run(one)) for n, one in enumerate(received, 1)],
+        )
+
+        def record() -> None:
+            reported = [
+                (report, pack_for_monitor(flights.with_worker(1)[report[0]].job))
+                for report in reports
+            ]
+            successes = open_successes(reported)
+            assert successes is not None
+            assert finish_together(settings, broker, successes)
+
+        self._step("record", record)
+        ours.close()
+        theirs.close()
+        while rest := broker.claim((), JOBS, holder=holder, lease_seconds=60):
+            finish(settings, broker, [executor.run(one) for one in rest])
+
+    def _step(self, name: str, function: Callable[[], Any]) -> Any:
+        statements = 0
+
+        def note(execute: Any, sql: Any, *arguments: Any) -> Any:
+            nonlocal statements
+            statements += not str(sql).startswith("NOTIFY")  # how often depends on the time
+            return execute(sql, *arguments)
+
+        if self._is_watched:
+            with self._connection.execute_wrapper(note):
+                found = function()
+            self.figures[f"{name} statements"] = statements / JOBS
+        else:
+            found, instructions = _instructions(function)
+            self.figures[f"{name} instructions"] = round(instructions / JOBS)
+        return found
+
+
+def _instructions(function: Callable[[], Any]) -> tuple[Any, int]:
+    """Call it, and count the instructions of bytecode that it takes."""
+    number = 0
+
+    def each(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal number
+        number += event == "opcode"
+        return each
+
+    def begin(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return each
+
+    before = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        found = function()
+    finally:
+        sys.settrace(before)
+    return found, number

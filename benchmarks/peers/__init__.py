@@ -1,0 +1,1 @@
+"""Stoker next to other queues, in one run: `make bench PEERS="pgqueuer procrastinate"`."""

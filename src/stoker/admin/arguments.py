@@ -1,0 +1,103 @@
+"""Arguments that somebody edits: as JSON with the tags of the codec, checked against the task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from stoker import codec
+from stoker.exceptions import UnknownTask
+from stoker.finding import find_task
+from stoker.key_templates import signature_of_call
+
+CHECKED = (str, int, bool, float, list, dict)
+"""Types that a value can be held against without a library."""
+
+
+def as_text(value: Any) -> str:
+    """To be edited; "" where it cannot be written as JSON."""
+    try:
+        return json.dumps(codec.encode(value), indent=2, ensure_ascii=False)
+    except codec.Refusal:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A call as it was edited."""
+
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    """Sentences; empty = the task can be called so."""
+
+    @classmethod
+    def read(cls, task_path: str, args: str, kwargs: str, added: str = "") -> Edited:
+        """What was written, checked: JSON of the right kind, and arguments that the task takes.
+
+        Args:
+            added: the name of an argument that it is given besides; "" = none.
+        """
+        problems: list[str] = []
+        read_args = _read(args, list, "Arguments", problems)
+        read_kwargs = _read(kwargs, dict, "Arguments by name", problems)
+        if not problems:
+            given = {**read_kwargs, added: None} if added else read_kwargs
+            problems += _problems_of_call(task_path, read_args, given)
+        return cls(read_args, read_kwargs, problems)
+
+    @staticmethod
+    def signature(task_path: str) -> str:
+        """What the task takes, as Python writes it; "" where that is not known."""
+        try:
+            task = find_task(task_path)
+        except UnknownTask:
+            return ""
+        signature = signature_of_call(task.func, task.takes_context)
+        return "" if signature is None else f"{task.name}{signature}"
+
+
+def _read(text: str, kind: type[Any], name: str, problems: list[str]) -> Any:
+    what = "a JSON list, as [1, 2]" if kind is list else 'a JSON object, as {"order_id": 7}'
+    try:
+        plain = json.loads(text.strip() or ("[]" if kind is list else "{}"))
+        # As the codec writes it: its tags are known by their being compact.
+        value = codec.read(json.dumps(plain, separators=(",", ":"), allow_nan=False).encode())
+    except (ValueError, RecursionError, TypeError, LookupError, ArithmeticError) as error:
+        problems.append(f"{name}: this is not JSON: {error}. Write {what}.")
+        return kind()
+    if not isinstance(value, kind) or (kind is dict and not all(isinstance(k, str) for k in value)):
+        problems.append(f"{name}: write {what}.")
+        return kind()
+    return value
+
+
+def _problems_of_call(path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    try:
+        task = find_task(path)
+    except UnknownTask as error:
+        return [str(error)]
+    signature = signature_of_call(task.func, task.takes_context)
+    if signature is None:
+        return []
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return [f"{task.name}{signature} cannot be called so: {error}."]
+    try:
+        hints = get_type_hints(task.func)
+    except (NameError, TypeError, AttributeError):  # imported for type checkers only
+        return []
+    return [
+        f"{name}: {value!r} is no {hints[name].__name__}."
+        for name, value in bound.arguments.items()
+        if hints.get(name) in CHECKED and not _is_a(value, hints[name])
+    ]
+
+
+def _is_a(value: Any, kind: type[Any]) -> bool:
+    if isinstance(value, bool) and kind in (int, float):
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -1,0 +1,289 @@
+"""A server that brings messages (``transport``), and the store, as one broker.
+
+::
+
+    receive             the server will hand these out again, unless they are dropped
+    BEGIN
+        note            that they have come: those that came before are left out
+        enqueue         in the store
+    COMMIT              from here on the jobs are the store's
+    drop                if this fails, they come again, and are known
+    claim               from the store
+
+So every lease is the store's, whatever the server's receipts are worth: see decision 0026.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+
+from stoker.conf import Settings
+from stoker.events import tell
+from stoker.exceptions import BrokerUnavailable
+from stoker.ids import seconds_of
+from stoker.models import Job, Relayed
+from stoker.models.isolation import deciding
+from stoker.models.outbox import RELAYED_SECONDS
+from stoker.models.statements import with_keys
+
+from .base import Broker, Delivery, Lease, Message
+from .fronted import merged, sorted_out
+from .fronted_wake import FrontedWake
+from .lookout import Errand, Lookout
+from .orm import OrmBroker
+from .orm_errors import explained
+from .transport import Parcel, Transport
+from .wake import Wake
+
+AHEAD = 100
+"""How many jobs are brought at once, if there are as many: a claim wants few at a time."""
+TRIES = 3
+REST_SECONDS = 1.0
+"""How long a server that did not answer is left alone: the store's jobs go on meanwhile."""
+
+
+class CarriedBroker(OrmBroker):
+    """The store, with jobs that are brought by a transport.
+
+    Args:
+        transport: where packages wait until a cluster has room for them.
+    """
+
+    relays_at_once = 100  # in several requests, any of which may fail
+
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        super().__init__(settings)
+        self.sees_pauses = False  # what is brought from outside is asked for by queue
+        self.transport = transport
+        able = transport.capabilities
+        self.capabilities = replace(
+            able, transactional=False, guards=True, atomic=True, delay=True, look_up=False
+        )
+        self._store = OrmBroker(settings)
+        self._taken = 0
+        """How many the store has given since something was brought there."""
+        self._ask_at = 0.0
+        self._lookout: Lookout | None = None
+        self._in_hand: list[Parcel] = []
+        """What was received and is not in the store yet."""
+        self._hand = threading.Lock()
+        """Held by the thread that has something in hand: what another brings goes there, too."""
+        self._hold_at = 0.0
+
+    @property
+    def inside(self) -> Broker:
+        return self._store
+
+    def is_inside(self, lease: Lease) -> bool:
+        return True
+
+    def joins(self, message: Message) -> bool:
+        return not self.transport.takes(message)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        """All of them together only where all wait in the store.
+
+        Raises:
+            BrokerError: a queue has a name that the store could not record.
+        """
+        inside, outside = sorted_out(self, messages)
+        if inside:
+            super().enqueue(inside)
+        if outside:
+            self.transport.send(outside)
+
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
+        """Sent again, however late, they are known when they come."""
+        self.transport.send(messages)
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
+        permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
+    ) -> list[Delivery]:
+        """From the store. What comes is brought there when the store has not enough, and as often
+        as not to be held up by what it has."""
+
+        def claim(limit: int) -> list[Delivery]:
+            return OrmBroker.claim(
+                self,
+                queues,
+                limit,
+                holder=holder,
+                lease_seconds=lease_seconds,
+                rated_limit=rated_limit,
+                permit_seconds=permit_seconds,
+                passed_over=passed_over,
+            )
+
+        with self._hand:
+            self._hold()
+        found = claim(limit)
+        self._taken += len(found)
+        has_room = len(found) < limit
+        if limit <= 0 or not (has_room or self._taken >= AHEAD):
+            return found
+        self._taken = 0
+        errand = Errand(tuple(queues), max(AHEAD, limit), frozenset(passed_over))
+        try:
+            with self._hand:
+                has_more = self._carry(errand)
+        except BrokerUnavailable:
+            if not found:
+                raise
+            return found  # nothing may be raised once something is leased
+        return found + claim(limit - len(found)) if has_more and has_room else found
+
+    def _carry(self, errand: Errand) -> bool:
+        """Bring jobs into the store. Whether there were any."""
+        if not (self._in_hand or self._receive(errand)):
+            return False
+        try:
+            self._bring_in([parcel.message for parcel in self._in_hand])
+        except BrokerUnavailable:  # to give them back now would have all clusters play ball with it
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+        parcels, self._in_hand = self._in_hand, []
+        try:
+            self.transport.drop(parcels)
+        except BrokerUnavailable as error:  # they come again, and are known
+            tell("parcels_not_dropped", error=error)
+        return True
+
+    def _receive(self, errand: Errand) -> bool:
+        """Whether something has come."""
+        if time.monotonic() < self._ask_at:
+            return False
+        lookout = self._lookout
+        if lookout is not None and (brought := lookout.take()):
+            self._in_hand = brought
+        elif lookout is None or not lookout.is_out(errand):
+            try:
+                self._in_hand = self.transport.receive(
+                    errand.queues, errand.limit, passed_over=errand.passed_over
+                )
+            except BrokerUnavailable:
+                self._ask_at = time.monotonic() + REST_SECONDS
+                raise
+            if lookout is not None and not self._in_hand:
+                lookout.send_out(errand)
+        self._hold_at = time.monotonic() + self.transport.parcel_seconds / 3
+        return bool(self._in_hand)
+
+    def _hold(self) -> None:
+        """The store has not taken them for a while: nobody else needs to try that."""
+        if self._in_hand and time.monotonic() >= self._hold_at:
+            self._hold_at = time.monotonic() + self.transport.parcel_seconds / 3
+            try:
+                self._in_hand = self.transport.hold(self._in_hand)
+            except BrokerUnavailable:  # they come again
+                self._in_hand = []
+
+    def _let_go(self) -> None:
+        parcels, self._in_hand = self._in_hand, []
+        if parcels:
+            self.transport.give_back(parcels)
+
+    def _bring_in(self, messages: Sequence[Message]) -> None:
+        """From the commit on, these jobs are the store's, once each."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with explained(self.alias), deciding(self.alias):
+                    fresh = self._note([one.job_id for one in messages])
+                    OrmBroker.enqueue(self, [one for one in messages if one.job_id in fresh])
+            except IntegrityError as error:  # somebody brings one of them in at this moment
+                if not tries_left:
+                    raise BrokerUnavailable(
+                        f"The same jobs came to several clusters at once: {error}"
+                    ) from error
+            else:
+                return
+
+    def _note(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Returns those that are new. As long as the others come again, they are not forgotten."""
+        relayed = Relayed.objects.using(self.alias)
+        fresh = relayed.note(job_ids)
+        if again := set(job_ids) - fresh:
+            relayed.note_again(again)
+        return fresh
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Also what has not come yet: it is noted as if it had, and left out when it comes."""
+        gone = super().withdraw(job_ids)
+        absent = self.not_come([job_id for job_id in job_ids if job_id not in gone])
+        if absent:
+            own = transaction.atomic(using=self.alias)
+            with suppress(IntegrityError), explained(self.alias), own:  # else it came just now
+                gone |= Relayed.objects.using(self.alias).note(sorted(absent))
+        return gone
+
+    def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Only of those that would be remembered if they had come."""
+        oldest = time.time() - RELAYED_SECONDS
+        young = [job_id for job_id in job_ids if seconds_of(job_id) > oldest]
+        if not young:
+            return set()
+        with explained(self.alias):
+            known: set[UUID] = set()
+            for model in (Relayed, Job):  # a job stays noted when it ends, and its row is deleted
+                rows = with_keys(model.objects.using(self.alias).all(), young)
+                known |= set(rows.values_list("pk", flat=True))
+        return set(young) - known
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        coming = self.transport.counts()
+        none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
+        more = {queue: {**none, "ready": count} for queue, count in coming.items() if count}
+        return merged(super().sizes(), more)
+
+    def purge(self, queue: str) -> int:
+        return super().purge(queue) + self.transport.purge(queue)
+
+    def ping(self) -> None:
+        super().ping()
+        self.transport.ping()
+
+    def info(self) -> dict[str, Any]:
+        return self.transport.info()
+
+    def weaknesses(self) -> list[str]:
+        return self.transport.weaknesses()
+
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+        """What comes from outside is waited for there."""
+        if inside:
+            super().wake_up(queues)
+
+    def open_wake(self) -> Wake:
+        if self._lookout is not None:
+            self._lookout.close()
+        self._lookout = Lookout(self.transport.another())
+        return FrontedWake(super().open_wake(), self._lookout, lambda: None)
+
+    def close(self) -> None:
+        with self._hand:
+            self._let_go()
+        super().close()
+        self.transport.close()

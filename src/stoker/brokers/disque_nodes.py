@@ -1,0 +1,274 @@
+"""The nodes of a Disque: which of them is asked, and what happens when one does not answer.
+
+Any node takes any command. One is preferred: that from which most jobs come, for each other must
+fetch them there first. A node that does not answer is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError
+from redis.retry import Retry
+
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
+
+PORT = 7711
+USUAL_COPIES = 2
+AWAY_SECONDS = 5.0
+"""How long a node that did not answer is asked after the others only."""
+SHORTEST_SECONDS = 0.5
+ORIGIN_LENGTH = 8
+"""The beginning of a node's id, which is in the ids of its jobs: ``D-<origin>-...``."""
+ENOUGH_JOBS = 200
+"""How many jobs it takes to say from where most of them come."""
+FAILURES = (RedisError, OSError)
+ADVICE = {
+    "NOREPL": "Start more nodes, or write a smaller ?replicate= in BROKER.",
+    "NOAUTH": "Write the password in BROKER: disque://:PASSWORD@HOST:7711.",
+    "OOM": "Its memory is full: raise maxmemory, or let clusters work off what waits.",
+    "LEAVING": "This node is leaving: name others in BROKER.",
+}
+
+Command = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where a node is."""
+
+    host: str
+    port: int
+
+
+class Nodes:
+    """The nodes that ``disque://:PASSWORD@HOST:PORT,HOST:PORT?replicate=N`` names, and those that
+    they know.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._password, self._named, self.copies = _parsed(settings)
+        self.seconds = max(SHORTEST_SECONDS, settings.database_seconds / len(self._named))
+        """What one node has for an answer: all of them have ``DATABASE_SECONDS``."""
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[Node, float], Any] = {}
+        self._away_until: dict[Node, float] = {}
+        self._current = random.choice(self._named)  # noqa: S311 - to spread the clients
+        self._origins: dict[str, Node] = {}
+        self._jobs_from: Counter[str] = Counter()
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def ask(self, command: Command, *, wait_seconds: float = 0.0) -> Any:
+        """The answer of the first node that gives one.
+
+        Raises:
+            BrokerUnavailable: none does.
+        """
+        failure: Exception | None = None
+        for node in self.each():
+            (answer,) = self.answers(node, [command], wait_seconds=wait_seconds)
+            if not isinstance(answer, Exception):
+                return answer
+            failure = answer
+        raise self.explain(failure)
+
+    def first_answer(self, command: Command) -> Any:
+        """The first answer that is not empty.
+
+        Raises:
+            BrokerUnavailable: nobody answers.
+        """
+        answers: list[Any] = []
+        for node in self.reachable():
+            answers += self.answers(node, [command])
+            if answers[-1] and not isinstance(answers[-1], Exception):
+                return answers[-1]
+        if all(isinstance(one, Exception) for one in answers):
+            raise self.explain(next(iter(answers), None))
+        return None
+
+    def answers(
+        self, node: Node | None, commands: Sequence[Command], *, wait_seconds: float = 0.0
+    ) -> list[Any]:
+        """The answers of this node, or of the preferred one. What it refuses, and what it does not
+        answer, is an exception in their place."""
+        if not commands:
+            return []
+        asked = next(self.each()) if node is None else node
+        pipeline = self._client(asked, wait_seconds).pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        try:
+            answers: list[Any] = pipeline.execute(raise_on_error=False)
+        except FAILURES as error:
+            return self._gone(asked, error, len(commands))
+        self._away_until.pop(asked, None)
+        return answers
+
+    def each(self) -> Iterator[Node]:
+        """The preferred node, the others, and at last those that did not answer just now."""
+        now = time.monotonic()
+        others = [node for node in self._all() if node != self._current]
+        random.shuffle(others)
+        line = [self._current, *others]
+        yield from sorted(line, key=lambda node: self._away_until.get(node, 0.0) > now)
+
+    def reachable(self) -> Iterator[Node]:
+        """Those that have not failed to answer just now; all, if none is left."""
+        now, line = time.monotonic(), list(self.each())
+        near = [node for node in line if self._away_until.get(node, 0.0) <= now]
+        yield from near or line
+
+    # -- which of them ----------------------------------------------------------------------------
+
+    def note_origins(self, job_ids: Iterable[bytes]) -> None:
+        """Learn from which node jobs come, and go there when it is another one."""
+        origins = [
+            job_id.partition(b"-")[2][:ORIGIN_LENGTH].decode(errors="replace") for job_id in job_ids
+        ]
+        with self._lock:
+            self._jobs_from.update(origins)
+            total = self._jobs_from.total()
+            if total < ENOUGH_JOBS:
+                return
+            ((origin, count),) = self._jobs_from.most_common(1)
+            self._jobs_from.clear()
+        if count * 2 <= total:
+            return
+        if origin not in self._origins:
+            self._meet()
+        node = self._origins.get(origin, self._current)
+        if self._away_until.get(node, 0.0) <= time.monotonic():
+            self._current = node
+
+    def _meet(self) -> None:
+        """Ask who there is."""
+        for node in list(self.reachable()):
+            (answer,) = self.answers(node, [["HELLO"]])
+            if isinstance(answer, Exception):
+                continue
+            for node_id, host, port, *_ in answer[2:]:
+                there = Node(host.decode() or node.host, int(port))
+                self._origins[node_id.decode()[:ORIGIN_LENGTH]] = there
+            return
+
+    def _all(self) -> list[Node]:
+        return list(dict.fromkeys([*self._named, *self._origins.values()]))
+
+    def _gone(self, node: Node, error: Exception, count: int) -> list[Any]:
+        self._away_until[node] = time.monotonic() + AWAY_SECONDS
+        if node == self._current:
+            others = [one for one in self._all() if one not in self._away_until]
+            self._current = random.choice(others or self._all())  # noqa: S311 - as above
+        return [error] * count
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _client(self, node: Node, wait_seconds: float) -> Any:
+        with self._lock:
+            client = self._clients.get((node, wait_seconds))
+            if client is None:
+                client = redis.Redis(
+                    host=node.host,
+                    port=node.port,
+                    password=self._password,
+                    socket_timeout=self.seconds + wait_seconds,
+                    socket_connect_timeout=self.seconds,
+                    socket_keepalive=True,
+                    protocol=2,
+                    retry=Retry(NoBackoff(), 0),
+                )
+                client.response_callbacks.clear()  # answers to commands of Redis's
+                self._clients[node, wait_seconds] = client
+            return client
+
+    def close(self) -> None:
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.connection_pool.disconnect()
+
+    # -- words ------------------------------------------------------------------------------------
+
+    def explain(self, error: Exception | None) -> BrokerUnavailable:
+        """The error with what is to be done about it."""
+        said = str(error or "no node is known").rstrip(".")
+        advice = ADVICE.get(said.partition(" ")[0], "")
+        if isinstance(error, AuthenticationError):
+            advice = ADVICE["NOAUTH"]
+        where = without_password(self._settings)
+        told = BrokerUnavailable(f"{where} did not carry this out: {said}. {advice}".rstrip())
+        told.__cause__ = error
+        return told
+
+    def weaknesses(self) -> list[str]:
+        """What about the nodes may lose jobs. Raises: BrokerUnavailable."""
+        self.ask(["PING"])
+        found = []
+        away = [node for node in self._named if not self._answers(node)]
+        found += [f"{node.host}:{node.port} does not answer." for node in away]
+        if self.copies < USUAL_COPIES:
+            found.append(
+                "Each job is on one node of Disque only, and is lost with it: start another node, "
+                "and name it in BROKER."
+            )
+        return found
+
+    def _answers(self, node: Node) -> bool:
+        (answer,) = self.answers(node, [["PING"]])
+        return not isinstance(answer, Exception)
+
+
+def without_password(settings: Settings) -> str:
+    """The URL as it may be shown."""
+    head, at, rest = settings.broker.rpartition("@")
+    return f"{head.partition('://')[0]}://{rest}" if at else settings.broker
+
+
+def _parsed(settings: Settings) -> tuple[str | None, list[Node], int]:
+    try:
+        parts = urlsplit(settings.broker)
+        login, _, hosts = parts.netloc.rpartition("@")
+        nodes = [_node(one) for one in hosts.split(",")]
+        given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        copies = _copies(given, min(len(nodes), USUAL_COPIES))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"BROKER is {without_password(settings)!r}, which cannot be used: {error}. "
+            "Write disque://HOST:PORT,HOST:PORT, say disque://127.0.0.1:7711."
+        ) from error
+    return unquote(login.rpartition(":")[2]) or None, nodes, copies
+
+
+def _copies(given: dict[str, str], usual: int) -> int:
+    unknown = set(given) - {"replicate"}
+    if unknown:
+        raise ValueError(f"there is no option {min(unknown)!r}, only replicate")
+    text = given.get("replicate", str(usual))
+    if not (text.isdecimal() and 0 < int(text) < 2**16):
+        raise ValueError(f"replicate is {text!r}, no number of copies")
+    return int(text)
+
+
+def _node(text: str) -> Node:
+    host, _, port = text.strip().rpartition(":") if ":" in text else (text.strip(), "", "")
+    if not host:
+        raise ValueError(f"{text!r} is no host")
+    if port and not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise ValueError(f"{port!r} is no port")
+    return Node(host, int(port or PORT))

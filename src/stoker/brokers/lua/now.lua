@@ -1,0 +1,2 @@
+-- The server's clock, in microseconds.
+return now_us()

@@ -1,0 +1,93 @@
+"""The history of metrics as pages show it: read once for all who look at the same time.
+
+Pages are fetched again whenever something has changed. What became of jobs in a week does not look
+different a second later, and takes long to add up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stoker import metrics
+from stoker.metrics import Point, QueueFigures, TaskFigures
+
+from .spans import Span
+from .visit import Visit
+
+KEPT_SECONDS = {"hour": 2.0, "day": 20.0, "week": 60.0}
+MOST_KEPT = 200
+
+_kept: dict[tuple[str, ...], tuple[float, Any]] = {}
+_lock = threading.Lock()
+
+
+def of_all(visit: Visit, span: Span) -> Sequence[Point]:
+    """The history of all jobs."""
+    return _history(visit, span)
+
+
+def of_tasks(visit: Visit, span: Span) -> Sequence[TaskFigures]:
+    """Those that kept workers busy longest first."""
+    return _remembered(  # type: ignore[no-any-return] # as it was made
+        visit,
+        span,
+        ("tasks",),
+        lambda: metrics.by_task(visit.settings, span.since, span.until),
+    )
+
+
+def of_queues(visit: Visit, span: Span) -> dict[str, QueueFigures]:
+    """By name."""
+    return _remembered(  # type: ignore[no-any-return] # as above
+        visit,
+        span,
+        ("queues",),
+        lambda: {
+            one.queue: one for one in metrics.by_queue(visit.settings, span.since, span.until)
+        },
+    )
+
+
+def of_queue(visit: Visit, span: Span, name: str) -> Sequence[Point]:
+    """The history of one."""
+    return _history(visit, span, queue=name)
+
+
+def of_task(visit: Visit, span: Span, name: str) -> Sequence[Point]:
+    """The history of one."""
+    return _history(visit, span, task=name)
+
+
+def forget() -> None:
+    """All that is remembered."""
+    with _lock:
+        _kept.clear()
+
+
+def _history(visit: Visit, span: Span, **wanted: str) -> Sequence[Point]:
+    return _remembered(  # type: ignore[no-any-return] # as above
+        visit,
+        span,
+        tuple(f"{name} {value}" for name, value in wanted.items()),
+        lambda: metrics.history(
+            visit.settings, span.since, span.until, span.step_seconds, **wanted
+        ),
+    )
+
+
+def _remembered(visit: Visit, span: Span, what: tuple[str, ...], read: Callable[[], Any]) -> Any:
+    key = (visit.alias, span.name, *what)
+    now = time.monotonic()
+    with _lock:
+        until, value = _kept.get(key, (0.0, None))
+    if now < until:
+        return value
+    value = read()
+    with _lock:
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        _kept[key] = (now + KEPT_SECONDS[span.name], value)
+    return value

@@ -1,0 +1,1 @@
+"""One file for each page, with what can be done there."""

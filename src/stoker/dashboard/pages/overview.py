@@ -1,0 +1,98 @@
+"""Everything at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker import queues
+from stoker.clusters import longest_silence
+from stoker.dashboard import figures
+from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
+from stoker.dashboard.door import Page, page
+from stoker.dashboard.spans import span_of
+from stoker.dashboard.visit import Visit
+from stoker.models import Cluster, DeadLetter
+from stoker.models.clock import MICROSECONDS, DatabaseNow
+from stoker.models.counting import Number
+from stoker.progress import explained
+from stoker.queue_depths import QueueDepth
+
+TASKS = 10
+QUEUES = 12
+COUNTED_LETTERS = 10_000
+
+
+@page("stoker.view_job")
+def show(visit: Visit) -> Page:
+    """Throughput, latency, failures, backlog, workers; by queue and by task."""
+    span = span_of(visit)
+    points, tasks = figures.of_all(visit, span), figures.of_tasks(visit, span)
+    depths = queues.list(backend=visit.alias)
+    context = {
+        "span": span,
+        "charts": [
+            throughput_chart(points, span),
+            backlog_chart(points, span),
+            latency_chart(points, span),
+            wait_chart(points, span),
+        ],
+        "totals": _totals(points, span.seconds),
+        "waiting": _waiting(depths),
+        "queues": sorted(depths, key=lambda one: (-one.ready - one.running, one.name))[:QUEUES],
+        "more_queues": max(0, len(depths) - QUEUES),
+        "tasks": tasks[:TASKS],
+        "more_tasks": max(0, len(tasks) - TASKS),
+        "letters": _letters(visit) if visit.may("stoker.view_deadletter") else None,
+        "machines": _machines(visit) if visit.may("stoker.view_cluster") else None,
+    }
+    return Page("overview", context)
+
+
+def _totals(points: Any, seconds: float) -> dict[str, Any]:
+    names = ("successful", "failed", "cancelled", "retried")
+    totals: dict[str, Any] = {
+        name: sum(getattr(point.figures, name) for point in points) for name in names
+    }
+    judged = totals["successful"] + totals["failed"]
+    finished = judged + totals["cancelled"]
+    return totals | {
+        "finished": finished,
+        "per_minute": finished * 60 / seconds,
+        "failure_percent": 100 * totals["failed"] / judged if judged else None,
+    }
+
+
+def _waiting(depths: tuple[QueueDepth, ...]) -> dict[str, Any]:
+    waits = [one.oldest_ready_seconds for one in depths if one.oldest_ready_seconds is not None]
+    names = ("ready", "running", "deferred", "blocked")
+    sums: dict[str, Any] = {name: sum(getattr(one, name) for one in depths) for name in names}
+    return sums | {
+        "oldest_seconds": max(waits, default=None),
+        "is_exact": all(one.is_exact for one in depths),
+        "paused": sum(one.paused is not None for one in depths),
+    }
+
+
+def _letters(visit: Visit) -> Number:
+    """Those to be seen to, counted up to a limit."""
+    with explained(visit.database):
+        open_ones = DeadLetter.objects.using(visit.database).filter(state=DeadLetter.State.OPEN)
+        number = open_ones.order_by().values("pk")[: COUNTED_LETTERS + 1].count()
+    return Number(min(number, COUNTED_LETTERS), is_exact=number <= COUNTED_LETTERS)
+
+
+def _machines(visit: Visit) -> dict[str, int]:
+    """Clusters and workers, as their last signs of life show them. One query."""
+    with explained(visit.database):
+        rows = Cluster.objects.using(visit.database).filter(name=visit.settings.cluster)
+        seen: Any = rows.annotate(now_us=DatabaseNow())
+        known = [row for row in seen if row.info.get("alias", visit.alias) == visit.alias]
+    longest_us = longest_silence(visit.settings) * MICROSECONDS
+    alive = [row for row in known if row.now_us - row.heartbeat_us <= longest_us]
+    workers = [worker for row in alive for worker in row.info.get("workers", ())]
+    return {
+        "clusters": len(alive),
+        "silent": len(known) - len(alive),
+        "workers": len(workers),
+        "busy": sum(bool(worker["running"]) for worker in workers),
+    }

@@ -1,0 +1,72 @@
+"""Tasks: how often, how long, how well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.dashboard import figures
+from stoker.dashboard.charts import latency_chart, throughput_chart, wait_chart
+from stoker.dashboard.door import Page, Refusal, page
+from stoker.dashboard.spans import span_of
+from stoker.dashboard.visit import Visit
+from stoker.exceptions import UnknownTask
+from stoker.finding import find_task
+from stoker.models.job_search import JobFilter, JobSearch
+from stoker.progress import explained
+
+from .jobs import with_states
+
+NEWEST = 15
+
+
+@page("stoker.view_job")
+def show(visit: Visit) -> Page:
+    """All of which an attempt was recorded in that time."""
+    span = span_of(visit)
+    rows = figures.of_tasks(visit, span)
+    return Page("tasks", {"span": span, "rows": rows})
+
+
+@page("stoker.view_job")
+def show_one(visit: Visit) -> Page:
+    """One of them."""
+    name = visit.request.GET.get("name", "")[:255]
+    if not name:
+        raise Refusal(404, "No task was named.")
+    span = span_of(visit)
+    points = figures.of_task(visit, span, name)
+    totals = {one.task: one for one in figures.of_tasks(visit, span)}
+    with explained(visit.database):
+        newest = JobSearch(visit.database, JobFilter(task=name)).page(NEWEST)
+        slowest = JobSearch(visit.database, JobFilter(task=name)).slowest(NEWEST, span.since)
+        rows = with_states(visit, newest.jobs)
+    context = {
+        "name": name,
+        "span": span,
+        "figures": totals[name].figures if name in totals else None,
+        "charts": [
+            throughput_chart(points, span),
+            latency_chart(points, span),
+            wait_chart(points, span),
+        ],
+        "rows": rows,
+        "slowest": slowest,
+        "options": _options(name),
+    }
+    return Page("task", context)
+
+
+def _options(name: str) -> list[tuple[str, str]]:
+    """What the task's code says of it; nothing, where this process does not know it."""
+    try:
+        task = find_task(name)
+    except UnknownTask:
+        return []
+    names = ("queue_name", "priority", "max_attempts", "timeout", "backoff", "unique", "lock")
+    told = [(one.replace("_", " "), getattr(task, one, None)) for one in names]
+    return [(one, _written(value)) for one, value in told if value not in (None, "")]
+
+
+def _written(value: Any) -> str:
+    """As code has it: a function by its name."""
+    return str(getattr(value, "__qualname__", None) or value)

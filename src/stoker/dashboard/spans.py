@@ -1,0 +1,53 @@
+"""Of which time a page tells: the last hour, day or week."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from .visit import Visit
+
+HOUR, DAY = 3600, 86400
+CHOICES = {"hour": (HOUR, 60), "day": (DAY, 1800), "week": (7 * DAY, 3 * HOUR)}
+"""Name -> how long it is, and in what steps it is told, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time until now."""
+
+    name: str
+    since: datetime
+    until: datetime
+    step_seconds: int
+    choices: list[dict[str, Any]]
+
+    @property
+    def words(self) -> str:
+        """As in "in the last hour"."""
+        return f"in the last {self.name}"
+
+    @property
+    def seconds(self) -> float:
+        return (self.until - self.since).total_seconds()
+
+
+def span_of(visit: Visit) -> Span:
+    """What was asked for; an hour, where that is nothing known."""
+    name = visit.request.GET.get("last", "hour")
+    name = name if name in CHOICES else "hour"
+    length, step = CHOICES[name]
+    until = timezone.now()
+    more = {"name": visit.request.GET.get("name")}
+    choices = [
+        {
+            "title": one.capitalize(),
+            "address": visit.at(visit.page, last=one, **more),
+            "is_current": one == name,
+        }
+        for one in CHOICES
+    ]
+    return Span(name, until - timedelta(seconds=length), until, step, choices)

@@ -1,0 +1,166 @@
+"""``manage.py stoker memory``: how much memory the clusters of this host take."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandParser
+
+from stoker.stats import ClusterState, clusters
+
+from .info import table_lines
+from .subcommand import (
+    ExitCode,
+    Subcommand,
+    add_backend,
+    as_json,
+    backend_settings,
+    refuse,
+    within_deadlines,
+)
+
+if TYPE_CHECKING:
+    import psutil
+
+MIB = 1 << 20
+ROLES = ("pusher", "monitor", "scheduler", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """One process of a cluster."""
+
+    role: str
+    """sentinel, pusher, monitor, scheduler, ``worker N``; or the name of a program that a task has
+    started."""
+    pid: int
+    proportional_bytes: int | None
+    """PSS: memory that several processes share is divided among them, so that these numbers can be
+    added up. None where the system does not tell (only Linux does)."""
+    resident_bytes: int
+    """RSS: what is shared is in the number of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMemory:
+    """One cluster on this host."""
+
+    id: str
+    name: str
+    pid: int
+    processes: tuple[ProcessMemory, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Proportional, where that is known."""
+        return sum(
+            one.resident_bytes if one.proportional_bytes is None else one.proportional_bytes
+            for one in self.processes
+        )
+
+
+class Memory(Subcommand):
+    name = "memory"
+    summary = "Show how much memory the clusters of this host take."
+    description = """\
+Show how much memory each process of the clusters on this host takes. Needs the package psutil:
+pip install 'django-stoker[memory]'.
+
+Processes of a cluster share most of their memory, so what counts is the proportional size (PSS):
+what is shared is divided among those who share it. Only Linux tells it, and only to the user whose
+processes they are; elsewhere the resident size is added up, which counts what is shared many times.
+
+--json writes one object: host, clusters[] {id, name, pid, total_bytes, processes[] {role, pid,
+proportional_bytes or null, resident_bytes}}.
+
+Exit code 1: no cluster of this backend runs on this host."""
+    examples = """\
+  manage.py stoker memory
+  manage.py stoker memory --json | jq '.clusters[].total_bytes'"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_backend(parser)
+        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        try:
+            import psutil  # noqa: F401 - only whether it is there
+        except ImportError:
+            raise refuse("It needs psutil: pip install 'django-stoker[memory]'.") from None
+        settings = within_deadlines(backend_settings(options["backend"]))
+        host = socket.gethostname()
+        found = [memory_of(one) for one in clusters(settings) if one.host == host]
+        found = [one for one in found if one.processes]
+        if options["json"]:
+            shapes = [{**asdict(one), "total_bytes": one.total_bytes} for one in found]
+            self.say(as_json({"host": host, "clusters": shapes}))
+        elif not found:
+            self.remark(f"No cluster of the backend {settings.alias!r} runs on {host}.")
+        for one in () if options["json"] else found:
+            for line in _lines(one):
+                self.say(line)
+        return ExitCode.DONE if found else ExitCode.NO
+
+
+def memory_of(cluster: ClusterState) -> ClusterMemory:
+    """What the processes of a cluster on this host take; none, if it is not there any more."""
+    import psutil
+
+    numbers = {worker.pid: worker.number for worker in cluster.workers}
+    processes = []
+    try:
+        sentinel = psutil.Process(cluster.pid)
+        for process in (sentinel, *sentinel.children(recursive=True)):
+            one = _memory_of(process, cluster.pid, numbers)
+            if one is not None:
+                processes.append(one)
+    except psutil.Error:  # it has just ended
+        processes = []
+    return ClusterMemory(cluster.id, cluster.name, cluster.pid, tuple(processes))
+
+
+def _memory_of(
+    process: psutil.Process, sentinel_pid: int, numbers: dict[int, int]
+) -> ProcessMemory | None:
+    import psutil
+
+    try:
+        resident = process.memory_info().rss
+        proportional = None
+        if sys.platform == "linux":
+            try:
+                proportional = process.memory_full_info().pss
+            except psutil.AccessDenied:
+                proportional = None
+        role = process.name()
+    except psutil.Error:  # it has just ended
+        return None
+    if process.pid == sentinel_pid:
+        role = "sentinel"
+    elif process.pid in numbers:
+        role = f"worker {numbers[process.pid]}"
+    else:
+        role = next((one for one in ROLES if role.startswith(f"stoker-{one}"[:15])), role)
+    return ProcessMemory(role, process.pid, proportional, resident)
+
+
+def _lines(cluster: ClusterMemory) -> Iterator[str]:
+    yield f"{cluster.name} (process {cluster.pid}): {_mib(cluster.total_bytes)} MiB"
+    rows: list[Sequence[str]] = [
+        (
+            one.role,
+            str(one.pid),
+            "" if one.proportional_bytes is None else _mib(one.proportional_bytes),
+            _mib(one.resident_bytes),
+        )
+        for one in sorted(cluster.processes, key=lambda one: (one.role != "sentinel", one.role))
+    ]
+    yield from table_lines(("process", "id", "proportional MiB", "resident MiB"), rows)
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.1f}"

@@ -1,0 +1,182 @@
+"""The history of metrics, for screens: what became of jobs, how long they ran and waited, and how
+many waited, over time.
+
+::
+
+    now = timezone.now()
+    history(settings, now - timedelta(hours=1), now, 60)      a point for every minute
+    by_task(settings, now - timedelta(days=1), now)           a row for every task
+
+What is counted is what clusters recorded: their monitors write their sums every few seconds. The
+numbers are no promise: of a monitor that is killed, a few seconds are missing. Kept for
+``KEEP_METRICS``; what is older is told in coarser steps (see ``finest_step``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import Sum
+
+from .conf import Settings
+from .figures import (
+    Backlog,
+    Figures,
+    Point,
+    QueueFigures,
+    TaskFigures,
+    Times,
+    Total,
+    backlog_of,
+    figures_of,
+)
+from .models import Sample, Tally
+from .models.metrics import COLUMNS, FINEST_SECONDS, FOLDS, SAMPLE_SECONDS, Sums, TallyRow
+from .progress import explained
+
+__all__ = [
+    "Backlog",
+    "Figures",
+    "Point",
+    "QueueFigures",
+    "TaskFigures",
+    "Times",
+    "Total",
+    "by_queue",
+    "by_task",
+    "ended_lately",
+    "finest_step",
+    "history",
+    "totals",
+]
+
+
+def history(
+    settings: Settings,
+    since: datetime,
+    until: datetime,
+    step_seconds: int,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+) -> tuple[Point, ...]:
+    """A point for every step of that time, oldest first, also where nothing happened.
+
+    Args:
+        since: aware. The first point begins at the last whole step before it.
+        until: aware. The last point is that in which it is.
+        step_seconds: how long a step shall be. It is made longer where metrics of that age are
+            kept in longer ones: a multiple of ``finest_step``.
+        queue: only of this one.
+        task: only of this one, by its dotted path.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    finest = finest_step(since)
+    step = max(1, round(step_seconds / finest)) * finest
+    begin = int(since.timestamp()) // step * step
+    end = int(until.timestamp()) // step * step + step
+    sums: dict[int, Sums] = {}
+    backlogs: dict[int, list[Sample]] = {}
+    with explained(settings.database):
+        for row in _tallies(settings, begin, end, queue, task):
+            sums.setdefault(row.start // step * step, Sums()).add_row(row)
+        if task is None:
+            for sample in _samples(settings, begin, end, queue):
+                backlogs.setdefault(sample.start // step * step, []).append(sample)
+    return tuple(
+        Point(
+            start=datetime.fromtimestamp(start, UTC),
+            seconds=step,
+            figures=figures_of(sums.get(start, Sums())),
+            backlog=backlog_of(backlogs.get(start, ())),
+        )
+        for start in range(begin, end, step)
+    )
+
+
+def by_task(settings: Settings, since: datetime, until: datetime) -> tuple[TaskFigures, ...]:
+    """The tasks of which an attempt was recorded in that time, those that ran longest altogether
+    first. Raises: as ``history``."""
+    totals = _totals(settings, since, until, lambda row: row.task)
+    names = sorted(totals, key=lambda name: (-totals[name].run_seconds, name))
+    return tuple(TaskFigures(name, figures_of(totals[name])) for name in names)
+
+
+def by_queue(settings: Settings, since: datetime, until: datetime) -> tuple[QueueFigures, ...]:
+    """The queues in which something was recorded or waited in that time, by name. Raises: as
+    ``history``."""
+    totals = _totals(settings, since, until, lambda row: row.queue)
+    samples: dict[str, list[Sample]] = {}
+    with explained(settings.database):
+        begin, end = _whole(since, until)
+        for sample in _samples(settings, begin // SAMPLE_SECONDS * SAMPLE_SECONDS, end):
+            samples.setdefault(sample.queue, []).append(sample)
+    return tuple(
+        QueueFigures(name, figures_of(totals.get(name, Sums())), backlog_of(samples.get(name, ())))
+        for name in sorted({*totals, *samples})
+    )
+
+
+def totals(settings: Settings) -> tuple[Total, ...]:
+    """For counters: none of the numbers ever becomes less. Raises: as ``history``."""
+    with explained(settings.database):
+        rows = Tally.objects.using(settings.database).totals()
+        return tuple(Total(place.queue, place.task, **numbers) for place, numbers in rows)
+
+
+def ended_lately(settings: Settings, queue: str, seconds: float) -> int:
+    """How many attempts of a queue ended in the last so many seconds. One query. Raises: as
+    ``history``."""
+    names = ("successful", "failed", "cancelled", "retried")
+    until = time.time()
+    with explained(settings.database):
+        rows = Tally.objects.using(settings.database).between(until - seconds, until)
+        sums = rows.filter(queue=queue).aggregate(**{name: Sum(name) for name in names})
+    return sum(sums[name] or 0 for name in names)
+
+
+def finest_step(since: datetime) -> int:
+    """The shortest step in which a history from that moment on can be told, in seconds."""
+    age_seconds = time.time() - since.timestamp()
+    steps = [fold.into_seconds for fold in FOLDS if age_seconds > fold.after_seconds]
+    return max(steps, default=FINEST_SECONDS)
+
+
+def _totals(
+    settings: Settings, since: datetime, until: datetime, name_of: Callable[[TallyRow], str]
+) -> dict[str, Sums]:
+    totals: dict[str, Sums] = {}
+    with explained(settings.database):
+        for row in _tallies(settings, *_whole(since, until)):
+            totals.setdefault(name_of(row), Sums()).add_row(row)
+    return totals
+
+
+def _whole(since: datetime, until: datetime) -> tuple[int, float]:
+    """From the last whole step before ``since`` on."""
+    finest = finest_step(since)
+    return int(since.timestamp()) // finest * finest, until.timestamp()
+
+
+def _tallies(
+    settings: Settings, begin: int, end: float, queue: str | None = None, task: str | None = None
+) -> Iterable[TallyRow]:
+    rows: Any = Tally.objects.using(settings.database).between(begin, end)
+    if queue is not None:
+        rows = rows.filter(queue=queue)
+    if task is not None:
+        rows = rows.filter(task=task)
+    found: Iterable[TallyRow] = rows.values_list(*COLUMNS, named=True).iterator(chunk_size=2000)
+    return found
+
+
+def _samples(
+    settings: Settings, begin: int, end: float, queue: str | None = None
+) -> Iterable[Sample]:
+    rows = Sample.objects.using(settings.database).between(begin, end)
+    return rows if queue is None else rows.filter(queue=queue)

@@ -1,0 +1,264 @@
+"""The history of metrics: what became of jobs, and how many waited, in small stretches of time.
+
+Processes add rows and never change one, so they do not meet: each has its own sums of a few
+seconds. Who reads, adds up. Upkeep replaces old rows by fewer of longer stretches:
+
+::
+
+    seconds     10    until 15 minutes ago
+                60    until 90 minutes ago
+               600    until 26 hours ago
+              3600    for as long as KEEP_METRICS says
+                 0    for ever: one row for each place, of what is past
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from django.db import connections, models, transaction
+
+from stoker.histogram import add_written, written
+
+FINEST_SECONDS = 10
+SAMPLE_SECONDS = 60
+"""How often the depth of queues is looked at: to count them takes longer than to count outcomes."""
+AT_ONCE = 500
+"""Rows that are folded or forgotten in one transaction."""
+
+
+class Fold(NamedTuple):
+    """Rows of one width are replaced by fewer of another, when they are that old."""
+
+    seconds: int
+    into_seconds: int
+    after_seconds: int
+
+
+FOLDS = (Fold(10, 60, 900), Fold(60, 600, 90 * 60), Fold(600, 3600, 26 * 3600))
+EVER = 0
+"""The width of rows that hold what was counted in those that are deleted."""
+WIDTHS = (FINEST_SECONDS, *(fold.into_seconds for fold in FOLDS))
+
+
+@dataclass(slots=True)
+class Sums:
+    """What became of attempts, added up."""
+
+    successful: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    run_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    run_classes: Counter[int] = field(default_factory=Counter)
+    """Class of ``stoker.histogram`` -> how many attempts ran so long."""
+    wait_classes: Counter[int] = field(default_factory=Counter)
+
+    def add_row(self, row: TallyRow) -> None:
+        """Add what a row says."""
+        self.successful += row.successful
+        self.failed += row.failed
+        self.cancelled += row.cancelled
+        self.retried += row.retried
+        self.run_seconds += row.run_seconds
+        self.wait_seconds += row.wait_seconds
+        add_written(self.run_classes, row.run_classes)
+        add_written(self.wait_classes, row.wait_classes)
+
+
+class TallyRow(Protocol):
+    """A row of the history: as the model has it, or what was read of one."""
+
+    start: int
+    queue: str
+    task: str
+    successful: int
+    failed: int
+    cancelled: int
+    retried: int
+    run_seconds: float
+    wait_seconds: float
+    run_classes: Mapping[str, int]
+    wait_classes: Mapping[str, int]
+
+
+COLUMNS = tuple(TallyRow.__annotations__)
+SUMMED = ("successful", "failed", "cancelled", "retried", "run_seconds", "wait_seconds")
+_SUMS = [f"{name}__sum" for name in SUMMED]
+
+
+class Place(NamedTuple):
+    """Of what sums are: the jobs of one task in one queue."""
+
+    queue: str
+    task: str
+
+
+class TallyQuerySet(models.QuerySet["Tally"]):
+    def rows_of(self, start: int, seconds: int, sums: Mapping[Place, Sums]) -> Iterator[Tally]:
+        """Rows for one stretch of time, not saved yet."""
+        for place, one in sums.items():
+            yield Tally(
+                start=start,
+                seconds=seconds,
+                queue=place.queue,
+                task=place.task[:255],
+                run_classes=written(one.run_classes),
+                wait_classes=written(one.wait_classes),
+                **{name: getattr(one, name) for name in SUMMED},
+            )
+
+    def between(self, since: float, until: float) -> TallyQuerySet:
+        """Rows of stretches that begin in this time, in seconds since 1970."""
+        return self.filter(seconds__in=WIDTHS, start__gte=since, start__lt=until)
+
+    def add_to_totals(self, rows: Sequence[Tally]) -> None:
+        """Keep what these rows count, though they go."""
+        places = {Place(row.queue, row.task) for row in rows}
+        known = [one for one in self.filter(seconds=EVER) if Place(one.queue, one.task) in places]
+        self.bulk_create(self.merged([*known, *rows], 0, EVER))
+        self.filter(pk__in=[row.pk for row in known]).delete()
+
+    def totals(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """What was ever counted: it never becomes less."""
+        sums = [models.Sum(name) for name in SUMMED]
+        rows = self.order_by("queue", "task").values("queue", "task").annotate(*sums)
+        for queue, task, *numbers in rows.values_list("queue", "task", *_SUMS):
+            yield Place(queue, task), dict(zip(SUMMED, numbers, strict=True))
+
+    def merged(self, rows: Sequence[Tally], start: int, seconds: int) -> Iterator[Tally]:
+        """Fewer rows for one stretch of time, which say the same."""
+        sums: dict[Place, Sums] = {}
+        for row in rows:
+            sums.setdefault(Place(row.queue, row.task), Sums()).add_row(row)
+        return self.rows_of(start, seconds, sums)
+
+
+class Tally(models.Model):
+    """What became of the attempts of one task in one queue that were recorded in one stretch of
+    time, as one process saw it."""
+
+    id = models.BigAutoField(primary_key=True)
+    start = models.BigIntegerField()
+    """Of the stretch: seconds since 1970 by the clock of the host that recorded them."""
+    seconds = models.IntegerField()
+    """How long it is."""
+    queue = models.CharField(max_length=100)
+    task = models.CharField(max_length=255)
+    """Its dotted path; "" = the package could not be opened."""
+    successful = models.BigIntegerField(default=0)
+    failed = models.BigIntegerField(default=0)
+    """Jobs that became dead letters."""
+    cancelled = models.BigIntegerField(default=0)
+    retried = models.BigIntegerField(default=0)
+    """Attempts that failed, after which the job is tried again."""
+    run_seconds = models.FloatField(default=0)
+    """The sum of what was counted in classes."""
+    wait_seconds = models.FloatField(default=0)
+    run_classes = models.JSONField(default=dict)
+    """Class of ``stoker.histogram`` -> how many attempts ran so long."""
+    wait_classes = models.JSONField(default=dict)
+    """The same of how long first attempts had waited since they were due."""
+
+    objects = TallyQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "tally"
+        verbose_name_plural = "tallies"
+        indexes = (models.Index(fields=["seconds", "start"], name="stoker_tally_time"),)
+
+    def __str__(self) -> str:
+        return f"{self.task} in {self.queue} at {self.start}"
+
+
+PEAKS = ("ready", "deferred", "blocked", "running", "oldest_ready_seconds")
+
+
+class SampleQuerySet(models.QuerySet["Sample"]):
+    def between(self, since: float, until: float) -> SampleQuerySet:
+        """Rows of stretches that begin in this time, in seconds since 1970."""
+        return self.filter(seconds__in=WIDTHS, start__gte=since, start__lt=until)
+
+    def merged(self, rows: Sequence[Sample], start: int, seconds: int) -> Iterator[Sample]:
+        """One row for each queue, with the highest of each number."""
+        by_queue: dict[str, list[Sample]] = {}
+        for row in rows:
+            by_queue.setdefault(row.queue, []).append(row)
+        for queue, seen in by_queue.items():
+            peaks = {name: highest(getattr(row, name) for row in seen) for name in PEAKS}
+            yield Sample(start=start, seconds=seconds, queue=queue, **peaks)
+
+
+class Sample(models.Model):
+    """How many jobs of one queue were where, when it was looked at."""
+
+    id = models.BigAutoField(primary_key=True)
+    start = models.BigIntegerField()
+    """Seconds since 1970."""
+    seconds = models.IntegerField()
+    """For how long it stands. Where that is more than a minute, each number is the highest of
+    several looks."""
+    queue = models.CharField(max_length=100)
+    ready = models.BigIntegerField(default=0)
+    deferred = models.BigIntegerField(default=0)
+    blocked = models.BigIntegerField(default=0)
+    running = models.BigIntegerField(default=0)
+    oldest_ready_seconds = models.FloatField(null=True)
+    """How long the next job had waited; NULL without one."""
+
+    objects = SampleQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "sample"
+        indexes = (models.Index(fields=["seconds", "start"], name="stoker_sample_time"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} at {self.start}"
+
+
+def highest(numbers: Iterable[Any]) -> Any:
+    """The highest of those that are known; None without any."""
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def fold_oldest(rows: TallyQuerySet | SampleQuerySet, fold: Fold, now: float) -> bool:
+    """Replace the oldest rows that this fold is for by fewer. False: there are none.
+
+    Two who do it at the same time wait for each other, and the second finds nothing.
+
+    Args:
+        now: seconds since 1970.
+    """
+    limit = int(now - fold.after_seconds) // fold.into_seconds * fold.into_seconds
+    due: Any = rows.filter(seconds=fold.seconds, start__lt=limit).order_by("start", "pk")
+    oldest = due.values_list("start", flat=True).first()
+    if oldest is None:
+        return False
+    start = oldest // fold.into_seconds * fold.into_seconds
+    with transaction.atomic(using=rows.db):
+        due = due.filter(start__lt=start + fold.into_seconds)
+        if connections[rows.db].features.has_select_for_update:
+            due = due.select_for_update()
+        seen = list(due[:AT_ONCE])
+        merged: Any = rows.merged(seen, start, fold.into_seconds)
+        rows.bulk_create(merged)
+        rows.filter(pk__in=[row.pk for row in seen]).delete()
+    return True
+
+
+def forget_before(rows: TallyQuerySet | SampleQuerySet, start: float) -> int:
+    """Delete some of the rows of stretches that began before that; what they counted stays in the
+    totals. Returns how many."""
+    due = rows.filter(seconds__in=WIDTHS, start__lt=start).order_by("start", "pk")
+    with transaction.atomic(using=rows.db):
+        if connections[rows.db].features.has_select_for_update:
+            due = due.select_for_update()
+        seen: list[Any] = list(due[:AT_ONCE])
+        if isinstance(rows, TallyQuerySet) and seen:
+            rows.add_to_totals(seen)
+        rows.filter(pk__in=[row.pk for row in seen]).delete()
+    return len(seen)

@@ -1,0 +1,105 @@
+"""What is told of a job, whoever is told."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from django.views.debug import SafeExceptionReporterFilter
+
+from stoker.exceptions import UnknownTask
+from stoker.finding import find_task
+from stoker.lifecycle.failures import Failure
+from stoker.lifecycle.running import Running
+from stoker.lifecycle.scheduled import MOMENT, NAME
+from stoker.lifecycle.sealing import WORKFLOW
+from stoker.results import Result
+
+LONGEST_VALUE = 500
+WITHHELD = "[withheld]"
+BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+Facts = dict[str, Any]
+
+
+class _Secrets(SafeExceptionReporterFilter):
+    """What sounds secret by its name is never told, in arguments and in what is inside of them:
+    Django's own rule for its error pages."""
+
+    cleansed_substitute = WITHHELD
+
+
+_secrets = _Secrets()
+
+
+def facts_of_attempt(running: Running, result: Result[Any]) -> Facts:
+    """Of an attempt that runs here."""
+    return {
+        "job_id": str(running.job_id),
+        "task": running.task,
+        "queue": running.queue,
+        "attempt": running.attempt,
+        "backend": running.backend,
+        "worker": result.worker_ids[-1] if result.worker_ids else "",
+        "enqueued_at": result.enqueued_at.isoformat() if result.enqueued_at else "",
+        **_origin(running.metadata),
+    }
+
+
+def facts_of_failure(failure: Failure) -> Facts:
+    package = failure.package
+    enqueued_at = datetime.fromtimestamp(package.enqueued_at, UTC).isoformat() if package else ""
+    return {
+        "job_id": str(failure.job_id),
+        "task": failure.task,
+        "queue": failure.queue,
+        "attempt": failure.attempt,
+        "backend": failure.backend,
+        "worker": failure.worker_id,
+        "enqueued_at": enqueued_at,
+        "reason": failure.reason,
+        "is_final": failure.is_final,
+        **_origin(package.metadata if package else {}),
+    }
+
+
+def arguments_of_failure(failure: Failure) -> Facts:
+    """Name -> value, as far as they are known and may be told."""
+    if failure.package is None:
+        return {}
+    args, kwargs = failure.package.args, failure.package.kwargs
+    try:
+        names = _names(find_task(failure.task), len(args))
+    except UnknownTask:  # nobody knows what they are
+        names, args = _numbered(0, len(args)), (WITHHELD,) * len(args)
+    given = dict(zip(names, args, strict=True)) | kwargs
+    return {name: _in_short(name, value) for name, value in given.items()}
+
+
+def _origin(metadata: Mapping[str, str]) -> Facts:
+    known = {"schedule": NAME, "scheduled_for": MOMENT, "workflow": WORKFLOW}
+    return {fact: metadata[key] for fact, key in known.items() if key in metadata}
+
+
+def _names(task: Any, count: int) -> list[str]:
+    """Of so many arguments given by position."""
+    parameters = list(inspect.signature(task.func).parameters.values())
+    names = [one.name for one in parameters if one.kind in BY_POSITION]
+    if task.takes_context:
+        names = names[1:]
+    return [*names[:count], *_numbered(len(names), count)]
+
+
+def _numbered(first: int, end: int) -> list[str]:
+    return [f"argument {place + 1}" for place in range(first, end)]
+
+
+def _in_short(name: str, value: Any) -> str:
+    try:
+        cleansed = _secrets.cleanse_setting(name, value)
+        told = cleansed if cleansed is WITHHELD else repr(cleansed)
+    except Exception as error:  # noqa: BLE001 - a value's __repr__ may raise anything
+        told = f"<its repr() raised {type(error).__name__}>"
+    return told if len(told) <= LONGEST_VALUE else f"{told[:LONGEST_VALUE]}..."

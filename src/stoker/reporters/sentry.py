@@ -1,0 +1,271 @@
+"""Sentry: errors, traces from enqueue to run, and a monitor for each schedule.
+
+What the SDK has to send, it keeps in a short queue of its own and sends in a thread of its own;
+what finds no room there, it drops. So all hooks are called on the spot, in the job's context.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from uuid import UUID
+
+import sentry_sdk
+from sentry_sdk.crons import capture_checkin
+from sentry_sdk.integrations.logging import ignore_logger
+from sentry_sdk.transport import make_transport
+from sentry_sdk.utils import event_from_exception
+
+from stoker.compat import TASKS_APP
+from stoker.lifecycle.failures import Failure
+from stoker.lifecycle.firing import Fired
+from stoker.lifecycle.outcomes import Cancelled, Outcome, Succeeded
+from stoker.lifecycle.running import Running
+from stoker.lifecycle.scheduled import NAME
+from stoker.models import Tick
+from stoker.results import Result
+
+from .base import Reporter
+from .facts import Facts, arguments_of_failure, facts_of_attempt, facts_of_failure
+from .sentry_monitors import monitor_config, slug_of
+
+ORIGIN = "auto.queue.stoker"
+MECHANISM = {"type": "stoker", "handled": False}
+TRACE, BAGGAGE = "sentry-trace", "sentry-baggage"
+"""The metadata that carries the trace; "baggage" alone is OpenTelemetry's."""
+TOLD_HERE = {"attempt_failed", "dead_lettered", "worker_died", "worker_killed"}
+"""Log records of Stoker's about what is reported here anyway, and better."""
+
+STATUS = {"succeeded": "ok", "snoozed": "ok", "cancelled": "cancelled"}
+"""Outcome -> the status of its transaction; of others it is an error."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is open around an attempt that runs here."""
+
+    stack: ExitStack
+    began: float
+    """Monotonic seconds."""
+    outcome: str = ""
+
+
+_running: ContextVar[_Attempt | None] = ContextVar("stoker_sentry", default=None)
+
+
+class SentryReporter(Reporter):
+    """Reports by the client that the project has set up with ``sentry_sdk.init()``.
+
+    Args:
+        arguments: whether errors show the job's arguments.
+        report_retries: whether attempts that are tried again are reported, too, as warnings.
+        tracing: whether traces go on from enqueue to run. How many are recorded is said by the
+            SDK's ``traces_sample_rate``.
+        monitors: whether each schedule has a cron monitor.
+        monitor_config: what monitors have beside their schedule, as Sentry names it: minutes of
+            ``checkin_margin`` and ``max_runtime``, ``failure_issue_threshold``, ...
+        init: other options are those of ``sentry_sdk.init()``, which is called if there are any.
+    """
+
+    never_waits: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        arguments: bool = True,
+        report_retries: bool = False,
+        tracing: bool = True,
+        monitors: bool = True,
+        monitor_config: Mapping[str, Any] | None = None,
+        **init: Any,
+    ) -> None:
+        self._shows_arguments = arguments
+        self._reports_retries = report_retries
+        self._traces = tracing
+        self._monitors = monitors
+        self._monitor_config = dict(monitor_config or {})
+        if init:
+            sentry_sdk.init(**init)
+        sentry_sdk.get_global_scope().add_event_processor(_leave_out_told)
+
+    def begin(self, role: str) -> None:
+        """With a transport of its own: the one that a forked child has from its parent may count on
+        a thread that is not there. Django logs the errors that are reported here."""
+        ignore_logger(TASKS_APP)
+        if sentry_sdk.is_initialized():
+            client = sentry_sdk.get_client()
+            client.transport = make_transport(client.options)
+
+    # -- traces -----------------------------------------------------------------------------------
+
+    def on_enqueue(self, task: Any, job_id: UUID, metadata: dict[str, str]) -> None:
+        if not self._traces or not sentry_sdk.is_initialized():
+            return
+        with sentry_sdk.start_span(
+            op="queue.publish", name=task.module_path, origin=ORIGIN
+        ) as span:
+            span.set_data("messaging.system", "stoker")
+            span.set_data("messaging.message.id", str(job_id))
+            span.set_data("messaging.destination.name", task.queue_name)
+            carried = {TRACE: sentry_sdk.get_traceparent(), BAGGAGE: sentry_sdk.get_baggage()}
+        metadata.update({key: value for key, value in carried.items() if value})
+
+    def on_start(self, running: Running, result: Result[Any]) -> None:
+        if not sentry_sdk.is_initialized():
+            return
+        stack = ExitStack()
+        scope = stack.enter_context(sentry_sdk.isolation_scope())
+        scope.clear_breadcrumbs()
+        _describe(scope, facts_of_attempt(running, result))
+        if self._traces:
+            transaction = sentry_sdk.continue_trace(
+                _headers(running.metadata),
+                op="queue.process",
+                name=running.task,
+                source="task",
+                origin=ORIGIN,
+            )
+            stack.enter_context(sentry_sdk.start_transaction(transaction))
+            transaction.set_data("messaging.system", "stoker")
+            transaction.set_data("messaging.message.id", str(running.job_id))
+            transaction.set_data("messaging.destination.name", running.queue)
+            transaction.set_data("messaging.message.retry.count", running.attempt - 1)
+            transaction.set_data("messaging.message.receive.latency", _latency_ms(result))
+            stack.callback(_say_how_it_ended, transaction)
+        _running.set(_Attempt(stack, time.monotonic()))
+
+    def on_end(self, running: Running, result: Result[Any], outcome: Outcome) -> None:
+        attempt = _running.get()
+        if attempt is None:
+            return
+        attempt.outcome = outcome.kind
+        attempt.stack.close()
+        _running.set(None)
+        if NAME in running.metadata and isinstance(outcome, Succeeded | Cancelled):
+            status = "ok" if isinstance(outcome, Succeeded) else "error"
+            seconds = time.monotonic() - attempt.began
+            self._check_in(running.job_id, running.metadata[NAME], status, seconds)
+
+    # -- errors -----------------------------------------------------------------------------------
+
+    def on_failure(self, failure: Failure) -> None:
+        metadata = failure.package.metadata if failure.package else {}
+        if failure.is_final and NAME in metadata:
+            self._check_in(failure.job_id, metadata[NAME], "error")
+        if not sentry_sdk.is_initialized() or not (failure.is_final or self._reports_retries):
+            return
+        with self._scope_of(metadata) as scope:
+            _describe(scope, facts_of_failure(failure))
+            if self._shows_arguments:
+                scope.set_context("arguments", arguments_of_failure(failure))
+            scope.set_tag("stoker.reason", failure.reason)
+            scope.set_level("error" if failure.is_final else "warning")
+            if failure.exception is None:
+                sentry_sdk.capture_event(_event_of(failure))
+                return
+            event, hint = event_from_exception(
+                failure.exception,
+                client_options=sentry_sdk.get_client().options,
+                mechanism=MECHANISM,
+            )
+            sentry_sdk.capture_event(event, hint=hint)
+
+    @contextmanager
+    def _scope_of(self, metadata: Mapping[str, str]) -> Iterator[sentry_sdk.Scope]:
+        """That of the attempt; where none is running, one that goes on with its trace."""
+        if _running.get() is not None:
+            with sentry_sdk.new_scope() as scope:
+                yield scope
+            return
+        with sentry_sdk.isolation_scope() as scope:
+            scope.clear_breadcrumbs()
+            if self._traces:
+                sentry_sdk.continue_trace(_headers(metadata))
+            yield scope
+
+    # -- monitors ---------------------------------------------------------------------------------
+
+    def on_tick(self, fired: Fired) -> None:
+        if fired.job_id is None or fired.outcome != Tick.Outcome.FIRED:
+            return
+        config = monitor_config(fired.schedule)
+        if config is not None:
+            self._check_in(
+                fired.job_id,
+                fired.schedule.name,
+                "in_progress",
+                config={**config, **self._monitor_config},
+            )
+
+    def _check_in(
+        self,
+        job_id: UUID,
+        schedule: str,
+        status: str,
+        seconds: float | None = None,
+        *,
+        config: Any = None,
+    ) -> None:
+        """A job is one check-in, known by the job's id wherever it is told of."""
+        if self._monitors and sentry_sdk.is_initialized():
+            capture_checkin(
+                monitor_slug=slug_of(schedule),
+                check_in_id=job_id.hex,
+                status=status,
+                duration=seconds,
+                monitor_config=config,
+            )
+
+    def flush(self, seconds: float) -> None:
+        sentry_sdk.flush(timeout=seconds)
+
+
+def _say_how_it_ended(transaction: Any) -> None:
+    attempt = _running.get()
+    kind = attempt.outcome if attempt else ""
+    transaction.set_tag("stoker.outcome", kind)
+    transaction.set_status(STATUS.get(kind, "internal_error"))
+
+
+def _describe(scope: sentry_sdk.Scope, facts: Facts) -> None:
+    scope.set_context("stoker", facts)
+    for name in ("task", "queue", "job_id", "attempt", "schedule", "workflow"):
+        if name in facts:
+            scope.set_tag(f"stoker.{name}", facts[name])
+    scope.set_transaction_name(facts["task"] or "an unknown task", source="task")
+
+
+def _event_of(failure: Failure) -> Any:
+    """What nothing raised here: by the text that is kept of it."""
+    module, _, name = failure.fault.exception_class.rpartition(".")
+    raised = {
+        "type": name,
+        "module": module,
+        "value": failure.fault.message,
+        "mechanism": MECHANISM,
+    }
+    return {
+        "exception": {"values": [raised]},
+        "extra": {"traceback": failure.fault.traceback},
+        "fingerprint": ["stoker", failure.task, failure.reason, failure.fault.exception_class],
+    }
+
+
+def _headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    named = {"sentry-trace": TRACE, "baggage": BAGGAGE}
+    return {header: metadata[key] for header, key in named.items() if key in metadata}
+
+
+def _latency_ms(result: Result[Any]) -> float:
+    if result.enqueued_at is None or result.started_at is None:
+        return 0.0
+    return max(0.0, (result.started_at - result.enqueued_at).total_seconds() * 1000)
+
+
+def _leave_out_told(event: Any, hint: Any) -> Any:
+    record = (hint or {}).get("log_record")
+    return None if getattr(record, "stoker_event", "") in TOLD_HERE else event

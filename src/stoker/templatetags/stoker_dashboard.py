@@ -1,0 +1,118 @@
+"""What the templates of the dashboard say in few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from stoker.dashboard import assets, words
+from stoker.dashboard.visit import APP
+
+register = template.Library()
+
+
+def _known(say: Callable[[Any], str]) -> Callable[[Any], str]:
+    """A filter to which templates give "" where there is nothing to give."""
+
+    def filtered(value: Any) -> str:
+        return say(None if value == "" else value)
+
+    return filtered
+
+
+for _name, _say in (
+    ("number", words.number),
+    ("short", words.short_number),
+    ("duration", words.duration),
+    ("exactly", words.exactly),
+    ("percent", words.percent),
+):
+    register.filter(_name, _known(_say))
+
+
+@register.filter
+def plural(count: int, names: str) -> str:
+    """``{{ 2|plural:"job" }}``, ``{{ 2|plural:"entry,entries" }}``."""
+    one, _, many = names.partition(",")
+    return words.plural(count, one, many)
+
+
+@register.filter
+def short_task(path: str) -> SafeString:
+    """A task's dotted path, of which the last part is what one looks for."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        return format_html("{}", name)
+    return format_html('<span class="module">{}.<wbr></span><b>{}</b>', module, name)
+
+
+@register.filter
+def moment(at: datetime | None) -> SafeString:
+    """How long ago, and exactly when where one points at it."""
+    if at is None:
+        return format_html("{}", words.UNKNOWN)
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>',
+        at.isoformat(),
+        words.exactly(at),
+        words.since(at),
+    )
+
+
+@register.simple_tag(takes_context=True)
+def at(context: dict[str, Any], page: str, *args: Any, **query: Any) -> str:
+    """The address of a page for the backend that is looked at: ``{% at "job" job.id %}``."""
+    return str(context["visit"].at(page, *args, **query))
+
+
+@register.simple_tag(takes_context=True)
+def asset(context: dict[str, Any], name: str) -> str:
+    """The address of a file of ours."""
+    match = context["visit"].request.resolver_match
+    plain = "".join(name)  # a path takes no string that is marked as safe
+    return reverse(
+        f"{APP}:asset",
+        args=[assets.version_of(plain), plain],
+        current_app=match.namespace if match is not None else None,
+    )
+
+
+@register.filter
+def code_marked(text: str) -> SafeString:
+    """What stands between backticks, as code."""
+    parts = enumerate(text.split("`"))
+    return format_html_join("", "{}", ((_code(part) if n % 2 else part,) for n, part in parts))
+
+
+def _code(text: str) -> SafeString:
+    return format_html("<code>{}</code>", text)
+
+
+@register.filter
+def last_part(path: str) -> str:
+    """The name of a class or task, without its module."""
+    return path.rpartition(".")[2]
+
+
+@register.filter
+def add_up(number: float, more: int) -> str:
+    """As SVG has it, whatever the language of the site is."""
+    return f"{number + more:.0f}"
+
+
+@register.filter
+def key(values: dict[str, Any], name: str) -> Any:
+    """What a dict has under a name that stands in a variable."""
+    return values.get(name)
+
+
+@register.filter
+def split(text: str) -> list[str]:
+    """Words."""
+    return text.split()

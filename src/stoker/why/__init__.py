@@ -1,0 +1,14 @@
+"""Why a job is not running: one answer, read off the store.
+
+::
+
+    from stoker.why import why
+
+    answer = why(settings, job_id)
+    answer.kind, answer.sentence, answer.advice, answer.facts
+"""
+
+from .answer import Answer, Kind
+from .look import why
+
+__all__ = ["Answer", "Kind", "why"]

@@ -1,0 +1,64 @@
+"""A project that has the admin, and people who use it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from tests.app import frail
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """They have settings of their own."""
+    item.add_marker(pytest.mark.with_admin)
+
+
+class Visitor:
+    """Somebody who is signed in, and what he sees."""
+
+    def __init__(self, user: User) -> None:
+        self.user = user
+        self.client = Client()
+        self.client.force_login(user)
+
+    def get(self, path: str, status: int = 200, **query: Any) -> str:
+        """The page."""
+        response = self.client.get(f"/admin/stoker/{path}", query)
+        assert response.status_code == status, (response.status_code, response.content)
+        return response.content.decode()
+
+    def post(self, path: str, status: int = 200, **fields: Any) -> str:
+        """The page that one comes to."""
+        response = self.client.post(f"/admin/stoker/{path}", fields, follow=True)
+        assert response.status_code == status, (response.status_code, response.content)
+        return response.content.decode()
+
+
+@pytest.fixture(autouse=True)
+def _mended() -> Iterator[None]:
+    frail.broken.clear()
+    yield
+    frail.broken.clear()
+
+
+@pytest.fixture
+def anna(transactional_db: None) -> Visitor:
+    """Who may do everything."""
+    return Visitor(User.objects.create_superuser("anna"))
+
+
+@pytest.fixture
+def who_may(transactional_db: None) -> Callable[..., Visitor]:
+    """Somebody of the staff who has just these permissions."""
+
+    def make(*permissions: str) -> Visitor:
+        user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
+        for permission in permissions:
+            app, _, codename = permission.partition(".")
+            found = Permission.objects.get(content_type__app_label=app, codename=codename)
+            user.user_permissions.add(found)
+        return Visitor(user)
+
+    return make

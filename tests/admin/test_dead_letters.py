@@ -1,0 +1,231 @@
+"""Dead letters in the admin: found, understood, sent again, also with other arguments."""
+
+import re
+import uuid
+from typing import Any
+
+import pytest
+
+from stoker import dead_letters
+from stoker.conf import settings_for
+from stoker.models import DeadLetter, Job, Ready, Requeue
+from stoker.package import sealer_for
+
+from tests.admin.conftest import Visitor
+from tests.app import frail, tasks
+from tests.integration.letters import dead
+from tests.integration.work import claim, work_off
+
+
+def shown_letters(page: str) -> list[str]:
+    return re.findall(r"deadletter/([0-9a-f-]{36})/change/", page)
+
+
+def test_lists_and_their_filters(anna: Visitor) -> None:
+    charge, fetch = dead(frail.charge, "order 1"), dead(frail.fetch, "news")
+    dead_letters.discard(fetch.pk)
+    for query, letter in (
+        ({}, charge),
+        ({"state": "discarded"}, fetch),
+        ({"state": "all", "key": "feed"}, fetch),
+        ({"state": "all", "text": "ORDER 1"}, charge),
+        ({"task": charge.task}, charge),
+        ({"reason": "error", "queue": "default"}, charge),
+        ({"fingerprint": charge.fingerprint}, charge),
+    ):
+        assert shown_letters(anna.get("deadletter/", **query)) == [str(letter.pk)], query
+    assert not shown_letters(anna.get("deadletter/", text="nothing like it"))
+    assert "state=&#x27;x&#x27;" in anna.get("deadletter/", state="x")
+    assert "page of dead letters" in anna.get("deadletter/", after="x")
+
+
+@pytest.mark.parametrize("are_together", [False, True], ids=["in turn", "at one moment"])
+@pytest.mark.parametrize("query", [{}, {"queue": "default"}], ids=["by index", "by looking"])
+def test_pages_follow_one_another_and_leave_none_out(
+    anna: Visitor, query: Any, are_together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.admin.letter_list.PAGE", 2)
+    monkeypatch.setattr("stoker.admin.letter_list.LOOKED_AT", 3)
+    letters = [dead(frail.charge, f"order {number}") for number in range(7)]
+    if are_together:
+        DeadLetter.objects.update(failed_at=letters[0].failed_at)
+    page = anna.get("deadletter/", **query)
+    seen = shown_letters(page)
+    while link := re.search(r'href="/admin/stoker/([^"]*)" rel="next"', page):
+        page = anna.get(link[1].replace("&amp;", "&"))
+        seen += shown_letters(page)
+    assert len(seen) == 7
+    assert sorted(seen) == sorted(str(one.pk) for one in letters)
+
+
+def test_the_same_fault_is_one_line(anna: Visitor) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(3)]
+    dead(frail.fetch, "news")
+    page = anna.get("deadletter/faults/")
+    assert page.count("?fingerprint=") == 2
+    asked = anna.post(
+        "deadletter/together/",
+        verb="requeue",
+        all="1",
+        **{"filter-fingerprint": letters[0].fingerprint, "filter-task": letters[0].task},
+    )
+    assert "Requeue 3 dead letters" in asked
+    assert not Ready.objects.exists(), "it was only asked"
+
+
+def test_one_with_all_that_is_known_of_it(anna: Visitor) -> None:
+    letter = dead(frail.fetch, "news", note="in a hurry")
+    dead_letters.requeue(letter.pk, by="bob", because="once more")
+    page = anna.get(f"deadletter/{letter.pk}/change/")
+    for text in ("news is broken", "in a hurry", "frail.py", "bob", "once more", "feed:news"):
+        assert text in page, text
+    assert anna.get(f"deadletter/{letter.job_id}/change/"), "the id of its job is as good"
+    assert anna.get("deadletter/nothing/change/", status=404)
+
+
+def test_requeue_and_undo(anna: Visitor) -> None:
+    letter = dead(frail.charge, "order 1")
+    page = anna.post(f"deadletter/{letter.pk}/requeue/")
+    assert "Sent again as job" in page
+    assert Requeue.objects.get().by == "anna"
+    assert f"/admin/stoker/deadletter/{letter.pk}/undo/" in page
+    assert "carries it on already" in anna.post(f"deadletter/{letter.pk}/requeue/")
+    assert "is taken back" in anna.post(f"deadletter/{letter.pk}/undo/")
+    assert not Ready.objects.exists()
+    anna.post(f"deadletter/{letter.pk}/requeue/")
+    claim()
+    assert "has begun" in anna.post(f"deadletter/{letter.pk}/undo/")
+
+
+def test_discard_asks_first(anna: Visitor) -> None:
+    letter = dead(frail.charge, "order 1")
+    assert "Discard this dead letter?" in anna.get(f"deadletter/{letter.pk}/discard/")
+    anna.post(f"deadletter/{letter.pk}/discard/", because="paid in cash")
+    letter.refresh_from_db()
+    assert (letter.state, letter.closed_by, letter.closed_because) == (
+        "discarded",
+        "anna",
+        "paid in cash",
+    )
+
+
+# -- edited ---------------------------------------------------------------------------------------
+
+
+def edited(anna: Visitor, letter: DeadLetter, **fields: str) -> str:
+    written = {"args": '["order 1"]', "kwargs": "{}", "queue": "default"}
+    return anna.post(f"deadletter/{letter.pk}/edit/", **{**written, **fields})
+
+
+def test_it_is_sent_again_with_other_arguments(anna: Visitor) -> None:
+    letter = dead(frail.charge, "order 1")
+    page = anna.get(f"deadletter/{letter.pk}/edit/")
+    assert "order 1" in page
+    assert "charge(order: str" in page
+    told = edited(anna, letter, args='["order 2"]', queue="mail", because="a typing error")
+    assert "Sent again as job" in told
+    job = Job.objects.get(status=None)
+    package = sealer_for(settings_for()).open(bytes(job.package))
+    assert (package.args, job.queue) == (("order 2",), "mail")
+    assert Requeue.objects.get().because == "a typing error"
+    assert work_off() == 1
+    letter.refresh_from_db()
+    assert letter.state == "resolved"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"args": "[1"}, "this is not JSON"),
+        ({"args": "{}"}, "write a JSON list"),
+        ({"kwargs": "[]"}, "write a JSON object"),
+        ({"args": "[NaN]"}, "this is not JSON"),
+        ({"args": "[]"}, "missing a required argument"),
+        ({"args": '["a", "b", "c"]'}, "too many positional arguments"),
+        ({"args": "[7]"}, "7 is no str"),
+        ({"kwargs": '{"colour": 1}'}, "unexpected keyword"),
+        ({"args": '[{"$datetime": "soon"}]'}, "this is not JSON"),
+        ({"queue": "x" * 200}, "queue"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_the_task_would_not_take_is_told_and_kept(
+    anna: Visitor, fields: dict[str, str], sentence: str
+) -> None:
+    letter = dead(frail.charge, "order 1")
+    page = edited(anna, letter, because="a reason", **fields)
+    assert sentence in page
+    assert "a reason" in page, "what was written stands there still"
+    letter.refresh_from_db()
+    assert (letter.state, Ready.objects.count()) == ("open", 0)
+
+
+def test_what_json_has_no_word_for_goes_there_and_back(anna: Visitor) -> None:
+    letter = dead(frail.keep, "order 1", note=("a", b"b"))
+    assert "$tuple" in anna.get(f"deadletter/{letter.pk}/edit/")
+    edited(anna, letter, kwargs='{\n "note": {\n  "$tuple": [1, 2]}}')
+    job = Job.objects.get(status=None)
+    assert sealer_for(settings_for()).open(bytes(job.package)).kwargs == {"note": (1, 2)}
+
+
+def test_what_is_left_as_it_stands_stays_as_it_was_sealed(anna: Visitor) -> None:
+    letter = dead(frail.fetch, "news")
+    edited(anna, letter, args='[\n "news"\n]', queue="mail")
+    job = Job.objects.get(status=None)
+    package = sealer_for(settings_for()).open(bytes(job.package))
+    assert (package.args, package.options.identity) == (("news",), letter.identity)
+
+
+# -- many -----------------------------------------------------------------------------------------
+
+
+def test_those_that_were_ticked(anna: Visitor) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(3)]
+    ids = [str(one.pk) for one in letters[:2]]
+    asked = anna.post("deadletter/together/", verb="discard", ids=ids)
+    assert "Discard 2 dead letters?" in asked
+    assert not DeadLetter.objects.filter(state="discarded").exists()
+    told = anna.post("deadletter/together/", verb="discard", ids=ids, confirmed="1", because="x")
+    assert "2 of 2 dead letters" in told
+    assert DeadLetter.objects.filter(state="discarded", closed_by="anna").count() == 2
+    told = anna.post("deadletter/together/", verb="discard", ids=ids, confirmed="1")
+    assert "0 of 2 dead letters" in told
+    assert "tick dead letters" in anna.post("deadletter/together/", verb="discard")
+    gone = [str(uuid.uuid4()), ids[0]]
+    told = anna.post("deadletter/together/", verb="requeue", ids=gone, confirmed="1")
+    assert "There is no dead letter" in told
+    assert "Choose what" in anna.post("deadletter/together/", verb="burn", ids=ids)
+
+
+def test_those_that_filters_find(anna: Visitor) -> None:
+    [dead(frail.charge, f"order {number}") for number in range(3)]
+    other = dead(frail.fetch, "news")
+    told = anna.post(
+        "deadletter/together/",
+        verb="requeue",
+        all="1",
+        confirmed="1",
+        **{"filter-task": "tests.app.frail.charge"},
+    )
+    assert "3 of 3 dead letters" in told
+    other.refresh_from_db()
+    assert other.state == "open"
+    told = anna.post("deadletter/together/", verb="undo", all="1", confirmed="1")
+    assert "tick dead letters" in told
+    odd = {"all": "1", "filter-reason": "bad luck"}
+    assert "bad luck" in anna.post("deadletter/together/", verb="requeue", **odd)
+    ids = [str(one.pk) for one in DeadLetter.objects.filter(state="requeued")]
+    told = anna.post("deadletter/together/", verb="undo", ids=ids, confirmed="1")
+    assert "3 of 3" in told
+    assert not Ready.objects.exists()
+
+
+def test_to_look_changes_nothing(anna: Visitor) -> None:
+    """Django's templates call whatever they are given that can be called."""
+    letter = dead(frail.charge, "order 1")
+    tasks.add.enqueue(1, 2)
+    before = list(DeadLetter.objects.values())
+    for path in ("", "faults/", "together/", f"{letter.pk}/change/", f"{letter.pk}/edit/"):
+        anna.client.get(f"/admin/stoker/deadletter/{path}", {"all": "1", "verb": "requeue"})
+    assert list(DeadLetter.objects.values()) == before
+    assert Ready.objects.count() == 1

@@ -1,0 +1,198 @@
+"""Jobs in the admin: found, looked at, cancelled, run again."""
+
+import re
+import uuid
+from typing import Any
+
+import pytest
+
+from stoker import chain, queues
+from stoker.models import Job, Ready, Tally
+from stoker.progress import JobState
+
+from tests.admin.conftest import Visitor
+from tests.app import frail, guarded, tasks
+from tests.integration.letters import dead
+from tests.integration.work import claim, work_off
+
+TRAPPED: list[str] = []
+
+
+class Trap:
+    """Says when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return TRAPPED.append, ("unpickled",)
+
+
+def shown_jobs(page: str) -> list[str]:
+    return re.findall(r"<code>([0-9a-f-]{36})</code>", page)
+
+
+def test_every_state_has_a_list(anna: Visitor) -> None:
+    letter = dead(frail.charge, "order 1")
+    done = tasks.add.enqueue(1, 2)
+    work_off()
+    running = guarded.enter.enqueue()
+    claim()
+    blocked = guarded.enter.enqueue()
+    claim()
+    ready = tasks.add.enqueue(3, 4)
+    later = tasks.add.using(run_after=600).enqueue(1, 2)
+    later_cancelled = tasks.add.using(run_after=600).enqueue(1, 2)
+    later_cancelled.cancel("not needed")
+    by_state = {
+        "FAILED": letter.job_id,
+        "SUCCESSFUL": done.id,
+        "RUNNING": running.id,
+        "BLOCKED": blocked.id,
+        "READY": ready.id,
+        "DEFERRED": later.id,
+        "CANCELLED": later_cancelled.id,
+    }
+    for state, job_id in by_state.items():
+        assert shown_jobs(anna.get("job/", state=state)) == [str(job_id)], state
+    everything = anna.get("job/")
+    assert set(shown_jobs(everything)) == {str(one) for one in by_state.values()}
+    for state in by_state:
+        assert f'stoker-{state.lower()}">{state.lower()}' in everything
+
+
+def test_pages_follow_one_another_and_leave_none_out(
+    anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.admin.jobs.PAGE", 3)
+    tasks.add.enqueue_many([((number, 0), {}) for number in range(8)])
+    seen: list[str] = []
+    path = "job/"
+    while path:
+        page = anna.get(path)
+        seen += shown_jobs(page)
+        link = re.search(r'href="/admin/stoker/([^"]*)" rel="next"', page)
+        path = link[1].replace("&amp;", "&") if link else ""
+    assert sorted(seen) == sorted(str(pk) for pk in Job.objects.values_list("pk", flat=True))
+    assert len(seen) == 8
+    assert "first page" in anna.get("job/", after="nonsense")
+
+
+def test_jobs_are_found_by_what_one_knows_of_them(anna: Visitor) -> None:
+    letter = dead(frail.fetch, "news")
+    other = tasks.add.using(queue_name="mail").enqueue(1, 2)
+    one = anna.client.get("/admin/stoker/job/", {"q": other.id})
+    assert one.headers["Location"] == f"/admin/stoker/job/{other.id}/change/"
+    one = anna.client.get("/admin/stoker/job/", {"q": str(letter.pk)})
+    assert one.headers["Location"] == f"/admin/stoker/deadletter/{letter.pk}/change/"
+    assert not shown_jobs(anna.get("job/", q=str(uuid.uuid4())))
+    assert shown_jobs(anna.get("job/", q="frail.fetch")) == [str(letter.job_id)]
+    assert shown_jobs(anna.get("job/", q="news is broken")) == [str(letter.job_id)]
+    assert shown_jobs(anna.get("job/", task="tests.app.tasks.add")) == [other.id]
+    assert shown_jobs(anna.get("job/", queue="mail")) == [other.id]
+
+
+def test_a_job_is_found_by_the_text_of_its_unique_key(anna: Visitor) -> None:
+    result = frail.fetch.enqueue("news")
+    address = f"/admin/stoker/job/{result.id}/change/"
+    asked = {"q": "key:feed:news", "task": "tests.app.frail.fetch"}
+    assert anna.client.get("/admin/stoker/job/", asked).headers["Location"] == address
+    del asked["task"]
+    assert anna.client.get("/admin/stoker/job/", asked).status_code == 200, "nobody knows the task"
+    now = int(Job.objects.get().enqueued_at.timestamp())
+    Tally.objects.create(start=now, seconds=10, queue="default", task="tests.app.frail.fetch")
+    assert anna.client.get("/admin/stoker/job/", asked).headers["Location"] == address
+
+
+def test_a_job_with_all_that_is_known_of_it(anna: Visitor) -> None:
+    letter = dead(frail.charge, "order 1", note="in a hurry")
+    page = anna.get(f"job/{letter.job_id}/change/")
+    for text in (
+        "order 1 is broken",
+        "tests.app.frail.Broken",
+        "frail.py",
+        "in a hurry",
+        "became a dead letter",
+        f"/admin/stoker/deadletter/{letter.pk}/change/",
+    ):
+        assert text in page, text
+    chain(tasks.nothing.si(), tasks.add.si(1, 2)).enqueue()
+    step = Ready.objects.get().pk
+    page = anna.get(f"job/{step}/change/")
+    assert "Its workflow" in page
+    assert "tests.app.tasks.add" in page
+
+
+def test_why_a_job_waits(anna: Visitor) -> None:
+    result = tasks.nothing.enqueue()
+    queues.pause("default", by="bob", because="the provider is down")
+    page = anna.get(f"job/{result.id}/change/")
+    assert f'data-part="/admin/stoker/job/{result.id}/why/"' in page
+    part = anna.get(f"job/{result.id}/why/", part=1)
+    assert "bob" in part
+    assert "<html" not in part
+    assert "the provider is down" in anna.get(f"job/{result.id}/why/")
+
+
+def test_an_unreadable_job_is_shown_all_the_same(anna: Visitor) -> None:
+    result = tasks.nothing.enqueue()
+    Job.objects.update(package=b"no package")
+    page = anna.get(f"job/{result.id}/change/")
+    assert "cannot be opened" in page
+    Job.objects.update(status="FAILED")
+    assert "cannot be opened here" in anna.post(f"job/{result.id}/again/")
+    assert anna.get(f"job/{uuid.uuid4()}/change/", status=404)
+    assert anna.get("job/nothing/change/", status=404)
+
+
+def test_who_looks_unpickles_nothing(anna: Visitor, settings: Any) -> None:
+    pickles = {"OPTIONS": {"SERIALIZER": "pickle"}}
+    settings.TASKS = {"default": {**settings.TASKS["default"], **pickles}}
+    result = tasks.add.using(queue_name="mail").enqueue(Trap(), 2)
+    for page in ("change", "why"):
+        assert str(result.id) in anna.get(f"job/{result.id}/{page}/"), page
+    assert "pages unpickle nothing" in anna.get(f"job/{result.id}/change/")
+    assert not TRAPPED
+
+
+def test_to_cancel_asks_first_and_keeps_who_and_why(anna: Visitor) -> None:
+    result = tasks.nothing.enqueue()
+    assert "Cancel this job?" in anna.get(f"job/{result.id}/cancel/")
+    assert Ready.objects.exists(), "nothing is done by looking"
+    assert "The job is cancelled." in anna.post(f"job/{result.id}/cancel/", because="a mistake")
+    result.refresh()
+    assert (result.state, result.job.reason) == (
+        JobState.CANCELLED,
+        "cancelled by anna: a mistake",
+    )
+    assert "had ended already" in anna.post(f"job/{result.id}/cancel/")
+
+
+def test_a_job_is_run_again_with_the_same_arguments(anna: Visitor) -> None:
+    result = tasks.add.using(queue_name="mail", priority=3).enqueue(1, 2)
+    work_off()
+    assert anna.client.get(f"/admin/stoker/job/{result.id}/again/").status_code == 405
+    page = anna.post(f"job/{result.id}/again/")
+    assert "Enqueued again" in page
+    again = Job.objects.exclude(pk=result.id).get()
+    assert (again.queue, again.priority) == ("mail", 3)
+    work_off()
+    assert tasks.add.get_result(str(again.pk)).return_value == 3
+
+
+def test_a_dead_letter_is_not_passed_by(anna: Visitor) -> None:
+    letter = dead(frail.charge, "order 1")
+    assert "requeue that instead" in anna.post(f"job/{letter.job_id}/again/")
+    assert Job.objects.count() == 1
+
+
+def test_many_are_cancelled_once_that_is_confirmed(anna: Visitor) -> None:
+    tasks.nothing.enqueue_many([((), {})] * 3)
+    ids = [str(pk) for pk in Ready.objects.values_list("pk", flat=True)]
+    asked = anna.post("job/together/", verb="cancel", ids=ids[:2])
+    assert "these 2 jobs?" in asked
+    assert Ready.objects.count() == 3
+    told = anna.post("job/together/", verb="cancel", ids=ids[:2], confirmed="1", because="x")
+    assert "2 of 2 jobs" in told
+    assert [str(pk) for pk in Ready.objects.values_list("pk", flat=True)] == ids[2:]
+    assert "1 of 3 jobs" in anna.post("job/together/", verb="cancel", ids=ids, confirmed="1")
+    assert "Tick jobs" in anna.post("job/together/", verb="cancel")
+    gone = [str(uuid.uuid4())]
+    assert "0 of 1 jobs" in anna.post("job/together/", verb="cancel", ids=gone, confirmed="1")

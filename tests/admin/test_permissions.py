@@ -1,0 +1,154 @@
+"""Who may do what: the names are those of the API, and nothing is open."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+
+import pytest
+from django.contrib.admin import site
+from django.test import Client
+from django.urls import get_resolver
+
+from stoker import Cron, schedules
+from stoker.models import Cluster, DeadLetter, Job, PausedQueue, Ready, Schedule
+
+from tests.admin.conftest import Visitor
+from tests.app import tasks
+
+NAMES = {
+    "job_changelist": "stoker.view_job",
+    "job_change": "stoker.view_job",
+    "job_why": "stoker.view_job",
+    "job_cancel": "stoker.cancel_job",
+    "job_again": "stoker.add_job",
+    "job_together": "stoker.cancel_job",
+    "deadletter_changelist": "stoker.view_deadletter",
+    "deadletter_change": "stoker.view_deadletter",
+    "deadletter_faults": "stoker.view_deadletter",
+    "deadletter_requeue": "stoker.requeue_deadletter",
+    "deadletter_undo": "stoker.requeue_deadletter",
+    "deadletter_edit": "stoker.requeue_deadletter",
+    "deadletter_discard": "stoker.discard_deadletter",
+    "deadletter_together": "stoker.discard_deadletter",
+    "pausedqueue_changelist": "stoker.view_job",
+    "pausedqueue_change": "stoker.view_job",
+    "pausedqueue_pause": "stoker.pause_queue",
+    "pausedqueue_resume": "stoker.pause_queue",
+    "pausedqueue_clear": "stoker.clear_queue",
+    "cluster_changelist": "stoker.view_cluster",
+    "cluster_change": "stoker.view_cluster",
+    "cluster_quiet": "stoker.quiet_cluster",
+    "cluster_resume": "stoker.quiet_cluster",
+    "cluster_stop": "stoker.stop_cluster",
+    "schedule_changelist": "stoker.view_schedule",
+    "schedule_change": "stoker.view_schedule",
+    "schedule_add": "stoker.add_schedule",
+    "schedule_preview": "stoker.add_schedule",
+    "schedule_edit": "stoker.change_schedule",
+    "schedule_run": "stoker.run_schedule",
+    "schedule_pause": "stoker.pause_schedule",
+    "schedule_resume": "stoker.pause_schedule",
+    "schedule_delete": "stoker.delete_schedule",
+}
+"""Page -> what it takes."""
+VERBS = {"job_together": "cancel", "deadletter_together": "discard"}
+
+
+def path_of(name: str) -> str:
+    model, _, page = name.partition("_")
+    if page == "changelist":
+        return f"{model}/"
+    if page in ("together", "faults", "add", "preview"):
+        return f"{model}/{page}/"
+    thing = {"schedule": "nightly", "pausedqueue": "default"}.get(model, str(uuid.uuid4()))
+    return f"{model}/{thing}/{page}/"
+
+
+def status_of(visitor: Visitor, name: str) -> int:
+    fields = {"verb": VERBS.get(name, ""), "ids": str(uuid.uuid4())}
+    return visitor.client.post(f"/admin/stoker/{path_of(name)}", fields).status_code
+
+
+def test_every_page_is_in_the_table() -> None:
+    names = {
+        str(name).removeprefix("stoker_")
+        for name in get_resolver("tests.admin.urls").namespace_dict["admin"][1].reverse_dict
+        if str(name).startswith("stoker_")
+    }
+    assert names == set(NAMES)
+
+
+def test_without_the_permission_nobody_gets_in(who_may: Callable[..., Visitor]) -> None:
+    tasks.nothing.enqueue()
+    schedules.create("nightly", tasks.nothing, Cron("0 3 * * *"))
+    for permission in sorted(set(NAMES.values())):
+        others = set(NAMES.values()) - {permission}
+        if permission == "stoker.add_schedule":
+            others -= {"stoker.change_schedule"}  # either lets one see what a form says
+        visitor = who_may(*others)
+        for name in (name for name, needed in NAMES.items() if needed == permission):
+            assert status_of(visitor, name) == 403, name
+    assert Ready.objects.count() == 1
+    assert Schedule.objects.count() == 1
+
+
+def test_with_the_permission_one_gets_in(who_may: Callable[..., Visitor]) -> None:
+    for permission in sorted(set(NAMES.values())):
+        visitor = who_may(permission)
+        for name in (name for name, needed in NAMES.items() if needed == permission):
+            assert status_of(visitor, name) in (200, 302, 404), name
+
+
+def test_who_is_not_of_the_staff_is_asked_to_sign_in(transactional_db: None) -> None:
+    for name in NAMES:
+        response = Client().post(f"/admin/stoker/{path_of(name)}")
+        assert response.status_code == 302, name
+        assert "/admin/login/" in response.headers["Location"]
+
+
+def test_only_buttons_that_work_are_shown(who_may: Callable[..., Visitor]) -> None:
+    result = tasks.nothing.enqueue()
+    viewer = who_may("stoker.view_job")
+    page = viewer.get(f"job/{result.id}/change/")
+    assert "/cancel/" not in page
+    assert "/pause/" not in viewer.get("pausedqueue/")
+    assert 'type="checkbox"' not in viewer.get("job/")
+    assert "/cancel/" in who_may("stoker.view_job", "stoker.cancel_job").get(
+        f"job/{result.id}/change/"
+    )
+
+
+def test_the_index_names_what_one_may_see(who_may: Callable[..., Visitor]) -> None:
+    page = who_may("stoker.view_job").client.get("/admin/").content.decode()
+    assert "Jobs" in page
+    assert "Queues" in page
+    assert "Dead letters" not in page
+
+
+def test_what_no_store_takes_is_not_there(anna: Visitor) -> None:
+    anna.get("job/", status=404, task="a\x00b")
+    anna.get("schedule/a%00b/change/", status=404)
+
+
+def test_changes_need_the_csrf_token(anna: Visitor) -> None:
+    result = tasks.nothing.enqueue()
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(anna.user)
+    assert client.post(f"/admin/stoker/job/{result.id}/cancel/").status_code == 403
+    assert Ready.objects.exists()
+
+
+@pytest.mark.parametrize("model", [Job, DeadLetter, PausedQueue, Cluster, Schedule])
+def test_django_saves_no_row(model: type, anna: Visitor) -> None:
+    request = anna.client.get("/admin/").wsgi_request
+    ours = site._registry[model]
+    assert not ours.has_change_permission(request)
+    assert not ours.has_delete_permission(request)
+    assert ours.has_view_permission(request)
+
+
+def test_it_is_not_loaded_where_there_is_no_admin() -> None:
+    code = "import django, sys; django.setup(); sys.exit('stoker.admin' in sys.modules)"
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.settings.sqlite", "PATH": ""}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)

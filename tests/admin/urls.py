@@ -1,0 +1,6 @@
+"""The addresses of a project that has the admin."""
+
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]

@@ -1,0 +1,77 @@
+"""The work of a shop. What it needs is mended by a row: see ``mend``."""
+
+import time
+
+from stoker import Cron, Limit, task
+
+from tests.app.models import Account
+
+
+class BankUnreachable(Exception):
+    """It does not answer. It may later."""
+
+
+class NoSuchPhoto(Exception):
+    """There is none."""
+
+
+class OutOfPaper(Exception):
+    """There is none left."""
+
+
+@task(queue_name="payments", max_attempts=2, backoff=0.2)
+def charge_card(order: int, amount: str) -> str:
+    """Take the money, if the bank answers."""
+    if not Account.objects.filter(total=1).exists():
+        raise BankUnreachable(f"the bank did not answer: order {order} over {amount} is not paid")
+    return f"paid {amount}"
+
+
+@task(queue_name="mail")
+def send_receipt(order: int, to: str = "") -> str:
+    return f"sent to {to}"
+
+
+@task(queue_name="photos", max_attempts=1)
+def resize_photo(name: str, width: int = 800) -> dict[str, int]:
+    if name.startswith("missing"):
+        raise NoSuchPhoto(name)
+    return {"width": width, "height": width * 3 // 4}
+
+
+@task(queue_name="wrapping", max_attempts=1)
+def wrap(order: int) -> None:
+    raise OutOfPaper(f"no paper for order {order}")
+
+
+@task(queue_name="photos", limit=Limit(1, "printer"))
+def print_label(order: int, seconds: float = 0.0) -> None:
+    time.sleep(seconds)
+
+
+@task(queue_name="photos")
+def engrave(order: int) -> str:
+    """Takes until somebody has mended what it needs."""
+    while not Account.objects.filter(total=1).exists():
+        time.sleep(0.05)
+    return f"engraved {order}"
+
+
+@task(queue_name="reports", schedule=Cron("0 3 * * *", tz="Europe/Berlin", args=["yesterday"]))
+def nightly_report(day: str) -> str:
+    return f"report of {day}"
+
+
+@task(queue_name="default")
+def pack(order: int, item: str) -> str:
+    return item
+
+
+@task(queue_name="default")
+def ship(items: list[str]) -> str:
+    return ", ".join(items)
+
+
+def mend() -> None:
+    """Let the bank answer."""
+    Account.objects.create(total=1)

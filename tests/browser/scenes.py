@@ -1,0 +1,118 @@
+"""What each page of the dashboard has to show, when it is looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Value
+from django.db.models.functions import Replace
+
+from stoker import chain, chord, every, group, queues, schedules
+from stoker.models import Attempt, DeadLetter, Schedule
+
+from tests.browser import seeds
+from tests.cluster.clusters import ROOT, wait_for
+
+PAGES = {
+    "overview": "",
+    "jobs": "jobs/",
+    "job-failed": "jobs/{failed}",
+    "job-waiting": "jobs/{waiting}",
+    "queues": "queues/",
+    "queue": "queues/one?name=mail",
+    "tasks": "tasks/",
+    "task": "tasks/one?name=shop.tasks.charge_card",
+    "dead-letters": "dead-letters/",
+    "dead-letter": "dead-letters/{letter}",
+    "schedules": "schedules/",
+    "schedule": "schedules/{schedule}",
+    "workflows": "workflows/",
+    "workflow": "workflows/{workflow}",
+    "clusters": "clusters/",
+}
+
+
+class Scenes:
+    """Makes jobs, lets them come to what they shall come to, and knows where to look at them."""
+
+    def __init__(self) -> None:
+        from shop import tasks
+
+        self._tasks = tasks
+        self._ids: dict[str, Any] = {}
+        self._jobs()
+        self._schedules()
+        self._workflows()
+
+    @staticmethod
+    def names() -> list[str]:
+        return list(PAGES)
+
+    def address_of(self, name: str) -> str:
+        return "/stoker/" + PAGES[name].format(**self._ids)
+
+    def end(self) -> None:
+        """Nothing is left that others would have to wait for."""
+        for job in reversed(self._long):
+            job.cancel()
+        queues.resume("mail")
+
+    def _jobs(self) -> None:
+        tasks = self._tasks
+        queues.pause("mail", by="alice", because="the provider is down")
+        waiting = [
+            tasks.send_receipt.enqueue(1030 + number, to=name)
+            for number, name in enumerate(("carol", "dave", "erin", "frank"))
+        ]
+        failed = [
+            tasks.charge_card.enqueue(1041 + number, f"{number}9.90 EUR") for number in range(4)
+        ]
+        failed += [tasks.resize_photo.enqueue(f"missing-{number}.jpg") for number in range(2)]
+        successful = tasks.resize_photo.enqueue("lighthouse.jpg", width=1200)
+        tasks.send_receipt.using(run_after=3600).enqueue(1050, to="grace")
+        successful.wait(30)
+        ids = [job.id for job in failed]
+        wait_for(lambda: DeadLetter.objects.filter(job_id__in=ids).count() == len(ids))
+        _forget_the_machine()
+        self._long = [tasks.print_label.enqueue(7, seconds=300.0) for _ in range(3)]
+        letter = DeadLetter.objects.filter(job_id__in=ids).first()
+        assert letter is not None
+        self._ids |= {
+            "failed": failed[0].id,
+            "waiting": waiting[2].id,
+            "letter": letter.pk,
+        }
+
+    def _schedules(self) -> None:
+        tasks = self._tasks
+        row = schedules.create("refresh the shop window", tasks.pack, every(hours=1, args=[1, "x"]))
+        seeds.ticks(row)
+        schedules.create("remind of unpaid orders", tasks.pack, every(days=1, args=[2, "y"]))
+        schedules.pause("remind of unpaid orders", by="alice", because="until the bank is back")
+        self._ids["schedule"] = row.pk
+        wait_for(lambda: Schedule.objects.count() >= 3)
+
+    def _workflows(self) -> None:
+        tasks = self._tasks
+        items = ("lamp", "rope", "anchor", "compass", "chart")
+        packed = group(*(tasks.pack.si(1060, item) for item in items)).named("packing")
+        done = chord(packed, tasks.ship.s()).enqueue(name="order 1060")
+        done.wait(30)
+        photos = group(
+            *(tasks.resize_photo.si(name) for name in ("a.jpg", "missing-b.jpg", "c.jpg"))
+        )
+        flow = chain(
+            tasks.pack.si(1061, "tent"), photos.named("photos"), tasks.send_receipt.si(1061)
+        ).enqueue(name="order 1061")
+        wait_for(lambda: (flow.refresh(), flow.is_finished)[1])
+        chain(tasks.pack.si(1062, "oars"), tasks.send_receipt.si(1062)).enqueue(name="order 1062")
+        self._ids["workflow"] = flow.id
+
+
+def _forget_the_machine() -> None:
+    """In pictures, the code is where it might be for anybody."""
+    for model in (Attempt, DeadLetter):
+        rows: Any = model.objects.all()
+        for folder in ("tests/browser/project", "src"):
+            old, new = Value(str(ROOT / folder)), Value("/srv")
+            rows.update(traceback=Replace("traceback", old, new))

@@ -1,0 +1,127 @@
+"""Django's admin in a browser, over a cluster that works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from playwright.sync_api import expect
+
+from stoker import every, schedules
+from stoker.models import DeadLetter, Job
+
+from tests.browser.window import NARROW, WIDE, Window
+from tests.cluster.clusters import ProcessCluster, wait_for
+
+pytestmark = pytest.mark.slow
+
+PICTURES = Path(__file__).resolve().parents[2] / "reports" / "admin"
+PAGES = (
+    "job/",
+    "job/{failed}/change/",
+    "job/{waiting}/change/",
+    "deadletter/",
+    "deadletter/faults/",
+    "deadletter/{letter}/edit/",
+    "pausedqueue/",
+    "cluster/",
+    "schedule/hourly/change/",
+    "schedule/add/",
+)
+
+
+def dead(cluster: ProcessCluster) -> DeadLetter:
+    """Of a job that has failed for good, and cannot succeed."""
+    from shop import tasks  # on the path only where these tests run
+
+    job = tasks.resize_photo.enqueue("missing-7.jpg")
+    wait_for(lambda: DeadLetter.objects.filter(job_id=job.id).exists())
+    return DeadLetter.objects.get(job_id=job.id)
+
+
+def test_a_failed_job_is_found_edited_and_seen_to_succeed(
+    alice: Window, cluster: ProcessCluster
+) -> None:
+    letter, page = dead(cluster), alice.page
+    alice.go("/admin/")
+    page.get_by_role("link", name="Jobs", exact=True).first.click()
+    page.get_by_role("link", name="failed").click()
+    page.get_by_label("Tick all of this page").check()
+    assert page.locator("input[name=ids]:not(:checked)").count() == 0
+    page.locator(f'a[href="/admin/stoker/job/{letter.job_id}/change/"]').click()
+    expect(page.locator("#content")).to_contain_text("NoSuchPhoto")
+    expect(page.locator("#content pre").last).to_contain_text("raise NoSuchPhoto(name)")
+    page.locator(".stoker-verbs").get_by_role("link", name="Dead letter").click()
+
+    page.get_by_role("link", name="Edit and requeue").click()
+    page.fill("[name=args]", "[7]")
+    page.get_by_role("button", name="Requeue").click()
+    expect(page.get_by_role("alert")).to_contain_text("name: 7 is no str")
+    page.fill("[name=args]", '["lighthouse.jpg"]')
+    page.fill("[name=because]", "it was renamed")
+    page.get_by_role("button", name="Requeue").click()
+    expect(page.locator(".messagelist")).to_contain_text("Sent again as job")
+
+    again = DeadLetter.objects.get(pk=letter.pk).successor_id
+    wait_for(lambda: Job.objects.filter(pk=again, status="SUCCESSFUL").exists())
+    page.reload()
+    expect(page.locator("#content")).to_contain_text("resolved")
+    page.locator(f'#content a[href="/admin/stoker/job/{again}/change/"]').first.click()
+    expect(page.locator(".stoker-state").first).to_have_text("successful")
+    expect(page.locator(".stoker-life")).to_contain_text("it was renamed")
+    expect(page.locator("#content")).to_contain_text("lighthouse.jpg")
+
+
+def test_a_schedule_says_its_next_ticks_while_one_writes(
+    alice: Window, cluster: ProcessCluster
+) -> None:
+    page = alice.page
+    alice.go("/admin/stoker/schedule/add/")
+    page.fill("[name=name]", "weekly report")
+    page.fill("[name=task]", "shop.tasks.nightly_report")
+    page.fill("[name=args]", '["last week"]')
+    page.fill("[name=expression]", "30 2 * * 99")
+    expect(page.locator("#preview-problems")).to_contain_text("99")
+    page.fill("[name=expression]", "30 2 * * 1")
+    expect(page.locator("#preview-words")).to_contain_text("Monday")
+    expect(page.locator("#preview-next li")).to_have_count(5)
+    expect(page.locator("#preview-problems li")).to_have_count(0)
+    page.select_option("[name=kind]", "interval")
+    expect(page.locator("[name=expression]")).to_be_hidden()
+    page.fill("[name=count]", "2")
+    page.select_option("[name=unit]", "weeks")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".messagelist")).to_contain_text("is made")
+    assert schedules.get("weekly report").count == 2
+    schedules.delete("weekly report")
+
+
+def test_the_pages_are_for_everybody(alice: Window, cluster: ProcessCluster) -> None:
+    """In light and dark, on a desk and on a phone: in what is ours axe finds nothing, and nothing
+    scrolls sideways."""
+    from shop import tasks
+
+    letter = dead(cluster)
+    waiting = tasks.send_receipt.using(run_after=3600).enqueue(1, to="carol")
+    schedules.upsert("hourly", tasks.pack, every(hours=1, args=[1, "x"]))
+    ids = {"failed": letter.job_id, "waiting": UUID(waiting.id), "letter": letter.pk}
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page, wrong = alice.page, []
+    for number, address in enumerate(PAGES):
+        name = f"{number}-{address.partition('/')[0]}"
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size(WIDE)
+        alice.go("/admin/stoker/" + address.format(**ids))
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=PICTURES / f"{name}-light.png", full_page=True)
+        wrong += [f"{address}: {one}" for one in alice.violations(within="#content")]
+        page.emulate_media(color_scheme="dark")
+        page.screenshot(path=PICTURES / f"{name}-dark.png", full_page=True)
+        dark = alice.violations("color-contrast", within="#content")
+        wrong += [f"{address}, dark: {one}" for one in dark]
+        page.set_viewport_size(NARROW)
+        page.screenshot(path=PICTURES / f"{name}-phone.png", full_page=True)
+        if alice.scrolls_sideways():
+            wrong.append(f"{address} scrolls sideways")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,224 @@
+"""What people do with the dashboard, in a browser, over a cluster that works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from stoker import queues
+from stoker.models import Cluster, DeadLetter, Job
+from stoker.progress import JobState
+
+from tests.app.models import Account
+from tests.browser.conftest import PASSWORD
+from tests.browser.site import WSGI, running_site
+from tests.browser.window import Window
+from tests.cluster.clusters import ProcessCluster, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _broken_again(db: None) -> Iterator[None]:
+    """What a test has mended is broken for the next."""
+    yield
+    Account.objects.all().delete()
+
+
+def shop_tasks():  # type: ignore[no-untyped-def] # on the path only where these tests run
+    from shop import tasks
+
+    return tasks
+
+
+def test_a_failed_job_is_found_mended_and_seen_to_succeed(
+    alice: Window, cluster: ProcessCluster
+) -> None:
+    """An order is not paid; the bank is mended; one click, and it is, without a reload."""
+    page = alice.page
+    job = shop_tasks().charge_card.enqueue(1041, "19.90 EUR")
+    wait_for(lambda: DeadLetter.objects.filter(job_id=job.id).exists())
+
+    alice.go("/stoker/")
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("link", name="Failed").click()
+    page.locator(f'a[href="/stoker/jobs/{job.id}"]').click()
+    expect(page.locator("h1")).to_contain_text("charge_card")
+    expect(page.locator("#life")).to_contain_text("the bank did not answer: order 1041")
+    expect(page.locator("#life pre").first).to_contain_text("raise BankUnreachable")
+    expect(page.locator("#given")).to_contain_text("1041")
+
+    shop_tasks().mend()
+    page.get_by_role("button", name="Requeue").click()
+    expect(page.get_by_role("status").first).to_contain_text("Sent again")
+    page.get_by_role("link", name="That job").first.click()
+    page.wait_for_url(lambda address: job.id not in address)
+    expect(page.locator("#job-head .state")).to_have_text("successful")
+    expect(page.locator("#value")).to_contain_text("paid 19.90 EUR")
+    assert DeadLetter.objects.get(job_id=job.id).state == DeadLetter.State.RESOLVED
+
+
+def test_a_job_is_seen_to_go_on_without_a_reload(alice: Window, cluster: ProcessCluster) -> None:
+    """By server-sent events: the page that is open says what becomes of its job."""
+    page = alice.page
+    job = shop_tasks().engrave.enqueue(7)
+    alice.go(f"/stoker/jobs/{job.id}")
+    page.evaluate("window.isTheSamePage = true")
+    expect(page.locator("#job-head .state")).to_have_text("running")
+    expect(page.locator("#why")).to_be_visible()
+    shop_tasks().mend()
+    expect(page.locator("#job-head .state")).to_have_text("successful")
+    expect(page.locator("#value")).to_contain_text("engraved 7")
+    expect(page.locator("#why")).to_be_hidden()
+    assert page.evaluate("window.isTheSamePage")
+    assert page.evaluate("document.documentElement.dataset.follows") == "by events"
+
+
+def test_without_asgi_a_page_asks(
+    db: None,
+    browser: object,
+    cluster: ProcessCluster,
+    tmp_path: object,
+) -> None:
+    """The same on a server that has no events."""
+    job = shop_tasks().engrave.enqueue(8)
+    with running_site(tmp_path, WSGI) as address:  # type: ignore[arg-type] # a path
+        window = Window(browser, address)  # type: ignore[arg-type] # a context
+        window.sign_in("alice", PASSWORD)
+        window.go(f"/stoker/jobs/{job.id}")
+        expect(window.page.locator("#job-head .state")).to_have_text("running")
+        shop_tasks().mend()
+        expect(window.page.locator("#job-head .state")).to_have_text("successful")
+        assert window.page.evaluate("document.documentElement.dataset.follows") == "by asking"
+        window.page.close()
+        assert not window.complaints
+
+
+def test_a_paused_queue_holds_and_goes_on(alice: Window, cluster: ProcessCluster) -> None:
+    page = alice.page
+    shop_tasks().send_receipt.enqueue(1, to="carol").wait(30)
+    alice.go("/stoker/queues/one?name=mail")
+    page.locator("#ask-pause summary").click()
+    page.locator("#ask-pause input[name=because]").fill("the provider is down")
+    page.locator("#ask-pause button").click()
+    expect(page.get_by_text("mail is paused: what runs goes on")).to_be_visible()
+    expect(page.get_by_text("Paused by alice")).to_contain_text("the provider is down")
+    wait_for(lambda: queues.get("mail").paused is not None)
+
+    job = held_back()
+    expect(page.locator("#next")).to_contain_text("send_receipt")
+    assert Job.objects.get(pk=job.id).status is None
+    alice.go(f"/stoker/jobs/{job.id}")
+    expect(page.locator("#why")).to_contain_text("paused")
+
+    alice.go("/stoker/queues/one?name=mail")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("mail goes on")).to_be_visible()
+    assert job.wait(30) == "sent to dave"
+    assert job.state == JobState.SUCCESSFUL
+
+
+def held_back() -> Any:
+    """A job that the cluster has passed over, as it started a later one of another queue. Until it
+    has heard of a pause, what is enqueued may still be started."""
+    job = shop_tasks().send_receipt.enqueue(2, to="dave")
+    shop_tasks().pack.enqueue(1, "lamp").wait(30)
+    job.refresh()
+    return job if job.state == JobState.READY else held_back()
+
+
+def test_a_viewer_looks_and_changes_nothing(window: Window, cluster: ProcessCluster) -> None:
+    page = window.page
+    window.sign_in("bob", PASSWORD)
+    window.go("/stoker/queues/one?name=mail")
+    button = page.get_by_role("button", name="Pause").first
+    expect(button).to_be_disabled()
+    # Somebody who sends the form by hand is refused as well.
+    status = page.evaluate(
+        """async () => {
+            const token = document.cookie.match(/csrftoken=([^;]+)/);
+            const answer = await fetch("/stoker/queues/pause", {method: "POST",
+                headers: {"X-CSRFToken": token ? token[1] : "",
+                          "Content-Type": "application/x-www-form-urlencoded"},
+                body: "queue=mail"});
+            return [answer.status, await answer.text()];
+        }"""
+    )
+    assert status[0] == 403
+    assert "stoker.pause_queue" in status[1]
+    assert queues.get("mail").paused is None
+    window.complaints[:] = [one for one in window.complaints if "403" not in one]
+
+
+def wait_for_heartbeats(count: int) -> None:
+    """Of the one cluster: which of its queues are paused, it looks at more often than that."""
+    for _ in range(count):
+        before = Cluster.objects.get().heartbeat_us
+        wait_for(lambda before=before: Cluster.objects.get().heartbeat_us > before)
+
+
+def test_a_requeue_is_taken_back(alice: Window, cluster: ProcessCluster) -> None:
+    """Of all that have the same fault, with one click; and none of them has run."""
+    page = alice.page
+    jobs = [shop_tasks().wrap.enqueue(number) for number in range(3)]
+    wait_for(lambda: DeadLetter.objects.filter(job_id__in=[job.id for job in jobs]).count() == 3)
+    queues.pause("wrapping")
+    wait_for_heartbeats(2)
+    alice.go("/stoker/dead-letters/")
+    row = page.locator("#faults tr", has_text="OutOfPaper")
+    row.get_by_role("button", name="Requeue all").click()
+    expect(page.get_by_text("3 dead letters sent again.")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("3 requeues taken back.")).to_be_visible()
+    states = DeadLetter.objects.filter(job_id__in=[job.id for job in jobs])
+    assert {one.state for one in states} == {"open"}
+
+    row = page.locator("#faults tr", has_text="OutOfPaper")
+    row.locator("summary").click()
+    row.get_by_label("Why").fill("they were deleted")
+    row.locator("details button").click()
+    expect(page.get_by_text("3 dead letters discarded.")).to_be_visible()
+    assert {one.closed_because for one in states.all()} == {"they were deleted"}
+    queues.resume("wrapping")
+
+
+def test_everything_is_done_by_keyboard(alice: Window, cluster: ProcessCluster) -> None:
+    """From the first stop to a pause that is thought better of."""
+    page = alice.page
+    alice.go("/stoker/")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+    alice.go("/stoker/")
+    seen = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.textContent.trim()"))
+    assert seen[2:5] == ["Overview", "Jobs", "Queues"], seen
+    for name in ("Dead letters", "Schedules", "Workflows", "Clusters", "Live", "Dark"):
+        assert name in seen, seen
+
+    shop_tasks().send_receipt.enqueue(3).wait(30)
+    alice.go("/stoker/queues/one?name=mail")
+    why = page.locator("#ask-pause input[name=because]")
+    page.locator("#ask-pause summary").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(why).to_be_focused()
+    page.keyboard.type("lunch")
+    # What happens meanwhile takes nothing out of anybody's hands.
+    shop_tasks().send_receipt.enqueue(4).wait(30)
+    expect(why).to_have_value("lunch")
+    page.keyboard.press("Escape")
+    expect(page.locator("#ask-pause summary")).to_be_focused()
+    expect(why).to_be_hidden()
+    page.locator("#ask-pause summary").press("Enter")
+    why.press("Enter")
+    expect(page.get_by_text("mail is paused: what runs goes on")).to_be_visible()
+    page.get_by_role("button", name="Undo").press("Enter")
+    expect(page.get_by_text("mail goes on")).to_be_visible()

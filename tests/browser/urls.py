@@ -1,0 +1,15 @@
+"""The addresses of the shop's site: the dashboard, and Django's admin with its files."""
+
+from django.contrib import admin
+from django.contrib.staticfiles.views import serve
+from django.http import HttpResponse
+from django.urls import path, re_path
+
+from tests.dashboard.urls import urlpatterns as dashboard
+
+urlpatterns = [
+    *dashboard,
+    path("admin/", admin.site.urls),
+    path("favicon.ico", lambda request: HttpResponse(status=204)),
+    re_path("^static/(?P<path>.*)$", serve, {"insecure": True}),
+]

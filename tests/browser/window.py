@@ -1,0 +1,112 @@
+"""A Chromium that tests drive."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_FILE_PATH
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+GIVE_UP_MS = 30_000
+"""Only a guard against waiting for ever."""
+WIDE = {"width": 1280, "height": 800}
+SMALL = {"width": 1000, "height": 660}
+NARROW = {"width": 375, "height": 812}
+RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+
+
+def chromium() -> str:
+    """Where it is; a test without it is skipped, and says why."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        reason = Path(__file__).parents[2] / ".venv" / ".no-chromium"
+        why = reason.read_text().strip() if reason.exists() else "run `make test` as root on Debian"
+        pytest.skip(f"there is no Chromium: {why}")
+    return found
+
+
+@contextmanager
+def open_browser(folder: Path) -> Iterator[BrowserContext]:
+    """A browser with a profile of its own."""
+    # Its driver has an event loop in this thread; the tests' own queries are no part of it.
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    with sync_playwright() as driver:
+        context = driver.chromium.launch_persistent_context(
+            folder, executable_path=chromium(), args=list(FLAGS), viewport=WIDE, headless=True
+        )
+        context.set_default_timeout(GIVE_UP_MS)
+        expect.set_options(timeout=GIVE_UP_MS)
+        yield context
+        context.close()
+
+
+class Window:
+    """One page in the browser, and what it complains of."""
+
+    def __init__(self, context: BrowserContext, site: str) -> None:
+        self.site = site
+        self.page: Page = context.new_page()
+        self.complaints: list[str] = []
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def go(self, path: str) -> None:
+        response = self.page.goto(self.site + path)
+        assert response is not None
+        assert response.status == 200, f"{path}: {response.status}"
+
+    def sign_in(self, name: str, password: str) -> None:
+        """As that user, by the page of the site."""
+        self.page.context.clear_cookies()
+        self.go("/accounts/login/?next=/stoker/")
+        self.page.fill("[name=username]", name)
+        self.page.fill("[name=password]", password)
+        self.page.click("button")
+        self.page.wait_for_url("**/stoker/")
+
+    def come_as(self, name: str) -> None:
+        """As that user, who has signed in some time ago."""
+        client = Client()
+        client.force_login(User.objects.get(username=name))
+        value = client.cookies[settings.SESSION_COOKIE_NAME].value
+        self.page.context.clear_cookies()
+        self.page.context.add_cookies(
+            [{"name": settings.SESSION_COOKIE_NAME, "value": value, "url": self.site}]
+        )
+
+    def violations(self, *rules: str, within: str = "html") -> list[str]:
+        """What axe finds, by these rules or by all: who cannot see or point must be able to use
+        this, too."""
+        if not self.page.evaluate("Boolean(window.axe)"):
+            self.page.evaluate(AXE_FILE_PATH.read_text())
+        wanted = {"runOnly": list(rules or RULES), "resultTypes": ["violations"]}
+        run = "([within, wanted]) => axe.run(within, wanted)"
+        found: Any = self.page.evaluate(run, [within, wanted])
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+            for one in found["violations"]
+        ]
+
+    def scrolls_sideways(self) -> bool:
+        return bool(
+            self.page.evaluate(
+                "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+            )
+        )

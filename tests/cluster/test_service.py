@@ -1,0 +1,149 @@
+"""What watches a cluster from outside: probes, and a service manager."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cluster import board as place
+from stoker.cluster.board import Board
+from stoker.cluster.loops import LOOPS
+from stoker.cluster.service_manager import ServiceManager
+from stoker.cluster.watch import Watch
+from stoker.conf import Settings
+from stoker.management.health import judge_loops
+from stoker.management.subcommand import ExitCode
+
+from tests.cluster.clusters import run_command, running_cluster, wait_for
+
+pytestmark = pytest.mark.usefixtures("db")
+
+
+class Manager:
+    """Somebody with a NOTIFY_SOCKET."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "notify"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        self._socket.setblocking(False)
+        self.heard: list[str] = []
+
+    def listen(self) -> list[str]:
+        """All lines so far."""
+        while True:
+            try:
+                self.heard += self._socket.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                return self.heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(tmp_path)
+    yield manager
+    manager.close()
+
+
+def health(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    environment = {"TMPDIR": str(folder)}
+    done = run_command("stoker", "health", "--json", *arguments, environment=environment)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_service_from_its_start_to_its_end(tmp_path: Path, manager: Manager) -> None:
+    """Also: of a pusher or monitor that is stuck, though all processes are there."""
+    environment = {
+        "NOTIFY_SOCKET": str(manager.path),
+        "WATCHDOG_USEC": "600000",
+        "TMPDIR": str(tmp_path),  # other clusters of this user are none of ours
+    }
+    assert health(tmp_path, "--local")[0] == 1
+    with running_cluster(tmp_path, environment=environment) as cluster:
+        wait_for(lambda: "READY=1" in manager.listen(), cluster.tail)
+        wait_for(lambda: manager.listen().count("WATCHDOG=1") >= 2, cluster.tail)
+        code, shape = health(tmp_path, "--local")
+        assert (code, shape["healthy"], len(shape["boards"])) == (0, True, 1)
+        for role in ("pusher", "monitor"):
+            stuck = cluster.pause(role)
+            time.sleep(3.5)
+            code, shape = health(tmp_path, "--local", "--max-silence", "3")
+            assert (code, role in shape["reason"]) == (1, True), shape
+            code, shape = health(tmp_path, "--max-silence", "3")
+            assert code == 1, shape
+            stuck.resume()
+            wait_for(lambda: health(tmp_path, "--max-silence", "3")[0] == 0, cluster.tail)
+        assert "STOPPING=1" not in manager.listen()
+        assert cluster.stop() == 0
+    assert manager.listen().count("STOPPING=1") == 1
+    assert health(tmp_path, "--local")[0] == 1, "no process of it is left"
+
+
+# -- without processes ----------------------------------------------------------------------------
+
+
+def test_no_watchdog_is_told_of_a_loop_that_hangs(tmp_path: Path, manager: Manager) -> None:
+    settings = Settings(workers=1)
+    board = Board.create(tmp_path / "board", 1, 1)
+    watch = Watch(settings, board)
+    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "1"}
+    told = ServiceManager(board, watch, environment)
+
+    def turn_loops(seconds_ago: float = 0.0) -> None:
+        for beat in LOOPS.values():
+            board[beat] = time.monotonic_ns() - round(seconds_ago * 1e9)
+
+    turn_loops(1.0)
+    told.begin()
+    told.turn()
+    assert "READY=1" not in manager.listen(), "no loop has turned"
+    turn_loops()
+    told.turn()
+    assert "READY=1" not in manager.listen(), "there is no worker"
+    board.set_worker(0, place.PID, 1)
+    told.turn()
+    assert manager.listen().count("READY=1") == 1
+    before = manager.listen().count("WATCHDOG=1")
+    board[place.MONITOR_BEAT_NS] = time.monotonic_ns() - round((watch.hang_seconds + 1) * 1e9)
+    told.turn()
+    assert manager.listen().count("WATCHDOG=1") == before
+    turn_loops()
+    told.turn()
+    assert manager.listen().count("WATCHDOG=1") == before + 1
+    told.stop(is_reload=True)
+    assert {"RELOADING=1"} == {line for line in manager.listen() if line.startswith("RELOADING")}
+    board.remove()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"NOTIFY_SOCKET": "/nowhere"},
+        {"NOTIFY_SOCKET": "@nobody", "WATCHDOG_USEC": "soon"},
+        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"},
+    ],
+)
+def test_nobody_need_listen(tmp_path: Path, environment: dict[str, str]) -> None:
+    board = Board.create(tmp_path / "board", 1, 1)
+    told = ServiceManager(board, Watch(Settings(), board), environment)
+    told.begin()
+    told.turn()
+    told.stop(is_reload=False)
+    board.remove()
+
+
+def test_one_cluster_whose_loops_turn_is_enough() -> None:
+    good = {"pusher": 0.1, "monitor": 1.0, "scheduler": 0.0}
+    assert judge_loops({"a": {**good, "pusher": 99.0}, "b": good}, 38).code is ExitCode.DONE
+    verdict = judge_loops({"a": {**good, "scheduler": 99.0}}, 38)
+    assert verdict.code is ExitCode.NO
+    assert "scheduler" in verdict.sentence
+    assert judge_loops({}, 38).code is ExitCode.NO

@@ -1,0 +1,119 @@
+"""A server that brings messages, within the process: what is common to those is tested with it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from stoker.brokers.base import Capabilities, Message
+from stoker.brokers.transport import Parcel, Transport, as_body, as_message
+from stoker.conf import Settings
+
+
+@dataclass
+class Kept:
+    """One message, and when it may be received."""
+
+    queue: str
+    body: bytes
+    due: float
+
+
+class MemoryTransport(Transport):
+    """First in first out, and each comes again after a while."""
+
+    capabilities = Capabilities(priority=False, max_delay_seconds=3600.0)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.kept: dict[int, Kept] = {}
+        self.given_back = 0
+        self._numbers = itertools.count()
+        self._lead = 0.0
+        self._lock = threading.Lock()
+
+    def another(self) -> Self:
+        """There is one in the process."""
+        return self
+
+    def now(self) -> float:
+        """Seconds since 1970 on its clock, which can be turned."""
+        return time.time() + self._lead
+
+    def advance(self, seconds: float) -> None:
+        """Let that much time go by."""
+        self._lead += seconds
+
+    def send(self, messages: Sequence[Message]) -> None:
+        new = [Kept(one.queue, as_body(one), one.run_after or 0.0) for one in messages]
+        with self._lock:
+            self.kept |= {next(self._numbers): one for one in new}
+
+    def receive(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        passed_over: Collection[str] = (),
+        wait_seconds: float = 0.0,
+    ) -> list[Parcel]:
+        until = time.monotonic() + wait_seconds
+        while not (found := self._receive(queues, limit, passed_over)):
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.01)
+        return found
+
+    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        for parcel in parcels:
+            self.kept[parcel.receipt].due = self.now() + self.parcel_seconds
+        return list(parcels)
+
+    def _receive(
+        self, queues: Sequence[str], limit: int, passed_over: Collection[str]
+    ) -> list[Parcel]:
+        with self._lock:
+            now = self.now()
+            found = [
+                (number, one)
+                for number, one in self.kept.items()
+                if one.due <= now
+                and (not queues or one.queue in queues)
+                and one.queue not in passed_over
+            ][:limit]
+            for _, one in found:
+                one.due = now + self.parcel_seconds
+        return [Parcel(as_message(one.body, one.queue), number) for number, one in found]
+
+    def drop(self, parcels: Sequence[Parcel]) -> None:
+        for parcel in parcels:
+            self.kept.pop(parcel.receipt, None)
+
+    def give_back(self, parcels: Sequence[Parcel]) -> None:
+        for parcel in parcels:
+            self.kept[parcel.receipt].due = 0.0
+        self.given_back += len(parcels)
+
+    def counts(self) -> dict[str, int]:
+        return Counter(one.queue for one in self.kept.values())
+
+    def purge(self, queue: str) -> int:
+        with self._lock:
+            numbers = [number for number, one in self.kept.items() if one.queue == queue]
+            for number in numbers:
+                del self.kept[number]
+        return len(numbers)
+
+    def ping(self) -> None:
+        """It always answers."""
+
+    def info(self) -> dict[str, Any]:
+        return {"broker": "memory://", "server": "this process"}
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,139 @@
+"""Statements that a session keeps (PostgreSQL), and what follows where none can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError, connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from stoker.brokers.base import Delivery, Return
+from stoker.cluster.patience import set_deadlines
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import Ready, kept
+
+from tests.conformance.stands import OrmStand, message
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
+    """Give the ORM broker to one who is connected as a pusher or a monitor is."""
+    monkeypatch.setattr(kept, "_aliases", set())
+    made = OrmStand()
+    before = connection.settings_dict
+    connection.settings_dict = deepcopy(before)
+    set_deadlines(made.settings, keeps_statements=True)
+    yield made
+    connection.close()
+    connection.settings_dict = before
+
+
+def test_a_life_of_jobs_is_the_same_as_by_statements_that_are_not_kept(stand: OrmStand) -> None:
+    kept_ones = [through_all(stand), through_all(stand)]
+    assert names_kept(), "nothing was kept"
+    with connection.execute_wrapper(as_it_is):
+        others = [through_all(stand), through_all(stand)]
+    assert kept_ones == others
+
+
+def test_what_stands_in_a_transaction_ends_with_it(stand: OrmStand) -> None:
+    stand.broker.enqueue([message(), message()])
+    with transaction.atomic():
+        stand.broker.ack([one.lease for one in stand.claim(1)])
+        transaction.set_rollback(True)
+    assert Ready.objects.count() == 2
+    with transaction.atomic():
+        stand.broker.ack([one.lease for one in stand.claim(1)])
+    assert Ready.objects.count() == 1
+
+
+def test_a_pooler_that_changes_sessions_is_noticed_and_nothing_is_kept_any_more(
+    stand: OrmStand,
+) -> None:
+    stand.broker.enqueue([message()])
+    assert not stand.claim(0)
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+    with pytest.raises(BrokerUnavailable):
+        stand.claim(1)
+    assert len(stand.claim(1)) == 1
+    assert not names_kept()
+
+
+def test_a_connection_that_is_lost_is_told_as_such_and_the_next_one_keeps_its_own(
+    stand: OrmStand,
+) -> None:
+    stand.broker.enqueue([message()])
+    assert not stand.claim(0)
+    with connection.cursor() as cursor, pytest.raises(OperationalError):
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(BrokerUnavailable):
+        stand.claim(1)
+    connection.close()
+    assert len(stand.claim(1)) == 1
+    assert names_kept()
+
+
+def test_a_session_that_ends_in_the_middle_is_an_operational_error(stand: OrmStand) -> None:
+    """As when the server is killed while it works for us."""
+    sql = "SELECT pg_terminate_backend(pg_backend_pid()), %(number)s::int"
+    assert kept.are_kept(connection)
+    with pytest.raises(OperationalError):
+        kept.fetch_kept(connection, sql, {"number": 1})
+
+
+def test_text_with_a_nul_is_refused_and_not_cut_off(stand: OrmStand) -> None:
+    assert kept.are_kept(connection)
+    with pytest.raises(DataError):
+        kept.fetch_kept(connection, "SELECT %(text)s::text", {"text": "be\0hind"})
+
+
+def test_nothing_is_kept_where_somebody_has_a_cursor_of_his_own(
+    stand: OrmStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who keeps tenants apart by the search path sets it there."""
+    asked: list[Any] = []
+
+    def own_cursor(wrapper: Any, name: str | None = None) -> Any:
+        asked.append(wrapper)
+        return BaseDatabaseWrapper._cursor(wrapper, name)  # type: ignore[attr-defined] # not in the stubs
+
+    assert kept.are_kept(connection)
+    monkeypatch.setattr(type(connections["default"]), "_cursor", own_cursor, raising=False)
+    assert not kept.are_kept(connection)
+    stand.broker.enqueue([message()])
+    asked.clear()
+    assert len(stand.claim(1)) == 1
+    assert asked
+
+
+def through_all(stand: OrmStand) -> list[Any]:
+    """Everything that a job goes through, as far as it is the same each time."""
+    stand.broker.enqueue([message(package=f"{number}".encode()) for number in range(3)])
+    claimed = stand.claim(3)
+    stale = stand.broker.extend([one.lease for one in claimed], lease_seconds=60)
+    back = [Return(claimed[0].lease, attempts=7, crashes=2)]
+    stale |= stand.broker.settle([one.lease for one in claimed[1:]], back)
+    stale |= stand.broker.ack([claimed[1].lease])
+    again = stand.claim(3)
+    stand.broker.ack([one.lease for one in again])
+    return [len(stale), [as_told(one) for one in [*claimed, *again]]]
+
+
+def as_told(one: Delivery) -> tuple[Any, ...]:
+    return (type(one.job_id), type(one.lease_id), one.package, *one[3:])
+
+
+def as_it_is(execute: Any, *arguments: Any) -> Any:
+    return execute(*arguments)
+
+
+def names_kept() -> list[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM pg_prepared_statements")
+        return [row[0] for row in cursor.fetchall()]

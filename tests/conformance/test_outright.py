@@ -1,0 +1,60 @@
+"""Two clusters that record the ends of the same jobs, of a broker outside the store, at once."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from stoker.models import Job
+from stoker.models.job import NewJob
+from stoker.models.outright import Success, add_successful
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+COUNT = 2000
+TASK, QUEUE = "tests.app.tasks.nothing", "default"
+
+
+def succeeded(job_ids: Sequence[uuid.UUID]) -> int:
+    ends = [Success(one, TASK, QUEUE, 0, b"x", 1, "worker", 1, 2, b"") for one in job_ids]
+    return len(add_successful("default", ends))
+
+
+def failed(job_ids: Sequence[uuid.UUID]) -> int:
+    Job.objects.ensure([NewJob(one, TASK, QUEUE, 0, b"x", 1.0) for one in job_ids])
+    return 0
+
+
+@pytest.mark.parametrize("record", [succeeded, failed])
+def test_they_wait_for_each_other_in_one_direction_only(
+    record: Callable[[Sequence[uuid.UUID]], int],
+) -> None:
+    job_ids = [uuid.uuid4() for _ in range(COUNT)]
+    barrier = threading.Barrier(2)
+    added: list[int] = []
+    errors: list[Any] = []
+
+    def run(mine: Sequence[uuid.UUID]) -> None:
+        try:
+            with transaction.atomic():
+                connection.ensure_connection()
+                barrier.wait(30)
+                added.append(record(mine))
+        except Exception as error:  # noqa: BLE001 - shown below, in the test's own thread
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(mine,)) for mine in (job_ids, job_ids[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert Job.objects.count() == COUNT
+    assert sum(added) in (0, COUNT)

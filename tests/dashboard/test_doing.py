@@ -1,0 +1,224 @@
+"""Who may do what, and what comes of it: every address, by a table in which a new one has to
+stand."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from stoker import chain, every, queues, schedules
+from stoker.conf import settings_for
+from stoker.dashboard.urls import urlpatterns
+from stoker.models import Cluster, DeadLetter, Job, Workflow
+from stoker.progress import JobState
+from stoker.testing import drain
+
+from tests.app import frail, tasks
+from tests.dashboard.conftest import PREFIX
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
+
+PAGES = {
+    "overview": "stoker.view_job",
+    "jobs": "stoker.view_job",
+    "job": "stoker.view_job",
+    "queues": "stoker.view_job",
+    "queue": "stoker.view_job",
+    "tasks": "stoker.view_job",
+    "task": "stoker.view_job",
+    "dead-letters": "stoker.view_deadletter",
+    "dead-letter": "stoker.view_deadletter",
+    "schedules": "stoker.view_schedule",
+    "schedule": "stoker.view_schedule",
+    "workflows": "stoker.view_workflow",
+    "workflow": "stoker.view_workflow",
+    "clusters": "stoker.view_cluster",
+}
+ACTIONS = {
+    "cancel-job": "stoker.cancel_job",
+    "run-again": "stoker.add_job",
+    "pause-queue": "stoker.pause_queue",
+    "resume-queue": "stoker.pause_queue",
+    "clear-queue": "stoker.clear_queue",
+    "requeue": "stoker.requeue_deadletter",
+    "undo-requeue": "stoker.requeue_deadletter",
+    "discard": "stoker.discard_deadletter",
+    "run-schedule": "stoker.run_schedule",
+    "pause-schedule": "stoker.pause_schedule",
+    "resume-schedule": "stoker.pause_schedule",
+    "cancel-workflow": "stoker.change_workflow",
+    "retry-workflow": "stoker.change_workflow",
+    "quiet-cluster": "stoker.quiet_cluster",
+    "resume-cluster": "stoker.quiet_cluster",
+    "stop-cluster": "stoker.stop_cluster",
+}
+OPEN = {"asset", "live"}
+"""Files that hold nothing of anybody's; and what says only that something has changed."""
+
+
+def path_of(name: str) -> str:
+    pattern = next(one for one in urlpatterns if one.name == name)
+    return PREFIX + re.sub(r"<[^>]+>", str(uuid4()), str(pattern.pattern))
+
+
+def call(client: Client, name: str) -> Any:
+    return client.get(path_of(name)) if name in PAGES else client.post(path_of(name))
+
+
+def test_every_address_stands_in_the_tables() -> None:
+    """One that was added without a thought about who may call it fails here."""
+    assert {one.name for one in urlpatterns} == {*PAGES, *ACTIONS, *OPEN}
+
+
+@pytest.mark.parametrize("name", [*PAGES, *ACTIONS])
+def test_who_may_not_is_refused(name: str, who_may: Callable[..., Client]) -> None:
+    """Nobody: to the login. Somebody with every other permission: 403. With this one: not."""
+    wanted = {**PAGES, **ACTIONS}[name]
+    response = call(Client(), name)
+    assert response.status_code == 302
+    assert response.headers["Location"].startswith("/accounts/login/?next=/stoker/")
+    others = {*PAGES.values(), *ACTIONS.values()} - {wanted}
+    refused = call(who_may(*others), name)
+    assert refused.status_code == 403
+    assert wanted in refused.content.decode()
+    assert call(who_may(wanted), name).status_code not in (302, 403, 405)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_nothing_is_done_without_the_token_or_by_get(name: str, db: None) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.create_superuser("anna"))
+    assert client.post(path_of(name)).status_code == 403
+    response = client.get(path_of(name))
+    assert (response.status_code, response.headers["Allow"]) == (405, "POST")
+
+
+def test_who_may_see_nothing_hears_nothing(who_may: Callable[..., Client]) -> None:
+    assert Client().get(f"{PREFIX}live").status_code == 403
+    assert who_may().get(f"{PREFIX}live").status_code == 403
+    looker = who_may("view_cluster")
+    assert looker.get(f"{PREFIX}live").json()["pulse"]
+    no_events = looker.get(f"{PREFIX}live", headers={"Accept": "text/event-stream"})
+    assert no_events.status_code == 204, "there are none without ASGI"
+
+
+def test_a_viewer_sees_that_he_may_not(who_may: Callable[..., Client]) -> None:
+    queues.pause("mail")
+    text = who_may("view_job").get(f"{PREFIX}queues/").content.decode()
+    assert "disabled" in text
+    assert "/queues/resume" not in text
+    assert "Dead letters" not in text
+
+
+# -- what comes of it -----------------------------------------------------------------------------
+
+
+def done(client: Client, name: str, **fields: str) -> str:
+    """What the next page says of it."""
+    response = client.post(path_of(name), {"back": f"{PREFIX}queues/", **fields}, follow=True)
+    assert response.status_code == 200, response.content
+    return str(response.context["notice"]["text"])
+
+
+def test_a_job_is_cancelled_and_run_again(anna: Client) -> None:
+    job = tasks.add.enqueue(1, 2)
+    assert done(anna, "cancel-job", job=job.id, because="ordered twice") == "Cancelled."
+    job.refresh()
+    assert (job.state, job.job.reason) == (JobState.CANCELLED, "cancelled by anna: ordered twice")
+    assert "ended already" in done(anna, "cancel-job", job=job.id)
+    response = anna.post(f"{PREFIX}jobs/again", {"job": job.id})
+    again = Job.objects.get(status=None)
+    assert response.headers["Location"] == f"{PREFIX}jobs/{again.pk}"
+    drain()
+    again.refresh_from_db()
+    assert again.status == "SUCCESSFUL"
+
+
+def test_a_queue_is_paused_resumed_and_cleared(anna: Client) -> None:
+    job = tasks.add.using(queue_name="mail").enqueue(1, 2)
+    assert "is paused" in done(anna, "pause-queue", queue="mail", because="lunch")
+    pause = queues.get("mail").paused
+    assert pause is not None
+    assert (pause.by, pause.because) == ("anna", "lunch")
+    assert "goes on" in done(anna, "resume-queue", queue="mail")
+    assert "1 of 1 waiting jobs were cancelled" in done(anna, "clear-queue", queue="mail")
+    job.refresh()
+    assert job.state == JobState.CANCELLED
+
+
+def test_dead_letters_are_sent_again_taken_back_and_discarded(anna: Client) -> None:
+    frail.broken.add("x")
+    jobs = [frail.charge.enqueue("x") for _ in range(3)]
+    drain()
+    letters = DeadLetter.objects.filter(job_id__in=[job.id for job in jobs])
+    fault = letters[0].fingerprint
+    response = anna.post(f"{PREFIX}dead-letters/requeue", {"fingerprint": fault}, follow=True)
+    notice = response.context["notice"]
+    assert notice["text"] == "3 dead letters sent again."
+    assert {one.state for one in letters.all()} == {"requeued"}
+    fields = dict(notice["fields"])
+    assert done(anna, notice["undo"], **fields) == "3 requeues taken back."
+    assert {one.state for one in letters.all()} == {"open"}
+
+    frail.broken.clear()
+    assert done(anna, "requeue", letter=str(letters[0].pk)) == "Sent again."
+    drain()
+    assert letters.filter(state="resolved").count() == 1
+    assert "Not sent again" in done(anna, "requeue", letter=str(letters.get(state="resolved").pk))
+    said = done(anna, "discard", fingerprint=fault, because="known")
+    assert said == "2 dead letters discarded."
+    assert letters.filter(state="discarded", closed_by="anna", closed_because="known").count() == 2
+    assert anna.post(f"{PREFIX}dead-letters/discard").status_code == 400, "none was named"
+
+
+def test_a_schedule_is_run_paused_and_resumed(anna: Client) -> None:
+    row = schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
+    response = anna.post(f"{PREFIX}schedules/run", {"schedule": str(row.pk)})
+    job = Job.objects.get()
+    assert response.headers["Location"] == f"{PREFIX}jobs/{job.pk}"
+    assert "is paused" in done(anna, "pause-schedule", schedule=str(row.pk), because="lunch")
+    row.refresh_from_db()
+    assert (row.is_paused, row.paused_by, row.paused_because) == (True, "anna", "lunch")
+    assert "goes on" in done(anna, "resume-schedule", schedule=str(row.pk))
+
+
+def test_a_workflow_is_cancelled_and_sent_on(anna: Client) -> None:
+    flow = chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue(name="order 7")
+    assert "Cancelled" in done(anna, "cancel-workflow", workflow=flow.id, because="lunch")
+    row = Workflow.objects.get(pk=flow.id)
+    assert (row.state, row.reason) == ("CANCELLED", "cancelled by anna: lunch")
+    assert "goes on" in done(anna, "retry-workflow", workflow=flow.id)
+    drain()
+    row.refresh_from_db()
+    assert row.state == "SUCCESSFUL"
+
+
+def test_a_cluster_is_asked(anna: Client) -> None:
+    cluster = Cluster.objects.create(
+        id=uuid4(),
+        name=settings_for().cluster,
+        host="host",
+        pid=1,
+        heartbeat_us=0,
+        started_at="2026-01-01T00Z",
+    )
+    done(anna, "quiet-cluster", cluster=str(cluster.pk))
+    cluster.refresh_from_db()
+    assert cluster.request == "quiet"
+    done(anna, "resume-cluster", cluster=str(cluster.pk))
+    assert "asked to stop" in done(anna, "stop-cluster", cluster=str(cluster.pk))
+    cluster.refresh_from_db()
+    assert cluster.request == "stop"
+
+
+@pytest.mark.parametrize(
+    "back", ["https://elsewhere.example/", "//elsewhere.example/stoker/", "/admin/", "javascript:1"]
+)
+def test_nobody_is_sent_elsewhere(back: str, anna: Client) -> None:
+    queues.pause("mail")
+    response = anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": back})
+    assert response.headers["Location"] == PREFIX

@@ -1,0 +1,329 @@
+"""Every page is there, asks the database little, and shows what there is to see."""
+
+import html
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError, connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from stoker import chain, every, group, queues, schedules
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.dashboard import words
+from stoker.models import Cluster, DeadLetter, Tally
+from stoker.models.clock import DatabaseNow
+from stoker.testing import drain
+
+from tests.app import flows, frail, tasks
+from tests.dashboard.conftest import PREFIX
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
+
+VIEWS = ("view_job", "view_deadletter", "view_schedule", "view_workflow", "view_cluster")
+MOST_QUERIES = 14
+
+TRAPPED: list[str] = []
+
+
+class Trap:
+    """Says when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return TRAPPED.append, ("unpickled",)
+
+
+@pytest.fixture
+def ids() -> dict[str, Any]:
+    """A bit of everything."""
+    frail.broken.add("order 1")
+    failed = frail.charge.enqueue("order 1")
+    done = tasks.add.enqueue(1, 2)
+    flow = chain(
+        tasks.add.si(1, 2), group(*(tasks.add.si(n, 1) for n in range(12))), tasks.add.si(1, 1)
+    ).enqueue(name="order 7")
+    drain()
+    frail.broken.clear()
+    for queue in ("mail", "photos", "a/b?c=ü"):
+        tasks.add.using(queue_name=queue, priority=5).enqueue(1, 2)
+    queues.pause("mail", by="alice", because="<b>the provider</b>")
+    late = tasks.add.using(run_after=3600).enqueue(1, 2)
+    running = running_job()
+    ready = tasks.add.enqueue(3, 4)
+    row = schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
+    letter = DeadLetter.objects.get(job_id=failed.id)
+    return {
+        "failed": failed.id,
+        "done": done.id,
+        "late": late.id,
+        "ready": ready.id,
+        "running": running,
+        "flow": flow.id,
+        "schedule": row.pk,
+        "letter": letter.pk,
+    }
+
+
+def running_job() -> str:
+    """One that a worker of a cluster runs, as the cluster's last sign of life showed it."""
+    cluster_id, job = uuid4(), tasks.add.using(queue_name="busy").enqueue(1, 2)
+    broker_for(settings_for()).claim(["busy"], 1, holder=cluster_id, lease_seconds=600)
+    running = [{"job": job.id, "seconds": 1.0}]
+    Cluster.objects.create(
+        id=cluster_id,
+        name=settings_for().cluster,
+        host="one",
+        pid=7,
+        heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(),
+        info={"workers": [{"number": 0, "pid": 8, "jobs_done": 3, "running": running}]},
+    )
+    return job.id
+
+
+PAGES = (
+    "",
+    "?last=week",
+    "jobs/",
+    "jobs/?state=failed",
+    "jobs/?state=ready&queue=mail",
+    "jobs/?state=deferred&q=add",
+    "jobs/?q=nothing+like+it",
+    "jobs/{failed}",
+    "jobs/{done}",
+    "jobs/{late}",
+    "jobs/{ready}",
+    "jobs/{running}",
+    "queues/",
+    "queues/one?name=mail",
+    "queues/one?name=a%2Fb%3Fc%3D%C3%BC",
+    "tasks/",
+    "tasks/one?name=tests.app.tasks.add",
+    "tasks/one?name=gone.tasks.away",
+    "dead-letters/",
+    "dead-letters/?state=closed",
+    "dead-letters/?q=broken",
+    "dead-letters/{letter}",
+    "schedules/",
+    "schedules/{schedule}",
+    "workflows/",
+    "workflows/?state=successful",
+    "workflows/{flow}",
+    "clusters/",
+)
+
+
+def test_every_page_asks_little_and_escapes_what_it_is_given(
+    ids: dict[str, Any], who_may: Callable[..., Client]
+) -> None:
+    """Fewer than 15 queries, those for session and permissions included."""
+    looker = who_may(*VIEWS)
+    for path in PAGES:
+        with CaptureQueriesContext(connection) as captured:
+            response = looker.get(PREFIX + path.format(**ids))
+        text = response.content.decode()
+        assert response.status_code == 200, (path, text[:2000])
+        assert len(captured) <= MOST_QUERIES, (path, [one["sql"][:150] for one in captured])
+        assert "<b>the provider" not in text, path
+        assert 'style="' not in text, path
+        assert "<script>" not in text, path
+        policy = response.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'self';"), path
+
+
+def test_what_is_there_is_shown(ids: dict[str, Any], anna: Client) -> None:
+    def text_of(path: str) -> str:
+        return anna.get(PREFIX + path.format(**ids)).content.decode()
+
+    assert "order 1 is broken" in text_of("jobs/{failed}")
+    assert "Traceback" in text_of("jobs/{failed}")
+    assert "Broken" in text_of("dead-letters/")
+    assert "&lt;b&gt;the provider&lt;/b&gt;" in text_of("queues/")
+    assert "and 4 more" in text_of("workflows/{flow}"), "of a large group the rest is counted"
+    assert "every hour" in text_of("schedules/")
+    assert f"jobs/{ids['done']}" in text_of(f"jobs/?q={ids['done']}")
+    assert "a/b?c=ü" in text_of("queues/one?name=a%2Fb%3Fc%3D%C3%BC")
+    assert '<pre tabindex="0">3</pre>' in text_of("jobs/{done}")
+
+
+def test_what_browsers_read_is_written_in_no_language(
+    ids: dict[str, Any], anna: Client, settings: Any
+) -> None:
+    """Where people read 1.234,5, SVG still has to have 1234.5."""
+    now = int(time.time()) // 60 * 60
+    Tally.objects.create(start=now - 120, seconds=60, queue="default", task="t", successful=7)
+    settings.LANGUAGE_CODE = "de"
+    settings.USE_THOUSAND_SEPARATOR = True
+    for path in PAGES:
+        text = anna.get(PREFIX + path.format(**ids)).content.decode()
+        numbers = re.findall(r' (?:x|y|x1|x2|width|height|max|value)="([^"]*\d[.,][^"]*)"', text)
+        assert not [one for one in numbers if "," in one], (path, numbers)
+    assert 'rect class="good"' in anna.get(PREFIX).content.decode()
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_moments_with_a_zone_and_without_are_told(use_tz: bool, settings: Any) -> None:
+    settings.USE_TZ = use_tz
+    assert words.since(datetime.now(UTC) - timedelta(minutes=5)) == "5 min ago"
+    assert words.since(timezone.now() + timedelta(days=4, minutes=1)) == "in 4 d"
+
+
+def test_pages_follow_one_another(anna: Client) -> None:
+    """Each job stands on one of them, in the order in which they were enqueued."""
+    jobs = tasks.nothing.enqueue_many([((), {})] * 120)
+    found: list[str] = []
+    path: str | None = f"{PREFIX}jobs/"
+    while path:
+        response = anna.get(path)
+        found += [str(row["job"].pk) for row in response.context["rows"]]
+        path = response.context["next"]
+    assert found == [job.id for job in reversed(jobs)]
+
+
+def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
+    anna: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stoker.models import job_search
+
+    monkeypatch.setattr(job_search, "LOOKED_AT", 10)
+    wanted = tasks.add.enqueue(1, 2)
+    tasks.nothing.enqueue_many([((), {})] * 25)
+    response = anna.get(f"{PREFIX}jobs/?q=tasks.add")
+    looks = 1
+    while not response.context["rows"]:
+        assert response.context["is_cut"]
+        assert b"Look further" in response.content
+        response = anna.get(response.context["next"])
+        looks += 1
+    assert [str(row["job"].pk) for row in response.context["rows"]] == [wanted.id]
+    assert looks == 3
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "jobs/?state=odd",
+        "jobs/?after=odd",
+        "jobs/?state=ready&after=1~2~3",
+        "dead-letters/?state=odd",
+        "dead-letters/?after=odd",
+        "workflows/?state=odd",
+        "workflows/?after=odd",
+        "jobs/?q=%00",
+    ],
+)
+def test_nonsense_is_told(path: str, anna: Client) -> None:
+    response = anna.get(PREFIX + path)
+    assert response.status_code == 400
+    assert b"<h1>" in response.content
+
+
+@pytest.mark.parametrize("kind", ["jobs", "dead-letters", "schedules", "workflows"])
+def test_what_is_not_there_is_told(kind: str, anna: Client) -> None:
+    response = anna.get(f"{PREFIX}{kind}/{UUID(int=1)}")
+    assert response.status_code == 404
+    assert b"There is no" in response.content
+
+
+def test_a_store_that_is_out_of_reach_is_told(anna: Client, settings: Any) -> None:
+    settings.TASKS = {
+        "default": {
+            "BACKEND": "stoker.backend.StokerBackend",
+            "OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"},
+        }
+    }
+    response = anna.get(f"{PREFIX}queues/")
+    assert response.status_code == 503
+    assert b"Out of reach" in response.content
+
+
+def test_it_is_told_when_nobody_can_say_who_looks(anna: Client, settings: Any) -> None:
+    """The users' database is away, too."""
+    # That one asks who it is before any view does.
+    settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "LoginRequired" not in one]
+
+    def away(*_: Any) -> None:
+        raise OperationalError("connection refused at 10.0.0.7")
+
+    with connection.execute_wrapper(away):
+        page, word = anna.get(PREFIX), anna.get(f"{PREFIX}live")
+    assert page.status_code == 503
+    assert page.content.decode().startswith("The database does not answer.")
+    assert word.json() == {"pulse": "unknown"}, "then the page is fetched again, which says so"
+
+
+def test_a_project_without_users_is_told_what_is_missing(anna: Client, settings: Any) -> None:
+    settings.MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
+    with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware in MIDDLEWARE"):
+        anna.get(PREFIX)
+
+
+def test_who_looks_unpickles_nothing(anna: Client, settings: Any) -> None:
+    pickles = {"OPTIONS": {"SERIALIZER": "pickle"}}
+    settings.TASKS = {"default": {**settings.TASKS["default"], **pickles}}
+    result = tasks.add.enqueue(Trap(), 2)
+    response = anna.get(f"{PREFIX}jobs/{result.id}")
+    assert b"pages unpickle nothing" in response.content
+    assert not TRAPPED
+
+
+def test_several_backends_have_a_switch(anna: Client, settings: Any) -> None:
+    one = settings.TASKS["default"]
+    assert b"<select" not in anna.get(PREFIX).content
+    settings.TASKS = {"default": one, "other": {**one, "OPTIONS": {"CLUSTER": "other"}}}
+    text = anna.get(f"{PREFIX}?backend=other").content.decode()
+    assert "<option selected>other</option>" in text
+    assert 'href="/stoker/jobs/?backend=other"' in text
+    assert anna.get(f"{PREFIX}?backend=third").status_code == 404
+
+
+def test_files_are_kept_for_ever_under_an_address_of_their_own(anna: Client) -> None:
+    text = anna.get(PREFIX).content.decode()
+    address = text.partition('<script src="')[2].partition('"')[0]
+    response = Client().get(address)
+    assert response.status_code == 200
+    assert "immutable" in response.headers["Cache-Control"]
+    assert response.headers["Content-Type"].startswith("text/javascript")
+    assert "no-cache" in Client().get(f"{PREFIX}files/old/dashboard.css").headers["Cache-Control"]
+    assert Client().get(f"{PREFIX}files/old/secrets.txt").status_code == 404
+
+
+def test_a_job_that_waits_says_why(anna: Client) -> None:
+    job = tasks.add.enqueue(1, 2)
+    response = anna.get(f"{PREFIX}jobs/{job.id}")
+    assert response.status_code == 200
+    assert response.context["why"].sentence in html.unescape(response.content.decode())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, "\N{EN DASH}"),
+        (0.0042, "4 ms"),
+        (4.21, "4.2 s"),
+        (42, "42 s"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_times_are_said_briefly(seconds: float | None, said: str) -> None:
+    assert words.duration(seconds) == said
+
+
+def test_a_page_of_a_large_workflow_asks_little(anna: Client) -> None:
+    flow = group(*(flows.member.si(n, 0.0) for n in range(900))).enqueue(name="large")
+    with CaptureQueriesContext(connection) as captured:
+        response = anna.get(f"{PREFIX}workflows/{flow.id}")
+    assert response.status_code == 200
+    assert len(captured) <= MOST_QUERIES
+    assert "and 892 more" in response.content.decode()

@@ -1,0 +1,309 @@
+"""What a server without leases brings into the store: once, whatever is repeated or breaks."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, IntegrityError, transaction
+
+from stoker.brokers.ironmq_messages import opened
+from stoker.brokers.lines import Line, in_turn, lines_of
+from stoker.brokers.lookout import Errand, Lookout
+from stoker.brokers.transport import as_body, as_message
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import Job, Ready, Relayed
+from stoker.models.need import NewNeed
+
+from tests.cluster.clusters import wait_for
+from tests.conformance.memory_transport import MemoryTransport
+from tests.conformance.stands import CarriedStand, message
+from tests.conformance.threads import together
+
+pytestmark = [pytest.mark.sqlite, pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def stand() -> Iterator[CarriedStand]:
+    made = CarriedStand()
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def transport(stand: CarriedStand) -> MemoryTransport:
+    made: MemoryTransport = stand.transport
+    return made
+
+
+class TestOnce:
+    def test_what_comes_again_after_its_end_is_no_second_job(
+        self, stand: CarriedStand, transport: MemoryTransport
+    ) -> None:
+        job = message()
+        stand.broker.enqueue([job])
+        assert stand.broker.ack([stand.claim_one().lease]) == set()
+        Job.objects.all().delete()  # its result is not kept
+        stand.broker.relay([job])
+        assert stand.claim() == []
+        assert transport.kept == {}
+
+    def test_a_drop_that_fails_is_made_up_for(
+        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put = stand.put(3)
+        with monkeypatch.context() as patch:
+            patch.setattr(transport, "drop", _unavailable)
+            assert [one.job_id for one in stand.claim()] == put
+        assert len(transport.kept) == 3
+        stand.advance(transport.parcel_seconds + 1)
+        assert stand.claim() == []
+        assert transport.kept == {}
+
+    def test_two_who_bring_the_same_in(
+        self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another is quicker than its notes can be seen: looked at again, it is known."""
+        (job_id,) = stand.put()
+        notes = type(Relayed.objects.all())
+        real, tries = notes.note, []
+
+        def note(rows: Any, job_ids: Any) -> Any:
+            tries.append(job_ids)
+            if len(tries) == 1:
+                raise IntegrityError("somebody else")
+            return real(rows, job_ids)
+
+        monkeypatch.setattr(notes, "note", note)
+        assert stand.claim_one().job_id == job_id
+        assert len(tries) == 2
+
+    def test_two_threads_that_share_a_broker_bring_in_one_after_the_other(
+        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else what the one has in hand takes the place of what the other has, and is lost."""
+        put = stand.put(20)
+        real, both_have_something = transport.receive, threading.Barrier(2)
+
+        def receive(queues: Any, limit: int, **how: Any) -> Any:
+            found = real(queues, 10, **how)
+            with suppress(threading.BrokenBarrierError):
+                both_have_something.wait(0.5)
+            return found
+
+        monkeypatch.setattr(transport, "receive", receive)
+        together(stand, *[lambda _: stand.claim()] * 2)
+        assert transport.kept == {}
+        assert sorted(Job.objects.values_list("pk", flat=True)) == sorted(put)
+
+    def test_what_the_store_does_not_take_now_is_kept_in_hand(
+        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And held: else others would get it who can do no better, until the server gives it up."""
+        put = stand.put(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(Job.objects.all()), "add", _database_is_away)
+            for _ in range(4):
+                with pytest.raises((BrokerUnavailable, DatabaseError)):
+                    stand.claim()
+                transport.advance(transport.parcel_seconds / 2)
+                stand.broker._hold_at = 0.0  # type: ignore[attr-defined] # its time has come
+            assert transport.receive((), 10) == []
+        assert [one.job_id for one in stand.claim()] == put
+        assert transport.kept == {}
+
+    def test_what_is_in_hand_at_the_end_is_for_others(
+        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (job_id,) = stand.put()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(Job.objects.all()), "add", _database_is_away)
+            with pytest.raises((BrokerUnavailable, DatabaseError)):
+                stand.claim()
+        stand.broker.close()
+        assert [one.message.job_id for one in transport.receive((), 10)] == [job_id]
+
+
+class TestTurns:
+    def test_a_backlog_in_the_store_does_not_hold_back_what_comes(
+        self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.brokers.carried.AHEAD", 5)
+        stand.broker.inside.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
+        (job_id,) = stand.put(priority=100)
+        first = [one.job_id for _ in range(2) for one in stand.claim(5)]
+        assert job_id in first
+
+    def test_the_stores_jobs_go_on_while_the_server_is_away(
+        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def receive(*_: Any, **__: Any) -> Any:
+            asked.append(1)
+            raise BrokerUnavailable("it is away")
+
+        monkeypatch.setattr(transport, "receive", receive)
+        stand.broker.inside.enqueue([message() for _ in range(3)])  # type: ignore[union-attr] # it has one
+        assert len([one for _ in range(3) for one in stand.claim(2)]) == 3
+        assert len(asked) == 1, "it is left alone for a while"
+        stand.broker._ask_at = 0.0  # type: ignore[attr-defined] # the while is over
+        with pytest.raises(BrokerUnavailable):
+            stand.claim(1)
+
+    def test_urgent_lines_first_and_alike_ones_in_turn(self) -> None:
+        lines = lines_of(["a", "b", "a"])
+        asked = [list(in_turn(lines, turn)) for turn in (0, 1)]
+        assert [line.band for line in asked[0]] == ["high", "high", "usual", "usual", "low", "low"]
+        assert [line.queue for line in asked[0][:2]] == ["a", "b"]
+        assert asked[1][0] == Line("high", "b")
+
+
+class TestPlaces:
+    def test_nor_does_text_that_cannot_be_written_stop_anybody(self) -> None:
+        assert opened("nothing \ud800") == b"nothing ?"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"stays_in_store": True},
+            {"run_after": 9_999_999_999.0},
+            {"needs": [NewNeed(uuid.uuid4(), 1, 1)]},
+        ],
+        ids=["atomic", "late", "guarded"],
+    )
+    def test_what_the_server_cannot_do_waits_in_the_store(
+        self, stand: CarriedStand, changes: dict[str, Any]
+    ) -> None:
+        assert stand.broker.joins(message(**changes))
+        assert not stand.broker.joins(message())
+
+    def test_a_claim_of_one_queue_leaves_the_others_with_the_server(
+        self, stand: CarriedStand, transport: MemoryTransport
+    ) -> None:
+        stand.put(3, queue="mail")
+        stand.put(1)
+        assert len(stand.claim()) == 1
+        assert len(transport.kept) == 3
+        assert not Ready.objects.exists()
+
+    def test_a_withdrawal_in_a_transaction_that_is_taken_back(self, stand: CarriedStand) -> None:
+        (job_id,) = stand.put()
+        with transaction.atomic():
+            assert stand.broker.withdraw([job_id]) == {job_id}
+            transaction.set_rollback(True)
+        assert stand.claim_one().job_id == job_id
+
+
+HEAD = b'["01a20027b8ce7d8981c25f09da44afbf",%s]\n'
+
+
+class TestBodies:
+    def test_there_and_back(self) -> None:
+        job = message(run_after=12.5, priority=-3, package=b"a\nb\n")
+        assert as_message(as_body(job), "elsewhere") == job
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"nothing",
+            b"\xff\n",
+            b"[]\npackage",
+            b'["x","t","q",0,0,null]\n',
+            b'{"a":1}\n',
+            b"[" * 100_000 + b"\n",
+            HEAD % b'["t"],["q"],0,1,null',
+            HEAD % b'"\\ud800","q",0,1,null',
+            HEAD % b'"t","\\udfff",0,1,null',
+            HEAD % b'"t","q",0,1,""',
+            HEAD % b'"t","q",0,1,[]',
+            HEAD % b'"t","q",0,1,false',
+        ],
+    )
+    def test_what_nobody_can_read_is_one_job_that_says_so(self, body: bytes) -> None:
+        found = as_message(body, "mail")
+        assert (found.queue, found.package) == ("mail", body)
+        assert as_message(body, "mail").job_id == found.job_id
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"queue": ""},
+            {"queue": "q" * 101},
+            {"queue": "a\0b"},
+            {"task": "t" * 256},
+            {"task": "half of a character: \ud800"},
+            {"priority": 40_000},
+            {"priority": True},
+            {"enqueued_at": float("inf")},
+            {"enqueued_at": -1.0},
+            {"run_after": 1e12},
+            {"run_after": float("nan")},
+        ],
+    )
+    def test_what_the_store_would_refuse_for_ever_is_one_too(self, changes: dict[str, Any]) -> None:
+        body = as_body(replace(message(), **changes))
+        found = as_message(body, "mail")
+        assert (found.queue, found.priority, found.package) == ("mail", 0, body)
+
+    def test_it_does_not_stop_the_others(
+        self, stand: CarriedStand, transport: MemoryTransport
+    ) -> None:
+        stand.put()
+        next(iter(transport.kept.values())).body = b"something else"
+        (job_id,) = stand.put()
+        packages = {one.job_id: one.package for one in stand.claim()}
+        assert packages.pop(job_id) == b"package"
+        assert list(packages.values()) == [b"something else"]
+
+
+class TestLookout:
+    def test_what_nobody_takes_is_given_back(
+        self, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.brokers.lookout.KEEP_SECONDS", 0.05)
+        with closing(Lookout(transport)) as lookout:
+            lookout.send_out(Errand(("default",), 1, frozenset()))
+            transport.send([message()])
+            wait_for(lookout.is_due, lambda: "it did not call")
+            wait_for(lambda: transport.given_back, lambda: "it was not given back")
+            assert lookout.take() == []
+
+    def test_what_it_has_at_its_end_is_given_back(self, transport: MemoryTransport) -> None:
+        lookout = Lookout(transport)
+        lookout.send_out(Errand(("default",), 1, frozenset()))
+        transport.send([message()])
+        wait_for(lookout.is_due, lambda: "it did not call")
+        lookout.close()
+        wait_for(lambda: transport.given_back, lambda: "it was not given back")
+
+    def test_while_it_is_out_nobody_else_asks(
+        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with closing(stand.broker.open_wake()):
+            assert stand.claim() == []
+            receive, threads = transport._receive, set()
+
+            def noted(*arguments: Any) -> Any:
+                threads.add(threading.current_thread().name)
+                return receive(*arguments)
+
+            monkeypatch.setattr(transport, "_receive", noted)
+            assert stand.claim() == []
+            assert "MainThread" not in threads
+            stand.claim(10, "another")
+            assert "MainThread" in threads
+
+
+def _unavailable(*_: Any) -> None:
+    raise BrokerUnavailable("it is away")
+
+
+def _database_is_away(*_: Any) -> None:
+    raise BrokerUnavailable("the database is away")

@@ -1,0 +1,176 @@
+"""Many jobs at once: copied into the store where it takes that, and no job is another for it."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.transaction import TransactionManagementError
+from django.test.utils import CaptureQueriesContext
+
+from stoker.conf import settings_for
+from stoker.exceptions import NotSerializable, PackageTooLarge
+from stoker.guard_options import Lock
+from stoker.models import Deferred, Job, Need, Ready
+from stoker.models.statements import takes_copies
+from stoker.package import sealer_for
+from stoker.progress import JobState
+from stoker.signals import pre_enqueue
+
+from tests.app.tasks import add, echo
+from tests.integration.work import work_off
+
+COUNT = 120
+CALLS: list[Any] = [((number, 1), {}) for number in range(COUNT)]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def copied(enqueue: Callable[[], object]) -> bool:
+    with CaptureQueriesContext(connection) as captured:
+        enqueue()
+    return any("COPY stoker_job" in query["sql"] for query in captured)
+
+
+def rows(model: type[Any]) -> list[dict[str, Any]]:
+    """What is in the rows, but for what differs between two jobs of one call."""
+    left_out = {"id", "job_id", "package", "enqueued_at"}
+    return [
+        {name: value for name, value in row.items() if name not in left_out}
+        for row in model.objects.order_by("pk").values()
+    ]
+
+
+class TestRows:
+    @pytest.mark.parametrize("moment", [None, datetime(2099, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)])
+    def test_the_same_as_one_by_one(self, moment: datetime | None) -> None:
+        own = add.using(run_after=moment, priority=-7, queue_name="mäil")
+        place = Ready if moment is None else Deferred
+        for call in CALLS:
+            own.enqueue(*call[0])
+        singly = rows(Job), rows(place)
+        Job.objects.all().delete()
+        place.objects.all().delete()
+        own.enqueue_many(CALLS)
+        assert (rows(Job), rows(place)) == singly
+        assert Ready.objects.count() + Deferred.objects.count() == COUNT
+        assert set(place.objects.values_list("pk")) == set(Job.objects.values_list("pk"))
+
+    def test_packages_open_and_jobs_run(self) -> None:
+        results = add.enqueue_many(iter(CALLS))
+        sealer = sealer_for(settings_for())
+        opened = [sealer.open(bytes(job.package)) for job in Job.objects.order_by("pk")]
+        assert [package.args for package in opened] == [call[0] for call in CALLS]
+        assert [str(package.job_id) for package in opened] == [result.id for result in results]
+        moments = {job.enqueued_at for job in Job.objects.all()}
+        assert moments == {result.enqueued_at for result in results}
+        assert work_off() == COUNT
+        assert [result.wait(5) for result in results[:3]] == [1, 2, 3]
+
+    def test_what_the_database_takes_by_copy(self) -> None:
+        takes = takes_copies(connection)
+        assert takes == (connection.vendor == "postgresql")
+        assert copied(lambda: add.enqueue_many(CALLS)) == takes
+        assert not copied(lambda: add.enqueue_many(CALLS[:3]))
+
+    def test_jobs_that_are_decided_about_one_by_one_are_not(self) -> None:
+        assert not copied(lambda: add.using(lock=Lock("key")).enqueue_many(CALLS))
+        assert Need.objects.count() == COUNT
+
+    def test_receivers_are_asked_about_each(self) -> None:
+        def number(args: Any, metadata: dict[str, str], **_: Any) -> None:
+            metadata["number"] = str(args[0])
+
+        pre_enqueue.connect(number)
+        try:
+            assert not copied(lambda: add.enqueue_many(CALLS))
+        finally:
+            pre_enqueue.disconnect(number)
+        sealer = sealer_for(settings_for())
+        noted = [sealer.open(bytes(one.package)).metadata for one in Job.objects.order_by("pk")]
+        assert noted == [{"number": str(number)} for number in range(COUNT)]
+
+
+class TestTransactions:
+    def test_what_is_refused_on_the_way_leaves_nothing(self) -> None:
+        with transaction.atomic():
+            for value, error in (
+                (float("nan"), NotSerializable),
+                ("x" * 2_000_000, PackageTooLarge),
+                (object(), NotSerializable),
+            ):
+                with pytest.raises(error):
+                    echo.enqueue_many([*CALLS_OF_ECHO, ((value,), {})])
+            kept = add.enqueue(1, 2)
+        assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+        assert Ready.objects.count() == 1
+
+    def test_a_rollback_takes_all(self) -> None:
+        with transaction.atomic():
+            add.enqueue_many(CALLS)
+            assert Ready.objects.count() == COUNT
+            transaction.set_rollback(True)
+        assert not Job.objects.exists()
+        assert not Ready.objects.exists()
+
+    def test_calls_may_come_out_of_the_database(self) -> None:
+        add.enqueue_many(CALLS)
+
+        def calls() -> Iterator[Any]:
+            with transaction.atomic():
+                for job in Job.objects.order_by("pk").iterator(chunk_size=10):
+                    yield ((job.priority, 1), {})
+
+        add.using(queue_name="other").enqueue_many(calls())
+        assert Ready.objects.filter(queue="other").count() == COUNT
+
+    def test_none_in_a_broken_transaction(self) -> None:
+        with transaction.atomic():
+            transaction.set_rollback(True)
+            with pytest.raises(TransactionManagementError):
+                add.enqueue_many(CALLS)
+        assert not Job.objects.exists()
+
+
+class TestResults:
+    def test_they_are_a_sequence(self) -> None:
+        results = add.enqueue_many(CALLS)
+        assert len(results) == COUNT
+        assert results[0] is results[0]
+        assert results[-1] is list(results)[-1]
+        assert [one.args for one in results[1:3]] == [[1, 1], [2, 1]]
+        assert results[5] in results
+        more: Any = add.enqueue_many(CALLS)
+        assert (more + results)[COUNT] is results[0]
+        some: Any = [results[0], results[1]]
+        some += more
+        assert (some + more)[2] is more[0]
+        with pytest.raises(IndexError):
+            results[COUNT]
+
+    def test_they_show_the_call_as_it_was(self) -> None:
+        listed: list[Any] = [1]
+        moment = datetime(2026, 10, 25, tzinfo=UTC)
+        results = echo.enqueue_many([((listed,), {})] * 60 + [((moment,), {})])
+        listed.append(2)
+        assert [results[0].args, results[-1].args] == [[[1]], [moment]]
+        assert results[0].state is JobState.READY
+        results[0].refresh()
+        assert results[0].job.task == "tests.app.tasks.echo"
+
+
+CALLS_OF_ECHO: list[Any] = [((number,), {}) for number in range(COUNT)]
+
+
+def test_who_forbids_statements_is_obeyed() -> None:
+    """As a shell does in which nothing may be written."""
+
+    def forbid(execute: Any, sql: str, *arguments: Any) -> Any:
+        if not sql.startswith("SELECT"):
+            raise PermissionError(sql)
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(forbid), pytest.raises(PermissionError):
+        add.enqueue_many(CALLS)
+    assert not Job.objects.exists()

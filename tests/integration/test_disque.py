@@ -1,0 +1,242 @@
+"""What is Disque's own: several nodes, of which some go away; answers that are lost; URLs."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from stoker.brokers import adapter_for, disque_nodes
+from stoker.brokers.disque import DisqueTransport
+from stoker.brokers.transport import Parcel
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
+
+from tests.cluster.clusters import wait_for
+from tests.conformance.stands import message
+from tests.servers.disque import PrivateDisque, url_of
+from tests.servers.disque import disque_nodes as started_nodes
+from tests.servers.proxy import Proxy
+
+pytestmark = [pytest.mark.sqlite, pytest.mark.disque]
+
+
+def transport_at(url: str, **options: Any) -> DisqueTransport:
+    cluster = f"test-{uuid.uuid4().hex}"
+    return DisqueTransport(Settings(broker=url, cluster=cluster, **options))
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[PrivateDisque]]:
+    with started_nodes(3) as made:
+        for node in made:
+            wait_for(lambda node=node: _known_to(node) == 3, lambda: "the nodes do not meet")
+        yield made
+
+
+@pytest.fixture
+def transport(nodes: list[PrivateDisque]) -> Iterator[DisqueTransport]:
+    with closing(transport_at(url_of(nodes), lease_seconds=2, database_seconds=3)) as made:
+        yield made
+
+
+class TestSeveralNodes:
+    def test_what_one_node_took_another_hands_out(
+        self, nodes: list[PrivateDisque], transport: DisqueTransport
+    ) -> None:
+        jobs = [message() for _ in range(20)]
+        for place, job in enumerate(jobs):
+            _prefer(transport, nodes[place % 3])
+            transport.send([job])
+        assert transport.counts() == {"default": 20}
+        found = _all_of(transport, 20)
+        assert {parcel.message.job_id for parcel in found} == {job.job_id for job in jobs}
+        transport.drop(found)
+        assert transport.counts() == {}
+
+    def test_who_waits_at_one_node_gets_what_comes_to_another(
+        self, nodes: list[PrivateDisque], transport: DisqueTransport
+    ) -> None:
+        _prefer(transport, nodes[0])
+        job = message()
+        transport.send([job])
+        _prefer(transport, nodes[1])
+        (parcel,) = transport.receive(["default"], 5, wait_seconds=5)
+        assert parcel.message == job
+
+    def test_a_node_that_dies_takes_no_job_with_it(
+        self, nodes: list[PrivateDisque], transport: DisqueTransport
+    ) -> None:
+        jobs = [message() for _ in range(10)]
+        _prefer(transport, nodes[0])
+        transport.send(jobs[:5])
+        nodes[0].kill()
+        transport.send(jobs[5:])
+        found = _all_of(transport, 10)
+        assert {parcel.message.job_id for parcel in found} == {job.job_id for job in jobs}
+        assert any("does not answer" in sentence for sentence in transport.weaknesses())
+
+    def test_what_was_dropped_does_not_come_back_from_another_node(
+        self, nodes: list[PrivateDisque], transport: DisqueTransport
+    ) -> None:
+        transport.send([message() for _ in range(5)])
+        transport.drop(_all_of(transport, 5))
+        for node in nodes:
+            _advance(node, 10)
+        assert transport.receive(["default"], 5, wait_seconds=0.5) == []
+
+    def test_too_few_nodes_for_the_copies(
+        self, nodes: list[PrivateDisque], transport: DisqueTransport
+    ) -> None:
+        for node in nodes[1:]:
+            node.kill()
+        with pytest.raises(BrokerUnavailable, match=r"NOREPL .* smaller \?replicate="):
+            transport.send([message()])
+
+    def test_it_goes_to_the_node_where_the_jobs_come_from(
+        self, nodes: list[PrivateDisque], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(disque_nodes, "ENOUGH_JOBS", 10)
+        with closing(transport_at(nodes[2].url)) as producer:
+            consumer = DisqueTransport(
+                replace(producer.settings, broker=url_of(nodes[:1], "?replicate=1"))
+            )
+            producer.send([message() for _ in range(20)])
+            while found := consumer.receive(["default"], 5, wait_seconds=2):
+                consumer.drop(found)
+            assert consumer._nodes._current.port == nodes[2].port
+            consumer.close()
+
+
+class TestOneNode:
+    @pytest.fixture
+    def node(self) -> Iterator[PrivateDisque]:
+        with PrivateDisque() as made:
+            yield made
+
+    @pytest.fixture
+    def proxy(self, node: PrivateDisque) -> Iterator[Proxy]:
+        with Proxy("127.0.0.1", node.port) as made:
+            yield made
+
+    @pytest.fixture
+    def far(self, proxy: Proxy) -> Iterator[DisqueTransport]:
+        with closing(transport_at(f"disque://127.0.0.1:{proxy.port}", lease_seconds=30)) as made:
+            made.ping()
+            yield made
+
+    @pytest.mark.parametrize("command", [b"ADDJOB", b"GETJOB", b"ACKJOB"])
+    def test_whatever_answer_is_lost_the_job_comes_again_or_is_there(
+        self, node: PrivateDisque, far: DisqueTransport, proxy: Proxy, command: bytes
+    ) -> None:
+        job = message()
+        proxy.lose_answer_to(command)
+
+        def send_and_drop() -> None:
+            far.send([job])
+            far.drop(far.receive(["default"], 1))
+
+        with pytest.raises(BrokerUnavailable, match="did not carry this out"):
+            send_and_drop()
+        assert proxy.lost.is_set()
+        far.send([job])
+        _advance(node, 31)
+        found = _all_of(far, 1 if command == b"ACKJOB" else 2)
+        assert {parcel.message.job_id for parcel in found} == {job.job_id}
+
+    def test_held_longer_and_given_back(self, node: PrivateDisque, far: DisqueTransport) -> None:
+        far.send([message()])
+        (parcel,) = far.receive(["default"], 1)
+        for _ in range(3):
+            _advance(node, 20)
+            assert far.hold([parcel]) == [parcel]
+        assert far.receive(["default"], 1) == []
+        far.give_back([parcel])
+        assert far.receive(["default"], 1) == [parcel]
+        far.drop([parcel])
+        assert far.hold([parcel]) == []
+
+    def test_urgent_jobs_come_first(self, far: DisqueTransport) -> None:
+        low, usual, high = (message(priority=priority) for priority in (-5, 0, 5))
+        far.send([low, usual, high])
+        found = [one.message.priority for one in far.receive((), 10)]
+        assert found == [5, 0, -5]
+        assert far.capabilities.allow(usual)
+
+    def test_something_that_somebody_else_put_there(self, far: DisqueTransport) -> None:
+        name = f"stoker:{far.settings.cluster}:usual:mail"
+        far._nodes.ask(["ADDJOB", name, b"whatever", 1000])
+        (parcel,) = far.receive((), 10)
+        assert (parcel.message.queue, parcel.message.package) == ("mail", b"whatever")
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("url", "what"),
+        [
+            ("disque://", "no host"),
+            ("disque://a:b", "no port"),
+            ("disque://a,,b", "no host"),
+            ("disque://a?copies=2", "only replicate"),
+            ("disque://a?replicate=0", "no number of copies"),
+        ],
+    )
+    def test_a_wrong_url_is_explained(self, url: str, what: str) -> None:
+        with pytest.raises(ConfigurationError, match=rf"{what}.* Write disque://HOST:PORT"):
+            DisqueTransport(Settings(broker=url))
+
+    def test_copies_on_two_nodes_where_there_are_two(self) -> None:
+        for url, copies in (("disque://a", 1), ("disque://a,b", 2), ("disque://a,b,c", 2)):
+            assert transport_at(url)._nodes.copies == copies
+        assert transport_at("disque://a,b?replicate=3")._nodes.copies == 3
+
+    def test_nobody_there_and_no_password_is_shown(self) -> None:
+        transport = transport_at("disque://:secret@127.0.0.1:1", database_seconds=0.5)
+        with pytest.raises(BrokerUnavailable) as caught:
+            transport.ping()
+        assert str(caught.value).startswith("disque://127.0.0.1:1 did not carry this out: ")
+        assert "secret" not in str(caught.value)
+
+    def test_one_node_is_one_too_few(self) -> None:
+        with PrivateDisque() as node, closing(transport_at(node.url)) as transport:
+            (sentence,) = transport.weaknesses()
+        assert "on one node of Disque only" in sentence
+
+    def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [one for one in sys.modules if one.startswith("stoker.brokers.disque")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "redis", None)
+        with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[disque\]'"):
+            adapter_for(Settings(broker="disque://host"))
+
+
+def _prefer(transport: DisqueTransport, node: PrivateDisque) -> None:
+    transport._nodes._current = disque_nodes.Node("127.0.0.1", node.port)
+
+
+def _all_of(transport: DisqueTransport, count: int) -> list[Parcel]:
+    found: dict[bytes, Parcel] = {}
+
+    def has_come() -> bool:
+        found.update({one.receipt: one for one in transport.receive(["default"], 100)})
+        return len(found) >= count
+
+    wait_for(has_come, lambda: f"{len(found)} of {count} came")
+    return list(found.values())
+
+
+def _known_to(node: PrivateDisque) -> int:
+    with Redis(port=node.port, protocol=2) as client:
+        answer: Any = client.execute_command("HELLO")
+    return len(answer) - 2
+
+
+def _advance(node: PrivateDisque, seconds: float) -> None:
+    with Redis(port=node.port, protocol=2) as client:
+        client.execute_command("STANDIN", "ADVANCE", seconds)

@@ -1,0 +1,221 @@
+"""One job, stored with as little as can be around the statement: nobody notices."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+import pytest
+from django.db import Error, IntegrityError, connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
+from django.test.utils import CaptureQueriesContext
+
+from stoker import ids
+from stoker.brokers import orm_wake
+from stoker.lifecycle import sealing
+from stoker.models import Deferred, Job, Ready
+
+from tests.app.tasks import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=["by itself", "watched", "bound by the server"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How the statement gets to the server."""
+    if request.param == "bound by the server":
+        if connection.vendor != "postgresql":
+            pytest.skip("an option of PostgreSQL's driver")
+        options = {**connection.settings_dict["OPTIONS"], "server_side_binding": True}
+        monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    if request.param == "watched":
+        with CaptureQueriesContext(connection):
+            yield request.param
+    else:
+        yield request.param
+
+
+class Queue(str, Enum):  # noqa: UP042 - as projects have written it for years
+    MAIL = "mail"
+
+
+@pytest.mark.parametrize("queue", ["mail", "o'mäil\\", "%(id)s", Queue.MAIL])
+def test_the_rows(way: str, queue: str) -> None:
+    result = add.using(priority=-9, queue_name=queue).enqueue(1, 2)
+    (job,) = Job.objects.values("id", "queue", "priority", "status", "attempts", "enqueued_at")
+    assert (str(job["id"]), job["queue"], job["priority"]) == (result.id, queue, -9)
+    assert add.get_result(result.id).args == [1, 2]
+    assert (job["status"], job["attempts"], job["enqueued_at"]) == (None, 0, result.enqueued_at)
+    (place,) = Ready.objects.values()
+    assert place == {
+        "job_id": job["id"], "queue": queue, "rank": 9, "attempts": 0, "crashes": 0,
+        "guards": 0,
+    }  # fmt: skip
+    assert not Deferred.objects.exists()
+
+
+def test_the_transaction_decides(way: str) -> None:
+    with transaction.atomic():
+        kept = add.enqueue(1, 2)
+        with suppress(ZeroDivisionError), transaction.atomic():
+            add.enqueue(3, 4)
+            raise ZeroDivisionError
+    assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
+    assert Ready.objects.count() == 1
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(TransactionManagementError):
+            add.enqueue(1, 2)
+    assert Job.objects.count() == 1
+
+
+def test_who_watches_sees_it() -> None:
+    seen: list[str] = []
+
+    def note(execute: Any, sql: str, *arguments: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(note):
+        add.enqueue(1, 2)
+    with CaptureQueriesContext(connection) as captured:
+        add.enqueue(1, 2)
+    for statements in (seen, [query["sql"] for query in captured]):
+        assert any("stoker_job" in sql for sql in statements)
+        assert any("stoker_ready" in sql for sql in statements)
+
+
+@pytest.mark.parametrize("guarded", ["cursor", "ensure_connection"])
+def test_who_forbids_statements_is_obeyed(monkeypatch: pytest.MonkeyPatch, guarded: str) -> None:
+    """Django's tests that have no database put their own in the place of the one, pytest's in that
+    of the other."""
+
+    def forbid(*_: Any) -> None:
+        raise PermissionError
+
+    connection.ensure_connection()
+    owner = connections["default"] if guarded == "cursor" else BaseDatabaseWrapper
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, guarded, forbid)
+        with pytest.raises(PermissionError):
+            add.enqueue(1, 2)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.postgres
+def test_who_keeps_tenants_apart_gives_the_job_to_the_right_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the search path, which is set when a cursor is asked for."""
+    tables = ("stoker_job", "stoker_ready")
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA tenant")
+        for table in tables:
+            cursor.execute(f"CREATE TABLE tenant.{table} (LIKE {table} INCLUDING ALL)")
+
+    def cursor_of_tenant(wrapper: Any, name: str | None = None) -> Any:
+        cursor = BaseDatabaseWrapper._cursor(wrapper, name)  # type: ignore[attr-defined] # not in the stubs
+        cursor.execute("SET search_path = tenant, public")
+        return cursor
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(connections["default"]), "_cursor", cursor_of_tenant, raising=False)
+            result = add.enqueue(1, 2)
+        with connection.cursor() as cursor:
+            for table, key in zip(tables, ("id", "job_id"), strict=True):
+                cursor.execute(f"SELECT {key} FROM tenant.{table}")
+                assert [str(row[0]) for row in cursor.fetchall()] == [result.id]
+    finally:
+        connection.close()
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA tenant CASCADE")
+
+
+def test_a_connection_that_was_closed_is_opened() -> None:
+    connection.close()
+    add.enqueue(1, 2)
+    assert Ready.objects.count() == 1
+
+
+def test_both_rows_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE stoker_ready RENAME TO stoker_away")
+    try:
+        with pytest.raises(Exception, match="migrate"):
+            add.enqueue(1, 2)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE stoker_away RENAME TO stoker_ready")
+    assert not Job.objects.exists()
+
+
+def test_a_job_that_fails_leaves_no_transaction_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = ids.new_job_id()
+    with monkeypatch.context() as patch:
+        patch.setattr(sealing, "new_job_id", lambda _: same)
+        patch.setattr(orm_wake, "_last_notified", {})
+        add.enqueue(1, 2)
+        orm_wake._last_notified.clear()
+        with pytest.raises(IntegrityError):
+            add.enqueue(3, 4)
+    assert (Job.objects.count(), Ready.objects.count()) == (1, 1)
+    with transaction.atomic():
+        add.enqueue(5, 6)
+    assert (Job.objects.count(), Ready.objects.count()) == (2, 2)
+
+
+@pytest.mark.sqlite
+def test_a_transaction_begun_by_hand_is_not_ended() -> None:
+    """Django has never let its own begin inside one."""
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        with pytest.raises(Exception, match="within a transaction"):
+            add.enqueue(1, 2)
+        cursor.execute("ROLLBACK")  # fails if there is none
+    assert not Job.objects.exists()
+
+
+@pytest.mark.sqlite
+def test_what_the_driver_refuses_is_an_error_of_djangos() -> None:
+    add.enqueue(1, 2)  # the first opens the connection, and tunes it
+    connection.connection.close()
+    try:
+        with pytest.raises(Error):
+            add.enqueue(3, 4)
+    finally:
+        connection.close()
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.postgres
+class TestNotices:
+    """What is sent along with the job to wake the pushers."""
+
+    @pytest.fixture(autouse=True)
+    def _is_due(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(orm_wake, "_last_notified", {})
+
+    def test_one_that_fails_harms_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(orm_wake, "NOTICE", "SELECT 1 / 0")
+        add.enqueue(1, 2)
+        assert (Job.objects.count(), Ready.objects.count()) == (1, 1)
+
+    def test_a_transaction_begun_by_hand_is_left_to_its_owner(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            add.enqueue(1, 2)
+            cursor.execute("ROLLBACK")
+        assert not Job.objects.exists()
+
+    def test_the_job_is_there_when_one_comes(self) -> None:
+        other = connection.copy()
+        try:
+            with other.cursor() as cursor:
+                cursor.execute(f"LISTEN {orm_wake.CHANNEL}")
+            add.enqueue(1, 2)
+            (told,) = other.connection.notifies(timeout=60, stop_after=1)
+            assert told.pid == connection.connection.info.backend_pid
+        finally:
+            other.close()

@@ -1,0 +1,200 @@
+"""What is IronMQ's own: it is busy, reservations end, answers are lost, URLs are wrong."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+
+from stoker.brokers import adapter_for
+from stoker.brokers.ironmq import KEPT_SECONDS, IronmqTransport
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
+
+from tests.conformance.stands import message
+from tests.servers.ironmq import PrivateIronmq, url_at
+from tests.servers.proxy import Proxy
+
+pytestmark = [pytest.mark.sqlite, pytest.mark.ironmq]
+
+
+def transport_at(url: str, **options: Any) -> IronmqTransport:
+    cluster = f"test-{uuid.uuid4().hex}"
+    return IronmqTransport(Settings(broker=url, cluster=cluster, **options))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PrivateIronmq]:
+    with PrivateIronmq() as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(server: PrivateIronmq) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def transport(proxy: Proxy) -> Iterator[IronmqTransport]:
+    with closing(transport_at(url_at(proxy.port), database_seconds=3)) as made:
+        made.ping()
+        yield made
+
+
+class TestBusy:
+    def test_it_is_asked_again(self, server: PrivateIronmq, transport: IronmqTransport) -> None:
+        _stand_in(server, "busy", times=3)
+        job = message()
+        transport.send([job])
+        _stand_in(server, "busy", times=2)
+        (parcel,) = transport.receive((), 5)
+        assert parcel.message == job
+
+    def test_but_not_for_ever(self, server: PrivateIronmq) -> None:
+        _stand_in(server, "busy", times=1_000)
+        far = transport_at(url_at(server.port), database_seconds=0.3)
+        said = "did not carry this out: 503 Service Un"
+        with closing(far), pytest.raises(BrokerUnavailable, match=said):
+            far.send([message()])
+        _stand_in(server, "busy", times=0)
+
+    @pytest.mark.parametrize("request_line", [b"/messages HTTP", b"reservations", b"DELETE"])
+    def test_an_answer_that_is_lost_does_no_harm(
+        self,
+        server: PrivateIronmq,
+        proxy: Proxy,
+        transport: IronmqTransport,
+        request_line: bytes,
+    ) -> None:
+        """What is asked again may be there twice, or reserved for nobody until its time is over."""
+        job = message()
+        proxy.lose_answer_to(request_line)
+        transport.send([job])
+        found = transport.receive((), 5)
+        transport.drop(found)
+        assert proxy.lost.is_set()
+        _stand_in(server, "advance", seconds=61)
+        found += transport.receive((), 5)
+        assert {parcel.message.job_id for parcel in found} == {job.job_id}
+
+    def test_connections_that_are_cut_are_opened_again(
+        self, proxy: Proxy, transport: IronmqTransport
+    ) -> None:
+        proxy.cut()
+        transport.send([message()])
+        assert len(transport.receive((), 5)) == 1
+
+
+class TestReservations:
+    def test_who_comes_too_late_changes_nothing(
+        self, server: PrivateIronmq, transport: IronmqTransport
+    ) -> None:
+        transport.send([message(), message()])
+        late = transport.receive((), 5)
+        _stand_in(server, "advance", seconds=61)
+        now = transport.receive((), 5)
+        assert transport.hold(late) == []
+        transport.give_back(late)
+        transport.drop(late)
+        assert transport.receive((), 5) == []
+        assert len(transport.hold(now)) == 2
+
+    def test_a_touch_is_a_new_reservation(
+        self, server: PrivateIronmq, transport: IronmqTransport
+    ) -> None:
+        transport.send([message()])
+        before = transport.receive((), 5)
+        _stand_in(server, "advance", seconds=50)
+        now = transport.hold(before)
+        _stand_in(server, "advance", seconds=50)
+        transport.drop(before)
+        assert transport.counts() == {"default": 1}
+        transport.drop(now)
+        assert not any(transport.counts().values())
+
+    def test_one_late_among_others_does_not_keep_them(
+        self, server: PrivateIronmq, transport: IronmqTransport
+    ) -> None:
+        transport.send([message()])
+        late = transport.receive((), 5)
+        _stand_in(server, "advance", seconds=61)
+        again = transport.receive((), 5)
+        transport.send([message()])
+        transport.drop([*late, *transport.receive((), 5)])
+        assert transport.counts() == {"default": 1}
+        transport.give_back(again)
+        assert len(transport.receive((), 5)) == 1
+
+    def test_more_than_fit_into_one_request(self, transport: IronmqTransport) -> None:
+        jobs = [message(package=b"x" * 40_000, priority=place % 3 - 1) for place in range(130)]
+        transport.send(jobs)
+        found = transport.receive((), 200)
+        assert {one.message.job_id for one in found} == {job.job_id for job in jobs}
+        assert found[0].message.priority == 1
+        assert found[-1].message.priority == -1
+        transport.drop(found)
+        assert not any(transport.counts().values())
+
+    @pytest.mark.parametrize("queue", ["mail", "a/b", "ä ~ %7E-", "x-usual-y"])
+    def test_any_name_of_a_queue(self, transport: IronmqTransport, queue: str) -> None:
+        transport.send([message(queue=queue)])
+        assert transport.counts() == {queue: 1}
+        (parcel,) = transport.receive([queue], 5)
+        assert parcel.message.queue == queue
+
+    def test_something_that_somebody_else_put_there(self, transport: IronmqTransport) -> None:
+        transport.send([message()])
+        path = f"queues/stoker-{transport.settings.cluster}-usual-default/messages"
+        transport._service.ask("POST", path, {"messages": [{"body": "what is this?"}]})
+        packages = {parcel.message.package for parcel in transport.receive((), 5)}
+        assert packages == {b"package", b"what is this?"}
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("url", "what"),
+        [
+            ("ironmq://host", "something is missing"),
+            ("ironmq://project@host", "something is missing"),
+            ("ironmq://p:t@host:port", "port"),
+            ("ironmq://p:t@host?ssl=no", "only tls"),
+            ("ironmq://p:t@host?tls=no", "not true or false"),
+        ],
+    )
+    def test_a_wrong_url_is_explained(self, url: str, what: str) -> None:
+        with pytest.raises(ConfigurationError, match=rf"(?i){what}.* Write ironmq://PROJECT"):
+            IronmqTransport(Settings(broker=url))
+
+    def test_a_wrong_token_is_explained_and_not_shown(self, server: PrivateIronmq) -> None:
+        url = url_at(server.port).replace(":token@", ":secret@")
+        far, said = transport_at(url), r"401 .* Check the token"
+        with closing(far), pytest.raises(BrokerUnavailable, match=said) as caught:
+            far.ping()
+        assert "secret" not in str(caught.value)
+
+    def test_a_queue_keeps_what_it_is_given(
+        self, server: PrivateIronmq, transport: IronmqTransport
+    ) -> None:
+        transport.send([message()])
+        assert transport.weaknesses() == []
+        path = f"queues/stoker-{transport.settings.cluster}-usual-mail"
+        transport._service.ask("PUT", path, {"queue": {"message_expiration": 604_800}})
+        (sentence,) = transport.weaknesses()
+        assert f"7 days. Set its message_expiration to {KEPT_SECONDS}." in sentence
+
+    def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [one for one in sys.modules if one.startswith("stoker.brokers.ironmq")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "httpx", None)
+        with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[ironmq\]'"):
+            adapter_for(Settings(broker="ironmq://p:t@host"))
+
+
+def _stand_in(server: PrivateIronmq, verb: str, **what: Any) -> None:
+    httpx.post(f"http://127.0.0.1:{server.port}/standin/{verb}", json=what).raise_for_status()

@@ -1,0 +1,283 @@
+"""The history of metrics: counted, folded, read, forgotten, on the real database."""
+
+import time
+import uuid
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery
+from stoker.cluster.history import History
+from stoker.conf import Settings, settings_for
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import (
+    Attempted,
+    Cancelled,
+    Crashed,
+    Failed,
+    Fault,
+    Outcome,
+    Retry,
+    Snoozed,
+    Succeeded,
+)
+from stoker.lifecycle.tallies import Tallies
+from stoker.metrics import Figures, by_queue, by_task, finest_step, history, totals
+from stoker.models import Job, Sample, Tally
+from stoker.models.metrics import FINEST_SECONDS, FOLDS, Place, Sums, fold_oldest
+from stoker.package import sealer_for
+
+from tests.app import tasks
+
+pytestmark = pytest.mark.django_db
+
+FAULT = Fault("builtins.ValueError", "no", "Traceback ...", "shop.tasks:send")
+DAY = 86400
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return settings_for()
+
+
+@pytest.fixture
+def now() -> float:
+    return time.time()
+
+
+def moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def claim(count: int) -> list[Delivery]:
+    broker = broker_for(settings_for())
+    return broker.claim([], count, holder=uuid.uuid4(), lease_seconds=60)
+
+
+def done() -> Outcome:
+    return Succeeded(sealer_for(settings_for()).seal_value(None))
+
+
+def attempted(one: Delivery, outcome: Outcome, *, waited: float, ran: float) -> Attempted:
+    """One of ``nothing``, as its worker reports it."""
+    enqueued_at = time.time() - waited - ran
+    started_at = enqueued_at + waited
+    task = tasks.nothing.module_path
+    times = {"task": task, "enqueued_at": enqueued_at}
+    return Attempted(one, outcome, "me", started_at, started_at + ran, **times)
+
+
+def counts(figures: Figures) -> tuple[int, int, int, int]:
+    return figures.successful, figures.failed, figures.cancelled, figures.retried
+
+
+def written(start: float, seconds: int = FINEST_SECONDS, **numbers: Any) -> None:
+    """One row of `mail`."""
+    sums = Sums(**numbers, run_classes=Counter({40: numbers.get("successful", 0)}))
+    place = Place("mail", "shop.tasks.send")
+    Tally.objects.bulk_create(Tally.objects.rows_of(int(start), seconds, {place: sums}))
+
+
+# -- counted --------------------------------------------------------------------------------------
+
+
+def test_what_is_recorded_is_counted(settings: Settings, now: float) -> None:
+    outcomes = [done(), done(), Failed(FAULT), Cancelled("no"), Retry(FAULT, 5), Snoozed(5)]
+    tasks.nothing.enqueue_many([((), {})] * len(outcomes))
+    tallies = Tallies(settings)
+    ends = [
+        attempted(one, outcome, waited=2.0, ran=0.5)
+        for one, outcome in zip(claim(10), outcomes, strict=True)
+    ]
+    assert not finish(settings, broker_for(settings), ends, tallies=tallies)
+    tallies.write()
+    tallies.write()  # once
+    (task,) = by_task(settings, moment(now - 60), moment(now + 60))
+    assert task.task == tasks.nothing.module_path
+    assert counts(task.figures) == (2, 1, 1, 1)
+    assert (task.figures.finished, task.figures.failure_rate) == (4, pytest.approx(1 / 3))
+    assert task.figures.run.count == task.figures.wait.count == 5, "but for what was put back"
+    assert task.figures.run.mean == pytest.approx(0.5)
+    assert task.figures.run.p95 == pytest.approx(0.5, rel=0.2)
+    assert task.figures.wait.p50 == pytest.approx(2.0, rel=0.2)
+
+
+def test_a_lost_lease_counts_for_nothing(settings: Settings, now: float) -> None:
+    tasks.nothing.enqueue()
+    (delivery,) = claim(1)
+    tallies = Tallies(settings)
+    stranger = delivery._replace(lease_id=1)
+    end = attempted(stranger, done(), waited=0, ran=0)
+    assert finish(settings, broker_for(settings), [end], tallies=tallies)
+    tallies.write()
+    assert by_task(settings, moment(now - 60), moment(now + 60)) == ()
+
+
+def test_a_job_that_was_to_wait_is_not_late(settings: Settings, now: float) -> None:
+    """It waits from its moment on."""
+    tasks.nothing.using(run_after=moment(now - 100)).enqueue()
+    (delivery,) = claim(1)
+    assert delivery.run_after == pytest.approx(now - 100, abs=0.001)
+    tallies = Tallies(settings)
+    end = Attempted(delivery, done(), "me", now, now, task="a.b", enqueued_at=now - 5000)
+    finish(settings, broker_for(settings), [end], tallies=tallies)
+    tallies.write()
+    (task,) = by_task(settings, moment(now - 60), moment(now + 60))
+    assert task.figures.wait.mean == pytest.approx(100, abs=0.1)
+
+
+def test_a_crash_has_a_task_though_nobody_opened_its_package(
+    settings: Settings, now: float
+) -> None:
+    tasks.nothing.enqueue()
+    tallies = Tallies(settings)
+    end = Attempted(claim(1)[0], Crashed("killed", None, 9), "", now - 3, now)
+    finish(settings, broker_for(settings), [end], tallies=tallies)
+    tallies.write()
+    (task,) = by_task(settings, moment(now - 60), moment(now + 60))
+    assert (task.task, counts(task.figures)) == (tasks.nothing.module_path, (0, 0, 0, 1))
+    assert task.figures.run.mean == pytest.approx(3)
+
+
+def test_metrics_can_be_switched_off(now: float) -> None:
+    settings = Settings(keep_metrics_seconds=0)
+    tallies = Tallies(settings)
+    tallies.add_recorded([])
+    tasks.nothing.enqueue()
+    tallies.add_recorded([attempted(claim(1)[0], done(), waited=0, ran=0)])
+    assert not tallies.are_due
+    tallies.write()
+    upkeep = History(settings, lambda: None)
+    upkeep.note_backlogs()
+    upkeep.tidy()
+    assert not Tally.objects.exists()
+    assert not Sample.objects.exists()
+
+
+# -- read -----------------------------------------------------------------------------------------
+
+
+def test_a_history_has_a_point_for_each_step(settings: Settings, now: float) -> None:
+    start = int(now) // 60 * 60 - 240
+    written(start, successful=3)
+    written(start + 10, successful=2, failed=1)
+    written(start + 130, successful=4)
+    points = history(settings, moment(start), moment(start + 239), 60)
+    assert [point.start for point in points] == [moment(start + 60 * n) for n in range(4)]
+    assert [counts(point.figures)[:2] for point in points] == [(5, 1), (0, 0), (4, 0), (0, 0)]
+    assert points[0].per_second == pytest.approx(0.1)
+    whole = history(settings, moment(start), moment(start + 239), 240, queue="mail")
+    assert sum(point.figures.successful for point in whole) == 9
+    other = history(settings, moment(start), moment(start + 239), 60, task="shop.tasks.other")
+    assert sum(point.figures.finished for point in other) == 0
+
+
+def test_old_times_are_told_in_longer_steps(settings: Settings, now: float) -> None:
+    ages = (60, 3600, DAY, 7 * DAY)
+    assert [finest_step(moment(now - age)) for age in ages] == [10, 60, 600, 3600]
+    points = history(settings, moment(now - 7 * DAY), moment(now), 5000)
+    assert {point.seconds for point in points} == {3600}
+
+
+def test_queues_with_what_waits_in_them(settings: Settings, now: float) -> None:
+    tasks.nothing.enqueue_many([((), {})] * 3)
+    tasks.nothing.using(queue_name="mail", run_after=60).enqueue()
+    upkeep = History(settings, lambda: None)
+    upkeep.note_backlogs()
+    upkeep.note_backlogs()
+    assert Sample.objects.count() == 2, "one look a minute"
+    queues = {one.queue: one.backlog for one in by_queue(settings, moment(now), moment(now + 60))}
+    assert queues["default"] is not None
+    assert (queues["default"].ready, queues["default"].deferred) == (3, 0)
+    assert queues["default"].oldest_ready_seconds is not None
+    assert queues["mail"] is not None
+    assert (queues["mail"].ready, queues["mail"].deferred) == (0, 1)
+    *_, point = history(settings, moment(now - 60), moment(time.time()), 60)
+    assert point.backlog is not None
+    assert (point.backlog.ready, point.backlog.deferred) == (3, 1), "those of all queues"
+
+
+def test_the_highest_number_of_a_step_is_told(settings: Settings, now: float) -> None:
+    start = int(now) // 600 * 600
+    for number, (ready, age) in enumerate([(5, 1.0), (90, 2.0), (7, None)]):
+        at = start + 60 * number
+        Sample.objects.create(
+            start=at, seconds=60, queue="mail", ready=ready, oldest_ready_seconds=age
+        )
+    (one,) = by_queue(settings, moment(start), moment(start + 600))
+    assert one.backlog is not None
+    assert (one.backlog.ready, one.backlog.oldest_ready_seconds) == (90, 2.0)
+
+
+# -- folded and forgotten -------------------------------------------------------------------------
+
+
+def test_what_grows_old_says_the_same_in_fewer_rows(settings: Settings, now: float) -> None:
+    begin = int(now) // 3600 * 3600 - 3 * DAY
+    for number in range(360):
+        written(begin + 10 * number, successful=2, run_seconds=0.2)
+    for number in range(60):
+        Sample.objects.create(start=begin + 60 * number, seconds=60, queue="mail", ready=number)
+    before = by_task(settings, moment(begin), moment(begin + 3600))
+    beats: list[None] = []
+    History(settings, lambda: beats.append(None)).tidy()
+    assert [row.seconds for row in Tally.objects.all()] == [3600]
+    assert Sample.objects.exclude(seconds=60).get().ready == 59
+    after = by_task(settings, moment(begin), moment(begin + 3600))
+    assert [one.figures.run.mean for one in after] == [pytest.approx(0.1)]
+    assert after[0].figures.run.p95 == before[0].figures.run.p95
+    assert counts(after[0].figures) == counts(before[0].figures) == (720, 0, 0, 0)
+    assert len(beats) > 60, "a sign of life with each"
+
+
+def test_what_comes_late_is_added(settings: Settings, now: float) -> None:
+    begin = int(now) // 60 * 60 - 3600
+    for number in (1, 2):
+        written(begin, successful=number)
+        assert fold_oldest(Tally.objects.all(), FOLDS[0], now)
+        assert not fold_oldest(Tally.objects.all(), FOLDS[0], now)
+    (one,) = by_task(settings, moment(begin), moment(begin + 60))
+    assert one.figures.successful == 3
+
+
+def test_what_is_past_its_keeping_is_forgotten(now: float) -> None:
+    written(now - 31 * DAY, 3600, successful=1)
+    written(now - 29 * DAY, 3600, successful=1)
+    Sample.objects.create(start=int(now) - 31 * DAY, seconds=3600, queue="mail")
+    History(settings_for(), lambda: None).tidy()
+    assert Tally.objects.filter(seconds=3600).count() == 1
+    assert not Sample.objects.exclude(seconds=60).exists()
+
+
+def test_totals_never_become_less(settings: Settings, now: float) -> None:
+    """Whatever is folded or forgotten, or comes in between."""
+    for age in range(29, 34):
+        written(now - age * DAY, 3600, successful=1, run_seconds=0.5)
+    for _ in range(3):
+        written(now - 5000, successful=2, failed=1)
+        before = totals(settings)
+        History(settings, lambda: None).tidy()
+        assert totals(settings) == before
+        written(now - 40 * DAY, 3600, successful=1)
+    History(settings, lambda: None).tidy()
+    (total,) = totals(settings)
+    assert (total.queue, total.task) == ("mail", "shop.tasks.send")
+    assert (total.successful, total.failed, total.run_seconds) == (14, 3, pytest.approx(2.5))
+    assert Tally.objects.filter(seconds=0).count() == 1
+    days = by_task(settings, moment(now - 60 * DAY), moment(now))
+    assert days[0].figures.successful == 7, "a history does not tell what is past its keeping"
+
+
+def test_no_row_of_a_job_is_needed(settings: Settings, now: float) -> None:
+    """Where results are not kept."""
+    tasks.nothing.enqueue()
+    tallies = Tallies(settings)
+    end = Attempted(claim(1)[0], done(), "me", now, now)
+    Job.objects.all().delete()
+    finish(settings, broker_for(settings), [end], tallies=tallies)
+    tallies.write()
+    (one,) = by_task(settings, moment(now - 60), moment(now + 60))
+    assert (one.task, one.figures.successful) == ("", 1)

@@ -1,0 +1,138 @@
+"""A pusher on SQLite is told of writes by the kernel, and asks where it is not."""
+
+from __future__ import annotations
+
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from stoker.brokers import sqlite_wake
+from stoker.brokers.sqlite_wake import LOOK_SECONDS, DataVersion, Writes
+
+from tests.app.models import Account
+
+pytestmark = [pytest.mark.sqlite, pytest.mark.django_db(transaction=True)]
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+PATIENCE_SECONDS = 10.0
+
+
+@pytest.fixture
+def wake() -> Iterator[DataVersion]:
+    """What a pusher sleeps on, with nothing to tell."""
+    with closing(DataVersion("default")) as made:
+        settle(made)
+        yield made
+
+
+def settle(wake: DataVersion) -> None:
+    """Until it has nothing to say, and does not look any more if it is told."""
+    while wake.is_due() or (wake.is_told and wake.max_sleep_seconds is not None):
+        pass
+
+
+def commit() -> None:
+    """By another connection."""
+
+    def write() -> None:
+        Account.objects.create()
+        connections.close_all()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+
+
+def comes(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        if condition():
+            return True
+    return False
+
+
+@on_linux
+def test_a_commit_of_another_is_reported(wake: DataVersion) -> None:
+    assert wake.is_told
+    assert wake.max_sleep_seconds is None
+    for _ in range(3):
+        commit()
+        assert select.select([wake.fileno()], [], [], PATIENCE_SECONDS)[0]
+        assert comes(wake.is_due)
+        settle(wake)
+
+
+@on_linux
+def test_after_a_report_it_looks_by_itself(wake: DataVersion) -> None:
+    """A write is reported before it is committed, and a commit is many writes."""
+    commit()
+    while wake.is_due():
+        pass
+    assert wake.max_sleep_seconds is not None
+    assert wake.fileno() is None
+    settle(wake)
+    assert wake.fileno() is not None
+
+
+@on_linux
+def test_a_new_connection_is_listened_for_as_well(wake: DataVersion) -> None:
+    connections["default"].close()
+    settle(wake)
+    commit()
+    assert select.select([wake.fileno()], [], [], PATIENCE_SECONDS)[0]
+    assert comes(wake.is_due)
+
+
+@on_linux
+def test_who_is_not_told_goes_back_to_asking(
+    wake: DataVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_wake, "DEAF_SECONDS", -1.0)
+    monkeypatch.setattr(Writes, "take_reports", lambda _: False)
+    commit()
+    assert wake.is_due()
+    assert not wake.is_told
+    assert wake.fileno() is None
+    assert wake.max_sleep_seconds == LOOK_SECONDS
+    commit()
+    assert wake.is_due()
+    assert not wake.is_due()
+
+
+@on_linux
+def test_a_commit_between_listening_and_asking_was_reported(
+    wake: DataVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a long silence. Else one such moment would have it asking for ever after."""
+    listened: list[bool] = []
+
+    def listen_just_before(writes: Writes, take: Any = Writes.take_reports) -> bool:
+        listened.append(take(writes))
+        if len(listened) == 1:
+            commit()
+        return listened[-1]
+
+    monkeypatch.setattr(Writes, "take_reports", listen_just_before)
+    wake._heard_at -= sqlite_wake.DEAF_SECONDS + 1
+    assert wake.is_due()
+    assert listened == [False, True]
+    assert wake.is_told
+    settle(wake)
+    assert wake.fileno() is not None
+
+
+def test_where_nobody_tells_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_wake, "_open_writes", lambda: None)
+    with closing(DataVersion("default")) as wake:
+        settle(wake)
+        commit()
+        assert wake.is_due()
+        assert wake.fileno() is None
+        assert wake.max_sleep_seconds == LOOK_SECONDS

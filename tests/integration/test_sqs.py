@@ -1,0 +1,248 @@
+"""What is SQS's own: FIFO queues, delays, limits, redrive policies, URLs that are wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+
+from stoker.brokers import adapter_for
+from stoker.brokers.base import Return
+from stoker.brokers.sqs import SqsTransport
+from stoker.brokers.sqs_address import address_of
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.models import Relayed
+
+from tests.conformance.stands import SqsStand, message
+from tests.servers.proxy import Proxy
+
+pytestmark = [pytest.mark.postgres, pytest.mark.sqs, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def stand() -> Iterator[SqsStand]:
+    made = SqsStand()
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def sqs(stand: SqsStand) -> Any:
+    """Give what an operator of the queues has."""
+    return boto3.client(
+        "sqs", region_name="us-east-1", endpoint_url=stand.transport.address.endpoint
+    )
+
+
+def queue_url(stand: SqsStand, sqs: Any, queue: str = "default") -> str:
+    name = stand.transport.address.name_of(queue)
+    return str(sqs.get_queue_url(QueueName=name)["QueueUrl"])
+
+
+def beside(stand: SqsStand, **changes: str) -> SqsTransport:
+    """Give a transport to the same queues, with other options in its URL."""
+    more = "".join(f"&{name}={value}" for name, value in changes.items())
+    return SqsTransport(replace(stand.settings, broker=stand.settings.broker + more))
+
+
+class TestFifo:
+    def test_jobs_run_in_order_and_one_at_a_time(self, stand: SqsStand) -> None:
+        put = stand.put(3, queue="orders.fifo")
+        other = stand.put(queue="other.fifo")
+        for job_id in put:
+            running = stand.claim(10, "orders.fifo")
+            assert [one.job_id for one in running] == [job_id]
+            assert stand.claim(10, "orders.fifo") == []
+            stand.broker.ack([one.lease for one in running])
+        assert [one.job_id for one in stand.claim(10, "other.fifo")] == other
+
+    def test_a_retry_keeps_the_others_waiting(self, stand: SqsStand) -> None:
+        first, second = stand.put(2, queue="orders.fifo")
+        (running,) = stand.claim(10, "orders.fifo")
+        stand.broker.release([Return(running.lease, 10.0, attempts=1)])
+        assert stand.claim(10, "orders.fifo") == []
+        stand.advance(11)
+        (again,) = stand.claim(10, "orders.fifo")
+        assert (again.job_id, again.attempt) == (first, 2)
+        stand.broker.ack([again.lease])
+        assert [one.job_id for one in stand.claim(10, "orders.fifo")] == [second]
+
+    def test_a_group_for_each_task_or_job(self, stand: SqsStand) -> None:
+        by_task, by_job = beside(stand, groups="task"), beside(stand, groups="job")
+        by_task.send([message(queue="a.fifo", task=task) for task in ("x", "x", "y")])
+        by_job.send([message(queue="b.fifo") for _ in range(3)])
+        by_task.send([message(queue="a.fifo", task="é" * 200)])
+        groups = [one.message.needs for one in by_task.receive(["a.fifo"], 10)]
+        assert groups[0] == groups[1] != groups[2]
+        assert len(set(groups)) == 3
+        assert [one.message.needs for one in by_job.receive(["b.fifo"], 10)] == [()] * 3
+
+    def test_what_is_sent_twice_is_there_once(self, stand: SqsStand) -> None:
+        job = message(queue="orders.fifo")
+        for _ in range(2):
+            stand.transport.send([job])
+        assert stand.transport.counts() == {"orders.fifo": 1}
+
+
+class TestWhatItCannot:
+    """All that waits in the store, where nothing is too late, too large or too urgent."""
+
+    def test_some_jobs_wait_in_the_store(self, stand: SqsStand) -> None:
+        now, joins = time.time(), stand.broker.joins
+        assert not joins(message(run_after=now + 800, package=b"x" * 190_000))
+        assert joins(message(run_after=now + 1_000))
+        assert joins(message(package=b"x" * 200_000))
+        assert joins(message(priority=1))
+        assert joins(message(queue="orders.fifo", run_after=now + 1))
+        assert not joins(message(queue="orders.fifo"))
+
+    def test_the_largest_message_is_an_option(self, stand: SqsStand) -> None:
+        large = beside(stand, max_message_bytes=str(1 << 20))
+        package = b"x" * 700_000
+        assert large.takes(message(package=package))
+        large.send([message(package=package) for _ in range(3)])
+        (parcel, *_) = large.receive(["default"], 1)
+        assert parcel.message.package == package
+
+    def test_a_delay_is_kept_by_sqs(self, stand: SqsStand, sqs: Any) -> None:
+        stand.put(run_after=time.time() + 600)
+        told = sqs.get_queue_attributes(QueueUrl=queue_url(stand, sqs), AttributeNames=["All"])
+        assert told["Attributes"]["ApproximateNumberOfMessagesDelayed"] == "1"
+        assert stand.claim() == []
+
+
+class TestDeletion:
+    def test_what_could_not_be_deleted_comes_again_and_is_known(self, stand: SqsStand) -> None:
+        stand.put(3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stand.transport._queues, "delete", _fails)
+            claimed = stand.claim()
+        stand.broker.ack([one.lease for one in claimed])
+        noted_at = Relayed.objects.earliest("relayed_at").relayed_at
+        stand.advance(61)
+        assert stand.claim() == []
+        assert stand.transport.counts() == {"default": 0}
+        assert Relayed.objects.earliest("relayed_at").relayed_at > noted_at
+
+    def test_an_answer_that_is_lost_makes_no_second_job(self, stand: SqsStand) -> None:
+        parts = urlsplit(stand.transport.address.endpoint)
+        job = message()
+        stand.transport.ping()
+        with Proxy(parts.hostname or "", parts.port or 0) as proxy:
+            url = stand.settings.broker.replace(str(parts.port), str(proxy.port))
+            far = SqsTransport(replace(stand.settings, broker=url))
+            far.ping()
+            proxy.lose_answer_to(b"SendMessageBatch")
+            far.send([job])
+            assert proxy.lost.is_set(), "nothing was lost"
+            far.close()
+        assert stand.transport.counts() == {"default": 2}
+        assert [one.job_id for one in stand.claim()] == [job.job_id]
+
+
+class TestTheQueues:
+    def test_they_are_made_to_keep_jobs(self, stand: SqsStand, sqs: Any) -> None:
+        stand.put()
+        url = queue_url(stand, sqs)
+        told = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        assert told["MessageRetentionPeriod"] == str(14 * 86_400)
+        assert stand.transport.weaknesses() == []
+
+    def test_what_may_lose_jobs_is_told(self, stand: SqsStand, sqs: Any) -> None:
+        stand.put()
+        url = queue_url(stand, sqs)
+        dead = sqs.create_queue(QueueName=f"{stand.transport.address.prefix}dead")["QueueUrl"]
+        (arn,) = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])[
+            "Attributes"
+        ].values()
+        policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "3"})
+        changes = {
+            "MessageRetentionPeriod": "86400",
+            "RedrivePolicy": policy,
+            "MaximumMessageSize": "65536",
+        }
+        sqs.set_queue_attributes(QueueUrl=url, Attributes=changes)
+        found = stand.transport.weaknesses()
+        assert len(found) == 3
+        for word in ("MessageRetentionPeriod", "maxReceiveCount", "max_message_bytes=65536"):
+            assert any(word in sentence for sentence in found)
+
+    def test_attempts_are_counted_in_the_store_and_not_by_sqs(
+        self, stand: SqsStand, sqs: Any
+    ) -> None:
+        """However often a job is tried, its queue's redrive policy has seen it once."""
+        stand.put()
+        for attempt in range(1, 6):
+            delivery = stand.claim_one()
+            assert delivery.attempt == attempt
+            stand.broker.release([Return(delivery.lease, attempts=attempt)])
+        assert stand.transport.counts() == {"default": 0}
+
+    def test_one_that_is_missing_is_told_of(self, stand: SqsStand) -> None:
+        with pytest.raises(BrokerUnavailable, match="leave create=false out"):
+            beside(stand, create="false").send([message(queue="nobody-made-it")])
+
+    def test_what_some_requests_bring_counts_though_others_fail(
+        self, stand: SqsStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What came is hidden from all: to drop it would stop a cluster whose SQS is slow."""
+        stand.put(queue="a")
+        stand.put(queue="b")
+        receive = stand.transport._queues.receive
+
+        def receive_of_a(name: str, *args: Any, **options: Any) -> Any:
+            return receive(name, *args, **options) if name.endswith("-a") else _fails()
+
+        monkeypatch.setattr(stand.transport._queues, "receive", receive_of_a)
+        (parcel,) = stand.transport.receive(["a", "b"], 20)
+        assert parcel.message.queue == "a"
+        with pytest.raises(BrokerUnavailable):
+            stand.transport.receive(["a", "b"], 20)
+
+    def test_it_waits_in_several_at_once(self, stand: SqsStand) -> None:
+        stand.put(queue="b")
+        began = time.monotonic()
+        (parcel,) = stand.transport.receive(["a", "b", "c"], 10, wait_seconds=20)
+        assert parcel.message.queue == "b"
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("sqs://key:secret@eu-west-1/shop", "credentials"),
+        ("sqs://localhost:4566/shop", "endpoint="),
+        ("sqs://eu-west-1/shop.com", "is no prefix"),
+        ("sqs://eu-west-1/shop?colour=red", "no option 'colour'"),
+        ("sqs://eu-west-1/shop?fifo=yes", "not true or false"),
+        ("sqs://eu-west-1/shop?groups=all", "not one of queue, task, job"),
+        ("sqs://eu-west-1/shop?endpoint=host", "not a URL"),
+        ("sqs://eu-west-1/shop?max_message_bytes=9999999", "not a number from"),
+    ],
+)
+def test_urls_that_cannot_be_used(url: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        adapter_for(Settings(broker=url))
+
+
+def test_every_queue_has_a_name_that_sqs_takes() -> None:
+    address = address_of(Settings(broker="sqs://eu-west-1/shop"))
+    assert address.name_of("mail") == "shop-mail"
+    assert address.name_of("mail.fifo") == "shop-mail.fifo"
+    names = {address.name_of(queue) for queue in ("a b", "a-b", "a.b", "é", "x" * 100, "x" * 99)}
+    assert len(names) == 6
+    assert all(len(name) <= 80 for name in names)
+    fifo = address_of(Settings(broker="sqs:///shop?fifo=true"))
+    assert fifo.name_of("mail") == "shop-mail.fifo"
+    assert fifo.queue_of("shop-mail.fifo") == "mail"
+
+
+def _fails(*_: Any) -> None:
+    raise BrokerUnavailable("It has gone away.")

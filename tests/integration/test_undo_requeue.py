@@ -1,0 +1,200 @@
+"""A requeue is taken back: all is as it was before; unless its job was quicker."""
+
+import random
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from stoker import chain, dead_letters
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.dead_letters import Fate
+from stoker.lifecycle import outcomes
+from stoker.lifecycle.faults import plain_fault
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted
+from stoker.models import DeadLetter, Job, Need, Ready, Requeue, Step, UniqueKey, Workflow
+from stoker.progress import JobState
+
+from tests.app import frail, tasks
+from tests.integration.letters import at_once, dead
+from tests.integration.work import claim, work_off
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("mended")]
+
+IGNORED = ("last_requeued_at",)
+
+
+def fields_of(letter: DeadLetter) -> dict[str, Any]:
+    letter.refresh_from_db()
+    values = {field.attname: getattr(letter, field.attname) for field in letter._meta.fields}
+    return {name: value for name, value in values.items() if name not in IGNORED}
+
+
+def test_the_entry_is_as_it_was_and_the_job_says_who() -> None:
+    letter = dead(frail.charge, "order 1")
+    before = fields_of(letter)
+    sent = dead_letters.requeue(letter.pk, by="alice", because="the bank is back")
+    answer = dead_letters.undo_requeue(letter.pk, by="bob", because="it is not")
+    assert (answer.fate, answer.job_id) == (Fate.TAKEN_BACK, sent.job_id)
+    assert fields_of(letter) == before
+    job = Job.objects.get(pk=sent.job_id)
+    assert (job.status, job.reason) == ("CANCELLED", "sent again, and taken back by bob: it is not")
+    assert not work_off()
+    assert Requeue.objects.get().because == f"the bank is back ({job.reason})"
+
+
+def test_the_requeue_before_it_is_told_of_again() -> None:
+    letter = dead(frail.charge, "order 1")
+    dead_letters.requeue(letter.pk, by="alice", because="once")
+    work_off()
+    before = fields_of(letter)
+    dead_letters.requeue(letter.pk, by="bob", because="twice")
+    dead_letters.undo_requeue(letter.pk)
+    assert fields_of(letter) == before
+    assert (letter.last_requeued_by, letter.requeued_count) == ("alice", 1)
+
+
+def test_it_can_be_sent_again_after_that() -> None:
+    letter = dead(frail.charge, "order 1")
+    dead_letters.requeue(letter.pk)
+    dead_letters.undo_requeue(letter.pk)
+    frail.broken.clear()
+    assert dead_letters.requeue(letter.pk).fate is Fate.REQUEUED
+    assert work_off() == 1
+    letter.refresh_from_db()
+    assert (letter.state, letter.requeued_count) == ("resolved", 1)
+
+
+def test_what_cannot_be_undone_is_told_and_nothing_changed() -> None:
+    letter = dead(frail.charge, "order 1")
+    assert dead_letters.undo_requeue(letter.pk).fate is Fate.NOT_REQUEUED
+    sent = dead_letters.requeue(letter.pk)
+    before = fields_of(letter)
+    (delivery,) = claim()
+    answer = dead_letters.undo_requeue(letter.pk)
+    assert (answer.fate, answer.job_id) == (Fate.UNDER_WAY, sent.job_id)
+    assert "has begun" in answer.because
+    assert fields_of(letter) == before
+    assert delivery.job_id == sent.job_id
+    DeadLetter.objects.update(state="discarded")
+    assert dead_letters.undo_requeue(letter.pk).fate is Fate.CLOSED
+
+
+def test_a_job_that_waits_for_its_next_attempt_has_begun() -> None:
+    letter = dead(frail.charge, "order 1")
+    sent = dead_letters.requeue(letter.pk)
+    broker, fault = broker_for(settings_for()), plain_fault(ValueError, "no")
+    retry = outcomes.Retry(fault, 3600, "error")
+    finish(settings_for(), broker, [Attempted(one, retry, "w", None, 1.0) for one in claim()])
+    assert dead_letters.undo_requeue(letter.pk).fate is Fate.UNDER_WAY
+    assert broker.whereabouts([sent.job_id]) == {sent.job_id: "deferred"}
+    letter.refresh_from_db()
+    assert letter.state == "requeued"
+
+
+def test_a_key_and_its_period_are_those_of_the_job_that_failed() -> None:
+    letter = dead(frail.fetch_hourly, "news")
+    dead_letters.requeue(letter.pk)
+    dead_letters.undo_requeue(letter.pk)
+    assert UniqueKey.objects.get().job_id == letter.job_id
+    assert frail.fetch_hourly.enqueue("news").was_duplicate, "the hour is not over"
+    assert dead_letters.requeue(letter.pk).fate is Fate.REQUEUED
+
+
+def test_a_key_of_other_arguments_is_free_again() -> None:
+    letter = dead(frail.fetch, "news")
+    dead_letters.requeue(letter.pk, args=["sport"])
+    dead_letters.undo_requeue(letter.pk)
+    for feed in ("news", "sport"):
+        assert not frail.fetch.enqueue(feed).was_duplicate
+
+
+def test_a_sequence_stays_halted() -> None:
+    letter = dead(frail.book, "account 1", "entry 1")
+    second = frail.book.enqueue("account 1", "entry 2")
+    assert not work_off()
+    before = list(Need.objects.order_by("pk").values())
+    for _ in range(2):
+        dead_letters.requeue(letter.pk)
+        dead_letters.undo_requeue(letter.pk)
+        assert not work_off(), "nobody passes it"
+    assert list(Need.objects.order_by("pk").values()) == before
+    frail.broken.clear()
+    dead_letters.requeue(letter.pk)
+    assert [work_off(), work_off(), work_off()] == [1, 1, 0]
+    second.refresh()
+    assert second.state == JobState.SUCCESSFUL
+    assert not Need.objects.exists()
+
+
+def test_a_workflow_has_failed_again_and_can_go_on() -> None:
+    frail.broken.add("order 1")
+    chain(frail.charge.si("order 1"), tasks.nothing.si()).enqueue()
+    work_off()
+    letter = DeadLetter.objects.get()
+    before = list(Step.objects.order_by("pk").values())
+    dead_letters.requeue(letter.pk)
+    assert Workflow.objects.get().state == "RUNNING"
+    assert dead_letters.undo_requeue(letter.pk).fate is Fate.TAKEN_BACK
+    assert Workflow.objects.get().state == "FAILED"
+    assert list(Step.objects.order_by("pk").values()) == before
+    frail.broken.clear()
+    dead_letters.requeue(letter.pk)
+    assert [work_off(), work_off(), work_off()] == [1, 1, 0]
+    assert Workflow.objects.get().state == "SUCCESSFUL"
+
+
+def test_a_requeue_by_itself_is_due_again() -> None:
+    letter = dead(frail.pay, "order 1")
+    assert letter.requeue_due_us is not None
+    dead_letters.requeue(letter.pk)
+    dead_letters.undo_requeue(letter.pk)
+    letter.refresh_from_db()
+    assert letter.requeue_due_us is not None
+
+
+def test_it_is_of_the_callers_transaction() -> None:
+    letter = dead(frail.charge, "order 1")
+    dead_letters.requeue(letter.pk)
+    with transaction.atomic():
+        assert dead_letters.undo_requeue(letter.pk).fate is Fate.TAKEN_BACK
+        transaction.set_rollback(True)
+    letter.refresh_from_db()
+    assert letter.state == "requeued"
+    assert Ready.objects.count() == 1
+
+
+def test_either_a_claim_has_it_or_we_do(seed: int) -> None:
+    """Claims, and two persons who take it back, at the same moment: one of them has it."""
+    chance = random.Random(seed)
+    for number in range(6):
+        letter = dead(frail.charge, f"order {number}")
+        sent = dead_letters.requeue(letter.pk)
+        fates, claims = _race(letter, chance)
+        letter.refresh_from_db()
+        job = Job.objects.get(pk=sent.job_id)
+        if sum(claims):
+            assert Fate.TAKEN_BACK not in fates
+            assert (letter.state, job.status) == ("requeued", None)
+        else:
+            assert fates.count(Fate.TAKEN_BACK) == 1, fates
+            assert (letter.state, job.status, letter.requeued_count) == ("open", "CANCELLED", 0)
+
+
+def _race(letter: DeadLetter, chance: random.Random) -> tuple[list[Fate], list[int]]:
+    """What those who take it back are told, and how many jobs were claimed."""
+    fates: list[Fate] = []
+    claims: list[int] = []
+
+    def undo() -> None:
+        fates.append(dead_letters.undo_requeue(letter.pk).fate)
+
+    def take() -> None:
+        claims.append(len(claim()))
+
+    calls = [undo, take, undo]
+    chance.shuffle(calls)
+    at_once(*calls)
+    return fates, claims

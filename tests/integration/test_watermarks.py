@@ -1,0 +1,332 @@
+"""A claim begins where the last one came to; and still nothing that waits is lost or forgotten."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection, connections, transaction
+
+from stoker.brokers.base import Broker, Delivery, Return
+from stoker.ids import new_job_id
+from stoker.models import Ready, watermarks
+from stoker.models.statements import moves_rows_in_one_statement
+
+from tests.conformance.stands import OrmStand, message
+from tests.conformance.test_plans import nodes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def stand() -> OrmStand:
+    return OrmStand()
+
+
+@pytest.fixture
+def good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks are good until somebody says otherwise."""
+    monkeypatch.setattr(watermarks, "SHARE", 1e12)
+    monkeypatch.setattr(watermarks, "LONGEST_SECONDS", 1e9)
+    monkeypatch.setattr(watermarks, "DEAR", 0.0001)
+
+
+@pytest.fixture
+def bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for the next look from the start has always come."""
+    monkeypatch.setattr(watermarks, "LONGEST_SECONDS", 0.0)
+
+
+def enqueue(broker: Broker, *job_ids: UUID, **options: Any) -> list[UUID]:
+    messages = [message(job_id=job_id, **options) for job_id in job_ids or [new_job_id()]]
+    broker.enqueue(messages)
+    return [one.job_id for one in messages]
+
+
+def claim(
+    stand: OrmStand, limit: int = 1, *queues: str, broker: Broker | None = None
+) -> list[UUID]:
+    return [one.job_id for one in deliveries(stand, limit, *queues, broker=broker)]
+
+
+def deliveries(
+    stand: OrmStand, limit: int, *queues: str, broker: Broker | None = None
+) -> list[Delivery]:
+    chosen = broker or stand.broker
+    return chosen.claim(queues, limit, holder=stand.holder, lease_seconds=60)
+
+
+@pytest.mark.usefixtures("good")
+class TestWhileMarksAreGood:
+    """Whatever is behind a mark is found at the latest by the claim that would find nothing."""
+
+    def test_a_job_that_was_committed_late_is_found(self, stand: OrmStand) -> None:
+        older = new_job_id()
+        younger = enqueue(stand.broker, *[new_job_id() for _ in range(3)])
+        assert claim(stand) == younger[:1]
+        enqueue(stand.another(), older)
+        assert {*claim(stand), *claim(stand), *claim(stand)} == {older, *younger[1:]}
+        assert claim(stand) == []
+
+    def test_a_job_that_another_had_locked_is_found(self, stand: OrmStand) -> None:
+        if not connection.features.has_select_for_update_skip_locked:
+            pytest.skip("nobody can lock a row here")
+        first, second = enqueue(stand.broker, new_job_id(), new_job_id())
+        with locked(first):
+            assert claim(stand) == [second]
+            assert claim(stand) == []
+        assert claim(stand) == [first]
+
+    def test_what_was_given_back_is_first_again(self, stand: OrmStand) -> None:
+        enqueue(stand.broker, *[new_job_id() for _ in range(4)])
+        (first,) = deliveries(stand, 1)
+        (second,) = deliveries(stand, 1)
+        stand.broker.release([Return(first.lease, attempts=0)])
+        assert claim(stand) == [first.job_id]
+        assert second.job_id not in claim(stand, 5)
+
+    def test_what_another_process_gave_back_is_found(self, stand: OrmStand) -> None:
+        enqueue(stand.broker, new_job_id(), new_job_id())
+        (first,) = deliveries(stand, 1)
+        stand.another().release([Return(first.lease, attempts=1)])
+        assert {*claim(stand), *claim(stand)} >= {first.job_id}
+
+    def test_what_falls_due_takes_its_place_in_the_line(self, stand: OrmStand) -> None:
+        (early,) = enqueue(stand.broker, run_after=stand.now() + 60)
+        younger = enqueue(stand.broker, *[new_job_id() for _ in range(3)])
+        assert claim(stand) == younger[:1]
+        stand.advance(120)
+        stand.broker._had_room, stand.broker._nothing_due_until = True, 0.0  # type: ignore[attr-defined] # it looks
+        assert claim(stand) == [early]
+
+    def test_a_deferred_job_that_was_committed_late_is_found(self, stand: OrmStand) -> None:
+        for _ in range(2):
+            enqueue(stand.broker, run_after=stand.now() - 1)
+            enqueue(stand.broker)
+            assert len(claim(stand, 5)) == 2
+        enqueue(stand.another(), run_after=stand.now() - 60)
+        assert len(claim(stand, 5)) == 1
+        assert claim(stand) == []
+
+    def test_what_falls_due_in_a_queue_that_is_not_served_stays_there(
+        self, stand: OrmStand
+    ) -> None:
+        enqueue(stand.broker, new_job_id(), new_job_id())
+        enqueue(stand.broker, run_after=stand.now() + 60, queue="mail")
+        claim(stand, 1, "default")
+        stand.advance(120)
+        assert len(claim(stand, 5, "default")) == 1
+        assert claim(stand, 5, "default") == []
+        assert len(claim(stand, 5, "mail")) == 1
+
+    def test_a_higher_priority_goes_first_at_once(self, stand: OrmStand) -> None:
+        enqueue(stand.broker, *[new_job_id() for _ in range(4)], priority=1)
+        claim(stand, 2)
+        for priority in (100, -100, 0, 2):
+            enqueue(stand.broker, priority=priority)
+        found = deliveries(stand, 10)
+        assert [one.priority for one in found] == [100, 2, 1, 1, 0, -100]
+
+    def test_each_priority_has_its_mark(self, stand: OrmStand) -> None:
+        for priority in (0, 5, -5):
+            enqueue(stand.broker, *[new_job_id() for _ in range(3)], priority=priority)
+        claim(stand, 8)
+        more = [enqueue(stand.broker, priority=priority)[0] for priority in (-5, 0, 5)]
+        found = deliveries(stand, 10)
+        assert [one.priority for one in found] == [5, 0, -5, -5]
+        assert {one.job_id for one in found} >= set(more)
+
+    def test_a_limit_counts_over_all_spans(self, stand: OrmStand) -> None:
+        for priority in (3, 2, 1):
+            enqueue(stand.broker, *[new_job_id() for _ in range(5)], priority=priority)
+        claim(stand, 11)
+        for priority in (3, 2, 1):
+            enqueue(stand.broker, *[new_job_id() for _ in range(2)], priority=priority)
+        assert [one.priority for one in deliveries(stand, 3)] == [3, 3, 2]
+
+    def test_a_new_queue_is_found(self, stand: OrmStand) -> None:
+        enqueue(stand.broker, new_job_id(), new_job_id())
+        claim(stand)
+        (mail,) = enqueue(stand.broker, queue="mail")
+        assert mail in {*claim(stand), *claim(stand)}
+
+    def test_a_queue_that_is_passed_over_is_found_again(self, stand: OrmStand) -> None:
+        enqueue(stand.broker, *[new_job_id() for _ in range(3)])
+        first = stand.broker.claim((), 1, holder=stand.holder, lease_seconds=60)
+        passed = stand.broker.claim(
+            (), 9, holder=stand.holder, lease_seconds=60, passed_over=["default"]
+        )
+        assert (len(first), passed) == (1, [])
+        assert len(claim(stand, 9)) == 2
+
+    def test_a_fresh_process_begins_at_the_start(self, stand: OrmStand) -> None:
+        """Marks die with their process; nothing of them is stored."""
+        older = new_job_id()
+        enqueue(stand.broker, *[new_job_id() for _ in range(3)])
+        claim(stand, 2)
+        enqueue(stand.another(), older)
+        assert claim(stand, broker=stand.another())[0] == older
+
+    def test_random_doings_lose_nothing(self, stand: OrmStand, request: Any) -> None:
+        """Two processes claim, give back and enqueue with ids of any age: each job comes."""
+        choose = random.Random(request.config.option.seed)
+        brokers = [stand.broker, stand.another()]
+        pool = [new_job_id() for _ in range(120)]
+        choose.shuffle(pool)
+        waiting: set[UUID] = set()
+        held: list[Delivery] = []
+        for _ in range(150):
+            broker = choose.choice(brokers)
+            match choose.choice(["enqueue", "claim", "claim", "release", "ack"]):
+                case "enqueue" if pool:
+                    options = {"queue": choose.choice("abc"), "priority": choose.choice([-1, 0, 1])}
+                    waiting.update(enqueue(broker, pool.pop(), **options))
+                case "claim":
+                    found = deliveries(stand, choose.choice([1, 3]), broker=broker)
+                    assert {one.job_id for one in found} <= waiting
+                    assert found or not waiting, "something waits, and was not found"
+                    waiting -= {one.job_id for one in found}
+                    held += found
+                case "release" if held:
+                    back = held.pop(choose.randrange(len(held)))
+                    broker.release([Return(back.lease, attempts=0)])
+                    waiting.add(back.job_id)
+                case "ack" if held:
+                    broker.ack([held.pop().lease])
+        while found := deliveries(stand, 7):
+            waiting -= {one.job_id for one in found}
+        assert not waiting
+
+
+@pytest.mark.usefixtures("bad")
+def test_an_older_job_goes_first_once_it_is_time_to_look(stand: OrmStand) -> None:
+    older = new_job_id()
+    enqueue(stand.broker, *[new_job_id() for _ in range(4)])
+    claim(stand, 2)
+    enqueue(stand.another(), older)
+    assert claim(stand, 2)[0] == older
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("stoker.models.watermarks.time.monotonic", lambda: now[0])
+    return now
+
+
+def looking(clock: list[float], seconds: float, found: int) -> Any:
+    """A claim that takes so long and gets so many."""
+
+    def claim() -> list[int]:
+        clock[0] += seconds
+        return [0] * found
+
+    return claim
+
+
+def look(marks: watermarks.Watermarks, claim: Any) -> None:
+    marks.guide(claim, ["default"], lambda: False)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("took", [0.01, 60.0])
+def test_the_next_look_from_the_start_is_soon(clock: list[float], took: float) -> None:
+    """It takes a share of the time; however long it takes, the next one does not wait for long."""
+    marks = watermarks.Watermarks("default")
+    look(marks, looking(clock, took, 100))
+    clock[0] += min(took * watermarks.SHARE, watermarks.LONGEST_SECONDS) - 0.001
+    assert marks.are_good()
+    clock[0] += 0.002
+    assert not marks.are_good()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(("took", "are_good"), [(0.001, True), (0.008, False)])
+def test_marks_that_spare_nothing_are_dropped(
+    clock: list[float], took: float, are_good: bool
+) -> None:
+    """In good times a job behind a mark waits for one claim only."""
+    marks = watermarks.Watermarks("default")
+    look(marks, looking(clock, 0.01, 100))
+    look(marks, looking(clock, took, 100))
+    assert marks.are_good() is are_good
+
+
+def test_there_are_no_marks_where_a_claim_cannot_be_told_where_to_begin(stand: OrmStand) -> None:
+    enqueue(stand.broker, new_job_id(), new_job_id())
+    claim(stand)
+    are_good = stand.broker._marks.are_good()  # type: ignore[attr-defined] # of this broker
+    assert not are_good or moves_rows_in_one_statement(connection)
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("good")
+def test_a_claim_does_not_walk_over_what_was_claimed(stand: OrmStand) -> None:
+    """While somebody holds a snapshot open, no vacuum removes the entries of claimed jobs."""
+    with snapshot():
+        for _ in range(6):
+            enqueue(stand.broker, *[new_job_id() for _ in range(500)])
+            assert len(claim(stand, 500)) == 500
+        enqueue(stand.broker, *[new_job_id() for _ in range(20)])
+        by_marks = blocks_of_a_claim(stand)
+        stand.broker._marks.forget()  # type: ignore[attr-defined] # of this broker
+        from_start = blocks_of_a_claim(stand)
+    assert by_marks < from_start / 3, f"{by_marks} blocks by the marks, {from_start} without them"
+
+
+def blocks_of_a_claim(stand: OrmStand) -> int:
+    """Give how many pages a claim of ten touches while it looks for them; it is undone."""
+    touched = 0
+
+    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal touched
+        if "INTO stoker_claimed" in sql:
+            with transaction.atomic():
+                execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params, many, context)
+                plan = context["cursor"].fetchone()[0]
+                (walk,) = nodes(plan, "Index Name", "stoker_ready_line")
+                touched = walk["Shared Hit Blocks"] + walk["Shared Read Blocks"]
+                transaction.set_rollback(True)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(explain), transaction.atomic():
+        assert len(claim(stand, 10)) == 10
+        transaction.set_rollback(True)
+    return touched
+
+
+@contextmanager
+def snapshot() -> Iterator[None]:
+    """Another session has a transaction that has read."""
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT count(*) FROM stoker_ready")
+        yield
+        cursor.execute("ROLLBACK")
+    other.close()
+
+
+@contextmanager
+def locked(job_id: UUID) -> Iterator[None]:
+    """Another session has locked the row of a ready job."""
+    is_locked, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            list(Ready.objects.filter(pk=job_id).select_for_update())
+            is_locked.set()
+            may_go.wait(30)
+        connections.close_all()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_locked.wait(30)
+    yield
+    may_go.set()
+    thread.join()

@@ -1,0 +1,508 @@
+"""Why a job is not running: one test for each answer, on the real database."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from stoker import InSequence, Limit, Lock, Rate, chain, dead_letters, group, queues
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.exceptions import PackageError
+from stoker.lifecycle import outbox
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Snoozed
+from stoker.models import Claimed, Cluster, Deferred, Job, Ready, Tally
+from stoker.models.clock import DatabaseNow, microseconds
+from stoker.models.metrics import FINEST_SECONDS, Place, Sums
+from stoker.package import sealer_for
+from stoker.why import Answer, Kind, why
+
+from tests.app import guarded
+from tests.app.tasks import add, cancel_itself, fail, fail_unretried, nothing
+
+BACKEND = "stoker.backend.StokerBackend"
+
+pytestmark = pytest.mark.django_db
+
+
+def asked(result: Any) -> Answer:
+    """The answer, which always says what it is about."""
+    answer = why(settings_for(), uuid.UUID(str(getattr(result, "id", result))))
+    assert answer.sentence.endswith((".", "?"))
+    assert answer.kind.needs_somebody <= bool(answer.advice), "who is needed is told what to do"
+    return answer
+
+
+def sign_on(silent_seconds: float = 0.0, state: str = "running", **info: Any) -> Cluster:
+    return Cluster.objects.create(
+        id=uuid.uuid4(),
+        name=settings_for().cluster,
+        host="one",
+        pid=7,
+        state=state,
+        heartbeat_us=DatabaseNow() - microseconds(silent_seconds),
+        started_at=timezone.now(),
+        info={"workers": [{"number": 0, "pid": 8, "jobs_done": 0, "running": []}], **info},
+    )
+
+
+def at_work(cluster: Cluster, result: Any, seconds: float = 2.0) -> None:
+    """Its last sign of life shows that job."""
+    running = [{"job": str(result.id), "seconds": seconds}]
+    cluster.info["workers"] = [{"number": 3, "pid": 9, "jobs_done": 0, "running": running}]
+    cluster.save(update_fields=["info"])
+
+
+def claim(count: int, holder: uuid.UUID | None = None) -> list[Any]:
+    broker = broker_for(settings_for())
+    return broker.claim([], count, holder=holder or uuid.uuid4(), lease_seconds=60)
+
+
+def run(count: int = 1) -> None:
+    """One attempt each, recorded as a cluster would."""
+    settings = settings_for()
+    executor = Executor(settings, worker_id="me")
+    finish(settings, broker_for(settings), [executor.run(one) for one in claim(count)])
+
+
+# -- it has ended ---------------------------------------------------------------------------------
+
+
+def test_it_ended_well() -> None:
+    result = add.enqueue(1, 2)
+    run()
+    answer = asked(result)
+    assert (answer.kind, answer.task, answer.queue) == (
+        Kind.SUCCESSFUL,
+        add.module_path,
+        "default",
+    )
+    assert (answer.facts["attempts"], answer.facts["worker"]) == (1, "me")
+    assert answer.kind.has_ended
+    assert answer.advice == ""
+
+
+def test_it_was_cancelled() -> None:
+    result = nothing.enqueue()
+    result.cancel("ordered twice")
+    assert (asked(result).kind, asked(result).facts["reason"]) == (Kind.CANCELLED, "ordered twice")
+    itself = cancel_itself.enqueue()
+    run()
+    assert asked(itself).kind == Kind.CANCELLED
+
+
+def test_it_is_a_dead_letter() -> None:
+    result = fail_unretried.enqueue()
+    run()
+    answer = asked(result)
+    letter = dead_letters.find().letters[0]
+    assert answer.kind == Kind.DEAD_LETTER
+    assert answer.facts["dead_letter"] == str(letter.pk)
+    assert f"dead requeue {letter.pk}" in answer.advice
+    assert "KeyError" in answer.sentence
+    again = dead_letters.requeue(letter.pk)
+    answer = asked(result)
+    assert answer.facts["carried_on_by"] == str(again.job_id)
+    assert str(again.job_id) in answer.advice
+    run()  # it fails again: now the letter is that of the other
+    assert asked(result).facts["dead_letter_state"] == "open"
+
+
+def test_its_package_could_not_be_opened() -> None:
+    result = nothing.enqueue()
+    job = Job.objects.get(pk=result.id)
+    job.package = bytes(job.package)[:-1] + b"?"
+    job.save()
+    sign_on()
+    answer = asked(result)
+    assert (answer.kind, answer.kind.has_ended) == (Kind.UNREADABLE, False)
+    run()
+    answer = asked(result)
+    assert answer.kind == Kind.UNREADABLE
+    assert answer.facts["error"]
+    assert answer.facts["dead_letter"]
+
+
+def renamed(result: Any) -> None:
+    """As if its task were not there any more."""
+    job = Job.objects.get(pk=result.id)
+    sealer = sealer_for(settings_for())
+    package = sealer.open(bytes(job.package))
+    assert not isinstance(package, PackageError)
+    job.task = "tests.app.tasks.gone"
+    job.package = sealer.seal(replace(package, task=job.task))
+    job.save()
+
+
+def test_nobody_has_its_task() -> None:
+    """Seen before any cluster has tried, while it is put back, and when the grace is over."""
+    result = nothing.enqueue()
+    renamed(result)
+    sign_on()
+    assert asked(result).kind == Kind.UNKNOWN_TASK
+    run()
+    answer = asked(result)
+    assert Deferred.objects.exists()
+    assert answer.kind == Kind.UNKNOWN_TASK
+    assert answer.facts["due_at"] > timezone.now()
+    assert "gone" in answer.facts["error"]
+
+
+# -- a cluster has it -----------------------------------------------------------------------------
+
+
+def test_it_runs() -> None:
+    result = nothing.enqueue()
+    cluster = sign_on()
+    claim(1, cluster.pk)
+    assert asked(result).kind == Kind.HANDED_OUT
+    assert asked(result).facts["host"] == "one"
+    at_work(cluster, result)
+    answer = asked(result)
+    assert answer.kind == Kind.RUNNING
+    assert (answer.facts["worker"], answer.facts["pid"], answer.facts["attempt"]) == (3, 9, 1)
+    assert answer.facts["seconds"] >= 2.0
+    assert not answer.facts["is_being_cancelled"]
+    result.cancel("too long")
+    assert asked(result).facts["is_being_cancelled"]
+    assert "too long" in asked(result).sentence
+
+
+def test_it_ran_when_its_cluster_was_heard_last() -> None:
+    """Silent for longer than a cluster that is well, and not as long as a lease."""
+    result = nothing.enqueue()
+    cluster = sign_on(silent_seconds=30)
+    claim(1, cluster.pk)
+    at_work(cluster, result)
+    assert "no sign of life" in asked(result).sentence
+
+
+def test_a_cluster_of_another_backend_has_it() -> None:
+    result = nothing.enqueue()
+    claim(1, sign_on(alias="other").pk)
+    assert asked(result).kind == Kind.HANDED_OUT
+    assert "another backend" in asked(result).sentence
+
+
+@pytest.mark.parametrize("is_buried", [False, True])
+def test_its_cluster_is_silent(is_buried: bool) -> None:
+    result = nothing.enqueue()
+    cluster = sign_on(silent_seconds=90)
+    claim(1, cluster.pk)
+    if is_buried:
+        Cluster.objects.all().delete()
+    answer = asked(result)
+    assert answer.kind == Kind.CLUSTER_SILENT
+    assert 0 < answer.facts["lease_seconds"] <= 60
+    assert "stoker run" in answer.advice
+    sign_on()
+    assert asked(result).advice == ""
+
+
+# -- its moment has not come ----------------------------------------------------------------------
+
+
+def test_it_is_to_run_later() -> None:
+    result = nothing.using(run_after=timedelta(minutes=5)).enqueue()
+    answer = asked(result)
+    assert answer.kind == Kind.RUN_AFTER
+    assert answer.facts["seconds"] == pytest.approx(300, abs=30)
+
+
+def test_it_is_tried_again() -> None:
+    result = fail.using(max_attempts=4).enqueue("out of paper")
+    run()
+    answer = asked(result)
+    assert answer.kind == Kind.RETRY
+    assert (answer.facts["attempts"], answer.facts["max_attempts"]) == (1, 4)
+    assert "out of paper" in answer.facts["error"]
+    assert "Attempt 1 of 4" in answer.sentence
+
+
+def test_it_was_put_back() -> None:
+    result = nothing.enqueue()
+    settings = settings_for()
+    (attempted,) = [Executor(settings, worker_id="me").run(one) for one in claim(1)]
+    finish(settings, broker_for(settings), [replace(attempted, outcome=Snoozed(30.0, "not now"))])
+    answer = asked(result)
+    assert answer.kind == Kind.PUT_BACK
+    assert answer.facts["seconds"] == pytest.approx(30, abs=10)
+
+
+def test_it_comes_back_when_its_lock_may_be_free() -> None:
+    guarded.enter.enqueue()
+    claim(1)
+    result = guarded.enter_or_come_back.enqueue()
+    assert claim(1) == []
+    answer = asked(result)
+    assert answer.kind == Kind.PUT_BACK
+    assert "door" in answer.sentence
+
+
+def test_a_job_that_is_overdue_is_held_up_as_one_that_is_ready() -> None:
+    result = nothing.using(run_after=60).enqueue()
+    Deferred.objects.update(due_us=1)
+    assert asked(result).kind == Kind.NO_CLUSTER
+
+
+# -- a guard holds it back ------------------------------------------------------------------------
+
+
+def blocked(task: Any, count: int = 2) -> list[Any]:
+    """Jobs of that task, of which the first has its place."""
+    results = [task.enqueue() for _ in range(count)]
+    for _ in range(count):
+        claim(count)
+    return results
+
+
+def test_another_job_has_its_lock() -> None:
+    first, second, third = blocked(nothing.using(lock=Lock("printer")), 3)
+    answer = asked(second)
+    assert (answer.kind, answer.facts["before"]) == (Kind.LOCK, 0)
+    (holder,) = answer.facts["holders"]
+    assert holder == {
+        "job_id": str(first.id),
+        "task": nothing.module_path,
+        "state": "RUNNING",
+    }
+    assert str(first.id) in answer.sentence
+    assert asked(third).facts["before"] == 1
+
+
+def test_its_limit_is_reached() -> None:
+    *_, third = blocked(nothing.using(limit=Limit(2, "tenant")), 3)
+    answer = asked(third)
+    assert (answer.kind, answer.facts["places"]) == (Kind.LIMIT, 2)
+    assert len(answer.facts["holders"]) == 2
+
+
+def test_its_rate_is_used_up() -> None:
+    _, second = blocked(nothing.using(rate=Rate("1/m", "mails")))
+    answer = asked(second)
+    assert answer.kind == Kind.RATE
+    assert (answer.facts["places"], answer.facts["period_seconds"]) == (1, 60.0)
+    assert 0 < answer.facts["next_start_seconds"] <= 61
+
+
+def test_one_before_it_in_its_sequence_has_not_ended() -> None:
+    first, second = blocked(nothing.using(sequence="orders"))
+    answer = asked(second)
+    assert answer.kind == Kind.SEQUENCE
+    assert [one["job_id"] for one in answer.facts["holders"]] == [str(first.id)]
+    assert answer.facts["halted_by"] is None
+
+
+def test_its_sequence_is_halted() -> None:
+    task = fail_unretried.using(sequence=InSequence("orders", after_failure="halt"))
+    first, second = task.enqueue(), task.enqueue()
+    run()
+    claim(1)
+    answer = asked(second)
+    assert (answer.kind, answer.facts["halted_by"]) == (Kind.SEQUENCE, str(first.id))
+    assert "dead letter" in answer.advice
+
+
+# -- a workflow -----------------------------------------------------------------------------------
+
+
+def test_its_turn_in_a_workflow_has_not_come() -> None:
+    workflow = chain(add.si(1, 2), group(nothing.si(), nothing.si()), add.si(3, 4)).enqueue()
+    steps = [one for one in workflow.steps() if one.kind == "task"]
+    by_label = {(one.label, one.state): one for one in steps}
+    first = by_label[add.module_path, "ENQUEUED"]
+    member = by_label[nothing.module_path, "PENDING"]
+    answer = asked(member.job_id)
+    assert (answer.kind, answer.task) == (Kind.WORKFLOW, nothing.module_path)
+    assert [one["job_id"] for one in answer.facts["waits_for"]] == [first.job_id]
+    assert answer.facts["workflow"] == str(workflow.id)
+    last = by_label[add.module_path, "PENDING"]
+    assert len(asked(last.job_id).facts["waits_for"]) == 3
+    run()
+    assert {one["task"] for one in asked(last.job_id).facts["waits_for"]} == {nothing.module_path}
+
+
+def test_its_workflow_is_over() -> None:
+    workflow = chain(fail_unretried.si(), nothing.si()).enqueue()
+    run()
+    (step,) = [one for one in workflow.steps() if one.label == nothing.module_path]
+    answer = asked(step.job_id)
+    assert (answer.kind, answer.facts["workflow_state"]) == (Kind.WORKFLOW, "FAILED")
+    assert "retry" in answer.advice
+
+
+# -- it may start ---------------------------------------------------------------------------------
+
+
+def test_its_queue_is_paused() -> None:
+    result = nothing.enqueue()
+    queues.pause("default", by="alice", because="the provider is down")
+    answer = asked(result)
+    assert (answer.kind, answer.facts["by"]) == (Kind.PAUSED, "alice")
+    assert "the provider is down" in answer.sentence
+    assert "stoker resume default" in answer.advice
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_no_cluster_is_alive(silent: bool) -> None:
+    result = nothing.enqueue()
+    if silent:
+        sign_on(silent_seconds=90)
+    answer = asked(result)
+    assert (answer.kind, len(answer.facts["silent"])) == (Kind.NO_CLUSTER, int(silent))
+
+
+def test_no_cluster_serves_its_queue() -> None:
+    result = nothing.enqueue()
+    sign_on(queues=["mail"])
+    answer = asked(result)
+    assert answer.kind == Kind.NOT_SERVED
+    assert [one["queues"] for one in answer.facts["clusters"]] == [["mail"]]
+
+
+@pytest.mark.parametrize("state", ["quiet", "stopping"])
+def test_the_clusters_take_no_more_jobs(state: str) -> None:
+    result = nothing.enqueue()
+    cluster = sign_on(state=state)
+    answer = asked(result)
+    assert answer.kind == Kind.CLUSTERS_QUIET
+    assert str(cluster.pk) in answer.advice
+
+
+def test_others_are_before_it() -> None:
+    """With an expectation, as soon as there is a history."""
+    sign_on()
+    nothing.enqueue_many([((), {})] * 9)
+    urgent = nothing.using(priority=5).enqueue()
+    last = nothing.enqueue()
+    assert (asked(urgent).kind, asked(urgent).facts["before"]) == (Kind.IN_LINE, 0)
+    answer = asked(last)
+    assert (answer.facts["before"], answer.facts["expected_seconds"]) == (10, None)
+    assert answer.facts["free_workers"] == 1
+    sums = {Place("default", nothing.module_path): Sums(successful=600)}
+    start = int(timezone.now().timestamp()) // FINEST_SECONDS * FINEST_SECONDS
+    Tally.objects.bulk_create(Tally.objects.rows_of(start, FINEST_SECONDS, sums))
+    answer = asked(last)
+    assert answer.facts["per_second"] == pytest.approx(2.0)
+    assert answer.facts["expected_seconds"] == pytest.approx(5.0)
+
+
+# -- elsewhere ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory() -> Iterator[None]:
+    """A broker outside the database."""
+    options = {"BROKER": "memory://", "CLUSTER": uuid.uuid4().hex}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        yield
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_is_in_the_outbox(memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
+    with transaction.atomic():
+        result = nothing.enqueue()
+    answer = asked(result)
+    assert (answer.kind, answer.facts["database"]) == (Kind.OUTBOX, "default")
+    assert (answer.task, answer.queue) == (nothing.module_path, "default")
+    assert "stoker run" in answer.advice
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_broker_that_can_not_look_up_jobs_may_have_it(
+    memory: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = broker_for(settings_for())
+    blind = replace(broker.capabilities, look_up=False)
+    monkeypatch.setattr(broker, "capabilities", blind)
+    result = nothing.enqueue()
+    answer = asked(result)
+    assert (answer.kind, "stoker run" in answer.advice) == (Kind.AT_BROKER, True)
+    sign_on()
+    assert "stoker run" not in asked(result).advice
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_broker_outside_the_database_has_it(memory: None) -> None:
+    result, later = nothing.enqueue(), nothing.using(run_after=60).enqueue()
+    assert asked(later).kind == Kind.AT_BROKER
+    assert asked(result).kind == Kind.NO_CLUSTER
+    cluster = sign_on()
+    assert asked(result).kind == Kind.IN_LINE
+    claim(1)
+    assert asked(result).kind == Kind.HANDED_OUT
+    at_work(cluster, result)
+    assert (asked(result).kind, asked(result).facts["worker"]) == (Kind.RUNNING, 3)
+
+
+def test_it_is_lost() -> None:
+    """What must not be; `stoker doctor` mends it."""
+    result = nothing.enqueue()
+    Ready.objects.all().delete()
+    assert asked(result).kind == Kind.LOST
+    assert "doctor" in asked(result).advice
+
+
+def test_nobody_knows_it() -> None:
+    result = nothing.enqueue()
+    Ready.objects.all().delete()
+    Job.objects.all().delete()
+    answer = asked(result)
+    assert answer.kind == Kind.UNKNOWN
+    assert abs(answer.facts["made_at"] - timezone.now()) < timedelta(minutes=1)
+    assert asked(uuid.uuid4()).facts["made_at"] is None
+
+
+# -- in the terminal ------------------------------------------------------------------------------
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code and output of the command."""
+    code = 0
+    try:
+        call_command("stoker", "why", *arguments)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except CommandError as error:
+        code = error.returncode
+    return code, capsys.readouterr().out
+
+
+def test_the_exit_code_says_whether_somebody_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    result = nothing.enqueue()
+    code, output = told(capsys, str(result.id))
+    assert (code, len(output.splitlines())) == (1, 3)
+    assert "no cluster" in output
+    code, output = told(capsys, str(result.id), "--json")
+    shape = json.loads(output)
+    assert (code, shape["kind"], shape["needs_somebody"]) == (1, "no_cluster", True)
+    run()
+    assert told(capsys, str(result.id))[0] == 0
+    assert told(capsys, str(uuid.uuid4()))[0] == 2
+    assert told(capsys, "17")[0] == 2
+
+
+def test_a_job_on_the_move_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look may miss it: between the two tables."""
+    result = nothing.enqueue()
+    real, looks = Ready.objects.get_queryset, []
+
+    def look(*_: Any) -> Any:
+        looks.append(None)
+        return real() if len(looks) > 1 else real().none()
+
+    monkeypatch.setattr(type(Ready._default_manager), "get_queryset", look)
+    assert asked(result).kind == Kind.NO_CLUSTER
+    assert len(looks) > 1
+    assert not Claimed.objects.exists()

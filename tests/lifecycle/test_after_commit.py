@@ -1,0 +1,33 @@
+"""What is done after a commit, when it fails."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+from django.db import transaction
+
+from stoker.models.commits import after_commit
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite]
+
+
+def fail(number: int) -> None:
+    """Fail as a broker does that is away."""
+    raise OSError(number)
+
+
+def test_it_harms_neither_the_commit_nor_what_comes_after(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+    with caplog.at_level(logging.ERROR), transaction.atomic():
+        after_commit("default", partial(fail, 7))
+        after_commit("default", lambda: done.append("next"))
+    assert done == ["next"]
+    assert "on_commit()" in caplog.text
+
+
+def test_without_a_transaction_it_is_done_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        after_commit("default", partial(fail, 7))
+    assert "on_commit()" in caplog.text

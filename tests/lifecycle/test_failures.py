@@ -1,0 +1,115 @@
+"""An attempt that failed is told once, by whoever knows most of it."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from stoker.brokers import broker_for
+from stoker.brokers.base import Delivery
+from stoker.conf import settings_for
+from stoker.lifecycle.execute import Executor
+from stoker.lifecycle.failures import Failure
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted, Crashed, Outcome, TimedOut
+from stoker.models import Job
+from stoker.signals import attempt_failed, pre_enqueue
+
+from tests.app import reported, tasks
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def told() -> Iterator[list[Failure]]:
+    """What was told."""
+    failures: list[Failure] = []
+
+    def listen(*, failure: Failure, **_: Any) -> None:
+        failures.append(failure)
+
+    attempt_failed.connect(listen)
+    yield failures
+    attempt_failed.disconnect(listen)
+
+
+def claim() -> Delivery:
+    (delivery,) = broker_for(settings_for()).claim([], 1, holder=uuid.uuid4(), lease_seconds=60)
+    return delivery
+
+
+def record(delivery: Delivery, outcome: Outcome) -> None:
+    attempted = Attempted(delivery, outcome, "me", 1.0, 2.0)
+    finish(settings_for(), broker_for(settings_for()), [attempted])
+
+
+@pytest.mark.parametrize("outcome", [Crashed("killed by SIGKILL", signal=9), TimedOut("late")])
+def test_a_lost_worker_is_told_of_when_it_is_recorded(
+    outcome: Outcome, told: list[Failure]
+) -> None:
+    reported.fail.enqueue("A-1", password="x")
+    record(claim()._replace(package=b""), outcome)  # as the monitor has it
+    (failure,) = told
+    assert (failure.task, failure.attempt, failure.is_final) == ("tests.app.reported.fail", 1, True)
+    assert failure.reason == {"crashed": "crash", "timed_out": "timeout"}[outcome.kind]
+    assert failure.package is not None
+    assert failure.package.kwargs == {"password": "x"}
+    assert failure.exception is None
+
+
+def test_one_that_is_tried_again_is_not_final(told: list[Failure]) -> None:
+    tasks.add.enqueue(1, 2)
+    record(claim(), Crashed("killed"))
+    assert [one.is_final for one in told] == [False]
+
+
+def test_what_the_worker_has_told_is_not_told_again(told: list[Failure]) -> None:
+    reported.fail.enqueue("A-1", "x")
+    attempted = Executor(settings_for(), worker_id="me").run(claim())
+    (failure,) = told
+    assert isinstance(failure.exception, ValueError)
+    assert failure.exception.__traceback__ is not None
+    finish(settings_for(), broker_for(settings_for()), [attempted])
+    assert len(told) == 1
+
+
+def test_what_cannot_be_begun_is_told_by_the_worker(told: list[Failure]) -> None:
+    tasks.add.enqueue(1, 2)
+    Executor(settings_for(), worker_id="me").run(claim()._replace(package=b"rubbish"))
+    (failure,) = told
+    assert (failure.reason, failure.package, failure.task) == ("unreadable", None, "")
+
+
+def test_nothing_is_unpickled_for_it(told: list[Failure]) -> None:
+    entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"SERIALIZER": "pickle"}}
+    with override_settings(TASKS={"default": entry}):
+        tasks.echo.enqueue(object())
+        record(claim(), Crashed("killed"))
+    (failure,) = told
+    assert failure.task == "tests.app.tasks.echo"
+    assert failure.package is not None
+    assert failure.package.args == ()
+
+
+def test_what_goes_wrong_while_telling_undoes_nothing(told: list[Failure]) -> None:
+    tasks.add.enqueue(1, 2)
+    delivery = claim()._replace(package=b"")
+    Job.objects.filter(pk=delivery.job_id).update(package=b"rubbish")
+    record(delivery, Crashed("killed"))
+    assert [one.task for one in told] == [""]
+
+
+def test_whoever_listens_to_an_enqueue_knows_the_job() -> None:
+    known: list[Any] = []
+
+    def listen(*, job_id: uuid.UUID, **_: Any) -> None:
+        known.append(str(job_id))
+
+    pre_enqueue.connect(listen)
+    try:
+        result = tasks.add.enqueue(1, 2)
+    finally:
+        pre_enqueue.disconnect(listen)
+    assert known == [result.id]

@@ -1,0 +1,46 @@
+"""Servers that never answer, and a reporter that never comes back: jobs end all the same, and so
+does the cluster."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.app import reported
+from tests.cluster.clusters import running_cluster
+from tests.cluster.ends import end_of, value_of
+from tests.reporters.receiver import silence
+
+pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.sqlite]
+
+FAILURES = 120
+"""More than the queues of reporters hold."""
+
+
+def test_jobs_and_clusters_end_while_nobody_answers(tmp_path: Path) -> None:
+    with silence() as port:
+        url = f"http://127.0.0.1:{port}"
+        reporters = {
+            "sentry": {"dsn": f"http://key@127.0.0.1:{port}/1", "traces_sample_rate": 1.0},
+            "rollbar": {"access_token": "token", "endpoint": f"{url}/api/1/", "timeout": 600},
+            "opentelemetry": {"set_up": "tests.app.reported.set_up_telemetry"},
+            "tests.app.reported.Stuck": {},
+        }
+        with running_cluster(
+            tmp_path,
+            "--log-json",
+            environment={"OTEL_EXPORTER_OTLP_ENDPOINT": url},
+            WORKERS=1,
+            REPORTERS=reporters,
+        ) as cluster:
+            cluster.wait_for_crew(workers=1)
+            calls = [((f"A-{number}", "x"), {}) for number in range(FAILURES)]
+            for result in reported.fail.enqueue_many(calls):
+                assert end_of(result, cluster).dead_letter is not None
+            lines = [line for line in cluster.text().splitlines() if line.startswith("{")]
+            said = [one["message"] for one in map(json.loads, lines) if "dropped" in one["message"]]
+            for name in ("tests.app.reported.Stuck", "rollbar"):
+                assert any(f"'{name}' cannot keep up: 1 reports" in line for line in said)
+            assert end_of(reported.crash.enqueue(), cluster).dead_letter is not None
+            assert value_of(reported.succeed.enqueue(1, 2), cluster) == 3
+            assert cluster.stop() == 0

@@ -1,0 +1,194 @@
+"""What Prometheus scrapes, parsed by Prometheus' own parsers."""
+
+import json
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.test import Client, override_settings
+from django.urls import include, path
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker import queues
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import DeadLetter, Tally
+from stoker.models.metrics import Place, Sums
+from stoker.reporters import prometheus, prometheus_numbers
+
+from tests.app import tasks
+from tests.reporters.conftest import TOKEN
+
+pytestmark = [pytest.mark.django_db, pytest.mark.sqlite, pytest.mark.urls(__name__)]
+
+urlpatterns = [path("metrics", include("stoker.reporters.urls"))]
+
+DASHBOARD = Path(__file__).parents[2] / "examples" / "deploy" / "grafana" / "stoker.json"
+
+
+@pytest.fixture(autouse=True)
+def configured() -> Iterator[None]:
+    entry = {
+        "BACKEND": "stoker.backend.StokerBackend",
+        "QUEUES": [],
+        "OPTIONS": {"REPORTERS": {"prometheus": {"token": TOKEN}}},
+    }
+    with (
+        override_settings(TASKS={"default": entry}),
+        mock.patch.object(prometheus, "FRESH_SECONDS", -1.0),
+    ):
+        yield
+
+
+def scrape(**headers: str) -> Any:
+    return Client().get("/metrics", headers={"Authorization": f"Bearer {TOKEN}", **headers})
+
+
+def numbers(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Name -> label values in the order of their names, without the backend -> value."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels.pop("backend") == "default"
+            found.setdefault(sample.name, {})[
+                tuple(value for _, value in sorted(sample.labels.items()))
+            ] = sample.value
+    return found
+
+
+def write(successful: int = 0, age_seconds: float = 20, **sums: Any) -> None:
+    counted = Sums(successful=successful, run_classes=Counter({40: successful}), **sums)
+    start = int(time.time() - age_seconds)
+    rows = Tally.objects.rows_of(start, 10, {Place("mail", "shop.tasks.send"): counted})
+    Tally.objects.bulk_create(rows)
+
+
+def test_what_the_store_says_is_told() -> None:
+    write(3, failed=1, retried=2, run_seconds=1.5, wait_seconds=9.0)
+    tasks.nothing.enqueue()
+    tasks.nothing.using(run_after=60).enqueue()
+    queues.pause("default", by="alice")
+    DeadLetter.objects.create(
+        id=uuid.uuid4(), identity="x", job_id=uuid.uuid4(), task="x", package=b"", reason="crash"
+    )
+    response = scrape()
+    assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    found = numbers(response.text)
+    place = ("mail", "shop.tasks.send")
+    assert found["stoker_jobs_total"] == {
+        ("successful", *place): 3,
+        ("failed", *place): 1,
+        ("cancelled", *place): 0,
+    }
+    assert found["stoker_retries_total"] == {place: 2}
+    assert found["stoker_run_seconds_total"] == {place: 1.5}
+    assert found["stoker_wait_seconds_total"] == {place: 9}
+    assert found["stoker_task_run_seconds"]["0.95", "shop.tasks.send"] > 0
+    waiting = found["stoker_queue_jobs"]
+    assert (waiting["default", "ready"], waiting["default", "deferred"]) == (1, 1)
+    assert found["stoker_queue_oldest_ready_seconds"]["default",] >= 0
+    assert found["stoker_queue_paused"] == {("default",): 1}
+    assert found["stoker_dead_letters"] == {("crash",): 1}
+    assert found["stoker_clusters"] == {("running",): 0, ("quiet",): 0, ("stopping",): 0}
+    assert found["stoker_up"] == {(): 1}
+
+
+def test_openmetrics_is_spoken_too() -> None:
+    write(3)
+    response = scrape(Accept="application/openmetrics-text; version=1.0.0")
+    assert "openmetrics-text" in response.headers["Content-Type"]
+    families = openmetrics_parser.text_string_to_metric_families(response.text)
+    assert "stoker_jobs" in {family.name for family in families}
+
+
+def test_what_cannot_be_read_is_left_out_and_says_so() -> None:
+    write(3)
+    with mock.patch.object(
+        prometheus_numbers, "queues", side_effect=BrokerUnavailable("it is gone")
+    ):
+        found = numbers(scrape().text)
+    assert found["stoker_up"] == {(): 0}
+    assert "stoker_queue_jobs" not in found
+    assert "stoker_jobs_total" in found
+
+
+def test_two_backends_of_one_store_are_not_counted_twice() -> None:
+    write(3)
+    entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"REPORTERS": ["prometheus"]}}
+    with override_settings(TASKS={"default": entry, "other": entry}):
+        text, _ = prometheus.scrape("")
+    assert text.count(b'outcome="successful"') == 1
+    assert b'stoker_up{backend="other"} 1.0' in text
+
+
+def test_many_scrapes_ask_the_store_once(django_assert_num_queries: Any) -> None:
+    with mock.patch.object(prometheus, "FRESH_SECONDS", 60.0):
+        scrape()
+        with django_assert_num_queries(0):
+            assert scrape().status_code == 200
+
+
+# -- who may look ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}"])
+def test_it_is_closed(header: str) -> None:
+    response = Client().get("/metrics", headers={"Authorization": header})
+    assert response.status_code == 403
+    assert b"stoker_" not in response.content
+
+
+def test_without_a_token_no_token_opens_it() -> None:
+    entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"REPORTERS": ["prometheus"]}}
+    with override_settings(TASKS={"default": entry}):
+        assert Client().get("/metrics", headers={"Authorization": "Bearer "}).status_code == 403
+
+
+def test_it_is_not_there_where_nobody_asked_for_it() -> None:
+    with override_settings(TASKS={"default": {"BACKEND": "stoker.backend.StokerBackend"}}):
+        assert scrape().status_code == 404
+
+
+def test_only_get() -> None:
+    assert Client().post("/metrics").status_code == 405
+
+
+# -- the dashboard --------------------------------------------------------------------------------
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in _panels(dashboard) for target in panel.get("targets", ())]
+    asked += [
+        variable["query"] for variable in dashboard["templating"]["list"] if "query" in variable
+    ]
+    assert len(asked) > 10
+    told = {f"{name}_total" for name in prometheus_numbers.COUNTERS} | {*prometheus_numbers.GAUGES}
+    labels = {
+        label
+        for known in (prometheus_numbers.COUNTERS, prometheus_numbers.GAUGES)
+        for _, names in known.values()
+        for label in names
+    }
+    queried = {name for text in asked for name in re.findall(r"stoker_\w+", str(text))}
+    assert queried <= told, queried - told
+    assert told - queried == set(), "a number that no panel shows"
+    grouped = {
+        label.strip()
+        for text in asked
+        for names in re.findall(r"by \(([^)]*)\)", str(text))
+        for label in names.split(",")
+    }
+    assert grouped <= labels
+
+
+def _panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for panel in dashboard["panels"]:
+        yield panel
+        yield from panel.get("panels", ())

@@ -1,0 +1,163 @@
+"""What one node of a Disque does with jobs: their states and timers, without any sockets.
+
+Written after the description of the protocol and of its state machine in Disque's README. A job is
+`active` (known here, and not to be had), or `queued`. When it is acknowledged, it is gone at once:
+acks that wait for nodes that are away are left out, and so are files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import os
+import time
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+OTHERS_WAIT_SECONDS = 0.5
+"""So much later than the node that has the job queued, others queue their copy."""
+
+
+@dataclass
+class Job:
+    """A job, or a copy of it."""
+
+    id: bytes
+    queue: bytes
+    body: bytes
+    retry: float
+    ends: float
+    due: float
+    holders: set[int] = field(default_factory=set)
+    """The ports of the nodes that may have a copy."""
+    is_queued: bool = False
+    nacks: int = 0
+    deliveries: int = 0
+
+
+class Node:
+    """One node.
+
+    Args:
+        port: where it is, and by what the others know it.
+        tell: sends a message to the nodes with these ports.
+    """
+
+    def __init__(self, port: int, tell: Callable[..., None]) -> None:
+        self.port = port
+        self.id = hashlib.sha1(str(port).encode(), usedforsecurity=False).hexdigest().encode()
+        self.jobs: dict[bytes, Job] = {}
+        self.queues: dict[bytes, deque[bytes]] = {}
+        self._tell = tell
+        self._timers: list[tuple[float, bytes]] = []
+        self._lead = 0.0
+
+    def now(self) -> float:
+        """Seconds on a clock that can be turned."""
+        return time.monotonic() + self._lead
+
+    def advance(self, seconds: float) -> None:
+        """Let that much time go by."""
+        self._lead += seconds
+
+    # -- jobs -------------------------------------------------------------------------------------
+
+    def new_job(self, queue: bytes, body: bytes, *, retry: float, ttl: float, delay: float) -> Job:
+        """A job that is not here yet."""
+        middle = b64encode(os.urandom(18))
+        minutes = b"%04x" % min(int(ttl / 60) | 1, 0xFFFF)
+        name = b"D-%s-%s-%s" % (self.id[:8], middle, minutes)
+        now = self.now()
+        return Job(name, queue, body, retry, now + ttl, now + delay, {self.port})
+
+    def keep(self, job: Job) -> None:
+        """Have it from now on; queue it when it is due."""
+        self.jobs[job.id] = job
+        if job.due <= self.now() and job.is_queued:
+            job.is_queued = False
+            self.enqueue(job)
+        else:
+            heapq.heappush(self._timers, (job.due, job.id))
+
+    def enqueue(self, job: Job, *, first: bool = False) -> None:
+        """Let it be had here."""
+        if job.is_queued:
+            return
+        job.is_queued = True
+        line = self.queues.setdefault(job.queue, deque())
+        line.appendleft(job.id) if first else line.append(job.id)
+        self._postpone(job)
+        self._tell(job.holders - {self.port}, b"QUEUED", job.id)
+
+    def take(self, queue: bytes, count: int) -> Iterator[Job]:
+        """Take jobs out of a queue."""
+        line = self.queues.get(queue, deque())
+        while line and count > 0:
+            job = self.jobs.get(line.popleft())
+            if job is None or not job.is_queued:
+                continue
+            job.is_queued = False
+            count -= 1
+            yield job
+
+    def deliver(self, queue: bytes, count: int) -> Iterator[Job]:
+        """The same, for a client."""
+        for job in self.take(queue, count):
+            job.deliveries += 1
+            self._postpone(job)
+            self._tell(job.holders - {self.port}, b"QUEUED", job.id)
+            yield job
+
+    def forget(self, job_id: bytes) -> bool:
+        """It is acknowledged. Whether it was here."""
+        return self.jobs.pop(job_id, None) is not None
+
+    def acknowledge(self, job_id: bytes, everybody: Collection[int]) -> bool:
+        """Here, and wherever there is a copy."""
+        job = self.jobs.pop(job_id, None)
+        self._tell(job.holders - {self.port} if job else everybody, b"ACK", job_id)
+        return job is not None
+
+    def work_on(self, job: Job) -> int:
+        """Somebody still works on it. Returns for how many seconds it is put off."""
+        self._postpone(job)
+        self._tell(job.holders - {self.port}, b"QUEUED", job.id)
+        return int(job.retry)
+
+    def put_off(self, job_id: bytes, port: int) -> None:
+        """The node with this port has it queued, or knows of somebody who works on it. Of two that
+        have it queued, one stays."""
+        job = self.jobs.get(job_id)
+        if job is not None and not (job.is_queued and port < self.port):
+            job.is_queued = False
+            self._postpone(job, OTHERS_WAIT_SECONDS)
+
+    def length(self, queue: bytes) -> int:
+        """How many jobs can be had here."""
+        line = self.queues.get(queue, ())
+        return sum(job_id in self.jobs and self.jobs[job_id].is_queued for job_id in line)
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def run_timers(self) -> float:
+        """Do what is due. Returns in how many seconds something is due again."""
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now:
+            _, job_id = heapq.heappop(self._timers)
+            job = self.jobs.get(job_id)
+            if job is None or job.due > now:
+                continue
+            if job.ends <= now:
+                del self.jobs[job_id]
+            elif job.is_queued:
+                self._postpone(job)
+                self._tell(job.holders - {self.port}, b"QUEUED", job.id)
+            else:
+                self.enqueue(job)
+        return self._timers[0][0] - now if self._timers else 1.0
+
+    def _postpone(self, job: Job, extra: float = 0.0) -> None:
+        job.due = self.now() + job.retry + extra
+        heapq.heappush(self._timers, (job.due, job.id))

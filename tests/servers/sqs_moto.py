@@ -1,0 +1,104 @@
+"""Moto's SQS as a server, with four changes.
+
+- Its clock cannot be turned, but the moments that it is compared with can: what asks for
+  ``/stoker-test/?prefix=test-&seconds=10`` lets that much time go by for what is in these queues.
+- Its threads may lose a message that is sent while another is deleted. So it answers one request at
+  a time.
+- It gives what is older than its retention. No test waits for 14 days.
+- Therefore a long poll is made of short ones here, a new one whenever something may have come.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import parse_qs
+
+PATH = "/stoker-test/"
+LOOK_SECONDS = 0.5
+"""Between two short polls: a message may be shown again, or be due, without a request."""
+
+
+class Wrapped:
+    """Moto's application, changed so."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+        self._turn = threading.Condition()
+
+    def __call__(self, environment: dict[str, Any], start: Any) -> Iterable[bytes]:
+        """Answer one request."""
+        if environment["PATH_INFO"] == PATH:
+            return self._be_older(environment, start)
+        body = environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+        wait_seconds = 0.0
+        if environment.get("HTTP_X_AMZ_TARGET", "").endswith(".ReceiveMessage"):
+            asked = json.loads(body)
+            wait_seconds = float(asked.pop("WaitTimeSeconds", 0))
+            body = json.dumps({**asked, "WaitTimeSeconds": 0}).encode()
+        until = time.monotonic() + wait_seconds
+        while True:
+            begun: list[Any] = []
+            with self._turn:
+                answer = self._ask(environment, body, begun)
+                is_over = b'"Messages"' in answer or time.monotonic() >= until
+                if not is_over and begun[0].startswith("200"):
+                    self._turn.wait(min(LOOK_SECONDS, max(0.0, until - time.monotonic())))
+                    continue
+                if not wait_seconds:
+                    self._turn.notify_all()
+            start(*begun)
+            return [answer]
+
+    def _ask(self, environment: dict[str, Any], body: bytes, begun: list[Any]) -> bytes:
+        asked = {
+            **environment,
+            "wsgi.input": io.BytesIO(body),
+            "CONTENT_LENGTH": str(len(body)),
+        }
+        return b"".join(self._application(asked, lambda *told: begun.extend(told[:2])))
+
+    def _be_older(self, environment: dict[str, Any], start: Any) -> Iterable[bytes]:
+        given = parse_qs(environment["QUERY_STRING"])
+        with self._turn:
+            if "seconds" in given:
+                _advance(given["prefix"][0], float(given["seconds"][0]))
+            self._turn.notify_all()
+        start("204 No Content", [("Content-Length", "0")])
+        return [b""]
+
+
+def main(port: int) -> None:
+    """Serve until killed."""
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from moto.sqs.models import SQSBackend
+    from werkzeug.serving import run_simple
+
+    # It counts all messages of the queue for each one that it gives.
+    SQSBackend.is_message_valid_based_on_retention_period = lambda *_: True  # type: ignore[method-assign]
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    application: Any = Wrapped(DomainDispatcherApplication(create_backend_app))
+    handler: Any = MotoRequestHandler
+    handler.protocol_version = "HTTP/1.1"
+    run_simple("127.0.0.1", port, application, threaded=True, request_handler=handler)
+
+
+def _advance(prefix: str, seconds: float) -> None:
+    from moto.sqs.models import sqs_backends
+
+    for regions in list(sqs_backends.values()):
+        for backend in list(regions.values()):
+            for queue in list(backend.queues.values()):
+                if queue.name.startswith(prefix):
+                    for message in list(queue._messages):
+                        message.visible_at -= seconds * 1000
+                        message.delayed_until -= seconds * 1000

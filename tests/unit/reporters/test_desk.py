@@ -1,0 +1,228 @@
+"""Reporters are found by name, cost nothing where there is none, and can do no harm."""
+
+import os
+import subprocess
+import sys
+import threading
+from importlib.metadata import EntryPoint
+from typing import Any
+from unittest import mock
+from uuid import uuid4
+
+import pytest
+from django.test import override_settings
+
+from stoker import signals
+from stoker.conf import read_settings
+from stoker.exceptions import ConfigurationError
+from stoker.reporters import loading
+from stoker.reporters.base import Reporter
+from stoker.reporters.desk import HOOKS, check_reporters
+from stoker.reporters.mailbox import MOST_WAITING, Mailbox
+from stoker.setting_values import NamedReporter
+
+from tests.app import tasks
+
+pytestmark = pytest.mark.unit
+
+HERE = __name__
+
+
+class Diary(Reporter):
+    """Writes down what it is told."""
+
+    told: list[Any] = []
+    never_waits = True
+
+    def __init__(self, *, page: int = 1) -> None:
+        self.page = page
+
+    def begin(self, role: str) -> None:
+        self.told.append((role, self.page))
+
+    def on_enqueue(self, task: Any, job_id: Any, metadata: dict[str, str]) -> None:
+        metadata["trace"] = "abc"
+        raise RuntimeError("no ink")
+
+
+class Other(Diary):
+    """Another one."""
+
+
+class NoReporter:
+    """Something else."""
+
+
+@pytest.fixture
+def diary() -> list[Any]:
+    Diary.told.clear()
+    return Diary.told
+
+
+def with_reporters(value: Any) -> Any:
+    entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"REPORTERS": value}}
+    return override_settings(TASKS={"default": entry})
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "stoker"]
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["sentry", {"sentry": None}, ["sentry", 1], {"": {}}, {"x": {"a b": 1}}, 1]
+)
+def test_what_names_no_reporters_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="REPORTERS"):
+        read_settings("default", {"OPTIONS": {"REPORTERS": value}})
+
+
+def test_names_stand_alone_or_with_options() -> None:
+    settings = read_settings("default", {"OPTIONS": {"REPORTERS": ["sentry"]}})
+    assert settings.reporters == (NamedReporter("sentry", {}),)
+    settings = read_settings("default", {"OPTIONS": {"REPORTERS": {"a.B": {"page": 2}}}})
+    assert settings.reporters == (NamedReporter("a.B", {"page": 2}),)
+    assert hash(settings)
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+def test_a_dotted_path_with_options() -> None:
+    diary = loading.load("default", NamedReporter(f"{HERE}.Diary", {"page": 3}))
+    assert isinstance(diary, Diary)
+    assert diary.page == 3
+
+
+def test_a_name_of_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("diary", f"{HERE}:Diary", loading.GROUP)
+    monkeypatch.setattr(loading, "entry_points", lambda group: [point])
+    assert isinstance(loading.load("default", NamedReporter("diary")), Diary)
+    with pytest.raises(ConfigurationError, match=r"'dairy'.*write one of diary, opentelemetry"):
+        loading.load("default", NamedReporter("dairy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("nobody", {}, "there is no reporter of that name"),
+        ("no.such.module", {}, "cannot be imported: ModuleNotFoundError"),
+        (f"{HERE}.Nobody", {}, "cannot be imported: ImportError"),
+        (f"{HERE}.NoReporter", {}, "no subclass of stoker.reporters.base.Reporter"),
+        (f"{HERE}.Diary", {"pages": 1}, "does not take its options: TypeError"),
+    ],
+)
+def test_what_cannot_be_had_is_a_failing_check_and_harms_nobody(
+    name: str, options: dict[str, Any], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with with_reporters({name: options, f"{HERE}.Other": {}}):
+        (message,) = check_reporters()
+        assert message.id == "stoker.E010"
+        assert sentence in message.msg
+        assert 'TASKS["default"]["OPTIONS"]["REPORTERS"]' in message.msg
+        assert any(sentence in line for line in told(caplog))
+        assert signals.pre_enqueue.receivers, "the other one listens"
+    assert check_reporters() == []
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rollbar", None)
+    monkeypatch.delitem(sys.modules, "stoker.reporters.rollbar", raising=False)
+    with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[rollbar\]'"):
+        loading.load("default", NamedReporter("rollbar"))
+
+
+# -- at the desk ----------------------------------------------------------------------------------
+
+
+def test_nobody_listens_where_there_is_no_reporter() -> None:
+    with with_reporters([]):
+        for signal in HOOKS.values():
+            assert not [one for one in signal.receivers if "Desk" in repr(one)]
+    script = (
+        "import sys, django; django.setup();"
+        "print([m for m in sys.modules if m.startswith('stoker.reporters.')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "['stoker.reporters.logs']"
+
+
+def test_only_what_is_overridden_is_connected(diary: list[Any]) -> None:
+    with with_reporters([f"{HERE}.Diary"]):
+        signals.post_spawn.send(None, role="worker", number=0, backend="default")
+        signals.post_spawn.send(None, role="worker", number=0, backend="another")
+        assert diary == [("worker", 1)]
+        assert not [one for one in signals.pre_execute.receivers if "Desk" in repr(one)]
+
+
+def test_what_raises_is_told_once_and_what_it_added_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with with_reporters([f"{HERE}.Diary"]):
+        for _ in range(3):
+            metadata: dict[str, str] = {}
+            signals.pre_enqueue.send(None, task=tasks.add, job_id=uuid4(), metadata=metadata)
+            assert metadata == {"trace": "abc"}
+    (line,) = [line for line in told(caplog) if "no ink" in line]
+    assert "on_enqueue" in line
+
+
+def test_the_end_of_a_process_waits_for_nobody_too_long() -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def flush(_: Reporter, seconds: float) -> None:
+        begun.set()
+        go_on.wait(3600)
+
+    with with_reporters([f"{HERE}.Diary"]), mock.patch.object(Diary, "flush", flush):
+        signals.pre_exit.send(None, seconds=0.05)  # comes back, else this test hangs
+        assert begun.is_set()
+        go_on.set()
+
+
+# -- the mailbox ----------------------------------------------------------------------------------
+
+
+def test_letters_are_sent_in_order_by_another_thread() -> None:
+    mailbox, sent = Mailbox("test"), []
+    for number in range(10):
+        mailbox.put(lambda number=number: sent.append((number, threading.current_thread())))  # type: ignore[misc] # bound now
+    mailbox.flush(10)
+    assert [number for number, _ in sent] == list(range(10))
+    assert {thread.name for _, thread in sent} == {"stoker-test"}
+
+
+def test_what_finds_no_room_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    mailbox, go_on, sent = Mailbox("test"), threading.Event(), []
+    mailbox.put(lambda: go_on.wait(60))
+    for _ in range(MOST_WAITING + 30):
+        mailbox.put(lambda: sent.append(1))
+    assert mailbox.dropped >= 29
+    mailbox.flush(0.01)
+    assert not sent, "flush() waits no longer than it was told to"
+    go_on.set()
+    mailbox.flush(60)
+    assert len(sent) + mailbox.dropped == MOST_WAITING + 30
+    assert [line for line in told(caplog) if "1 reports were dropped" in line]
+    assert len([line for line in told(caplog) if "dropped" in line]) == 2
+
+
+def test_a_forked_child_has_a_mailbox_of_its_own() -> None:
+    mailbox, go_on = Mailbox("test"), threading.Event()
+    mailbox.put(lambda: go_on.wait(60))
+    mailbox.put(lambda: None)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        mailbox.put(lambda: os.write(writer, b"sent"))
+        mailbox.flush(10)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        assert pipe.read() == b"sent"
+    go_on.set()

@@ -1,0 +1,88 @@
+"""What is told of a job: enough to find it, and no secrets."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from stoker.cron import NAMES
+from stoker.lifecycle.failures import Failure
+from stoker.lifecycle.outcomes import Fault
+from stoker.models import Schedule
+from stoker.package import Package
+from stoker.reporters.facts import LONGEST_VALUE, arguments_of_failure, facts_of_failure
+from stoker.reporters.sentry_monitors import LONGEST_SLUG, monitor_config, slug_of
+
+pytestmark = pytest.mark.unit
+
+
+def failure(
+    task: str, *args: Any, metadata: dict[str, str] | None = None, **kwargs: Any
+) -> Failure:
+    job_id = uuid4()
+    package = Package(job_id, task, args, kwargs, "mail", 0, 0.0, metadata=metadata or {})
+    fault = Fault("builtins.ValueError", "no", "")
+    return Failure(job_id, "mail", 2, "default", "host:1", fault, "error", False, 1.0, 2.0, package)
+
+
+class Rude:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_arguments_by_name_without_secrets() -> None:
+    told = arguments_of_failure(failure("tests.app.reported.fail", "A-1", "hunter2"))
+    assert told == {"order": "'A-1'", "password": "[withheld]"}
+    told = arguments_of_failure(failure("tests.app.tasks.write_ledger", 1.5, api_token="x"))
+    assert told == {"seconds": "1.5", "api_token": "[withheld]"}, "a context is no argument"
+    told = arguments_of_failure(failure("tests.app.tasks.add", 1, 2, Rude()))
+    assert told["argument 3"] == "<its repr() raised RuntimeError>"
+    told = arguments_of_failure(failure("no.such.task", "hunter2", order=1))
+    assert told == {"argument 1": "[withheld]", "order": "1"}, "nobody knows what the first is"
+    card = {"number": [{"secret_code": "123", "month": 7}]}
+    told = arguments_of_failure(failure("tests.app.tasks.echo", card))
+    assert told == {"value": "{'number': [{'secret_code': '[withheld]', 'month': 7}]}"}
+    told = arguments_of_failure(failure("tests.app.tasks.echo", "x" * 10_000))
+    assert len(told["value"]) == LONGEST_VALUE + 3
+
+
+def test_where_it_comes_from() -> None:
+    metadata = {
+        "stoker.schedule": "nightly",
+        "stoker.moment": "2026-01-01T00:00:00+00:00",
+        "stoker.workflow": "abc",
+        "other": "x",
+    }
+    told = facts_of_failure(failure("tests.app.tasks.add", 1, 2, metadata=metadata))
+    assert told["schedule"] == "nightly"
+    assert told["workflow"] == "abc"
+    assert (told["attempt"], told["queue"], told["is_final"]) == (2, "mail", False)
+    assert "other" not in told
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        (
+            {"kind": "cron", "expression": "*/5 * * * *"},
+            {"type": "crontab", "value": "*/5 * * * *"},
+        ),
+        ({"kind": "cron", "expression": "@Daily"}, {"type": "crontab", "value": NAMES["@daily"]}),
+        ({"kind": "cron", "expression": "0 */5 * * * *"}, None),
+        ({"count": 2, "unit": "hours"}, {"type": "interval", "value": 2, "unit": "hour"}),
+        ({"count": 120, "unit": "seconds"}, {"type": "interval", "value": 2, "unit": "minute"}),
+        ({"count": 90, "unit": "seconds"}, None),
+        ({"count": 2, "unit": "quarters"}, {"type": "interval", "value": 6, "unit": "month"}),
+        ({"kind": "once"}, None),
+    ],
+)
+def test_a_schedule_as_sentry_knows_it(row: dict[str, Any], rule: dict[str, Any] | None) -> None:
+    config = monitor_config(Schedule(**{"kind": "interval", "zone": "Europe/Berlin", **row}))
+    assert config == (rule and {"schedule": rule, "timezone": "Europe/Berlin"})
+
+
+def test_a_monitor_of_any_name() -> None:
+    assert slug_of("tests.app.tasks.Add") == "tests-app-tasks-add"
+    long = [slug_of(f"{'a' * 80}{number}") for number in range(2)]
+    assert all(len(one) == LONGEST_SLUG for one in long)
+    assert len({*long, slug_of("ä"), slug_of("ö")}) == 4

@@ -1,0 +1,50 @@
+"""Progress bars of long commands."""
+
+import io
+import sys
+
+import pytest
+
+from stoker.long_work import come_so_far, told_to
+from stoker.management.bar import bar
+
+pytestmark = pytest.mark.unit
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with bar("counting"):
+        come_so_far(3, 7)
+    assert "counting" in terminal.getvalue()
+    assert "3/7" in terminal.getvalue()
+
+
+def test_elsewhere_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("counting"):
+        come_so_far(3, 7)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_rich_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with bar("counting"):
+        come_so_far(3, 7)
+    assert terminal.getvalue() == ""
+
+
+def test_only_what_is_done_inside_is_told() -> None:
+    told: list[tuple[int, int | None]] = []
+    with told_to(lambda done, total: told.append((done, total))):
+        come_so_far(1)
+        come_so_far(2, 2)
+    come_so_far(3)
+    assert told == [(1, None), (2, 2)]

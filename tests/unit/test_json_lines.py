@@ -1,0 +1,86 @@
+"""Log records as JSON: one line each, whatever is in them."""
+
+import json
+import logging
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from stoker.json_lines import JsonLines
+from stoker.lifecycle.running import Running, current
+from stoker.reporters.logs import put_into_words
+
+pytestmark = pytest.mark.unit
+
+
+class Lines(logging.Handler):
+    """Keeps what would be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonLines())
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+    def last(self) -> dict[str, Any]:
+        assert "\n" not in self.lines[-1]
+        told: dict[str, Any] = json.loads(self.lines[-1])
+        return told
+
+
+class Rude:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.fixture
+def lines() -> Any:
+    handler = Lines()
+    loggers = [logging.getLogger(name) for name in ("shop", "stoker")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    yield handler
+    for logger in loggers:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
+def test_outside_of_a_job(lines: Lines) -> None:
+    logging.getLogger("shop").info("order %s\npaid", 7, extra={"order": 7, "who": uuid4()})
+    told = lines.last()
+    assert told["message"] == "order 7\npaid"
+    assert (told["level"], told["logger"], told["order"]) == ("INFO", "shop", 7)
+    assert told["time"].endswith("+00:00")
+    assert isinstance(told["who"], str)
+    assert not {"job_id", "task", "queue", "attempt", "event"} & {*told}
+
+
+def test_inside_of_a_job(lines: Lines) -> None:
+    running = Running(uuid4(), "shop.tasks.charge", 2, "mail", 0, {}, "default", 1)
+    token = current.set(running)
+    try:
+        logging.getLogger("shop").warning("late", extra={"job_id": "mine"})
+    finally:
+        current.reset(token)
+    told = lines.last()
+    assert told["job_id"] == str(running.job_id), "what is told of the job comes first"
+    assert (told["task"], told["queue"], told["attempt"]) == ("shop.tasks.charge", "mail", 2)
+
+
+def test_an_error_and_what_has_no_text(lines: Lines) -> None:
+    try:
+        int("no")
+    except ValueError:
+        logging.getLogger("shop").exception("failed", extra={"rude": Rude()})
+    told = lines.last()
+    assert told["exception"].startswith("Traceback")
+    assert told["rude"] == "<its text could not be had: RuntimeError>"
+
+
+def test_an_event_of_stokers(lines: Lines) -> None:
+    put_into_words("cluster_stopped", {"name": "stoker"})
+    assert lines.last()["event"] == "cluster_stopped"
