@@ -188,3 +188,22 @@ def test_the_api_is_served_by_asgi_as_well(anna: Caller) -> None:
     assert made.status_code == 201
     seen = async_to_sync(client.get)(made.headers["Location"])
     assert seen.json()["state"] == "READY"
+
+
+class InChunks(AsyncClient):
+    """Tells nobody before how long a body is."""
+
+    async def request(self, **request: Any) -> Any:
+        request["headers"] = [one for one in request["headers"] if one[0] != b"content-length"]
+        return await super().request(**request)
+
+
+def test_a_body_sent_in_chunks_is_measured_too(anna: Caller, settings: Any) -> None:
+    assert anna.user is not None
+    settings.STOKER_API = {"MAX_BODY_BYTES": 2000}
+    client = InChunks()
+    client.force_login(anna.user)
+    for blanks, status in ((1000, 201), (2000, 413)):
+        call = "{%s}" % (" " * blanks + '"task": "numbers.add", "args": [1]')
+        made = async_to_sync(client.post)("/stoker/jobs", call, "application/json")
+        assert made.status_code == status, made.content

@@ -28,6 +28,8 @@ class StrictParser(Parser):
     """JSON as the standard has it, and nothing in it that no database takes."""
 
     def parse_body(self, request: HttpRequest) -> Any:
+        # Sent in chunks to an ASGI server, it does not say before how long it is.
+        _refuse_larger(len(request.body))
         try:
             value = json.loads(request.body, parse_float=_finite, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
@@ -66,11 +68,15 @@ def refuse_unreadable(request: HttpRequest) -> None:
     if request.method in METHODS_WITHOUT_BODY:
         return
     length = request.META.get("CONTENT_LENGTH") or "0"
-    most = api_settings().max_body_bytes
-    if not str(length).isdigit() or int(length) > most:
-        raise Refusal(413, f"The request is larger than {most} bytes.")
+    _refuse_larger(int(length) if str(length).isdigit() else math.inf)
     if int(length) and request.content_type != "application/json":
         raise Refusal(415, "Send JSON, with Content-Type: application/json.")
+
+
+def _refuse_larger(length: float) -> None:
+    most = api_settings().max_body_bytes
+    if length > most:
+        raise Refusal(413, f"The request is larger than {most} bytes.")
 
 
 def not_found(_request: HttpRequest, **_: Any) -> HttpResponse:
