@@ -147,12 +147,21 @@ class ProcessCluster:
         if not members:
             return None
         victim = members[which % len(members)]
-        victim.kill()
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:  # it has just ended by itself
+            return None
         return int(victim.pid)
 
     def pause(self, role: str, which: int = 0) -> psutil.Process:
         """SIGSTOP one process; the caller lets it go on."""
-        members = self.crew()[role]
+        members: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            members[:] = self.crew().get(role, [])
+            return bool(members)
+
+        wait_for(is_there, lambda: f"there is no {role}\n{self.tail()}")
         members[which % len(members)].suspend()
         return members[which % len(members)]
 

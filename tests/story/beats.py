@@ -18,7 +18,8 @@ class Span(NamedTuple):
 def spans(path: Path) -> dict[str, list[Span]]:
     """Job id -> its executions, in the order in which they began."""
     found: dict[str, dict[tuple[int, int], Span]] = defaultdict(dict)
-    for line in path.read_text().splitlines() if path.exists() else []:
+    told = path.read_text() if path.exists() else ""
+    for line in told[: told.rfind("\n") + 1].splitlines():  # the last one may be half written
         job_id, attempt, pid, began_ns, now_ns = line.split()
         span = Span(int(began_ns), int(now_ns), int(attempt), int(pid))
         found[job_id][int(began_ns), int(pid)] = span

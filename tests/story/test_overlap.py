@@ -17,7 +17,7 @@ from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.story.ledgers import assert_doctor_is_content, unfinished
 
 JOBS = int(os.environ.get("STOKER_TEST_OVERLAP_JOBS", "1200"))
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 3.0
 TRIES = {"max_attempts": 1000, "max_crashes": 1000}
 TASKS = {"alone": (run_alone, 1, 30), "pair": (run_in_pairs, 2, 10), "five": (run_in_fives, 5, 10)}
 """Kind of key -> its task, how many may run at once, and how many such keys there are."""

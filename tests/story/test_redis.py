@@ -66,7 +66,7 @@ def test_every_job_is_recorded_once_though_the_server_crashes(
                 durable_redis.stop("immediate")
                 time.sleep(chance.uniform(0.0, 1.0))
                 durable_redis.start()
-            wait_for(is_over, cluster.tail, 90)
+            wait_for(is_over, cluster.tail, 240)
             assert cluster.stop() == 0
             assert not cluster.complaints()
         _assert_well(job_ids)
@@ -90,7 +90,7 @@ def test_what_was_committed_while_the_server_was_away_runs_afterwards(
             time.sleep(0.05)
         assert Outgoing.objects.count() >= len(job_ids) - 1
         durable_redis.start()
-        wait_for(is_over, cluster.tail, 90)
+        wait_for(is_over, cluster.tail, 240)
         assert cluster.stop() == 0
         _assert_well(job_ids)
         assert Job.objects.count() == len(job_ids)
@@ -115,7 +115,7 @@ def test_every_job_runs_though_a_replica_takes_over(
             with Redis(port=replica.port) as client:
                 client.replicaof("NO", "ONE")
             line.lead_to(replica.port)
-            wait_for(is_over, cluster.tail, 90)
+            wait_for(is_over, cluster.tail, 240)
             assert cluster.stop() == 0
             recorded = Job.objects.filter(pk__in=job_ids, status="SUCCESSFUL")
             assert recorded.count() == len(job_ids)
@@ -141,7 +141,7 @@ def test_every_job_is_recorded_once_whatever_becomes_of_the_line(
             way()
             time.sleep(chance.uniform(0.1, 1.5))
             line.release()
-        wait_for(is_over, cluster.tail, 90)
+        wait_for(is_over, cluster.tail, 240)
         assert cluster.stop() == 0
         assert line.lost_replies > 0
     with broker_at(durable_redis.url):

@@ -12,7 +12,7 @@ from stoker.models import Job
 
 from tests.app.models import Account, Ledger
 from tests.app.tasks import write_ledger
-from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.clusters import running_cluster, wait_while_it_goes_on
 from tests.story.ledgers import assert_all_recorded_once, unfinished
 
 TRANSACTIONS = 1000
@@ -58,7 +58,7 @@ def test_exactly_the_committed_half_runs_and_none_before_its_commit(
         thread = threading.Thread(target=enqueue_all)
         thread.start()
         thread.join()
-        wait_for(lambda: not unfinished(), lambda: f"{unfinished()} left\n{cluster.tail()}")
+        wait_while_it_goes_on(unfinished, lambda: f"{unfinished()} left\n{cluster.tail()}")
 
     assert len(committing_at) == TRANSACTIONS // 2
     assert Job.objects.count() == TRANSACTIONS // 2

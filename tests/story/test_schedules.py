@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.mariadb,
     pytest.mark.on_redis,
     pytest.mark.chaos,
-    pytest.mark.timeout(60 + 10 * SECONDS),
+    pytest.mark.timeout(600 + 10 * SECONDS),
     pytest.mark.django_db(transaction=True),
 ]
 

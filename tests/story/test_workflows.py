@@ -39,12 +39,12 @@ def test_a_callback_runs_once_with_all_results(seed: int, tmp_path: Path) -> Non
     """A chord, while workers and monitors are killed."""
     chance = random.Random(seed)
     members = (member.s(number, chance.random() ** 4 * 0.02) for number in range(MEMBERS))
-    workflow = chord(members, gather.s()).enqueue()
-    began = time.monotonic()
     with running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        began = time.monotonic()
+        workflow = chord(members, gather.s()).enqueue()
         _kill_while(cluster, chance, _left, pause=0.3)
-    took = time.monotonic() - began
-    print(f"{MEMBERS} members in {took:.1f} s")
+        print(f"{MEMBERS} members in {time.monotonic() - began:.1f} s")
     workflow.refresh()
     assert workflow.status == "SUCCESSFUL", list(workflow.failed_steps())
     assert workflow.value == sum(range(MEMBERS))
@@ -57,20 +57,23 @@ def test_each_step_is_done_as_its_policy_says(seed: int, tmp_path: Path) -> None
     """Chains of which steps fail for good, or once, or may fail; while processes die."""
     chance = random.Random(seed)
     plans = [[_fate(chance) for _ in range(STEPS)] for _ in range(CHAINS)]
-    ids = []
-    for number, plan in enumerate(plans):
-        steps = []
-        for place, how in enumerate(plan):
-            step = link.s(number, place, how) if place else link.si(None, number, place, how)
-            steps.append(step.optional() if how == "optional" else step)
-        ids.append(chain(*steps, on_error=complain.s(number)).enqueue().id)
     with running_cluster(tmp_path, LEASE_SECONDS=2) as cluster:
+        cluster.wait_for_crew()
+        ids = [_enqueue(number, plan) for number, plan in enumerate(plans)]
         _kill_while(cluster, chance, _left, pause=0.2)
     expected = sorted(note for number, plan in enumerate(plans) for note in _traces(number, plan))
     assert sorted(Ledger.objects.values_list("note", flat=True)) == expected
     for workflow_id, plan in zip(ids, plans, strict=True):
         status = "FAILED" if "wrong" in plan else "SUCCESSFUL"
         assert get_workflow(workflow_id).status == status
+
+
+def _enqueue(number: int, plan: list[str]) -> str:
+    steps = []
+    for place, how in enumerate(plan):
+        step = link.s(number, place, how) if place else link.si(None, number, place, how)
+        steps.append(step.optional() if how == "optional" else step)
+    return str(chain(*steps, on_error=complain.s(number)).enqueue().id)
 
 
 def _fate(chance: random.Random) -> str:
@@ -102,11 +105,10 @@ def _left() -> object:
 def _kill_while(
     cluster: ProcessCluster, chance: random.Random, left: Callable[[], object], pause: float
 ) -> None:
-    cluster.wait_for_crew()
     kills = 0
     for _ in range(200 if IS_FULL else 8):
         time.sleep(chance.uniform(0.05, pause))
-        if not left():
+        if kills and not left():
             break
         role = chance.choice(["worker", "worker", "monitor", "pusher"])
         kills += cluster.kill(role, chance.randrange(2)) is not None
