@@ -38,7 +38,7 @@ class Toy(side.Peer):
             self.enqueue(side.NOTHING, number)
 
     def commands(self):
-        return [[side.sys.executable, "-c", "import time; time.sleep(60)"]]
+        return [[side.sys.executable, "-c", "import time; time.sleep(600)"]]
 
     def is_settled(self, count):
         return self.ran == count
@@ -68,7 +68,7 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.sqlite
 @pytest.mark.usefixtures("toys")
 def test_a_peer_that_fails_does_not_stop_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    run = harness.Run(Load(jobs=20, seconds=1.0, samples=2), rounds=2, seconds=60)
+    run = harness.Run(Load(jobs=20, seconds=1.0, samples=2), rounds=2, seconds=600)
     with ExitStack() as stack:
         run.introduce(["breaks", "loses", "missing", "works"], stack)
         turns = list(run.turns())
@@ -151,7 +151,7 @@ def test_a_tiny_run_measures_stoker_and_the_loop_by_hand(tmp_path: Path) -> None
         env={key: value for key, value in os.environ.items() if not key.startswith("STOKER_")},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=500,
         check=False,
     )
 

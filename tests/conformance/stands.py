@@ -40,7 +40,8 @@ from tests.servers.sqs import CREDENTIALS
 from tests.servers.sqs import sqs_url as private_sqs_url
 
 QUEUE = "default"
-LEASE_SECONDS = 60.0
+LEASE_SECONDS = 600.0
+"""Long after what a test may take on a machine that has much else to do."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.models.arrays import array_literal
@@ -22,7 +22,7 @@ def comes_back(values: Sequence[Any], kind: str) -> None:
     assert [bytes(one) if isinstance(one, memoryview) else one for one in found] == values
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     texts=st.lists(st.none() | TEXT),
     data=st.lists(st.none() | st.binary()),

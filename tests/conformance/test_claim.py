@@ -7,9 +7,10 @@ import uuid
 
 import pytest
 
-from stoker.brokers.base import Return
+from stoker.brokers.base import Delivery, Return
 from stoker.models import PausedQueue
 
+from tests.cluster.clusters import wait_for
 from tests.conformance.stands import Stand, message
 
 
@@ -117,12 +118,12 @@ def test_every_claim_makes_a_fresh_lease_id(stand: Stand) -> None:
 
 def test_not_before_its_moment(stand: Stand) -> None:
     stand.needs("delay")
-    (job_id,) = stand.put(run_after=stand.now() + 100)
+    (job_id,) = stand.put(run_after=stand.now() + 600)
     assert stand.claim() == []
     assert stand.where(job_id) == ("deferred" if stand.capabilities.look_up else "ready")
-    stand.advance(99)
+    stand.advance(300)
     assert stand.claim() == []
-    stand.advance(1.5)
+    stand.advance(300.5)
     assert [delivery.job_id for delivery in stand.claim()] == [job_id]
     assert stand.claim() == []
 
@@ -131,13 +132,15 @@ def test_not_a_moment_too_early_on_the_real_clock(stand: Stand) -> None:
     stand.needs("delay")
     due_at = stand.now() + 0.25
     stand.put(run_after=due_at)
-    deadline = time.monotonic() + 10
-    while not (claimed := stand.claim()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    claimed: list[Delivery] = []
+
+    def is_claimed() -> bool:
+        claimed.extend(stand.claim())
+        return bool(claimed)
+
+    wait_for(is_claimed)
     assert stand.now() >= due_at
     assert len(claimed) == 1
-    assert stand.now() < due_at + 5
 
 
 def test_a_moment_that_is_over_is_now(stand: Stand) -> None:
@@ -150,13 +153,13 @@ def test_next_due_seconds(stand: Stand) -> None:
     stand.needs("look_up")
     stand.put()
     assert stand.broker.next_due_seconds() is None
-    stand.put(run_after=stand.now() + 100)
-    stand.put(run_after=stand.now() + 50)
-    assert stand.broker.next_due_seconds() == pytest.approx(50, abs=5)
-    stand.advance(60)
+    stand.put(run_after=stand.now() + 1000)
+    stand.put(run_after=stand.now() + 500)
+    assert stand.broker.next_due_seconds() == pytest.approx(500, abs=60)
+    stand.advance(600)
     assert stand.broker.next_due_seconds() == 0
     stand.claim()
-    assert stand.broker.next_due_seconds() == pytest.approx(40, abs=5)
+    assert stand.broker.next_due_seconds() == pytest.approx(400, abs=60)
 
 
 def test_a_backlog_does_not_hold_back_what_falls_due(stand: Stand) -> None:
@@ -168,11 +171,9 @@ def test_a_backlog_does_not_hold_back_what_falls_due(stand: Stand) -> None:
     stand.claim(1)
     (urgent,) = stand.put(priority=100, run_after=stand.now() + 10)
     stand.advance(11)
-    deadline = time.monotonic() + 5
     claimed = 0
     while urgent not in {delivery.job_id for delivery in stand.claim(1)}:
         claimed += 1
-        assert time.monotonic() < deadline
         assert claimed < 250, "the urgent job waited behind the backlog"
         time.sleep(0.005)
 

@@ -14,9 +14,10 @@ from functools import partial
 
 from stoker.brokers.base import Broker, Delivery, Lease, Message, Return
 
+from tests.cluster.clusters import wait_for
 from tests.conformance.ledger import Ledger
 from tests.conformance.programs import claim
-from tests.conformance.stands import Stand, message
+from tests.conformance.stands import LEASE_SECONDS, Stand, message
 from tests.conformance.threads import PATIENCE_SECONDS, patiently, together
 from tests.guards.processes import started
 
@@ -47,15 +48,21 @@ def test_processes_claim_every_job_once(shared_stand: Stand) -> None:
         others = [stack.enter_context(started(claim, stand.place)) for _ in range(4)]
         for other in others:
             other.say("claim")
-        claimed = [other.hear() for other in others]
-    assert_each_once([job_id for batch in claimed for job_id in batch], put)
+        claimed = [job_id for other in others for job_id in other.hear()]
+
+    def are_all_claimed() -> bool:
+        claimed.extend(delivery.job_id for delivery in stand.claim())
+        return len(claimed) >= len(put)
+
+    wait_for(are_all_claimed)
+    assert_each_once(claimed, put)
 
 
 def test_rescuers_never_take_the_same_job(stand: Stand) -> None:
     stand.needs_leases_of_its_own()
     put = stand.put(stand.many(300))
     stand.claim(300)
-    stand.advance(61)
+    stand.advance(LEASE_SECONDS + 1)
     rescued: list[Delivery] = []
 
     def rescue_all(broker: Broker) -> None:
@@ -106,26 +113,30 @@ def test_withdrawn_or_claimed_never_both(stand: Stand) -> None:
 def test_a_job_that_moves_is_always_somewhere(stand: Stand) -> None:
     stand.needs("look_up")
     (job_id,) = stand.put()
-    is_over = False
+    is_over, looks = threading.Event(), 0
 
     def move(broker: Broker) -> None:
-        nonlocal is_over
+        """So often, and until it was looked for so often, too."""
+        moves, deadline = 0, time.monotonic() + PATIENCE_SECONDS
         try:
-            for delay_seconds in [0.0, 0.001] * 30:
+            while moves < 60 or (looks < 30 and time.monotonic() < deadline):
                 claimed: list[Delivery] = []
                 while not claimed:
                     claimed = patiently(
                         lambda: broker.claim(["default"], 1, holder=stand.holder, lease_seconds=60)
                     )
-                back = Return(claimed[0].lease, delay_seconds)
+                back = Return(claimed[0].lease, moves % 2 * 0.001)
                 patiently(partial(broker.release, [back]))
+                moves += 1
         finally:
-            is_over = True
+            is_over.set()
 
     def look(broker: Broker) -> set[str | None]:
+        nonlocal looks
         seen = set()
-        while not is_over:
+        while not is_over.is_set():
             seen.add(patiently(lambda: broker.whereabouts([job_id])).get(job_id))
+            looks += 1
         return seen
 
     _, seen = together(stand, move, look)

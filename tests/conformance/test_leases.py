@@ -168,7 +168,7 @@ def test_extended_lasts_from_now(stand: Stand) -> None:
     stand.put()
     delivery = stand.claim_one()
     for _ in range(3):
-        stand.advance(LEASE_SECONDS - 10)
+        stand.advance(LEASE_SECONDS / 2)
         assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
     assert stand.rescue() == []
     stand.advance(LEASE_SECONDS + 1)
@@ -179,16 +179,16 @@ def test_extending_one_does_not_extend_the_other(stand: Stand) -> None:
     stand.needs("lease_extension")
     stand.put(2)
     first, second = stand.claim()
-    stand.advance(LEASE_SECONDS - 10)
+    stand.advance(LEASE_SECONDS / 2)
     stand.broker.extend([first.lease], lease_seconds=LEASE_SECONDS)
-    stand.advance(11)
+    stand.advance(LEASE_SECONDS / 2 + 1)
     assert [delivery.job_id for delivery in stand.rescue()] == [second.job_id]
 
 
 def test_a_valid_lease_is_not_taken_over(stand: Stand) -> None:
     stand.put(2)
     stand.claim()
-    stand.advance(LEASE_SECONDS - 5)
+    stand.advance(LEASE_SECONDS / 2)
     assert stand.rescue() == []
 
 
@@ -262,7 +262,7 @@ def assert_untouched(stand: Stand, delivery: Delivery) -> None:
     """The lease is as good as new: not gone, not waiting, not shortened, and works."""
     assert stand.where(delivery.job_id) == "running"
     assert stand.claim() == []
-    stand.advance(LEASE_SECONDS - 5)
+    stand.advance(LEASE_SECONDS / 2)
     assert stand.rescue() == []
     assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
     assert stand.broker.ack([delivery.lease]) == set()

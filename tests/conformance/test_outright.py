@@ -43,7 +43,7 @@ def test_they_wait_for_each_other_in_one_direction_only(
         try:
             with transaction.atomic():
                 connection.ensure_connection()
-                barrier.wait(30)
+                barrier.wait(120)
                 added.append(record(mine))
         except Exception as error:  # noqa: BLE001 - shown below, in the test's own thread
             errors.append(error)

@@ -62,7 +62,13 @@ def test_another_connection_wakes(stand: Stand, wake: Wake) -> None:
         while wake.is_due():
             pass
         time.sleep(orm_wake.DEBOUNCE_SECONDS)
-    assert len(claimed + stand.claim()) == 3
+
+    def are_all_claimed() -> bool:
+        claimed.extend(stand.claim())
+        return len(claimed) >= 3
+
+    wait_for(are_all_claimed)  # the lookout may hold one for a moment, and gives it back
+    assert len(claimed) == 3
 
 
 def test_another_process_wakes(shared_stand: Stand) -> None:
@@ -90,10 +96,14 @@ def test_closes_cleanly_and_twice(stand: Stand) -> None:
 
 
 def test_asking_never_blocks(stand: Stand, wake: Wake) -> None:
-    began = time.monotonic()
-    for _ in range(100):
-        wake.is_due()
-    assert time.monotonic() - began < 2
+    def a_hundred_times() -> float:
+        began = time.monotonic()
+        for _ in range(100):
+            wake.is_due()
+        return time.monotonic() - began
+
+    # A process may be stopped for a while; one that blocks does so each time.
+    assert any(a_hundred_times() < 2 for _ in range(10))
 
 
 def test_a_transaction_that_is_rolled_back_wakes_nobody(transactional_stand: Stand) -> None:
@@ -138,8 +148,12 @@ def test_notified_after_the_commit_and_not_before(
 
 
 @pytest.mark.postgres
-def test_notifications_are_debounced(transactional_stand: Stand, listener: Any) -> None:
+def test_notifications_are_debounced(
+    transactional_stand: Stand, listener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One per process and moment: a NOTIFY in every transaction costs throughput."""
+    monkeypatch.setattr(orm_wake, "DEBOUNCE_SECONDS", 3600.0)
+    monkeypatch.setattr(orm_wake, "_last_notified", {})
 
     def wake_often(broker: Broker) -> None:
         for _ in range(50):
@@ -148,7 +162,7 @@ def test_notifications_are_debounced(transactional_stand: Stand, listener: Any) 
     together(transactional_stand, wake_often)
     assert is_due_in_time(listener)
     heard = list(listener._wrapper.connection.notifies(timeout=0.1))
-    assert len(heard) < 10
+    assert not heard, "the first was told of, and no other"
 
 
 @pytest.mark.postgres

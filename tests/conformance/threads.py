@@ -14,7 +14,7 @@ from tests.conformance.stands import Stand
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 def together(stand: Stand, *jobs: Callable[[Broker], T]) -> list[T]:

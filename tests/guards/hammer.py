@@ -28,7 +28,7 @@ class Hammer:
         count = 0
         with (Path(folder) / "guard").open("a") as guard:
             while time.monotonic() < until or count < least:
-                with self._place.lock(name, wait=30, lease=10) as held:
+                with self._place.lock(name, wait=120, lease=60) as held:
                     try:
                         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:

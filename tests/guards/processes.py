@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 180.0
 
 Program = Callable[[Any, Connection], None]
 """Is given the place that it works on, and the line to the test."""

@@ -12,7 +12,7 @@ from django.db import connection, connections, transaction
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 WAITING = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity"

@@ -22,9 +22,9 @@ from tests.guards.processes import Other, started
 
 LEASE_SECONDS = 1.0
 """The shortest that there is, for those who are to lose it."""
-KEPT_SECONDS = 2.0
+KEPT_SECONDS = 6.0
 """For those who are to keep it, on a machine that may have much else to do."""
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 PROCESSES = 8
 
 
@@ -128,7 +128,7 @@ def test_a_paused_holder_loses_it_and_spoils_nothing(place: Place, name: str, ot
 def test_a_lease_is_renewed_while_its_holder_lives(place: Place, name: str, other: Other) -> None:
     other.do("acquire", name=name, lease=KEPT_SECONDS)
     # Longer than any store keeps an entry of a lease that is not renewed.
-    until = time.monotonic() + 3.4
+    until = time.monotonic() + KEPT_SECONDS + 1.4
     newcomer = place.lock(name)
     while time.monotonic() < until:
         assert not newcomer.acquire()
@@ -142,8 +142,8 @@ def test_a_lease_is_renewed_while_its_holder_lives(place: Place, name: str, othe
 @pytest.mark.parametrize("place", STEALING_PLACES, indirect=True)
 def test_it_can_be_taken_from_who_has_it_too_long(place: Place, name: str, other: Other) -> None:
     fence = other.do("acquire", name=name, lease=KEPT_SECONDS)
+    assert not place.lock(name, steal_after=600).acquire()
     thief = place.lock(name, steal_after=1.5)
-    assert not thief.acquire()
     assert thief.acquire(wait=PATIENCE_SECONDS)
     assert thief.fence > fence
     until = time.monotonic() + PATIENCE_SECONDS
@@ -168,7 +168,7 @@ def test_one_of_two_thieves_gets_it(place: Place, name: str) -> None:
     with place.lock(name):
         time.sleep(0.1)
         assert place.lock(name, steal_after=0.05).acquire()
-        assert not place.lock(name, steal_after=10).acquire()
+        assert not place.lock(name, steal_after=600).acquire()
 
 
 def test_what_the_store_forgot_is_lost(place: Place, name: str) -> None:

@@ -20,6 +20,9 @@ from tests.servers.process import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+KEPT_SECONDS = 5
+"""A lease that is not to end, though the machine may have no time for a process now and then."""
+
 
 def in_a_child(story: object) -> None:
     """Fork, tell the story there, and fail here when it fails."""
@@ -60,8 +63,8 @@ def test_a_forked_child_leaves_its_parents_lock_alone(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_renews_its_own(name: str) -> None:
     def child() -> None:
-        with lock(name, lease=2) as held:
-            time.sleep(2.4)
+        with lock(name, lease=KEPT_SECONDS) as held:
+            time.sleep(KEPT_SECONDS + 0.4)
             held.check()
 
     with lock(f"{name} of the parent"):
@@ -70,10 +73,10 @@ def test_a_forked_child_renews_its_own(name: str) -> None:
 
 def test_one_thread_renews_them_all(name: str) -> None:
     before = threading.active_count()
-    held = [lock(f"{name} {number}", lease=2) for number in range(10)]
+    held = [lock(f"{name} {number}", lease=KEPT_SECONDS) for number in range(10)]
     assert all(one.acquire() for one in held)
     assert threading.active_count() <= before + 1
-    time.sleep(2.4)
+    time.sleep(KEPT_SECONDS + 0.4)
     assert [one for one in held if not one.is_held] == []
     assert all(one.release() for one in held)
 
@@ -87,7 +90,7 @@ def test_a_lock_that_nobody_knows_any_more_is_not_renewed(name: str) -> None:
     newcomer = lock(name)
     # On a machine that has much else to do its lease may be over by now.
     assert not newcomer.acquire() or time.monotonic() - began >= 1
-    assert newcomer.is_held or newcomer.acquire(wait=20)
+    assert newcomer.is_held or newcomer.acquire(wait=120)
 
 
 def test_the_renewing_thread_keeps_no_connection(name: str) -> None:
@@ -100,9 +103,9 @@ def test_the_renewing_thread_keeps_no_connection(name: str) -> None:
 
     connection_created.connect(note)
     try:
-        with lock(name, lease=2) as held:
-            assert wait_until(lambda: bool(opened), 5)
+        with lock(name, lease=KEPT_SECONDS) as held:
+            assert wait_until(lambda: bool(opened), 60)
             held.check()
-        assert wait_until(lambda: all(one.connection is None for one in opened), 5)
+        assert wait_until(lambda: all(one.connection is None for one in opened), 60)
     finally:
         connection_created.disconnect(note)

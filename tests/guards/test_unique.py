@@ -268,17 +268,17 @@ def due_in() -> float:
 
 
 def test_each_enqueue_moves_the_start_until_the_longest_wait_is_over() -> None:
-    guarded = add.using(unique=unique("postpone", delay=100, longest_wait=250))
+    guarded = add.using(unique=unique("postpone", delay=1000, longest_wait=2500))
     result = guarded.enqueue(1, 1)
     assert result.state is JobState.DEFERRED
-    assert 95 < due_in() <= 100
-    UniqueKey.objects.update(taken_us=UniqueKey.objects.get().taken_us - 100 * MICROSECONDS)
+    assert 900 < due_in() <= 1000
+    UniqueKey.objects.update(taken_us=UniqueKey.objects.get().taken_us - 1000 * MICROSECONDS)
     guarded.enqueue(1, 2)
-    assert 95 < due_in() <= 100
-    UniqueKey.objects.update(taken_us=UniqueKey.objects.get().taken_us - 100 * MICROSECONDS)
+    assert 900 < due_in() <= 1000
+    UniqueKey.objects.update(taken_us=UniqueKey.objects.get().taken_us - 1000 * MICROSECONDS)
     guarded.enqueue(1, 3)
-    assert 45 < due_in() <= 50
-    UniqueKey.objects.update(taken_us=UniqueKey.objects.get().taken_us - 100 * MICROSECONDS)
+    assert 400 < due_in() <= 500
+    UniqueKey.objects.update(taken_us=UniqueKey.objects.get().taken_us - 1000 * MICROSECONDS)
     last = guarded.enqueue(1, 4)
     assert due_in() < 0
     assert last.id == result.id
@@ -289,7 +289,7 @@ def test_each_enqueue_moves_the_start_until_the_longest_wait_is_over() -> None:
 def test_postponed_jobs_start_no_earlier_than_they_were_asked_to() -> None:
     guarded = add.using(unique=unique("postpone", delay=10, longest_wait=20), run_after=3600)
     guarded.enqueue(1, 1)
-    assert 3590 < due_in() <= 3600
+    assert 3500 < due_in() <= 3600
 
 
 def test_a_postponed_job_that_would_expire_before_it_starts_is_refused() -> None:

@@ -149,6 +149,7 @@ class TestTurns:
             raise BrokerUnavailable("it is away")
 
         monkeypatch.setattr(transport, "receive", receive)
+        monkeypatch.setattr("stoker.brokers.carried.REST_SECONDS", 3600.0)
         stand.broker.inside.enqueue([message() for _ in range(3)])  # type: ignore[union-attr] # it has one
         assert len([one for _ in range(3) for one in stand.claim(2)]) == 3
         assert len(asked) == 1, "it is left alone for a while"

@@ -42,7 +42,7 @@ def nodes() -> Iterator[list[PrivateDisque]]:
 
 @pytest.fixture
 def transport(nodes: list[PrivateDisque]) -> Iterator[DisqueTransport]:
-    with closing(transport_at(url_of(nodes), lease_seconds=2, database_seconds=3)) as made:
+    with closing(transport_at(url_of(nodes), lease_seconds=60, database_seconds=60)) as made:
         yield made
 
 
@@ -67,7 +67,7 @@ class TestSeveralNodes:
         job = message()
         transport.send([job])
         _prefer(transport, nodes[1])
-        (parcel,) = transport.receive(["default"], 5, wait_seconds=5)
+        (parcel,) = transport.receive(["default"], 5, wait_seconds=120)
         assert parcel.message == job
 
     def test_a_node_that_dies_takes_no_job_with_it(
@@ -78,6 +78,8 @@ class TestSeveralNodes:
         transport.send(jobs[:5])
         nodes[0].kill()
         transport.send(jobs[5:])
+        for node in nodes[1:]:
+            _advance(node, 61)
         found = _all_of(transport, 10)
         assert {parcel.message.job_id for parcel in found} == {job.job_id for job in jobs}
         assert any("does not answer" in sentence for sentence in transport.weaknesses())
@@ -88,7 +90,7 @@ class TestSeveralNodes:
         transport.send([message() for _ in range(5)])
         transport.drop(_all_of(transport, 5))
         for node in nodes:
-            _advance(node, 10)
+            _advance(node, 61)
         assert transport.receive(["default"], 5, wait_seconds=0.5) == []
 
     def test_too_few_nodes_for_the_copies(
@@ -108,8 +110,11 @@ class TestSeveralNodes:
                 replace(producer.settings, broker=url_of(nodes[:1], "?replicate=1"))
             )
             producer.send([message() for _ in range(20)])
-            while found := consumer.receive(["default"], 5, wait_seconds=2):
+            left = 20
+            while left:
+                found = consumer.receive(["default"], 5, wait_seconds=120)
                 consumer.drop(found)
+                left -= len(found)
             assert consumer._nodes._current.port == nodes[2].port
             consumer.close()
 

@@ -141,6 +141,7 @@ class TestPlaces:
     def test_a_job_is_announced_once(self, broker: FrontedBroker) -> None:
         with closing(broker.behind.client.pubsub()) as listening:  # type: ignore[attr-defined] # of Redis
             listening.subscribe(broker.behind.channel)  # type: ignore[attr-defined] # as above
+            assert listening.get_message(timeout=60)["type"] == "subscribe"
             add.enqueue(1, 2)
             broker.behind.client.publish(broker.behind.channel, "end")  # type: ignore[attr-defined] # as above
             told = []

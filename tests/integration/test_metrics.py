@@ -4,6 +4,7 @@ import time
 import uuid
 from collections import Counter
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,7 +183,10 @@ def test_old_times_are_told_in_longer_steps(settings: Settings, now: float) -> N
     assert {point.seconds for point in points} == {3600}
 
 
-def test_queues_with_what_waits_in_them(settings: Settings, now: float) -> None:
+def test_queues_with_what_waits_in_them(
+    settings: Settings, now: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cluster.history.time", SimpleNamespace(time=lambda: now))
     tasks.nothing.enqueue_many([((), {})] * 3)
     tasks.nothing.using(queue_name="mail", run_after=60).enqueue()
     upkeep = History(settings, lambda: None)
@@ -195,7 +199,7 @@ def test_queues_with_what_waits_in_them(settings: Settings, now: float) -> None:
     assert queues["default"].oldest_ready_seconds is not None
     assert queues["mail"] is not None
     assert (queues["mail"].ready, queues["mail"].deferred) == (0, 1)
-    *_, point = history(settings, moment(now - 60), moment(time.time()), 60)
+    *_, point = history(settings, moment(now - 60), moment(now), 60)
     assert point.backlog is not None
     assert (point.backlog.ready, point.backlog.deferred) == (3, 1), "those of all queues"
 

@@ -134,6 +134,7 @@ class TestBrokerAway:
             raise BrokerUnavailable("It is away.")
 
         monkeypatch.setattr(broker, "enqueue", refuse)
+        monkeypatch.setattr(outbox, "SHORTEST_PAUSE_SECONDS", 3600.0)
         yield asked
         outbox._away_until.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import uuid
 from collections.abc import Iterator
@@ -49,9 +50,11 @@ def at(url: str, **options: Any) -> RedisBroker:
 
 class TestReaching:
     def test_nobody_is_there(self) -> None:
-        broker = at(f"redis://user:secret@127.0.0.1:{free_port()}/0")
-        with pytest.raises(BrokerUnavailable, match="did not carry this out") as raised:
-            broker.enqueue([message()])
+        with socket.socket() as unused:  # which has the port, and answers nobody
+            unused.bind(("127.0.0.1", 0))
+            broker = at(f"redis://user:secret@127.0.0.1:{unused.getsockname()[1]}/0")
+            with pytest.raises(BrokerUnavailable, match="did not carry this out") as raised:
+                broker.enqueue([message()])
         assert "secret" not in str(raised.value)
 
     @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tests.servers.redis import PrivateRedis
 pytestmark = [pytest.mark.redis, pytest.mark.sqlite]
 
 SLOTS = 16_384
+PATIENT_MILLISECONDS = 600_000
 
 
 @contextmanager
@@ -51,8 +52,10 @@ def test_a_sentinel_lets_a_replica_take_over() -> None:
         (leased,) = broker.claim((), 1, holder=holder, lease_seconds=60)
         with Redis(port=master.port) as client:
             assert client.wait(1, 10_000) == 1
+        _let_sentinel_believe_in_death(port, 300)
         master.kill()
         wait_for(lambda: _does(broker.ping), lambda: "nobody took over")
+        _let_sentinel_believe_in_death(port, PATIENT_MILLISECONDS)
         with Redis(port=replica.port) as client:
             assert client.role()[0] == b"master"
         assert broker.held_by(holder) == [leased]
@@ -118,7 +121,7 @@ def _sentinel(master: PrivateRedis) -> Iterator[int]:
         f"port {port}",
         f"dir {master.folder}",
         f"sentinel monitor main 127.0.0.1 {master.port} 1",
-        "sentinel down-after-milliseconds main 300",
+        f"sentinel down-after-milliseconds main {PATIENT_MILLISECONDS}",
         "sentinel failover-timeout main 3000",
     )
     script.write_text("\n".join(lines) + "\n")
@@ -130,6 +133,12 @@ def _sentinel(master: PrivateRedis) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
+
+
+def _let_sentinel_believe_in_death(port: int, after_milliseconds: int) -> None:
+    """Sooner than a server may be silent which the machine has no time for."""
+    with Redis(port=port) as watch:
+        watch.sentinel_set("main", "down-after-milliseconds", after_milliseconds)
 
 
 def _join(masters: list[PrivateRedis], line: int) -> None:

@@ -6,7 +6,7 @@ import pickle
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -44,18 +44,20 @@ from tests.app.tasks import (
     return_what_cannot_be_kept,
     succeed_at,
 )
+from tests.cluster.clusters import wait_for
 from tests.integration.work import claim, work_off, work_off_when_due
 
 BACKEND = "stoker.backend.StokerBackend"
 
 
 @contextmanager
-def working(after_seconds: float = 0.1) -> Iterator[None]:
-    """Another thread, with a connection of its own, that works off what waits."""
+def working(begin: Callable[[], object] = lambda: time.sleep(0.1)) -> Iterator[None]:
+    """Another thread, with a connection of its own, that works off what waits, when `begin` is
+    over."""
 
     def work() -> None:
         try:
-            time.sleep(after_seconds)
+            begin()
             work_off_when_due()
         finally:
             connections.close_all()
@@ -275,13 +277,13 @@ class TestWaiting:
     def test_until_it_has_succeeded(self) -> None:
         result = add.enqueue(1, 2)
         with working():
-            assert result.wait(20) == 3
+            assert result.wait(120) == 3
         assert result.state is JobState.SUCCESSFUL
 
     def test_until_it_has_failed(self) -> None:
         result = fail_once.enqueue()
         with working(), pytest.raises(JobFailed, match="RuntimeError: for good") as caught:
-            result.wait(20)
+            result.wait(120)
         assert not isinstance(caught.value, JobCancelled)
         assert [error.exception_class for error in caught.value.errors] == [RuntimeError]
         assert result.id in str(caught.value)
@@ -290,7 +292,7 @@ class TestWaiting:
         result = add.enqueue(1, 2)
         fetched(result).cancel("not wanted")
         with pytest.raises(JobCancelled, match="was cancelled: not wanted"):
-            result.wait(20)
+            result.wait(120)
 
     @pytest.mark.parametrize("timeout", [0.1, timedelta(seconds=0.1)])
     def test_no_longer_than_allowed(self, timeout: Any) -> None:
@@ -298,7 +300,7 @@ class TestWaiting:
         began = time.monotonic()
         with pytest.raises(ResultTimeout, match=r"after 0\.1 s: it is READY") as caught:
             result.wait(timeout)
-        assert 0.1 <= time.monotonic() - began < 5
+        assert time.monotonic() - began >= 0.1
         assert isinstance(caught.value, TimeoutError)
         assert Ready.objects.count() == 1
 
@@ -306,7 +308,7 @@ class TestWaiting:
         result = add.enqueue(1, 2)
 
         async def both_ways() -> tuple[int, int]:
-            return await result, await result.wait_async(20)
+            return await result, await result.wait_async(120)
 
         with working():
             assert async_to_sync(both_ways)() == (3, 3)
@@ -314,16 +316,18 @@ class TestWaiting:
     def test_asynchronously_without_holding_up_the_event_loop(self) -> None:
         result = add.enqueue(1, 2)
 
-        async def wait_and_tick() -> int:
-            waiting, ticks = asyncio.create_task(result.wait_async(20)), 0
-            while not waiting.done():
-                await asyncio.sleep(0.01)
-                ticks += 1
-            assert waiting.result() == 3
-            return ticks
+        has_ticked = threading.Event()
 
-        with working(0.3):
-            assert async_to_sync(wait_and_tick)() >= 5
+        async def wait_and_tick() -> int:
+            waiting = asyncio.create_task(result.wait_async(60))
+            for _ in range(5):
+                await asyncio.sleep(0.01)
+                assert not waiting.done()
+            has_ticked.set()
+            return await waiting
+
+        with working(lambda: has_ticked.wait(120)):
+            assert async_to_sync(wait_and_tick)() == 3
 
     def test_asynchronously_no_longer_than_allowed(self) -> None:
         with pytest.raises(ResultTimeout):
@@ -374,16 +378,22 @@ class TestWaiting:
     ) -> None:
         """Nobody knows how the job stands, so it is not said that it had not ended."""
         result = add.enqueue(1, 2)
-        looks = []
+        looks = 0
 
         def look_in_vain(result: Result[Any]) -> bool:
-            looks.append(result)
+            nonlocal looks
+            looks += 1
             raise BrokerUnavailable("away")
 
+        def looks_of_a_wait() -> int:
+            nonlocal looks
+            looks = 0
+            with pytest.raises(BrokerUnavailable, match="away"):
+                result.wait(0.1)
+            return looks
+
         monkeypatch.setattr(Result, "_has_ended", look_in_vain)
-        with pytest.raises(BrokerUnavailable, match="away"):
-            result.wait(0.1)
-        assert len(looks) > 2
+        wait_for(lambda: looks_of_a_wait() > 2)  # unless it has not had the time
         with pytest.raises(BrokerUnavailable, match="away"):
             async_to_sync(result.wait_async)(0.1)
 
@@ -393,27 +403,27 @@ class TestWaiting:
             with pytest.raises(
                 TransactionManagementError, match="enqueued in a transaction that is"
             ):
-                result.wait(20)
+                result.wait(120)
             with pytest.raises(TransactionManagementError):
-                async_to_sync(result.wait_async)(20)
+                async_to_sync(result.wait_async)(120)
         with working():
-            assert result.wait(20) == 3
+            assert result.wait(120) == 3
 
     def test_not_after_that_transaction_was_rolled_back(self) -> None:
         with suppress(ZeroDivisionError), transaction.atomic():
             result = add.enqueue(1, 2)
             _ = 1 / 0
         with pytest.raises(TaskResultDoesNotExist, match="never committed"):
-            result.wait(20)
+            result.wait(120)
 
     def test_in_another_transaction_where_that_can_end(self) -> None:
         result = add.enqueue(1, 2)
         with working(), transaction.atomic():
             if connection.vendor == "sqlite":
                 with pytest.raises(TransactionManagementError, match="never sees"):
-                    result.wait(20)
+                    result.wait(120)
             else:
-                assert result.wait(20) == 3
+                assert result.wait(120) == 3
 
     @pytest.mark.postgres
     def test_not_in_a_transaction_that_sees_no_change(
@@ -430,7 +440,7 @@ class TestWaiting:
             transaction.atomic(),
             pytest.raises(TransactionManagementError, match="never sees"),
         ):
-            result.wait(20)
+            result.wait(120)
         connection.close()
 
     def test_for_what_has_ended_anywhere(self) -> None:

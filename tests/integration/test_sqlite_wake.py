@@ -21,7 +21,7 @@ from tests.app.models import Account
 pytestmark = [pytest.mark.sqlite, pytest.mark.django_db(transaction=True)]
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture

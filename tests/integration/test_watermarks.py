@@ -321,12 +321,12 @@ def locked(job_id: UUID) -> Iterator[None]:
         with transaction.atomic():
             list(Ready.objects.filter(pk=job_id).select_for_update())
             is_locked.set()
-            may_go.wait(30)
+            may_go.wait(120)
         connections.close_all()
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert is_locked.wait(30)
+    assert is_locked.wait(120)
     yield
     may_go.set()
     thread.join()

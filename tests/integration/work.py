@@ -15,7 +15,7 @@ from stoker.conf import Settings, settings_for
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 120
 
 
 def claim(settings: Settings | None = None) -> list[Delivery]:

@@ -100,8 +100,7 @@ class PrivateServer:
         try:
             self._give_away(self.folder)
             self.install()
-            self.port = free_port()
-            self.start()
+            self._start_on_a_free_port()
         except BaseException:
             self.close()
             raise
@@ -158,6 +157,18 @@ class PrivateServer:
             self._watchdog = None
 
     # How it is done.
+
+    def _start_on_a_free_port(self) -> None:
+        """Another process may take the port between our look and our start."""
+        for tries_left in (2, 1, 0):
+            self.port = free_port()
+            try:
+                self.start()
+            except ServerUnavailableError:
+                if not tries_left:
+                    raise
+            else:
+                return
 
     def run(self, command: list[str]) -> None:
         """Run a program of the server to its end, as the user that the server runs as."""

@@ -211,7 +211,7 @@ def test_deferred_jobs_can_be_brought_forward(seen: list[Any]) -> None:
 
 def test_what_falls_due_meanwhile_runs(seen: list[Any]) -> None:
     tasks.note.using(run_after=0.05).enqueue("soon")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not drain():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -144,7 +144,7 @@ def named(node: Node, counter: list[int]) -> Node:
 @settings(
     max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "40")),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    suppress_health_check=list(HealthCheck),
 )
 def test_workflows_do_what_they_say(node: Node, number: int, failure_rate: float) -> None:
     DONE.clear()

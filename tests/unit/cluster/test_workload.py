@@ -195,12 +195,12 @@ def test_who_leaves_waits_for_the_next_pusher_to_have_his_reports_recorded(
     workload.next()
     workload.finish(1, report(1))
     workload.leave()
-    leaver = threading.Thread(target=workload.wait_until_recorded, args=(30.0,))
+    leaver = threading.Thread(target=workload.wait_until_recorded, args=(600.0,))
     leaver.start()
     first.close()
     second = new_pusher()
     second.send(("recorded", [1]))
-    leaver.join(20)
+    leaver.join(120)
     assert not leaver.is_alive()
 
 
@@ -224,7 +224,7 @@ def test_nobody_waits_for_a_line_when_it_is_time_to_leave(workload: Workload) ->
     waiter = threading.Thread(target=lambda: found.append(workload.wait_for_line()))
     waiter.start()
     workload.leave()
-    waiter.join(20)
+    waiter.join(120)
     assert found == [None]
 
 
