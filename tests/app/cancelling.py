@@ -11,7 +11,7 @@ from stoker import Lock, TaskCancelled, task
 
 from tests.app.models import Account
 
-LONG_SECONDS = 60.0
+LONG_SECONDS = 600.0
 STEP_SECONDS = 0.01
 
 

@@ -24,13 +24,14 @@ BEAT_SECONDS = 0.02
 
 
 @task(takes_context=True)
-def beat(context, path: str, seconds: float) -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
-    """Write to a file, without any database, from when to when each attempt really ran."""
+def beat(context, path: str, seconds: float, may_end: str = "") -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
+    """Write to a file, without any database, from when to when each attempt really ran: for so
+    long, or until there is the other file."""
     until = time.monotonic() + seconds
     with Path(path).open("ab", buffering=0) as file:
         line = f"{context.task_result.id} {context.attempt} {os.getpid()}"
         began_ns = time.monotonic_ns()
-        while time.monotonic() < until:
+        while time.monotonic() < until and not (may_end and Path(may_end).exists()):
             file.write(f"{line} {began_ns} {time.monotonic_ns()}\n".encode())
             time.sleep(min(BEAT_SECONDS, max(0.0, until - time.monotonic())))
         file.write(f"{line} {began_ns} {time.monotonic_ns()}\n".encode())

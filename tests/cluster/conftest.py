@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from tests.cluster.clusters import ProcessCluster, running_cluster
+from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, running_cluster
 from tests.tables import empty_tables
 
 EVERYWHERE = {
@@ -30,6 +30,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     names_one = any(item.get_closest_marker(name) for name in ("postgres", "mariadb", "sqlite"))
     if module not in EVERYWHERE and not names_one:
         item.add_marker(pytest.mark.sqlite)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patience(django_db_setup: None, django_db_blocker: Any) -> None:
+    """On SQLite one writes at a time, and the machine may have no time for who does: the tests wait
+    for the lock, as they wait for everything."""
+    with django_db_blocker.unblock():
+        for connection in connections.all():
+            if connection.vendor == "sqlite":
+                connection.settings_dict.setdefault("OPTIONS", {})["timeout"] = WAIT_SECONDS
+                connection.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from typing import Any
 from stoker.models import Attempt, DeadLetter, Job
 
 from tests.app import tasks
-from tests.cluster.clusters import ProcessCluster, wait_for
+from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
 
-SHORT = timedelta(milliseconds=1)
+SHORT, LONGEST = timedelta(milliseconds=1), timedelta(milliseconds=20)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class End:
     dead_letter: DeadLetter | None
 
 
-def end_of(result: Any, cluster: ProcessCluster, seconds: float = 60.0) -> End:
+def end_of(result: Any, cluster: ProcessCluster, seconds: float = WAIT_SECONDS) -> End:
     """Wait for the job to end."""
     jobs = Job.objects.filter(pk=result.id)
     wait_for(
@@ -48,8 +48,11 @@ def value_of(result: Any, cluster: ProcessCluster) -> Any:
 def let_it_prefetch(cluster: ProcessCluster) -> None:
     """After long jobs none is sent ahead to a busy worker; after short ones many are. Where the
     machine has much else to do, short ones may take long: then others have to follow them."""
-    for _ in range(20):
+
+    def were_short() -> bool:
         jobs = [end_of(one, cluster).job for one in tasks.add.enqueue_many([((1, 2), {})] * 200)]
         last = sorted((one.finished_at, one.started_at) for one in jobs)[-100:]
-        if sum((end - start for end, start in last), timedelta()) < len(last) * SHORT:
-            return
+        took = [end - start for end, start in last]
+        return sum(took, timedelta()) < len(took) * SHORT and max(took) < LONGEST
+
+    wait_for(were_short, lambda: f"short jobs take long\n{cluster.tail()}")

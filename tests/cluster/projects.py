@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.clusters import ROOT, SOURCE, environment_of_commands
+from tests.cluster.clusters import ROOT, SOURCE, WAIT_SECONDS, environment_of_commands
 
 MANAGE = """\
 import os
@@ -66,16 +66,22 @@ class Project:
 
     def write(self, version: int) -> None:
         """Change the code."""
-        self.tasks.write_text(TASKS.format(version=version))
+        self._write(TASKS.format(version=version))
 
     def spoil(self) -> None:
         """Change the code to what is none."""
-        self.tasks.write_text("def version(:\n")
+        self._write("def version(:\n")
+
+    def _write(self, code: str) -> None:
+        """All of it at once: nobody sees half of it."""
+        new = self.tasks.with_suffix(".new")
+        new.write_text(code)
+        new.replace(self.tasks)
 
     def version(self) -> int:
         """What a worker returns."""
         command = [*self.commands["manage.py"], "stoker", "enqueue"]
-        command += ["changing.tasks.version", "--wait", "30", "-v", "0"]
+        command += ["changing.tasks.version", "--wait", str(WAIT_SECONDS), "-v", "0"]
         done = subprocess.run(
             command,
             env=environment_of_commands(self.environment),

@@ -13,7 +13,7 @@ from tests.app.models import Account
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.cluster.ends import End, end_of, value_of
 
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 6.0
 
 pytestmark = pytest.mark.usefixtures("db")
 

@@ -28,7 +28,7 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ProcessCluster]:
     """In the main thread, and in threads beside an event loop."""
-    options = {"CONCURRENCY": request.param, "TIMEOUT_GRACE_SECONDS": 2, "UPKEEP_SECONDS": 3600}
+    options = {"CONCURRENCY": request.param, "TIMEOUT_GRACE_SECONDS": 5, "UPKEEP_SECONDS": 3600}
     with running_cluster(tmp_path_factory.mktemp("cluster"), **options) as cluster:
         cluster.wait_for_crew()
         yield cluster
@@ -160,7 +160,7 @@ def test_a_pusher_that_dies_before_it_has_read_the_request(
     """The next one reads it."""
     result = one.enqueue(str(began))
     wait_for(began.exists, cluster.tail)
-    pusher = cluster.pause("pusher")
+    pusher = cluster.pause_at_rest("pusher")
     assert result.cancel(REASON) is True
     pusher.kill()
     assert_cancelled(end_of(result, cluster))
@@ -187,7 +187,7 @@ def test_a_pusher_that_dies_with_what_it_should_hear_of_the_killed_worker(
     wait_for(began.exists, cluster.tail)
     assert result.cancel(REASON) is True
     wait_for(began.with_name("began-told").exists, cluster.tail)
-    pusher = cluster.pause("pusher")
+    pusher = cluster.pause_at_rest("pusher")
     wait_for(lambda: kills(cluster) > killed, cluster.tail)
     pusher.kill()
     assert_cancelled(end_of(result, cluster))

@@ -18,15 +18,18 @@ from django.utils import timezone
 from stoker.models import Attempt, Cluster, Job, Ready
 from stoker.models.clock import DatabaseNow
 
+from tests.app.chaos import run_until
 from tests.app.mischief import open_files
 from tests.app.models import Ledger
 from tests.app.tasks import add, fail_once, write_ledger
 from tests.cluster.clusters import (
     DJANGO,
     ROOT,
+    WAIT_SECONDS,
     environment_of_commands,
     run_command,
     running_cluster,
+    start_command,
     wait_for,
 )
 from tests.cluster.ends import value_of
@@ -35,6 +38,8 @@ from tests.story.ledgers import assert_all_recorded_once, unfinished
 
 # What has nothing to do with the database is tried on one only: @pytest.mark.sqlite.
 pytestmark = pytest.mark.django_db(transaction=True)
+
+LONG = str(WAIT_SECONDS)
 
 
 def stoker(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -81,11 +86,15 @@ def start_of_a_job(seconds: float) -> str:
 
 
 def test_sigterm_lets_a_running_job_complete(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
-        job_id = start_of_a_job(1.5)
+    may_end = tmp_path / "may end"
+    with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
+        job_id = run_until.enqueue(str(may_end)).id
         wait_for(Ledger.objects.exists, cluster.tail)
-        waiting = [write_ledger.enqueue(seconds=2).id for _ in range(5)]
+        waiting = [run_until.enqueue(str(may_end)).id for _ in range(5)]
         cluster.signal(signal.SIGTERM)
+        wait_for(lambda: "Stopping" in cluster.text(), cluster.tail)
+        wait_for(Cluster.objects.filter(state="stopping").exists, cluster.tail)
+        may_end.touch()
         assert cluster.wait() == 0
     assert Job.objects.get(pk=job_id).status == "SUCCESSFUL"
     assert Ready.objects.filter(pk__in=waiting, attempts=0).count() >= len(waiting) - 1
@@ -127,7 +136,8 @@ def test_sighup_takes_up_new_code_in_the_same_process(tmp_path: Path, way: str) 
         wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
         assert project.version() == 2
         assert cluster.process.poll() is None
-        assert f"process {pid}." in cluster.text().splitlines()[-1]
+        said = [line for line in cluster.text().splitlines() if "started on" in line]
+        assert all(f"process {pid}." in line for line in said), said
         assert cluster.sentinel.cmdline()[-4:] == ["stoker", "run", "--workers", "1"]
         assert cluster.stop() == 0
 
@@ -149,12 +159,14 @@ def test_sighup_keeps_the_old_code_when_the_new_does_not_start(tmp_path: Path) -
 
 @pytest.mark.sqlite
 def test_who_is_told_to_stop_while_reloading_stops(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
-        job_id = start_of_a_job(4)
+    may_end = tmp_path / "may end"
+    with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
+        job_id = run_until.enqueue(str(may_end)).id
         wait_for(Ledger.objects.exists, cluster.tail)
         cluster.signal(signal.SIGHUP)
         wait_for(lambda: "Reloading the code" in cluster.text(), cluster.tail)
         cluster.signal(signal.SIGTERM)
+        may_end.touch()
         assert cluster.wait() == 0
     assert Job.objects.get(pk=job_id).status == "SUCCESSFUL", "a first SIGTERM hurries nobody"
     assert cluster.text().count("started on") == 1
@@ -181,12 +193,18 @@ def test_reload_follows_the_files(tmp_path: Path) -> None:
 @pytest.mark.sqlite
 def test_a_mistake_made_while_the_cluster_stops_is_waited_out(tmp_path: Path) -> None:
     project = Project(tmp_path)
-    with running_cluster(tmp_path, "--reload", environment=project.environment) as cluster:
-        start_of_a_job(4)
+    may_end = tmp_path / "may end"
+    options: dict[str, Any] = {
+        "environment": project.environment,
+        "SHUTDOWN_SECONDS": 2 * WAIT_SECONDS,
+    }
+    with running_cluster(tmp_path, "--reload", **options) as cluster:
+        run_until.enqueue(str(may_end))
         wait_for(Ledger.objects.exists, cluster.tail)
         project.write(2)
         wait_for(lambda: "Reloading the code" in cluster.text(), cluster.tail)
         project.spoil()
+        may_end.touch()
         wait_for(lambda: "SyntaxError" in cluster.text(), cluster.tail)
         assert cluster.text().count("started on") == 1
         project.write(3)
@@ -359,7 +377,7 @@ def test_info_shows_what_runs(tmp_path: Path) -> None:
     with running_cluster(tmp_path, "--shutdown-seconds", "0") as cluster:
         cluster.wait_for_crew()
         wait_for(lambda: Job.objects.filter(status="FAILED").exists(), cluster.tail)
-        job_id = start_of_a_job(30)
+        job_id = start_of_a_job(3600)
         add.using(queue_name="mail", run_after=600).enqueue(1, 2)
 
         def shown() -> dict[str, Any]:
@@ -432,7 +450,7 @@ def test_enqueue_prints_the_id() -> None:
 
 def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
-        done = stoker("enqueue", "tests.app.tasks.echo", '{"a": [1, "ü"]}', "--wait", "30")
+        done = stoker("enqueue", "tests.app.tasks.echo", '{"a": [1, "ü"]}', "--wait", LONG)
         assert (done.returncode, done.stdout) == (0, '{"a": [1, "ü"]}\n'), cluster.tail()
         job_id = done.stderr.removeprefix("Job ").strip()
         assert Job.objects.get(pk=job_id).status == "SUCCESSFUL"
@@ -440,7 +458,7 @@ def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
         assert (done.stdout, done.stderr) == ("3\n", "")
         done = stoker("enqueue", "tests.app.tasks.echo", "--kwargs", '{"value": "x"}', "--wait")
         assert done.stdout == '"x"\n'
-        done = stoker("enqueue", "tests.app.tasks.fail_once", "--wait", "30", "-v", "0")
+        done = stoker("enqueue", "tests.app.tasks.fail_once", "--wait", LONG, "-v", "0")
         assert (done.returncode, done.stdout) == (1, "")
         assert_one_sentence(done)
         assert "failed" in done.stderr
@@ -454,20 +472,17 @@ def test_enqueue_gives_up_waiting_when_the_time_is_over() -> None:
 
 
 @pytest.mark.sqlite
-def test_ctrl_c_ends_the_wait() -> None:
-    with subprocess.Popen(
-        [*DJANGO, "stoker", "enqueue", "tests.app.tasks.add", "1", "2", "--wait"],
-        cwd=ROOT,
-        env=environment_of_commands(),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("Job ")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-        assert process.stderr.read() == ""
-    assert Ready.objects.count() == 1
+def test_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
+    arguments = ["stoker", "enqueue", "tests.app.tasks.add", "1", "2", "--wait"]
+    with (tmp_path / "said").open("w+b") as said:
+        process = start_command(DJANGO, arguments, environment_of_commands(), said, said)
+        try:
+            wait_for(lambda: (tmp_path / "said").read_text().endswith("\n"))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_SECONDS) == 130
+        finally:
+            process.kill()
+    assert (tmp_path / "said").read_text() == f"Job {Ready.objects.get().pk}\n"
 
 
 @pytest.mark.sqlite

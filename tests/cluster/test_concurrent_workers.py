@@ -12,7 +12,7 @@ from django.db import connections
 from stoker.models import Job
 
 from tests.app import chaos, tasks
-from tests.app.models import Account
+from tests.app.models import Account, Ledger
 from tests.cluster.clusters import ProcessCluster, wait_for
 from tests.cluster.ends import end_of, value_of
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("db")
 
 @pytest.fixture(scope="module")
 def cluster(share_cluster: Callable[..., ProcessCluster]) -> ProcessCluster:
-    return share_cluster(WORKERS=1, CONCURRENCY=CONCURRENCY, TIMEOUT_GRACE_SECONDS=0.3)
+    return share_cluster(WORKERS=1, CONCURRENCY=CONCURRENCY, TIMEOUT_GRACE_SECONDS=5)
 
 
 @pytest.mark.parametrize("task", [chaos.meet, chaos.meet_in_threads], ids=["async", "threads"])
@@ -53,12 +53,16 @@ def test_a_soft_time_out_is_raised_in_a_thread_and_on_the_loop(
     assert {one.pid for one in cluster.crew()["worker"]} == before
 
 
-def test_neighbours_of_a_job_that_is_killed_lose_no_attempt(cluster: ProcessCluster) -> None:
+def test_neighbours_of_a_job_that_is_killed_lose_no_attempt(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
     """A sleeping thread cannot be interrupted softly: its worker is killed, with all it runs."""
-    neighbour = tasks.write_ledger.enqueue(3.0)
-    wait_for(lambda: _is_running(neighbour, cluster), cluster.tail)
-    end = end_of(tasks.sleep_too_long.enqueue(30.0), cluster)
+    may_end = tmp_path / "may end"
+    neighbour = chaos.run_until.enqueue(str(may_end))
+    wait_for(Ledger.objects.filter(job_id=neighbour.id).exists, cluster.tail)
+    end = end_of(tasks.sleep_too_long.enqueue(60.0), cluster)
     assert [(one.kind, one.signal) for one in end.attempts] == [("timed_out", 9)]
+    may_end.touch()
     end = end_of(neighbour, cluster)
     assert (end.job.status, end.job.attempts, end.attempts) == (Job.Status.SUCCESSFUL, 1, [])
 
@@ -84,11 +88,6 @@ def test_results_can_be_awaited(cluster: ProcessCluster) -> None:
     result = tasks.add_later.enqueue(1, 2)
     wait_for(lambda: Job.objects.exclude(status=None).filter(pk=result.id).exists(), cluster.tail)
     assert asyncio.run(_awaited(result)) == 3
-
-
-def _is_running(result: Any, cluster: ProcessCluster) -> bool:
-    result.refresh()
-    return bool(result.state.value == "RUNNING")
 
 
 async def _awaited(result: Any) -> Any:

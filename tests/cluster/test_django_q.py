@@ -30,6 +30,7 @@ from stoker.models import Job
 
 from tests.cluster.clusters import (
     DJANGO,
+    WAIT_SECONDS,
     environment_of_commands,
     start_command,
     wait_for,
@@ -37,7 +38,7 @@ from tests.cluster.clusters import (
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-LONG = 60_000  # milliseconds, a guard only
+LONG = round(WAIT_SECONDS * 1000)  # milliseconds, a guard only
 HERE = "tests.contrib.django_q.functions"
 SIZE = int(os.environ.get("STOKER_TEST_SHIM_SIZE", "1"))
 TASKS, CHAINS, KILLS = 100 * SIZE, 10 * SIZE, 6 * SIZE
@@ -64,7 +65,7 @@ def qcluster(folder: Path, *arguments: str, **q_cluster: Any) -> Iterator[Any]:
             yield process
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, (folder / "qcluster.log").read_text()
+            assert process.wait(WAIT_SECONDS) == 0, (folder / "qcluster.log").read_text()
         finally:
             process.kill()
 
@@ -72,7 +73,7 @@ def qcluster(folder: Path, *arguments: str, **q_cluster: Any) -> Iterator[Any]:
 def command(*arguments: str, **q_cluster: Any) -> tuple[int, str]:
     with TemporaryFile() as output:
         process = start_command(DJANGO, arguments, environment(**q_cluster), output, output)
-        code = process.wait(60)
+        code = process.wait(WAIT_SECONDS)
         output.seek(0)
         return code, output.read().decode()
 
@@ -109,11 +110,11 @@ def test_one_that_runs_until_nothing_is_left(tmp_path: Path) -> None:
     ids = [async_task("math.floor", 1.5) for _ in range(3)]
     slow = async_task("math.floor", 2.5, cluster="slow")
     with qcluster(tmp_path, "--run-once") as process:
-        assert process.wait(60) == 0
+        assert process.wait(WAIT_SECONDS) == 0
     assert [result(one) for one in ids] == [1, 1, 1]
     assert result(slow) is None
     with qcluster(tmp_path, "--run-once", "-n", "slow") as process:
-        assert process.wait(60) == 0
+        assert process.wait(WAIT_SECONDS) == 0
     assert result(slow) == 2
 
 

@@ -28,7 +28,7 @@ def test_a_cluster_is_watched(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
         nothing.using(queue_name="mail", run_after=600).enqueue()
-        running = sleep.enqueue(60.0)
+        running = sleep.enqueue(3600.0)
 
         def shown() -> str:
             return run_command("stoker", "monitor", "--once").stdout
@@ -71,7 +71,7 @@ def on_a_terminal(awaited: str) -> tuple[str, int]:
     os.close(theirs)
     screen = ""
     try:
-        while awaited not in screen:
+        while awaited not in screen and process.poll() is None:
             screen += heard(ours)
         os.write(ours, b"q")
         while process.poll() is None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.app.models import Account
 from tests.app.noting import store_pages
-from tests.cluster.clusters import running_cluster
+from tests.cluster.clusters import WAIT_SECONDS, running_cluster
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -15,5 +15,5 @@ def test_every_page_is_stored_once_wherever_the_worker_dies(tmp_path: Path) -> N
     dies = [(1, "before"), (4, "after")]
     result = store_pages.enqueue(6, dies)
     with running_cluster(tmp_path) as cluster:
-        assert result.wait(60) == len(dies) + 1, cluster.tail()
+        assert result.wait(WAIT_SECONDS) == len(dies) + 1, cluster.tail()
     assert sorted(Account.objects.values_list("total", flat=True)) == [0, 1, 2, 3, 4, 5]

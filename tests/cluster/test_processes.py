@@ -87,7 +87,8 @@ def test_a_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
     """Nobody is there to be told, and whoever comes next must hear of it."""
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
-        result = tasks.write_ledger.enqueue(3.0)
+        may_end = tmp_path / "may end"
+        result = chaos.run_until.enqueue(str(may_end))
         wait_for(lambda: is_running(result), cluster.tail)
         workers = cluster.crew()["worker"]
         busy = Ledger.objects.get(job_id=result.id).worker.rpartition(":")[2].partition(".")[0]
@@ -96,6 +97,7 @@ def test_a_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
         for victim in victims:
             victim.kill()
         wait_for(lambda: not any(map(is_alive, victims)), cluster.tail)
+        may_end.touch()
         cluster.sentinel.resume()
         end = end_of(result, cluster)
         assert busy in "01"
@@ -140,15 +142,15 @@ def test_processes_that_hang_are_noticed_and_replaced(tmp_path: Path) -> None:
         crew = cluster.wait_for_crew()
         assert_works(cluster)
         for role in ("pusher", "monitor", "scheduler"):
-            cluster.pause(role)
+            cluster.pause_at_rest(role)
         beat_us = Cluster.objects.get().heartbeat_us
         time.sleep(1.5)
         assert Cluster.objects.get().heartbeat_us == beat_us
         assert_works(cluster)
-        now = cluster.wait_for_crew()
         for role in ("pusher", "monitor", "scheduler"):
-            assert [one.pid for one in now[role]] != [one.pid for one in crew[role]]
-            assert f"The {role} has not moved" in cluster.text()
+            wait_for(lambda role=role: f"The {role} has not moved" in cluster.text(), cluster.tail)
+            wait_for(lambda role=role: not is_alive(*crew[role]), cluster.tail)
+        cluster.wait_for_crew()
         wait_for(lambda: Cluster.objects.get().heartbeat_us > beat_us, cluster.tail)
 
 
@@ -168,7 +170,7 @@ def test_user_code_that_lets_nobody_speak_holds_up_nothing_but_its_own_worker(
         cluster.kill("pusher")
         wait_for(lambda: sum(unfinished().values()) == 1, cluster.tail)
         assert _states([deaf]) == ["running"]
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        wait_for(lambda: _was_opened(pipe), cluster.tail)
         assert value_of(deaf, cluster)
         assert end_of(deaf, cluster).job.attempts == 1
 
@@ -211,7 +213,10 @@ def test_no_connection_is_shared_across_a_fork(tmp_path: Path) -> None:
         cluster.wait_for_crew()
         results = chaos.session_id.enqueue_many([((0.02,), {})] * 30)
         results += chaos.session_id_async.enqueue_many([((), {})] * 4)
-        assert len({value_of(result, cluster) for result in results}) >= 2
+        found = {value_of(result, cluster) for result in results}
+        while len(found) < 2:  # one worker was quick enough for all of them
+            two = chaos.session_id.enqueue_many([((0.5,), {})] * 2)
+            found |= {value_of(result, cluster) for result in two}
         assert cluster.complaints() == []
 
 
@@ -277,14 +282,16 @@ def test_an_idle_cluster_rests(tmp_path: Path) -> None:
 
 
 def test_the_sign_of_life_says_what_the_cluster_does(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
+    with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
-        result = tasks.write_ledger.enqueue(2.0)
+        may_end = tmp_path / "may end"
+        result = chaos.run_until.enqueue(str(may_end))
         wait_for(lambda: _running_jobs() == [result.id], cluster.tail)
         row = Cluster.objects.get()
         assert (row.state, row.pid, row.name) == ("running", cluster.process.pid, "stoker")
         cluster.signal(signal.SIGTERM)
         wait_for(lambda: Cluster.objects.get().state == "stopping", cluster.tail)
+        may_end.touch()
         cluster.wait()
     assert not Cluster.objects.exists()
 
@@ -302,6 +309,15 @@ def _states(results: list[Any]) -> list[str]:
     for result in results:
         result.refresh()
     return [result.state.value.lower() for result in results]
+
+
+def _was_opened(pipe: Path) -> bool:
+    """Whether somebody waited at its other end, and waits no more."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 def _listens() -> bool:

@@ -20,7 +20,7 @@ from tests.cluster.clusters import (
     running_cluster,
     wait_for,
 )
-from tests.cluster.ends import end_of, value_of
+from tests.cluster.ends import end_of, let_it_prefetch, value_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,8 +38,7 @@ def wait_for_state(state: str, cluster: ProcessCluster) -> None:
 def test_a_quiet_cluster_finishes_what_runs_and_gives_back_the_rest(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster_id = id_of(cluster)
-        for result in tasks.add.enqueue_many([((1, 2), {})] * 200):  # let it prefetch
-            end_of(result, cluster)
+        let_it_prefetch(cluster)
         may_end = tmp_path / "may end"
         long = chaos.run_until.enqueue_many([((str(may_end),), {})] * 2)
         wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)

@@ -56,7 +56,7 @@ def test_what_still_runs_in_the_end_is_interrupted_and_given_back(how: str, tmp_
 
 
 def test_a_new_pusher_of_a_stopping_cluster_stops_too(tmp_path: Path) -> None:
-    with running_cluster(tmp_path) as cluster:
+    with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
         let_it_prefetch(cluster)
         may_end = tmp_path / "may end"

@@ -214,7 +214,10 @@ def test_a_sign_of_life_is_given_with_every_batch(
 
 @pytest.mark.postgres
 @pytest.mark.django_db(transaction=True)
-def test_hot_tables_are_vacuumed_when_rows_have_died_there() -> None:
+def test_hot_tables_are_vacuumed_when_rows_have_died_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "VACUUM_SECONDS", 3600.0)
     tasks.add.enqueue_many([((1, 2), {})] * 200)
     broker_for(settings_for()).purge("default")
     upkeep = upkeep_with()

@@ -10,7 +10,7 @@ from stoker.models import Job
 from tests.app.cancelling import wait, wait_async
 from tests.app.flows import fail_when_there
 from tests.app.tasks import add, nothing
-from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,10 +41,10 @@ def test_a_workflow_that_is_cancelled_and_sent_on(tmp_path: Path) -> None:
         assert workflow.cancel("enough")
         wait_for(lambda: Job.objects.filter(status="CANCELLED").exists(), cluster.tail)
         assert workflow.retry() == 1  # that step is optional: it is the next that begins
-        assert workflow.wait(30) == 7
+        assert workflow.wait(WAIT_SECONDS) == 7
 
 
 def test_values_are_read_by_workers_of_every_kind(tmp_path: Path) -> None:
     workflow = chain(add.s(1, 2), add.s(4), group(add.s(1), add.s(2))).enqueue()
     with running_cluster(tmp_path, CONCURRENCY=4):
-        assert workflow.wait(30) == [8, 9]
+        assert workflow.wait(WAIT_SECONDS) == [8, 9]
