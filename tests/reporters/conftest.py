@@ -1,16 +1,17 @@
 """One cluster that tells everybody, and what they were told."""
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.cluster import conftest as of_clusters
-from tests.cluster.clusters import ProcessCluster, running_cluster
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.reporters.receiver import Receiver, receiving
 from tests.servers.private import free_port
 
-db, shared_database = of_clusters.db, of_clusters.shared_database
+db, shared_database, patience = of_clusters.db, of_clusters.shared_database, of_clusters.patience
 
 TOKEN = "for scraping only"
 
@@ -55,4 +56,11 @@ def cluster(
         REPORTERS=reporters(receiver),
     ) as cluster:
         cluster.wait_for_crew()
+        wait_for(_answers, cluster.tail)
         yield cluster
+
+
+def _answers() -> bool:
+    """Whether somebody listens where the cluster is to be scraped."""
+    with socket.socket() as visitor:
+        return visitor.connect_ex(("127.0.0.1", PORT)) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.app import reported
-from tests.cluster.clusters import running_cluster
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.cluster.ends import end_of, value_of
 from tests.reporters.receiver import silence
 
@@ -15,6 +15,13 @@ pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.sqlite]
 
 FAILURES = 120
 """More than the queues of reporters hold."""
+
+
+def dropped(cluster: ProcessCluster) -> list[str]:
+    """What the cluster has said so far of reports that were dropped."""
+    lines = [line for line in cluster.text().splitlines() if line.startswith("{")]
+    messages = [json.loads(line)["message"] for line in lines if line.endswith("}")]
+    return [message for message in messages if "dropped" in message]
 
 
 def test_jobs_and_clusters_end_while_nobody_answers(tmp_path: Path) -> None:
@@ -37,10 +44,10 @@ def test_jobs_and_clusters_end_while_nobody_answers(tmp_path: Path) -> None:
             calls = [((f"A-{number}", "x"), {}) for number in range(FAILURES)]
             for result in reported.fail.enqueue_many(calls):
                 assert end_of(result, cluster).dead_letter is not None
-            lines = [line for line in cluster.text().splitlines() if line.startswith("{")]
-            said = [one["message"] for one in map(json.loads, lines) if "dropped" in one["message"]]
             for name in ("tests.app.reported.Stuck", "rollbar"):
-                assert any(f"'{name}' cannot keep up: 1 reports" in line for line in said)
+                told = f"'{name}' cannot keep up: 1 reports"
+                # The last are recorded before they are told of.
+                wait_for(lambda told=told: any(told in one for one in dropped(cluster)))
             assert end_of(reported.crash.enqueue(), cluster).dead_letter is not None
             assert value_of(reported.succeed.enqueue(1, 2), cluster) == 3
             assert cluster.stop() == 0

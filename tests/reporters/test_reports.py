@@ -48,8 +48,14 @@ def tell(
     def told_of(items: list[dict[str, Any]]) -> bool:
         return all(str(job_id) in str(items) for job_id in wanted)
 
+    begun = ("messaging.client.consumed.messages", len(enqueued) + 1)  # one is tried again
+    ended = ("messaging.process.duration", len(enqueued) + 1)
     receiver.wait_for(
-        lambda: told_of(receiver.spans()) and told_of(receiver.sentry("transaction")),
+        lambda: (
+            told_of(receiver.spans())
+            and told_of(receiver.sentry("transaction"))
+            and all(counted(receiver, name) >= count for name, count in (begun, ended))
+        ),
         f"not all is told of: {enqueued}\n{cluster.tail()}",
     )
     path = tmp_path_factory.mktemp("killed") / "pid"
@@ -60,6 +66,12 @@ def tell(
     for result in enqueued.values():
         end_of(result, cluster)
     return lambda name: str(enqueued[name].id)
+
+
+def counted(receiver: Receiver, name: str) -> int:
+    """How often it was, by all who tell of it."""
+    points = [one for one in receiver.points() if one["name"] == name]
+    return round(sum(one.get("count", one.get("value", 0)) for one in points))
 
 
 # -- Sentry ---------------------------------------------------------------------------------------

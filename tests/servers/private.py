@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from tests.servers.process import kill_family, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 60
+START_SECONDS = 180
 STOP_SECONDS = 30
 # Linux hands out ports from 32768 on by itself: below, none is lost between our look and our start.
 PORTS = range(20_000, 32_000)
@@ -31,15 +31,23 @@ class NotInstalledError(ServerUnavailableError):
     """A server whose programs are not on this machine."""
 
 
+_claims: list[socket.socket] = []
+"""One for each port that was found, as long as this process lives."""
+
+
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Find a port that nobody listens on, and that nobody else who asks here is given."""
     for port in random.SystemRandom().sample(PORTS, 100):
+        claim = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
+                claim.bind(f"\0stoker-test-port-{port}")
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                claim.close()
                 continue
-            return port
+        _claims.append(claim)
+        return port
     raise ServerUnavailableError("no free port was found")
 
 
