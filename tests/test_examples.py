@@ -18,7 +18,7 @@ from examples.feeds.stage.sample_server import SampleServer
 ROOT = Path(__file__).resolve().parents[1]
 FEEDS = "examples/feeds/manage.py"
 MARK = "STOKER_TEST_DEMO"
-AT_MOST_SECONDS = 120
+AT_MOST_SECONDS = 280
 
 
 class Demo:
@@ -62,10 +62,12 @@ class Demo:
         self._popen.send_signal(signal.SIGINT)
 
     def processes(self) -> dict[int, str]:
-        """Process id -> command line, of all that carry the mark."""
+        """Process id -> command line, of all that carry the mark and have not been killed."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
+                if is_dying(folder):
+                    continue
                 if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
                     command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(folder.name)] = command.decode(errors="replace")
@@ -119,26 +121,26 @@ def test_the_demo_takes_other_feeds_and_other_ports(play: Callable[..., Demo]) -
         try:
             owner.bind(("127.0.0.1", 8000))
             owner.listen()
-        except OSError:  # somebody else has it, which is as good
-            pass
+            is_taken = True
+        except OSError:  # somebody else has it, and may give it up at any moment
+            is_taken = False
         good, gone = server.url("tea-notes.xml"), server.url("closed-blog.xml")
         demo = play(ONCE="1", FEEDS=f"{good} {gone}")
         code = demo.ended()
     assert code == 1, demo.told
     assert "Imported 3 entries of 1 feed." in demo.told
     assert re.search(r"not as it must be:\n  127.0.0.1:\d+/closed-blog.xml was given up", demo.told)
-    assert "on http://127.0.0.1:8000/" not in demo.told
+    assert not is_taken or "on http://127.0.0.1:8000/" not in demo.told
 
 
-@pytest.mark.parametrize(
-    "moment", ["", "are served on", "Adding", "glacier-notes.xml     importing"]
-)
+@pytest.mark.parametrize("moment", ["", "are served on", "Adding", "glacier-notes.xml     import"])
 def test_ctrl_c_leaves_nothing_behind(
     play: Callable[..., Demo], tmp_path: Path, moment: str
 ) -> None:
-    """While it starts, and while it imports: no process, no folder."""
+    """While it starts, and while it imports: no process, no folder. Without a moment, as soon as it
+    starts another process, which may be over before it is seen."""
     demo = play()
-    demo.until(lambda: (moment and moment in demo.told) or (not moment and is_set_up(demo)))
+    demo.until(lambda: (moment or "are served on") in demo.told or (not moment and is_set_up(demo)))
     demo.interrupt()
     assert demo.ended() == 0, demo.told
     assert "Stopping" in demo.told
@@ -195,7 +197,7 @@ def test_a_host_that_is_cut_off_and_comes_back() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=AT_MOST_SECONDS,
+        timeout=2 * AT_MOST_SECONDS,
         check=False,
     )
     told = run.stdout + run.stderr
@@ -204,6 +206,14 @@ def test_a_host_that_is_cut_off_and_comes_back() -> None:
     assert run.returncode == 0, told
     assert told.count("  yes  ") == 5, told
     assert "\n  NO   " not in told, told
+
+
+def is_dying(process: Path) -> bool:
+    """Whether it was killed, and only waits for its turn to end."""
+    pending = re.findall(
+        r"^(?:Sig|Shd)Pnd:\s*(\w+)", (process / "status").read_text(), re.MULTILINE
+    )
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
 def is_set_up(demo: Demo) -> bool:

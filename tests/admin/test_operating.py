@@ -98,7 +98,7 @@ FORM = {
     "name": "nightly",
     "task": "tests.app.tasks.add",
     "kind": "cron",
-    "expression": "30 2 * * *",
+    "expression": "30 4 * * *",
     "tz": "Europe/Berlin",
     "args": "[1, 2]",
     "misfire": "once",
@@ -113,12 +113,12 @@ def test_a_schedule_is_made_and_changed(anna: Visitor) -> None:
     row = Schedule.objects.get()
     assert (row.name, row.expression, row.zone, row.source) == (
         "nightly",
-        "30 2 * * *",
+        "30 4 * * *",
         "Europe/Berlin",
         "row",
     )
     assert schedules.scheduled("nightly").args == (1, 2)
-    assert 'value="30 2 * * *"' in anna.get("schedule/nightly/edit/")
+    assert 'value="30 4 * * *"' in anna.get("schedule/nightly/edit/")
     anna.post("schedule/nightly/edit/", **FORM | {"expression": "0 4 * * *", "overlap": "skip"})
     row.refresh_from_db()
     assert (row.expression, row.overlap) == ("0 4 * * *", "skip")
@@ -171,9 +171,9 @@ def test_what_cannot_be_a_schedule_is_told_before_it_is_saved(
 def test_the_next_ticks_are_told_in_words_while_one_writes(anna: Visitor) -> None:
     told = json.loads(anna.post("schedule/preview/", **FORM))
     assert told["problems"] == []
-    assert "02:30" in told["words"]
+    assert "04:30" in told["words"]
     assert len(told["next"]) == 5
-    assert "02:30:00 CE" in told["next"][0]
+    assert "04:30:00 CE" in told["next"][0]
     once = {**FORM, "kind": "once", "at": "2100-01-31 06:00"}
     assert "06:00:00 CET" in json.loads(anna.post("schedule/preview/", **once))["next"][0]
     assert not Schedule.objects.exists()
@@ -214,9 +214,9 @@ def test_what_the_code_declares_is_changed_there(anna: Visitor) -> None:
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_how_long_ago_is_told_with_and_without_time_zones(use_tz: bool, settings: Any) -> None:
     settings.USE_TZ = use_tz
-    minutes = timedelta(seconds=90)
-    assert ago(datetime.now(UTC) - minutes) == "1 min 30 s ago"
-    assert ago(timezone.now() - minutes) == "1 min 30 s ago"
+    hours = timedelta(hours=3, minutes=30, seconds=30)
+    assert ago(datetime.now(UTC) - hours) == "3 h 30 min ago"
+    assert ago(timezone.now() - hours) == "3 h 30 min ago"
     assert ago(timezone.now() + timedelta(hours=3)).startswith("in 2 h 59 min")
 
 

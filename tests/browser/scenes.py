@@ -11,7 +11,7 @@ from stoker import chain, chord, every, group, queues, schedules
 from stoker.models import Attempt, DeadLetter, Schedule
 
 from tests.browser import seeds
-from tests.cluster.clusters import ROOT, wait_for
+from tests.cluster.clusters import ROOT, WAIT_SECONDS, wait_for
 
 PAGES = {
     "overview": "",
@@ -70,11 +70,11 @@ class Scenes:
         failed += [tasks.resize_photo.enqueue(f"missing-{number}.jpg") for number in range(2)]
         successful = tasks.resize_photo.enqueue("lighthouse.jpg", width=1200)
         tasks.send_receipt.using(run_after=3600).enqueue(1050, to="grace")
-        successful.wait(30)
+        successful.wait(WAIT_SECONDS)
         ids = [job.id for job in failed]
         wait_for(lambda: DeadLetter.objects.filter(job_id__in=ids).count() == len(ids))
         _forget_the_machine()
-        self._long = [tasks.print_label.enqueue(7, seconds=300.0) for _ in range(3)]
+        self._long = [tasks.print_label.enqueue(7, seconds=3600.0) for _ in range(3)]
         letter = DeadLetter.objects.filter(job_id__in=ids).first()
         assert letter is not None
         self._ids |= {
@@ -97,7 +97,7 @@ class Scenes:
         items = ("lamp", "rope", "anchor", "compass", "chart")
         packed = group(*(tasks.pack.si(1060, item) for item in items)).named("packing")
         done = chord(packed, tasks.ship.s()).enqueue(name="order 1060")
-        done.wait(30)
+        done.wait(WAIT_SECONDS)
         photos = group(
             *(tasks.resize_photo.si(name) for name in ("a.jpg", "missing-b.jpg", "c.jpg"))
         )

@@ -16,7 +16,7 @@ from tests.app.models import Account
 from tests.browser.conftest import PASSWORD
 from tests.browser.site import WSGI, running_site
 from tests.browser.window import Window
-from tests.cluster.clusters import ProcessCluster, wait_for
+from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,7 @@ def test_without_asgi_a_page_asks(
 
 def test_a_paused_queue_holds_and_goes_on(alice: Window, cluster: ProcessCluster) -> None:
     page = alice.page
-    shop_tasks().send_receipt.enqueue(1, to="carol").wait(30)
+    shop_tasks().send_receipt.enqueue(1, to="carol").wait(WAIT_SECONDS)
     alice.go("/stoker/queues/one?name=mail")
     page.locator("#ask-pause summary").click()
     page.locator("#ask-pause input[name=because]").fill("the provider is down")
@@ -117,7 +117,7 @@ def test_a_paused_queue_holds_and_goes_on(alice: Window, cluster: ProcessCluster
     alice.go("/stoker/queues/one?name=mail")
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_text("mail goes on")).to_be_visible()
-    assert job.wait(30) == "sent to dave"
+    assert job.wait(WAIT_SECONDS) == "sent to dave"
     assert job.state == JobState.SUCCESSFUL
 
 
@@ -125,7 +125,7 @@ def held_back() -> Any:
     """A job that the cluster has passed over, as it started a later one of another queue. Until it
     has heard of a pause, what is enqueued may still be started."""
     job = shop_tasks().send_receipt.enqueue(2, to="dave")
-    shop_tasks().pack.enqueue(1, "lamp").wait(30)
+    shop_tasks().pack.enqueue(1, "lamp").wait(WAIT_SECONDS)
     job.refresh()
     return job if job.state == JobState.READY else held_back()
 
@@ -203,7 +203,7 @@ def test_everything_is_done_by_keyboard(alice: Window, cluster: ProcessCluster) 
     for name in ("Dead letters", "Schedules", "Workflows", "Clusters", "Live", "Dark"):
         assert name in seen, seen
 
-    shop_tasks().send_receipt.enqueue(3).wait(30)
+    shop_tasks().send_receipt.enqueue(3).wait(WAIT_SECONDS)
     alice.go("/stoker/queues/one?name=mail")
     why = page.locator("#ask-pause input[name=because]")
     page.locator("#ask-pause summary").focus()
@@ -212,7 +212,7 @@ def test_everything_is_done_by_keyboard(alice: Window, cluster: ProcessCluster) 
     expect(why).to_be_focused()
     page.keyboard.type("lunch")
     # What happens meanwhile takes nothing out of anybody's hands.
-    shop_tasks().send_receipt.enqueue(4).wait(30)
+    shop_tasks().send_receipt.enqueue(4).wait(WAIT_SECONDS)
     expect(why).to_have_value("lunch")
     page.keyboard.press("Escape")
     expect(page.locator("#ask-pause summary")).to_be_focused()

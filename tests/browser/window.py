@@ -20,7 +20,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-GIVE_UP_MS = 30_000
+GIVE_UP_MS = 120_000
 """Only a guard against waiting for ever."""
 WIDE = {"width": 1280, "height": 800}
 SMALL = {"width": 1000, "height": 660}

@@ -172,7 +172,7 @@ def test_what_browsers_read_is_written_in_no_language(
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_moments_with_a_zone_and_without_are_told(use_tz: bool, settings: Any) -> None:
     settings.USE_TZ = use_tz
-    assert words.since(datetime.now(UTC) - timedelta(minutes=5)) == "5 min ago"
+    assert words.since(datetime.now(UTC) - timedelta(hours=2, seconds=30)) == "2 h ago"
     assert words.since(timezone.now() + timedelta(days=4, minutes=1)) == "in 4 d"
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from .pages import Step, commands_of, matches, steps_of
 
-APPEAR_SECONDS = 30.0
+APPEAR_SECONDS = 180.0
+"""A guard only, as are those that the page has for its readers."""
 HAS_DJANGO_6 = importlib.util.find_spec("django.tasks") is not None
 
 SHELL = """
@@ -98,7 +100,7 @@ class Walk:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=APPEAR_SECONDS,
             check=False,
         )
         assert done.returncode == 0, f"`{command}` failed:\n{done.stdout}\n{self._log()}"
@@ -110,7 +112,8 @@ class Walk:
         assert self.shell.stdin is not None
         assert self.shell.stdout is not None
         text = step.text.replace(">>> exit()\n", "")
-        self.shell.stdin.write(json.dumps({"text": text, "name": f"line {step.line}"}) + "\n")
+        patient = re.sub(r"\bwait\(timeout=\d+\)", f"wait(timeout={APPEAR_SECONDS})", text)
+        self.shell.stdin.write(json.dumps({"text": patient, "name": f"line {step.line}"}) + "\n")
         self.shell.stdin.flush()
         while (line := self.shell.stdout.readline()) and not line.startswith('{"failed"'):
             continue  # Django 5.2 and later say first what they have imported
@@ -155,7 +158,7 @@ class Walk:
         if self.shell is not None:
             assert self.shell.stdin is not None
             self.shell.stdin.close()
-            self.shell.wait(30)
+            self.shell.wait(APPEAR_SECONDS)
             if self.shell.stdout is not None:
                 self.shell.stdout.close()
             self.shell = None

@@ -22,8 +22,8 @@ from .sample_server import SampleServer
 from .sights import GIVEN_UP, IMPORTED, Looker, Sight, counted
 from .terminal import Progress
 
-START_SECONDS = 30.0
-IMPORT_SECONDS = 60.0
+START_SECONDS = 60.0
+IMPORT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 ANY_PORT = 0
 
