@@ -43,7 +43,9 @@ def sweep_requests(settings: Settings) -> int:
     told to end. Returns how many requests are settled."""
     alias, broker = settings.database, broker_for(settings)
     reasons = Cancellation.objects.using(alias).reasons()
-    places = broker.whereabouts(list(reasons)) if reasons else {}
+    if not reasons:
+        return 0
+    places = broker.whereabouts(list(reasons))
     waiting = [job_id for job_id in reasons if places.get(job_id, "running") != "running"]
     for job in Job.objects.using(alias).filter(pk__in=waiting).defer("package"):
         cancel_waiting(settings, job, reasons[job.pk])

@@ -175,10 +175,10 @@ def test_old_entries_are_purged_as_the_settings_say(settings: Settings) -> None:
     long_ago = timezone.now() - timedelta(days=31)
     DeadLetter.objects.filter(pk=old.pk).update(closed_at=long_ago)
     DeadLetter.objects.filter(pk=forgotten.pk).update(failed_at=long_ago)
-    sweep(settings)
+    Upkeep(Plan(), settings, broker_for(settings), lambda: None).run()
     assert set(DeadLetter.objects.values_list("pk", flat=True)) == {young.pk, forgotten.pk}
     keep = LetterRetention(closed_seconds=None, open_seconds=86_400.0)
-    sweep(replace(settings, keep_dead_letters=keep))
+    assert DeadLetterSweep(replace(settings, keep_dead_letters=keep), lambda: None).purge() == 1
     assert DeadLetter.objects.get() == young
 
 

@@ -9,6 +9,8 @@ from django.utils import timezone
 
 from stoker import chain, chord, dead_letters, get_workflow, group, queues
 from stoker.brokers import broker_for
+from stoker.cluster.plan import Plan
+from stoker.cluster.upkeep import Upkeep
 from stoker.cluster.workflow_sweep import WorkflowSweep
 from stoker.conf import settings_for
 from stoker.following.ended import Ended
@@ -128,7 +130,8 @@ def test_values_are_forgotten_and_workflows_pruned() -> None:
     assert get_workflow(workflow.id).value == 6
     assert sweep().prune() == 0
     Workflow.objects.update(finished_at=timezone.now() - timedelta(days=8))
-    assert sweep().prune() == 1
+    Upkeep(Plan(), settings_for(), broker_for(settings_for()), lambda: None).run()
+    assert not Workflow.objects.exists()
     assert not Step.objects.exists()
 
 

@@ -118,7 +118,7 @@ class OrmBroker(Broker):
         claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks)
         deliveries: list[Delivery] = []
         until = time.monotonic() + LOOK_BEHIND_SECONDS
-        self._is_more_behind = True
+        self._is_more_behind = bool(served)
         try:
             while self._is_more_behind and not deliveries:
                 for claims in claiming.go_round():

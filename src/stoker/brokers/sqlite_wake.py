@@ -34,6 +34,8 @@ IN_MODIFY = 0x2
 class DataVersion(Wake):
     """The count of commits of one database, and the kernel's reports of writes to its files."""
 
+    tells_all = True
+
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._seen: int | None = None

@@ -12,6 +12,9 @@ class Wake(ABC):
     """Sleep no longer than this: the source has to be asked, it doesn't call. Another value may
     hold after each time that it was asked."""
 
+    tells_all = False
+    """Whether nothing comes without its telling: then one look each time is enough."""
+
     def fileno(self) -> int | None:
         """A file descriptor that becomes readable, or None."""
         return None

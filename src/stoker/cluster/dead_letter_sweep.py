@@ -45,8 +45,21 @@ class DeadLetterSweep:
         if now >= self._reopen_at:
             self._reopen()
             self._reopen_at = now + REOPEN_SECONDS
-        self._purge()
         return requeued
+
+    def purge(self) -> int:
+        """Delete those that are past their keeping. Returns how many."""
+        keep = self._settings.keep_dead_letters
+        limits = (*((state, keep.closed_seconds) for state in CLOSED), ("open", keep.open_seconds))
+        purged = 0
+        for state, seconds in limits:
+            if seconds is not None:
+                before = timezone.now() - timedelta(seconds=seconds)
+                purged += purge_past(self._settings, state, before, limit=MOST).done
+                self._beat()
+        if purged:
+            tell("dead_letters_purged", count=purged)
+        return purged
 
     def _requeue(self) -> int:
         """Each is looked at once: what is not sent again is not due any more."""
@@ -79,15 +92,3 @@ class DeadLetterSweep:
             if len(page) < AT_ONCE:
                 return
             last = page[-1].pk
-
-    def _purge(self) -> None:
-        keep = self._settings.keep_dead_letters
-        limits = (*((state, keep.closed_seconds) for state in CLOSED), ("open", keep.open_seconds))
-        purged = 0
-        for state, seconds in limits:
-            if seconds is not None:
-                before = timezone.now() - timedelta(seconds=seconds)
-                purged += purge_past(self._settings, state, before, limit=MOST).done
-                self._beat()
-        if purged:
-            tell("dead_letters_purged", count=purged)

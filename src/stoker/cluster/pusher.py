@@ -84,7 +84,7 @@ class Pusher:
         """Everything that may be due, in the order in which it matters. A call that fails makes
         those after it wait: together they must not take longer than a sign of life may."""
         if self.wake.is_due():
-            self.claims.tempo.hurry()
+            self._hurry()
             if not len(self.flights):  # there is nothing that would have to be looked after first
                 self._claim()
         self._extend()
@@ -115,6 +115,10 @@ class Pusher:
         for worker, link in list(self.roster.links.items()):
             if link.has_outgoing:
                 self._expect_writing(worker, link)
+
+    def _hurry(self) -> None:
+        """While there are jobs here, what comes may be a sign of what we shall hear of them."""
+        self.claims.tempo.hurry(closely=bool(len(self.flights)) or not self.wake.tells_all)
 
     def _may_claim(self) -> bool:
         return not self.is_stopping and not self.requests.is_quiet
@@ -270,7 +274,7 @@ class Pusher:
             if ready or longest is None or not seconds:
                 return ready
             if self.wake.is_due():
-                self.claims.tempo.hurry()
+                self._hurry()
                 return []
 
     def _awake_at(self) -> float:

@@ -40,9 +40,10 @@ class Tempo:
             return is_hungry
         return time.monotonic() >= self.next_claim
 
-    def hurry(self) -> None:
-        """Something may have come: claim now, and keep looking closely for a while."""
-        self._pause_seconds = SHORTEST_PAUSE_SECONDS
+    def hurry(self, *, closely: bool = True) -> None:
+        """Something may have come: claim now, and closely: keep looking for a while."""
+        if closely:
+            self._pause_seconds = SHORTEST_PAUSE_SECONDS
         self.next_claim = min(self.next_claim, time.monotonic())
 
     def note(self, got: int, asked: int) -> None:

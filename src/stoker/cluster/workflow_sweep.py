@@ -42,11 +42,9 @@ class WorkflowSweep:
         self._workflows = Workflow.objects.using(self._alias)
         self._after: UUID | None = None
 
-    def sweep(self) -> int:
-        """All of it. Returns how many workflows were removed."""
-        self.go_on()
-        self.forget_values()
-        return self.prune()
+    def tidy(self) -> int:
+        """Forget values, and remove old workflows. Returns how many of both."""
+        return self.forget_values() + self.prune()
 
     def go_on(self) -> int:
         """A page of the steps that have jobs, each time the next: go on from those whose job has

@@ -139,6 +139,8 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
             if connection.features.has_select_for_update_skip_locked:
                 over = over.select_for_update(skip_locked=True)
             rows = list(over[:limit])
+            if not rows:
+                return []
             update_by_key(
                 self.filter(leased_until_us__lt=DatabaseNow()),
                 [row.job_id for row in rows],

@@ -15,6 +15,7 @@ from .statements import (
     fetch,
     joins_a_list_in_json,
     moves_a_list_in_json,
+    takes_lists,
 )
 
 
@@ -100,8 +101,8 @@ class ReadyQuerySet(models.QuerySet["Ready"]):
     def queues(self) -> list[str]:
         """The names of the queues that have a job here; a handful of index look-ups."""
         connection = connections[self.db]
-        if moves_a_list_in_json(connection):
-            return [row[0] for row in fetch(connection, "listed_queues", {})]
+        if takes_lists(connection):
+            return [row[0] for row in fetch(connection, "ready_queues", {})]
         found: list[str] = []
         while True:
             later = self.filter(queue__gt=found[-1]) if found else self.all()

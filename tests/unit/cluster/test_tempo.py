@@ -44,6 +44,15 @@ def test_a_wake_up_ends_the_pause_and_is_watched_closely(tempo: Tempo, clock: Cl
     assert tempo.next_claim - clock.now == pytest.approx(2 * SHORTEST_PAUSE_SECONDS)
 
 
+def test_who_is_told_of_all_that_comes_looks_once(tempo: Tempo, clock: Clock) -> None:
+    for _ in range(12):
+        tempo.note(got=0, asked=10)
+    tempo.hurry(closely=False)
+    assert tempo.is_due(is_hungry=False)
+    tempo.note(got=0, asked=10)
+    assert tempo.next_claim - clock.now == pytest.approx(1.0)
+
+
 def test_while_there_is_more_only_hunger_counts(tempo: Tempo, clock: Clock) -> None:
     tempo.note(got=10, asked=10)
     clock.turn(100)
