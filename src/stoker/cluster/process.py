@@ -26,9 +26,6 @@ from .plan import Plan
 
 ORPHANED = 70
 """The exit code of a process whose sentinel is gone."""
-GARBAGE_AFTER = 20_000
-"""So many objects more, and the collector looks: a batch of jobs is some thousands, and none is
-garbage that it would have to find."""
 LAST_WORDS_SECONDS = 2.0
 """How long what was logged and reported may take to go out, when a process ends."""
 
@@ -163,8 +160,6 @@ def run_child(
         post_spawn.send_robust(Child, role=role, number=number, backend=plan.alias)
         main = importlib.import_module(ENTRANCES[role]).main
         gc.freeze()  # else the loaded code is looked through for garbage again and again
-        if role != "worker":  # what tasks leave behind, nobody knows
-            gc.set_threshold(GARBAGE_AFTER)
         main(child)
         say_goodbye(LAST_WORDS_SECONDS)
     except Closed:

@@ -1,7 +1,11 @@
 """Several tasks together: groups, chains, iterations."""
 
+import time
+
 import pytest
 
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
 from stoker.contrib.django_q.models import Task
 from stoker.contrib.django_q.tasks import (
     Chain,
@@ -24,9 +28,12 @@ from stoker.contrib.django_q.tasks import (
     result_group_cached,
 )
 from stoker.exceptions import JobFailed
+from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Attempted, Crashed
 from stoker.testing import drain
 
 from tests.contrib.django_q import functions
+from tests.integration.work import claim, work_off
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 HERE = "tests.contrib.django_q.functions"
@@ -173,6 +180,20 @@ def test_an_iteration_of_which_a_call_fails() -> None:
     drain()
     with pytest.raises(JobFailed, match="1 of 2 calls"):
         result(task_id)
+
+
+@pytest.mark.parametrize("items", [[1.5, 2.5], []])
+def test_an_iteration_whose_worker_died_as_it_collected(items: list[float]) -> None:
+    """What it puts together is still there, and is put together again, whatever `ack_failure`."""
+    task_id = async_iter("math.floor", items, ack_failure=True)
+    settings = settings_for()
+    if items:
+        work_off(settings)
+    (collecting,) = claim(settings)
+    crashed = Crashed("its worker was killed", None, 9)
+    finish(settings, broker_for(settings), [Attempted(collecting, crashed, "", None, time.time())])
+    drain(include_deferred=True)
+    assert result(task_id) == [1, 2][: len(items)]
 
 
 def test_an_iteration_in_the_cache() -> None:

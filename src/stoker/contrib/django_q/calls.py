@@ -98,5 +98,5 @@ def _task(function: Any, kind: type[Task[..., Any]] = RecordedTask, **options: A
 
 call_task = _task(call)
 item_task = _task(call_item, Task)
-collect_task = _task(collect, max_attempts=1)
+collect_task = _task(collect, give_up_on=ItemsFailed)
 hook_task = _task(run_hook, Task)

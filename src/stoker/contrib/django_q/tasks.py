@@ -85,11 +85,12 @@ def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
     if is_sync(options):
         found = [_item_here(item, packed(settings, one, kwargs)) for one in items]
         return as_id(run_here(varied(collect_task, options), found, {**spec, "sync": True}, whole))
+    # Neither is said of it: it only puts together what is there, as often as it takes.
+    callback = varied(collect_task, {**options, "timeout": None, "ack_failure": None})
     if not items:
-        return as_id(varied(collect_task, options).enqueue([], spec, whole).id)
+        return as_id(callback.enqueue([], spec, whole).id)
     task = varied(item_task, options)
     members = [task.s(item, packed(settings, one, kwargs)) for one in items]
-    callback = varied(collect_task, {**options, "timeout": None, "ack_failure": True})
     workflow = chord(group(members, on_failure="continue"), callback.s(spec, whole)).enqueue()
     return _last_job(workflow.id, callback)
 
