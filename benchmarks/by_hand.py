@@ -86,7 +86,7 @@ class ByHand:
     def memory_mb_and_idle_percent(self, processes: int, seconds: float) -> tuple[float, float]:
         """Memory of the loops, and their processor time in percent of one core, when idle."""
         with self._serving(processes) as (_, loops):
-            time.sleep(0.3)
+            time.sleep(seconds / 10)
             members = [process for loop in loops for process in family(loop.pid)]
             before = processor_seconds(members)
             time.sleep(seconds)

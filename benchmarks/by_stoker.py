@@ -103,7 +103,9 @@ class ByStoker:
         return memory_mb(cluster.processes())
 
     def idle_percent(self, cluster: RunningCluster, seconds: float) -> float:
-        """Processor time of an idle cluster, in percent of one core."""
+        """Processor time of an idle cluster, in percent of one core, when the load before it has
+        been over for a tenth of that time."""
+        time.sleep(seconds / 10)
         before = processor_seconds(cluster.processes())
         time.sleep(seconds)
         used = difference(before, processor_seconds(cluster.processes()))

@@ -14,7 +14,6 @@ from typing import Any
 
 import django
 
-IDLE_SECONDS = 2.0
 WORKERS = 2
 
 
@@ -54,6 +53,7 @@ class Bench:
         self._jobs = jobs
         self._singles = max(20, jobs // 10)
         self._samples = min(40, max(5, jobs // 100))
+        self._idle_seconds = min(20.0, max(1.0, jobs / 500))
         self.stoker = ByStoker(folder, server_pid)
         self.hand = ByHand(name, json.loads(os.environ["STOKER_BENCH_DATABASE"]), server_pid)
 
@@ -88,14 +88,14 @@ class Bench:
             stoker["drain"], stoker["processor"] = self.stoker.drain(cluster, self._jobs)
             stoker["latencies_ms"] = self.stoker.latencies_ms(cluster, self._samples)
             stoker["memory_mb"] = self.stoker.memory_mb(cluster)
-            stoker["idle_percent"] = self.stoker.idle_percent(cluster, IDLE_SECONDS)
+            stoker["idle_percent"] = self.stoker.idle_percent(cluster, self._idle_seconds)
         self.stoker.clear()
         drains = [self.hand.drain(self._jobs, processes) for processes in (1, WORKERS)]
         hand["drain"], hand["processor"] = max(drains, key=lambda drain: drain[0])
         hand["drain_by_one"], hand["drain_by_two"] = (rate for rate, _ in drains)
         hand["latencies_ms"] = self.hand.latencies_ms(self._samples)
         hand["memory_mb"], hand["idle_percent"] = self.hand.memory_mb_and_idle_percent(
-            WORKERS, IDLE_SECONDS
+            WORKERS, self._idle_seconds
         )
 
 
