@@ -52,6 +52,7 @@ pytestmark = [
 
 @pytest.mark.sqlite
 @pytest.mark.postgres
+@pytest.mark.mariadb
 @pytest.mark.on_redis
 @pytest.mark.parametrize(
     ("jobs", "concurrency", "rounds"),
