@@ -126,6 +126,11 @@ def raise_keyboard_interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@task(max_attempts=1)
+async def raise_keyboard_interrupt_async() -> None:
+    raise KeyboardInterrupt
+
+
 @task(timeout=0.3, max_attempts=1)
 def loop_too_long(seconds: float) -> None:
     """What a soft time-out can interrupt also in a thread: it comes back to Python now and then."""

@@ -45,6 +45,7 @@ def ends(cluster: ProcessCluster) -> Callable[[str], End]:
         "signal": tasks.kill_itself.enqueue(),
         "crashes": chaos.crash_always.enqueue(),
         "interrupt": chaos.raise_keyboard_interrupt.enqueue(),
+        "interrupt of a coroutine": chaos.raise_keyboard_interrupt_async.enqueue(),
         "swallowed": tasks.swallow_timeout.enqueue(30.0),
         "in C code": chaos.sit_in_c_code.enqueue(30.0),
     }
@@ -92,10 +93,15 @@ def test_a_job_that_always_crashes_does_not_use_up_its_attempts_first(
     assert end.dead_letter.reason == "crash"
 
 
-def test_a_keyboard_interrupt_raised_by_a_task_ends_its_worker_and_counts(
-    ends: Callable[[str], End],
+@pytest.mark.parametrize("name", ["interrupt", "interrupt of a coroutine"])
+def test_keyboard_interrupt_raised_by_task_is_recorded_as_failure(
+    name: str, ends: Callable[[str], End]
 ) -> None:
-    assert story_of(ends("interrupt")) == [(1, "crashed", 1, None)]
+    end = ends(name)
+    assert story_of(end) == [(1, "failed", None, None)]
+    (attempt,) = end.attempts
+    assert attempt.exception_class == "builtins.KeyboardInterrupt"
+    assert "raise KeyboardInterrupt" in attempt.traceback
 
 
 def test_system_exit_is_an_attempt_and_spares_the_worker(

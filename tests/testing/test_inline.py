@@ -15,6 +15,7 @@ from django.test import TestCase, override_settings
 from stoker.models import DeadLetter, Ready
 from stoker.testing import enqueued, inline
 
+from tests.app import chaos
 from tests.testing import tasks
 
 
@@ -41,6 +42,11 @@ class TestInline:
         assert [one.args for one in ran] == [("one",)]
         tasks.note.enqueue("two")
         assert seen == ["one"]
+
+    def test_ctrl_c_ends_the_run(self) -> None:
+        """A job fails by KeyboardInterrupt only where SIGINT cannot have raised it."""
+        with inline(), pytest.raises(KeyboardInterrupt):
+            chaos.raise_keyboard_interrupt.enqueue()
 
     def test_as_a_decorator(self, seen: list[Any]) -> None:
         @inline()

@@ -55,7 +55,7 @@ def main(child: Child) -> None:
         _runner(worker).run()
         worker.workload.leave()
         worker.workload.wait_until_recorded(LEAVE_SECONDS)
-    except BaseException:  # noqa: BLE001 - a KeyboardInterrupt raised by a task, or a mistake of ours
+    except BaseException:  # noqa: BLE001 - a mistake of ours: end with its traceback and a code
         sys.excepthook(*sys.exc_info())
         leave(1)
     leave(0)

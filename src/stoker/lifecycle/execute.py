@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -67,7 +68,8 @@ class Executor:
         """Name -> task, whether it is async, and atomic. They stay so as long as a process."""
 
     def run(self, delivery: Delivery) -> Attempted:
-        """One attempt, from bytes to outcome, in this thread. Raises only KeyboardInterrupt."""
+        """One attempt, from bytes to outcome, in this thread. Raises only the KeyboardInterrupt of
+        a process that Ctrl-C stops: a cluster's worker is no such process."""
         opened = self.open(delivery)
         return self.run_opened(opened) if isinstance(opened, Opened) else opened
 
@@ -75,9 +77,9 @@ class Executor:
         token = self._announce(opened)
         try:
             value, outcome = self._complete(opened) if opened.is_atomic else self._try(opened)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
+        except BaseException as error:  # whatever a task raises is its outcome
+            if _is_ctrl_c(error):
+                raise
             return self._raised(opened, error)
         else:
             attempted = self._concluded(opened, outcome, value)
@@ -91,9 +93,9 @@ class Executor:
         try:
             value = await self._await(opened)
             outcome: Outcome = outcomes.Succeeded(self._sealer.seal_value(value))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
+        except BaseException as error:  # whatever a task raises is its outcome
+            if _is_ctrl_c(error):
+                raise
             return self._raised(opened, error)
         else:
             return self._concluded(opened, outcome, value)
@@ -268,3 +270,10 @@ class Executor:
         attempted = Attempted(delivery, outcome, self.worker_id, at, time.time(), task=task)
         tell_failure(self.settings, attempted, package)
         return attempted
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Return whether SIGINT may have raised the error. It cannot where SIGINT has another handler,
+    as in a worker: there the task itself raised KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler
