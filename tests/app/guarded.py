@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker import Limit, Lock, fencing_number, task
+from django.db import OperationalError
+
+from stoker import Limit, Lock, Unique, fencing_number, task
 
 BEAT_SECONDS = 0.02
 
@@ -52,3 +54,17 @@ def run_in_pairs(context, path: str, key: str, seconds: float) -> None:  # type:
 @task(takes_context=True, limit=(Limit(5, "{key}"), Limit(40, "everybody")))
 def run_in_fives(context, path: str, key: str, seconds: float) -> None:  # type: ignore[no-untyped-def] # as above
     _beat(context, path, key, seconds)
+
+
+def key_from_lost_database() -> str:
+    raise OperationalError("the project's own database went away")
+
+
+@task(unique=Unique(key_from_lost_database))
+def pay_with_lost_database() -> None:
+    """Never enqueued: its unique key cannot be made."""
+
+
+@task(unique=Unique("till"))
+def count_the_till() -> None:
+    """One at a time waits or runs."""

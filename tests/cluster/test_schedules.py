@@ -1,9 +1,13 @@
 """Schedules that a real cluster fires."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
+from django.db import connection, transaction
 from django.db.models import F
 
 from stoker import every, schedules
@@ -12,9 +16,10 @@ from stoker.models import Schedule, Tick
 from stoker.models.clock import database_now_us
 from stoker.package import Package, sealer_for
 
+from tests.app.guarded import count_the_till, pay_with_lost_database
 from tests.app.models import Ledger
 from tests.app.tasks import nothing, write_ledger
-from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,3 +109,61 @@ def test_what_changes_is_seen_and_ticks_wait_for_the_job_before(tmp_path: Path) 
     for before, after in pairwise(lines):
         assert before.finished_ns is not None
         assert before.finished_ns <= after.started_ns, "two at once"
+
+
+def create_healthy_schedules(count: int = 8) -> None:
+    for number in range(count):
+        schedules.create(f"healthy {number}", nothing, EVERY_SECOND)
+
+
+def healthy_schedules_fired(times: int) -> bool:
+    counts = Schedule.objects.filter(name__startswith="healthy").values_list("fired_count")
+    return all(count >= times for (count,) in counts)
+
+
+def test_database_error_in_key_function_delays_no_other_schedule(tmp_path: Path) -> None:
+    create_healthy_schedules()
+    schedules.create("bad", pay_with_lost_database, EVERY_SECOND)
+    with running_cluster(tmp_path, UNKNOWN_TASK_GRACE_SECONDS=1) as cluster:
+        wait_for(lambda: schedules.get("bad").problem, cluster.tail)
+        wait_for(lambda: healthy_schedules_fired(8), cluster.tail)
+        bad = schedules.get("bad")
+        assert "the project's own database went away" in bad.problem
+        assert not bad.is_paused, "the database may come back"
+        assert "Cannot reach the broker" not in cluster.text()
+
+
+@contextmanager
+def open_transaction(act: Callable[[], object]) -> Iterator[None]:
+    """Do this in a transaction of another connection, which stays open during the block."""
+    has_acted, may_end = Event(), Event()
+
+    def run() -> None:
+        try:
+            with transaction.atomic():
+                act()
+                has_acted.set()
+                may_end.wait(WAIT_SECONDS)
+        finally:
+            connection.close()
+
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        assert has_acted.wait(WAIT_SECONDS)
+        yield
+    finally:
+        may_end.set()
+        thread.join()
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_unique_key_held_by_open_transaction_delays_no_other_schedule(tmp_path: Path) -> None:
+    create_healthy_schedules()
+    schedules.create("bad", count_the_till, EVERY_SECOND)
+    with running_cluster(tmp_path) as cluster:
+        with open_transaction(count_the_till.enqueue):
+            wait_for(lambda: schedules.get("bad").problem, cluster.tail)
+            wait_for(lambda: healthy_schedules_fired(8), cluster.tail)
+        wait_for(lambda: schedules.get("bad").fired_count, cluster.tail)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
+from django.db.backends.signals import connection_created
 
 from stoker.brokers.base import Broker
 from stoker.conf import Settings
@@ -105,13 +106,17 @@ def _one_line(error: Exception) -> str:
     return line if line.endswith(".") else line + "."
 
 
-def set_deadlines(settings: Settings, *, keeps_statements: bool = False) -> None:
+def set_deadlines(
+    settings: Settings, *, keeps_statements: bool = False, lock_seconds: int | None = None
+) -> None:
     """Give every call that this process makes to the store's database a deadline. For the
     cluster's own processes only: a worker's connections belong to user code.
 
     Args:
         settings: the backend's.
         keeps_statements: whether this process makes the same calls again and again.
+        lock_seconds: the longest wait for a locked row; None = as long as for any call. SQLite
+            locks no rows.
     """
     alias, limit_seconds = settings.database, settings.database_seconds
     connection = connections[alias]
@@ -126,6 +131,8 @@ def set_deadlines(settings: Settings, *, keeps_statements: bool = False) -> None
         if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
             # Not behind a transaction pooler, where the settings would leak to other clients.
             ours = f"-c statement_timeout={whole_seconds * 1000} {PLANNING}"
+            if lock_seconds is not None:
+                ours += f" -c lock_timeout={lock_seconds * 1000}"
             if keeps_statements:
                 ours += f" {kept.PLANNING}"
                 kept.keep_statements(alias)
@@ -133,8 +140,21 @@ def set_deadlines(settings: Settings, *, keeps_statements: bool = False) -> None
     elif connection.vendor == "mysql":
         for name in ("connect_timeout", "read_timeout", "write_timeout"):
             options.setdefault(name, whole_seconds)
+        if lock_seconds is not None:
+            _limit_lock_waits(alias, lock_seconds)
     elif connection.vendor == "sqlite":
         options.setdefault("timeout", limit_seconds)
     connection.settings_dict["CONN_MAX_AGE"] = None
     connection.settings_dict["AUTOCOMMIT"] = True  # nobody commits by hand here
     connection.close()
+
+
+def _limit_lock_waits(alias: str, seconds: int) -> None:
+    """Have each new connection of this process to a MariaDB or MySQL database say so."""
+
+    def say(connection: Any, **_: Any) -> None:
+        if connection.alias == alias:
+            with connection.cursor() as cursor:
+                cursor.execute("SET SESSION innodb_lock_wait_timeout = %s", [seconds])
+
+    connection_created.connect(say, weak=False, dispatch_uid=f"stoker.lock_seconds.{alias}")

@@ -1,8 +1,9 @@
 """The ticking of one cluster: looks which schedules are due, and fires them on time.
 
 Every cluster does; see lifecycle/firing.py for how only one of them fires each tick. A schedule
-that cannot be fired says why, is tried again now and then, and after a time is paused: another
-cluster may know its task, as in a rolling deploy.
+that cannot be fired says why and is tried again after growing pauses. It is paused after a time,
+because until then another cluster may know its task, as in a rolling deploy. An error of the
+database is blamed on the schedule if the database still answers, and never pauses it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from stoker.brokers.base import Broker
 from stoker.conf import Settings
@@ -32,6 +33,7 @@ from stoker.lifecycle.schedule_rows import ITSELF
 from stoker.models import Schedule
 from stoker.models.clock import DatabaseNow, microseconds
 from stoker.models.rows import as_uuid
+from stoker.models.schedule import ScheduleQuerySet
 
 from .patience import Patience
 from .shares import Shares
@@ -45,8 +47,13 @@ AT_ONCE = 25
 MOST_LOOKED_AT = 500
 BREATH_SECONDS = 0.05
 """Where one process writes at a time, late ticks must let the others write as well."""
-LONGEST_REST_SECONDS = 30.0
+FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 1.0, 30.0
+DATABASE_REST_SECONDS = 0.25
+"""First rest after a database error. It is not shown yet: the server may have been restarted."""
 BROKEN_CODE_SECONDS = 300.0
+
+MAY_PASS = (BrokerError, OperationalError, InterfaceError)
+MAY_BE_AWAY = (*MAY_PASS, DatabaseError)
 
 Listen = Callable[[float], bool]
 
@@ -58,6 +65,11 @@ class Trouble:
     since: float
     try_at: float
     rest_seconds: float
+
+    def rest(self) -> None:
+        """Try again after this rest, and after a longer one the next time."""
+        self.try_at = time.monotonic() + self.rest_seconds
+        self.rest_seconds = min(LONGEST_REST_SECONDS, self.rest_seconds * 2)
 
 
 class Ticks:
@@ -104,7 +116,9 @@ class Ticks:
             self._listen(LOOK_SECONDS)
             return
         now, found = time.monotonic(), answer.value
-        batch = found[:AT_ONCE]
+        healthy = [one for one in found if one[1] not in self._troubles]
+        troubled = [one for one in found if one[1] in self._troubles]
+        batch = [*healthy[: AT_ONCE - 1], *troubled[:1]]  # each of these may wait for a lock
         for due_us, schedule_id, now_us in batch:
             self._beat()
             wait = now + (due_us - now_us) / 1e6 - time.monotonic()
@@ -119,10 +133,8 @@ class Ticks:
     def _look(self) -> list[tuple[int, UUID, int]]:
         """Those due soon, the first first. Of those due by now, this cluster's share comes first,
         and that of another only when it is overdue: so they hardly ever want the same."""
-        now = time.monotonic()
-        resting = [one for one, trouble in self._troubles.items() if trouble.try_at > now]
         soon = self._soon
-        if resting:
+        if resting := self._resting():
             among = self._schedules.exclude(pk__in=resting)
             soon = among.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
         ordered = []
@@ -134,6 +146,11 @@ class Ticks:
                 ordered.append((max(due_us, now_us), not is_ours, chance, due_us, key, now_us))
         return [(due_us, key, now_us) for *_, due_us, key, now_us in sorted(ordered)]
 
+    def _resting(self) -> list[UUID]:
+        """The schedules that failed a short while ago."""
+        now = time.monotonic()
+        return [one for one, trouble in self._troubles.items() if trouble.try_at > now]
+
     def _fire(self, schedule_id: UUID) -> None:
         self._within_bounds(schedule_id, lambda: self._firing.fire(schedule_id))
 
@@ -143,54 +160,80 @@ class Ticks:
             return
         self._releases_at = time.monotonic() + LOOK_SECONDS
         answer = self._patience.call(self._released.fetch)
+        resting = self._resting()
         for (written,) in answer.value if answer is not None else ():
             self._beat()
-            self._release(as_uuid(written))
+            if (schedule_id := as_uuid(written)) not in resting:
+                self._release(schedule_id)
 
     def _release(self, schedule_id: UUID) -> None:
         self._within_bounds(schedule_id, lambda: self._firing.release(schedule_id))
 
     def _within_bounds(self, schedule_id: UUID, act: Callable[[], object]) -> None:
-        """What is wrong with one schedule is no matter of the others."""
+        """Do this to one schedule. What is wrong with it does not concern the others."""
         answer = self._patience.call(lambda: self._tried(act))
         if answer is None:
             return
         if answer.value is None:
             self._troubles.pop(schedule_id, None)
-        else:
-            self._patience.call(lambda: self._note(schedule_id, answer.value))
+            return
+        self._beat()
+        if self._patience.call(lambda: self._note(schedule_id, answer.value)) is None:
+            self._troubles.pop(schedule_id, None)  # nothing can be written: no fault of its own
 
-    @staticmethod
-    def _tried(act: Callable[[], object]) -> Exception | None:
+    def _tried(self, act: Callable[[], object]) -> Exception | None:
+        """Returns the error if the schedule is to blame.
+
+        Raises:
+            BrokerError, DatabaseError, InterfaceError: the store is away.
+        """
         try:
             act()
-        except (BrokerError, NotMigrated, DatabaseError, InterfaceError):
+        except NotMigrated:
             raise
+        except MAY_BE_AWAY as error:
+            self._beat()
+            connections[self._settings.database].close()  # it may be the connection that failed
+            self._soon.fetch()
+            return error
         except Exception as error:  # noqa: BLE001 - the project's code may raise anything
             return error
         return None
 
     def _note(self, schedule_id: UUID, error: Exception | None) -> None:
-        """Let the row say why. It is paused at once where nobody could read it; else when this
-        cluster has tried long enough."""
-        now = time.monotonic()
-        trouble = self._troubles.setdefault(schedule_id, Trouble(now, now, 0.5))
-        trouble.rest_seconds = min(LONGEST_REST_SECONDS, trouble.rest_seconds * 2)
-        trouble.try_at = now + trouble.rest_seconds
+        """Write the problem on the row. Pause the schedule at once if it cannot be read; else when
+        this cluster has tried for long enough."""
+        trouble = self._troubles.get(schedule_id)
+        if trouble is None:
+            now, is_shown = time.monotonic(), not isinstance(error, MAY_BE_AWAY)
+            first = FIRST_REST_SECONDS if is_shown else DATABASE_REST_SECONDS
+            trouble = self._troubles[schedule_id] = Trouble(now, now, first)
+        else:
+            is_shown = True
+        trouble.rest()
         because = sentence(error)
         rows = self._schedules.filter(pk=schedule_id, is_paused=False)
-        grace_seconds = self._settings.unknown_task_grace_seconds
-        is_final = isinstance(error, InvalidSchedule | UnreadablePackage)
-        may_pass = not is_final or isinstance(error, NewerVersion)
-        if may_pass and now - trouble.since < grace_seconds:
+        if is_shown and self._is_given_up(trouble, error):
+            self._pause(rows, error, because)
+        elif is_shown:
             row = rows.exclude(problem=because).first()
             if row is not None and rows.update(problem=because):
                 tell("schedule_failed", name=row.name, because=because)
-            return
-        overdue = rows.filter(due_us__lte=DatabaseNow() - microseconds(grace_seconds))
-        row = (overdue if may_pass else rows).first()
+
+    def _is_given_up(self, trouble: Trouble, error: Exception | None) -> bool:
+        if isinstance(error, MAY_PASS):
+            return False
+        return not may_be_fired_elsewhere(error) or (
+            time.monotonic() - trouble.since >= self._settings.unknown_task_grace_seconds
+        )
+
+    def _pause(self, rows: ScheduleQuerySet, error: Exception | None, because: str) -> None:
+        if may_be_fired_elsewhere(error):
+            grace_us = microseconds(self._settings.unknown_task_grace_seconds)
+            rows = rows.filter(due_us__lte=DatabaseNow() - grace_us)
+        row = rows.first()
         if row is not None and rows.filter(due_us=row.due_us).pause(ITSELF, because):
-            self._schedules.filter(pk=schedule_id).update(problem=because)
+            self._schedules.filter(pk=row.pk).update(problem=because)
             tell("schedule_paused", name=row.name, because=because)
 
     def _declare_if_due(self) -> None:
@@ -214,6 +257,12 @@ class Ticks:
         self._patience.call(declaring.reseal)
         self._declares_at = 0.0
         return declaring
+
+
+def may_be_fired_elsewhere(error: Exception | None) -> bool:
+    """Whether a cluster with other code may be able to fire what failed so here."""
+    is_final = isinstance(error, InvalidSchedule | UnreadablePackage)
+    return not is_final or isinstance(error, NewerVersion)
 
 
 def sentence(error: Exception | None) -> str:
