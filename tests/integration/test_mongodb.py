@@ -11,8 +11,9 @@ from uuid import uuid4
 import pytest
 
 from stoker.brokers import adapter_for
-from stoker.brokers.base import Return
+from stoker.brokers.base import Lease, Return
 from stoker.brokers.mongodb import MongodbBroker
+from stoker.brokers.mongodb_documents import selections
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
@@ -180,3 +181,12 @@ def test_what_others_have_written_stops_nobody(stand: MongodbStand) -> None:
     jobs.insert_one({**half, "_id": uuid4()})
     assert sorted(one.package for one in stand.claim()) == [b"", b"", b"package"]
     assert job_id in {one.job_id for one in broker.held_by(stand.holder)}
+
+
+def test_an_update_of_many_leases_names_their_ids_in_order() -> None:
+    """Else two clusters that end the same jobs may lock them crosswise on a server that locks."""
+    leases = {Lease(uuid4(), str(lease_id)) for lease_id in range(3) for _ in range(50)}
+    for query in selections(leases):
+        ids = query["_id"]["$in"]
+        assert ids == sorted(ids)
+        assert len(ids) == 50

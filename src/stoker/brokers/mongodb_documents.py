@@ -126,9 +126,13 @@ def in_seconds(seconds: float) -> dict[str, Any]:
 
 
 def selections(leases: Iterable[Lease]) -> list[dict[str, Any]]:
-    """What finds these, as long as they are what the jobs are leased by."""
+    """Return queries for the jobs that are still leased by these leases.
+
+    The ids are sorted: where a server locks documents, two updates that name the same jobs lock
+    them in the same order.
+    """
     by_lease: dict[Any, list[UUID]] = defaultdict(list)
-    for lease in leases:
+    for lease in sorted(leases, key=lambda lease: lease.job_id):
         by_lease[lease.lease_id].append(lease.job_id)
     return [
         {"_id": {"$in": some}, "lease": lease_id, "state": "running"}
