@@ -93,13 +93,19 @@ class TestSeveralNodes:
             _advance(node, 61)
         assert transport.receive(["default"], 5, wait_seconds=0.5) == []
 
-    def test_too_few_nodes_for_the_copies(
-        self, nodes: list[PrivateDisque], transport: DisqueTransport
+    def test_too_few_nodes_for_the_copies_are_named_as_the_cause(
+        self, nodes: list[PrivateDisque]
     ) -> None:
+        """A node refuses a job only when the time for its copies is over, and a little later."""
         for node in nodes[1:]:
             node.kill()
-        with pytest.raises(BrokerUnavailable, match=r"NOREPL .* smaller \?replicate="):
-            transport.send([message()])
+        alone = transport_at(url_of(nodes[:1], "?replicate=3"), database_seconds=3)
+        with (
+            closing(alone),
+            pytest.raises(BrokerUnavailable, match=r"NOREPL .* smaller \?replicate="),
+        ):
+            alone.send([message() for _ in range(20)])
+        assert alone._nodes._away_until == {}, "a healthy node is taken for one that is away"
 
     def test_it_goes_to_the_node_where_the_jobs_come_from(
         self, nodes: list[PrivateDisque], monkeypatch: pytest.MonkeyPatch

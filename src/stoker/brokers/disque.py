@@ -77,9 +77,8 @@ class DisqueTransport(Transport):
         raise self._nodes.explain((refusals or failures)[0])
 
     def _addjob(self, message: Message) -> list[Any]:
-        timeout_ms = round(self._nodes.seconds * 1000)
         name = self._name(Line(band_of(message.priority), message.queue))
-        command = ["ADDJOB", name, as_body(message), timeout_ms]
+        command = ["ADDJOB", name, as_body(message), self._nodes.copy_milliseconds]
         command += ["REPLICATE", self._nodes.copies]
         if message.run_after is not None:
             delay_seconds = -int(time.time() - message.run_after)  # rounded up
@@ -140,12 +139,14 @@ class DisqueTransport(Transport):
     # -- looking ----------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
+        """Leave out queues without a job: a node names a queue for a while after its last job."""
         counts: Counter[str] = Counter()
         for node in self._nodes.reachable():
             lines = list(self._found_on(node))
             lengths = self._nodes.answers(node, [["QLEN", self._name(line)] for line in lines])
             for line, length in zip(lines, lengths, strict=True):
-                counts[line.queue] += length if isinstance(length, int) else 0
+                if isinstance(length, int) and length:
+                    counts[line.queue] += length
         return counts
 
     def purge(self, queue: str) -> int:

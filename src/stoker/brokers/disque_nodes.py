@@ -17,7 +17,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from stoker.conf import Settings
@@ -33,8 +34,9 @@ ORIGIN_LENGTH = 8
 ENOUGH_JOBS = 200
 """How many jobs it takes to say from where most of them come."""
 FAILURES = (RedisError, OSError)
+TOO_FEW_COPIES = "NOREPL"
 ADVICE = {
-    "NOREPL": "Start more nodes, or write a smaller ?replicate= in BROKER.",
+    TOO_FEW_COPIES: "Start more nodes, or write a smaller ?replicate= in BROKER.",
     "NOAUTH": "Write the password in BROKER: disque://:PASSWORD@HOST:7711.",
     "OOM": "Its memory is full: raise maxmemory, or let clusters work off what waits.",
     "LEAVING": "This node is leaving: name others in BROKER.",
@@ -64,8 +66,11 @@ class Nodes:
         self._password, self._named, self.copies = _parsed(settings)
         self.seconds = max(SHORTEST_SECONDS, settings.database_seconds / len(self._named))
         """What one node has for an answer: all of them have ``DATABASE_SECONDS``."""
+        self.copy_milliseconds = round(self.seconds * 1000 / 2)
+        """How long a node may wait for copies of a job. A node answers ``NOREPL`` only after that
+        time, so it must be well below the socket's time-out."""
         self._lock = threading.Lock()
-        self._clients: dict[tuple[Node, float], Any] = {}
+        self._pools: dict[tuple[Node, float], redis.ConnectionPool] = {}
         self._away_until: dict[Node, float] = {}
         self._current = random.choice(self._named)  # noqa: S311 - to spread the clients
         self._origins: dict[str, Node] = {}
@@ -110,15 +115,37 @@ class Nodes:
         if not commands:
             return []
         asked = next(self.each()) if node is None else node
-        pipeline = self._client(asked, wait_seconds).pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
+        answers: list[Any] = []
         try:
-            answers: list[Any] = pipeline.execute(raise_on_error=False)
+            self._read_answers(asked, commands, wait_seconds, answers)
         except FAILURES as error:
-            return self._gone(asked, error, len(commands))
+            return answers + self._gone(asked, error, len(commands) - len(answers))
         self._away_until.pop(asked, None)
-        return answers
+        return answers + answers[-1:] * (len(commands) - len(answers))
+
+    def _read_answers(
+        self, node: Node, commands: Sequence[Command], wait_seconds: float, answers: list[Any]
+    ) -> None:
+        """Send the commands together, and append each answer or refusal to ``answers``.
+
+        Stop at the first job that cannot be copied to enough nodes: the node would let each of the
+        jobs after it wait for its whole time-out, and refuse it, too.
+        """
+        deadline = time.monotonic() + self.seconds + wait_seconds
+        pool = self._pool(node, wait_seconds)
+        connection: Any = pool.get_connection()
+        is_clean = False
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            for _ in commands:
+                answers.append(_answer(connection, deadline))
+                if _says(answers[-1], TOO_FEW_COPIES):
+                    return
+            is_clean = True
+        finally:
+            if not is_clean:  # more answers may come, which belong to no later command
+                connection.disconnect()
+            pool.release(connection)
 
     def each(self) -> Iterator[Node]:
         """The preferred node, the others, and at last those that did not answer just now."""
@@ -179,11 +206,11 @@ class Nodes:
 
     # -- connections ------------------------------------------------------------------------------
 
-    def _client(self, node: Node, wait_seconds: float) -> Any:
+    def _pool(self, node: Node, wait_seconds: float) -> redis.ConnectionPool:
         with self._lock:
-            client = self._clients.get((node, wait_seconds))
-            if client is None:
-                client = redis.Redis(
+            pool = self._pools.get((node, wait_seconds))
+            if pool is None:
+                pool = redis.ConnectionPool(
                     host=node.host,
                     port=node.port,
                     password=self._password,
@@ -193,15 +220,14 @@ class Nodes:
                     protocol=2,
                     retry=Retry(NoBackoff(), 0),
                 )
-                client.response_callbacks.clear()  # answers to commands of Redis's
-                self._clients[node, wait_seconds] = client
-            return client
+                self._pools[node, wait_seconds] = pool
+            return pool
 
     def close(self) -> None:
         with self._lock:
-            clients, self._clients = self._clients, {}
-        for client in clients.values():
-            client.connection_pool.disconnect()
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.disconnect()
 
     # -- words ------------------------------------------------------------------------------------
 
@@ -232,6 +258,20 @@ class Nodes:
     def _answers(self, node: Node) -> bool:
         (answer,) = self.answers(node, [["PING"]])
         return not isinstance(answer, Exception)
+
+
+def _answer(connection: Any, deadline: float) -> Any:
+    """Read an answer, or a refusal as an exception. Raises: RedisError or OSError."""
+    if time.monotonic() > deadline:
+        raise RedisTimeoutError("the answers to all commands took too long")
+    try:
+        return connection.read_response()
+    except ResponseError as refusal:
+        return refusal
+
+
+def _says(answer: Any, code: str) -> bool:
+    return isinstance(answer, ResponseError) and str(answer).startswith(code)
 
 
 def without_password(settings: Settings) -> str:
