@@ -3,6 +3,8 @@
 from time import sleep
 from typing import Any
 
+from stoker.contrib.django_q.tasks import async_task
+
 done: list[Any] = []
 
 
@@ -27,6 +29,13 @@ def fail_on(number: int, bad: int) -> int:
 
 def hook(task: Any) -> None:
     done.append((task.id, task.name, task.success, task.result))
+
+
+def try_in_sync(path: str) -> str:
+    try:
+        return async_task(path, sync=True)
+    except ValueError as error:
+        return str(error)
 
 
 class Till:

@@ -78,7 +78,7 @@ def test_a_group_is_let_go_or_deleted() -> None:
     assert delete_group("one") == 1
     assert Task.objects.count() == 2
     assert count_group("one") == 0
-    assert delete_group("two", tasks=True) == 1
+    assert delete_group("two", tasks=True) == (1, {"stoker_django_q.Task": 1})
     assert Task.objects.count() == 1
 
 
@@ -94,7 +94,7 @@ def test_a_group_in_the_cache() -> None:
     assert not delete_cached(ids[0])
     assert count_group_cached("cached") == 2
     assert delete_group_cached("cached") == 2
-    assert count_group_cached("cached") == 0
+    assert count_group_cached("cached") is None
     assert fetch_cached(ids[1]) is None
 
 
@@ -139,9 +139,14 @@ def test_a_chain_in_the_cache() -> None:
 
 def test_a_chain_in_sync() -> None:
     chain = Chain([("math.floor", (1.5,)), (f"{HERE}.fail",), (f"{HERE}.note",)], sync=True)
+    assert chain.current() is None
+    with pytest.raises(ValueError, match="out of order"):
+        chain.run()
+    assert functions.done == []
+    chain = Chain([("math.floor", (1.5,)), ("math.ceil", (1.5,))], sync=True)
     chain.run()
     assert chain.current() == 2
-    assert functions.done == []
+    assert chain.result() == [1, 2]
 
 
 def test_a_task_that_brings_a_chain() -> None:

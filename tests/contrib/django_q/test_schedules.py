@@ -176,6 +176,34 @@ def test_the_moment_that_was_meant_is_handed_over() -> None:
     assert functions.done == [((), {"day": FUTURE.isoformat()})]
 
 
+@override_settings(Q_CLUSTER={"time_zone": "Europe/Berlin"})
+def test_intended_moment_is_in_utc() -> None:
+    schedule(
+        f"{HERE}.note", schedule_type=Schedule.DAILY, next_run=FUTURE, intended_date_kwarg="day"
+    )
+    fire(FUTURE)
+    drain()
+    assert functions.done == [((), {"day": "2040-01-31T12:30:00+00:00"})]
+
+
+def test_saved_cron_schedule_shows_its_first_run() -> None:
+    before = timezone.now()
+    row = Schedule(func=f"{HERE}.note", schedule_type=Schedule.CRON, cron="0 3 * * *")
+    row.save()
+    assert row.next_run > before
+    assert (row.next_run.hour, row.next_run.minute) == (3, 0)
+    assert Schedule.objects.get(pk=row.pk).next_run == row.next_run
+    exact = Schedule(
+        func="a.b", schedule_type="C", cron="0 3 * * *", next_run=FUTURE.replace(hour=3, minute=0)
+    )
+    exact.save()
+    assert (
+        Schedule.objects.get(pk=exact.pk).next_run
+        == exact.next_run
+        == FUTURE.replace(hour=3, minute=0)
+    )
+
+
 def test_rows_are_changed_deleted_and_put_forward() -> None:
     row = schedule(f"{HERE}.note", schedule_type=Schedule.DAILY, next_run=FUTURE)
     Schedule.objects.filter(pk=row.pk).update(next_run=timezone.now())

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.utils import timezone
 
+from stoker.contrib.django_q import tasks
 from stoker.contrib.django_q.brokers import get_broker
 from stoker.contrib.django_q.functions import UnknownFunction
-from stoker.contrib.django_q.models import Failure, OrmQ, Success, Task
+from stoker.contrib.django_q.models import Failure, OrmQ, Schedule, Success, Task
+from stoker.contrib.django_q.signals import pre_enqueue
 from stoker.contrib.django_q.tasks import (
     AsyncTask,
+    async_iter,
     async_task,
     fetch,
     fetch_cached,
@@ -21,7 +25,7 @@ from stoker.contrib.django_q.tasks import (
     result,
     result_cached,
 )
-from stoker.exceptions import JobFailed, NotSerializable
+from stoker.exceptions import JobFailed, NotSerializable, UnknownTask
 from stoker.models import Job
 from stoker.testing import drain
 
@@ -172,25 +176,98 @@ def test_in_sync_it_is_done_at_once() -> None:
     assert drain() == []
 
 
-def test_in_sync_a_failure_is_a_failure() -> None:
-    task_id = async_task(f"{HERE}.fail", sync=True)
-    row = fetch(task_id)
+def test_failure_in_sync_is_recorded_and_raised() -> None:
+    """Tests of a project that moves over count on the exception."""
+    with pytest.raises(ValueError, match="out of order") as raised:
+        async_task(f"{HERE}.fail", sync=True, task_name="bad", hook=f"{HERE}.hook")
+    assert raised.traceback[-1].name == "fail"
+    row = fetch("bad")
     assert row is not None
     assert not row.success
     assert row.attempt_count == 1
+    assert functions.done == []
     assert drain() == []
+
+
+def test_unknown_function_in_sync_is_raised() -> None:
+    with pytest.raises(UnknownTask, match="nowhere"):
+        async_task("nowhere.at.all", sync=True)
+
+
+def test_failed_item_in_sync_is_raised() -> None:
+    with pytest.raises(ValueError, match="2 is bad"):
+        async_iter(f"{HERE}.fail_on", [(1, 2), (2, 2)], sync=True)
+
+
+def test_failed_task_inside_a_task_in_sync_is_raised_once() -> None:
+    """The inner error is raised in the outer function, which handles it."""
+    task_id = async_task(f"{HERE}.try_in_sync", f"{HERE}.fail", sync=True)
+    assert result(task_id) == "out of order"
+
+
+def test_broken_hook_in_sync_leaves_the_result(caplog: pytest.LogCaptureFixture) -> None:
+    task_id = async_task(f"{HERE}.add", 1, 1, sync=True, hook="nowhere.hook")
+    assert result(task_id) == 2
+    assert "The hook nowhere.hook" in caplog.text
+
+
+def test_cached_result_in_sync_is_there_inside_the_transaction() -> None:
+    with transaction.atomic():
+        task_id = async_task(f"{HERE}.add", 1, 1, sync=True, cached=True)
+        assert result(task_id, cached=True) == 2
 
 
 def test_an_object_that_is_run_later() -> None:
     later = AsyncTask(f"{HERE}.add", 1, 1)
     later.group = "later"
     later.cached = False
+    assert (later.id, later.started, later.result()) == ("", False, None)
     task_id = later.run()
+    assert later.started
     drain()
     assert later.result() == 2
     assert later.fetch().id == task_id
     assert later.result_group() == [2]
     assert [row.id for row in later.fetch_group()] == [task_id]
+
+
+def test_options_of_the_caller_stay_as_they_are() -> None:
+    options = {"task_name": "one", "group": "g"}
+    later = AsyncTask(f"{HERE}.add", 1, 1, q_options=options)
+    later.group = "other"
+    later.run()
+    async_task(f"{HERE}.add", 1, 1, q_options=options)
+    assert options == {"task_name": "one", "group": "g"}
+    drain()
+    assert later.fetch_group().count() == 1
+    assert later.group == "other"
+    later.group = "third"
+    assert not later.started
+
+
+def test_pre_enqueue_knows_the_id() -> None:
+    told = []
+
+    def note(sender: Any, task: dict[str, Any], **_: Any) -> None:
+        told.append((sender, task))
+
+    pre_enqueue.connect(note)
+    try:
+        task_id = async_task(f"{HERE}.add", 1, two=2, task_name="sum", group="g")
+        inline = async_task(f"{HERE}.add", 1, sync=True)
+    finally:
+        pre_enqueue.disconnect(note)
+    assert [task["id"] for _, task in told] == [task_id, inline]
+    sender, task = told[0]
+    assert sender == "django_q"
+    assert (task["func"], task["args"], task["kwargs"]) == (f"{HERE}.add", (1,), {"two": 2})
+    assert (task["name"], task["group"]) == ("sum", "g")
+    assert task["started"] <= timezone.now()
+
+
+def test_models_are_found_where_the_functions_are() -> None:
+    assert tasks.Schedule is Schedule
+    assert tasks.Task is Task
 
 
 def test_waiting_jobs_are_rows() -> None:

@@ -44,7 +44,7 @@ class DjangoQConfig(AppConfig):
 
 
 def _tell_of_process(role: str, number: int, **_: Any) -> None:
-    from .signals import post_spawn
+    from .signals import SENDER, post_spawn
 
     name = f"{role} {number}" if role == "worker" else role
-    post_spawn.send_robust(DjangoQConfig, proc_name=name)
+    post_spawn.send_robust(SENDER, proc_name=name)

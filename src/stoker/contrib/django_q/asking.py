@@ -112,8 +112,11 @@ def fetch_group_cached(
 
 
 def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
-    """How many tasks of a group have ended; with ``failures=True`` only those that failed."""
+    """How many tasks of a group have ended; with ``failures=True`` only those that failed. None =
+    the cache knows no such group."""
     if _is_cached(cached):
+        if not caching.has_group(group_id):
+            return None
         rows = caching.look_up_group(group_id)
         return sum(not row.success for row in rows) if failures else len(rows)
     return Task.get_group_count(group_id, failures)
@@ -124,15 +127,20 @@ def count_group_cached(group_id: str, failures: bool = False, broker: Any = None
     return count_group(group_id, failures, cached=True)
 
 
-def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> int | None:
-    """Take the group's name off its Tasks; with ``tasks=True`` delete them. Returns how many. Of
-    the cache they are always deleted."""
+def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> Any:
+    """Take the group's name off its Tasks; with ``tasks=True`` delete them. Of the cache they are
+    always deleted.
+
+    Returns:
+        What the query set returns: how many rows were changed; with ``tasks=True`` the tuple of
+        ``QuerySet.delete()``. Of the cache, how many results there were.
+    """
     if _is_cached(cached):
         return caching.forget_group(group_id)
     return Task.delete_group(group_id, tasks)
 
 
-def delete_group_cached(group_id: str, broker: Any = None) -> int | None:
+def delete_group_cached(group_id: str, broker: Any = None) -> Any:
     """The same from the cache."""
     return delete_group(group_id, cached=True)
 

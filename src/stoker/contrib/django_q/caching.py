@@ -50,6 +50,11 @@ def look_up(task_id: str) -> Task | None:
     return None if found is None else Task(**found)
 
 
+def has_group(group_id: str) -> bool:
+    """Whether any result of that group was put there, and the group was not deleted."""
+    return next(_members(group_id), None) is not None
+
+
 def look_up_group(group_id: str) -> list[Task]:
     """The results of a group, in the order in which they ended."""
     found = _cache().get_many([_key(one) for one in _members(group_id) if one != GONE])

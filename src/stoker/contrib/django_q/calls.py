@@ -6,8 +6,12 @@ None of these tasks can be enqueued over HTTP.
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
+
+from django.conf import settings as django_settings
+from django.utils import timezone
 
 from stoker.exceptions import ConfigurationError, StokerError
 from stoker.lifecycle.running import current
@@ -16,7 +20,8 @@ from stoker.models.commits import after_commit
 from stoker.tasks import Task
 
 from . import conf
-from .signals import post_execute_in_worker, pre_execute
+from .inline import inline
+from .signals import SENDER, post_execute_in_worker, pre_execute
 from .spec import Spec, as_dict, function_of, unpacked
 
 RECORD = "stoker.contrib.django_q.recording.record"
@@ -48,23 +53,39 @@ class RecordedTask(Task[..., Any]):
 
 def call(spec: Spec, arguments: Any) -> Any:
     """Call the function of an ``async_task``."""
+    try:
+        return _call(spec, arguments)
+    except BaseException as error:
+        if (run := inline.get()) is not None:
+            run.error = error
+        raise
+
+
+def _call(spec: Spec, arguments: Any) -> Any:
     args, kwargs = unpacked(conf.settings(), arguments)
     moment = scheduled_moment()
     if spec.get("intended_date_kwarg") and moment is not None:
-        kwargs[str(spec["intended_date_kwarg"])] = moment.isoformat()
+        kwargs[str(spec["intended_date_kwarg"])] = _as_text(moment)
     running = current.get()
     told = as_dict(spec, running.job_id if running else "", args, kwargs)
     function = function_of(spec)
-    pre_execute.send_robust(None, func=function, task=told)
+    pre_execute.send_robust(SENDER, func=function, task=told)
     try:
         value = function(*args, **kwargs)
     except BaseException as error:
         told |= {"success": False, "result": f"{type(error).__name__}: {error}"}
-        post_execute_in_worker.send_robust(None, func=function, task=told)
+        post_execute_in_worker.send_robust(SENDER, func=function, task=told)
         raise
     told |= {"success": True, "result": value}
-    post_execute_in_worker.send_robust(None, func=function, task=told)
+    post_execute_in_worker.send_robust(SENDER, func=function, task=told)
     return value
+
+
+def _as_text(moment: datetime) -> str:
+    """In ISO 8601: in UTC, or naive where USE_TZ is False, as the database has it."""
+    if django_settings.USE_TZ:
+        return moment.astimezone(UTC).isoformat()
+    return timezone.make_naive(moment).isoformat()
 
 
 def call_item(spec: Spec, arguments: Any) -> list[Any]:

@@ -1,8 +1,11 @@
 """``sync=True``: the call is made here and now, as a job: sealed, claimed, executed and recorded as
-any other, once."""
+any other, once. What the function raises is raised to the caller, after the failure is recorded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -10,10 +13,11 @@ from django.db import transaction
 
 from stoker.brokers import broker_for
 from stoker.brokers.base import Delivery
-from stoker.exceptions import ConfigurationError
+from stoker.exceptions import ConfigurationError, JobFailed
 from stoker.ids import new_lease_id
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
+from stoker.lifecycle.outcomes import Succeeded
 from stoker.models import Claimed, Job, Ready
 from stoker.models.clock import database_now_us
 
@@ -24,8 +28,44 @@ LEASE_SECONDS = 86_400
 """Nobody extends it. Where the process dies, the job becomes a dead letter by then."""
 
 
+@dataclass(slots=True)
+class Inline:
+    """A job that runs in the process of its caller."""
+
+    error: BaseException | None = None
+    """What its function has raised."""
+    announcements: list[Callable[[], object]] = field(default_factory=list)
+    """What is done once its end is recorded, though the caller's transaction may still be open:
+    the caller asks for the result next."""
+
+
+inline: ContextVar[Inline | None] = ContextVar("stoker.django_q.inline", default=None)
+
+
 def run_here(task: Any, *args: Any) -> str:
-    """Run one job of this task. Returns its id."""
+    """Run one job of this task. Returns its id.
+
+    Raises:
+        Exception: what the function has raised.
+        JobFailed: it failed without an exception of the function's.
+    """
+    run = Inline()
+    token = inline.set(run)
+    try:
+        job_id, has_succeeded = _run(task, *args)
+    finally:
+        inline.reset(token)
+    for announce in run.announcements:
+        announce()
+    if run.error is not None:
+        raise run.error
+    if not has_succeeded:
+        raise JobFailed(f"Task {job_id} failed before its function was called.")
+    return job_id
+
+
+def _run(task: Any, *args: Any) -> tuple[str, bool]:
+    """The id of the job, and whether it succeeded."""
     settings = conf.settings()
     broker = broker_for(settings)
     if not broker.capabilities.transactional:
@@ -37,7 +77,7 @@ def run_here(task: Any, *args: Any) -> str:
     attempted = Executor(settings, worker_id=WORKER_ID).run(delivery)
     if not attempted.is_recorded:
         finish(settings, broker, [attempted])
-    return job_id.hex
+    return job_id.hex, isinstance(attempted.outcome, Succeeded)
 
 
 def _claimed(alias: str, job_id: UUID) -> Delivery:

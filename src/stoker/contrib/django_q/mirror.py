@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -107,6 +107,17 @@ def moment_after(row: Schedule, moment: datetime) -> datetime | None:
         return None
     found = when.rule(str(django_settings.TIME_ZONE)).next_after(_aware(moment))
     return None if found is None else _as_shown(found)
+
+
+def first_moment(row: Schedule) -> datetime | None:
+    """When a new row is due for the first time. Only a cron rule leaves anything to be found out:
+    its first moment from ``next_run`` on, or from now on where that is past."""
+    start = row.next_run
+    if start is None or not row.cron:
+        return start
+    # The rule finds what comes after a moment, and ``next_run`` itself may be one.
+    since = max(_aware(start) - timedelta(seconds=1), timezone.now())
+    return moment_after(row, since)
 
 
 def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:

@@ -26,10 +26,11 @@ from stoker.package import Package, sealer_for
 from . import conf
 from .caching import keep
 from .calls import hook_task
+from .inline import inline
 from .models import Task
 from .models.sealed import Raw
 from .pruning import prune_if_due
-from .signals import post_execute
+from .signals import SENDER, post_execute
 from .spec import as_dict, name_of
 
 logger = logging.getLogger("stoker")
@@ -90,7 +91,11 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         if spec.get("hook") and not spec.get("sync"):
             hook_task.using(queue_name=package.queue).enqueue(spec["hook"], row.pk)
     Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
-    after_commit(alias, partial(_tell_all, told))
+    run = inline.get()
+    if run is not None:
+        run.announcements.append(partial(_tell_all, told))
+    else:
+        after_commit(alias, partial(_tell_all, told))
 
 
 def _tell_all(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
@@ -118,7 +123,7 @@ def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
         "success": row.success,
         "result": shown.result,
     }
-    post_execute.send_robust(None, task=told)
+    post_execute.send_robust(SENDER, task=told)
     if is_heard:
         post_save.send_robust(
             Task, instance=shown, created=True, raw=False, using=conf.database(), update_fields=None

@@ -18,23 +18,26 @@ class AsyncTask:
         self.func = func
         self.args = args
         self.kwargs = kwargs
-        self.id: str | None = None
-        self.started = None
+        if kwargs.get("q_options") is not None:  # a copy: the caller's own stays as it is
+            self.kwargs["q_options"] = dict(kwargs["q_options"])
+        self.id = ""
+        self.started = False
 
     def run(self) -> str:
         """Make the job. Returns its id."""
         from .tasks import async_task
 
-        self.id = async_task(self.func, *self.args, **dict(self.kwargs))
+        self.id = async_task(self.func, *self.args, **self.kwargs)
+        self.started = True
         return self.id
 
     def result(self, wait: int = 0) -> Any:
         """See ``tasks.result``."""
-        return None if self.id is None else result(self.id, wait, self.cached)
+        return result(self.id, wait, self.cached) if self.started else None
 
     def fetch(self, wait: int = 0) -> Any:
         """See ``tasks.fetch``."""
-        return None if self.id is None else fetch(self.id, wait, self.cached)
+        return fetch(self.id, wait, self.cached) if self.started else None
 
     def result_group(
         self, failures: bool = False, wait: int = 0, count: int | None = None
@@ -54,8 +57,9 @@ class AsyncTask:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTIONS:
-            (self.kwargs.get("q_options") or {}).pop(name, None)
-            self.kwargs[name] = value
+            options = self.kwargs.get("q_options")
+            (self.kwargs if options is None else options)[name] = value
+            self.started = False
         else:
             super().__setattr__(name, value)
 
@@ -156,8 +160,8 @@ class Chain:
         return None if rows is None else sorted(rows, key=lambda row: row.stopped)
 
     def current(self) -> int | None:
-        """How many steps have ended."""
-        return count_group(self.group, cached=self.cached) if self.group else None
+        """How many steps have ended; None = it was not run."""
+        return count_group(str(self.group), cached=self.cached) if self.started else None
 
     def length(self) -> int:
         """How many steps there are."""

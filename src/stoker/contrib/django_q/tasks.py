@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
@@ -27,13 +28,14 @@ from .asking import (
     result_group,
     result_group_cached,
 )
-from .calls import call_task, collect_task, item_task
+from .calls import call_item, call_task, collect_task, item_task
 from .inline import run_here
+from .models import Schedule, Task
 from .shapes import AsyncTask, Chain, Iter
-from .signals import pre_enqueue
-from .spec import OPTIONS, Spec, as_dict, packed, spec_of
+from .spec import OPTIONS, Spec, packed, spec_of
 from .timetable import schedule
 
+logger = logging.getLogger("stoker")
 Options = dict[str, Any]
 
 
@@ -51,11 +53,11 @@ def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
     Raises:
         UnknownFunction: no worker would find the function.
         NotSerializable, PackageTooLarge: the arguments cannot travel.
+        Exception: with ``sync=True``, what the function raises.
     """
     options = taken_out(kwargs)
     spec = spec_of(func, options)
     arguments = packed(conf.settings(), args, kwargs)
-    pre_enqueue.send_robust(None, task=as_dict(spec, "", args, kwargs))
     followers = options.get("chain")
     if followers:
         steps = [(func, tuple(args), dict(kwargs)), *followers]
@@ -83,7 +85,7 @@ def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
     item: Spec = {"func": spec["func"]}
     whole = packed(settings, items, {})
     if is_sync(options):
-        found = [_item_here(item, packed(settings, one, kwargs)) for one in items]
+        found = [call_item(item, packed(settings, one, kwargs)) for one in items]
         return as_id(run_here(varied(collect_task, options), found, {**spec, "sync": True}, whole))
     # Neither is said of it: it only puts together what is there, as often as it takes.
     callback = varied(collect_task, {**options, "timeout": None, "ack_failure": None})
@@ -151,12 +153,16 @@ def as_id(job_id: str) -> str:
 
 
 def call_here(spec: Spec, arguments: Any, options: Mapping[str, Any]) -> str:
-    """Make the call here and now, and its hook's."""
+    """Make the call here and now, and its hook's. Raises what the function raises; what goes wrong
+    with the hook is logged, as the call is over by then."""
     job_id = run_here(varied(call_task, options), {**spec, "sync": True}, arguments)
     if spec.get("hook"):
         from .calls import run_hook
 
-        run_hook(spec["hook"], job_id)
+        try:
+            run_hook(spec["hook"], job_id)
+        except Exception:
+            logger.exception("The hook %s of task %s failed.", spec["hook"], job_id)
     return job_id
 
 
@@ -181,13 +187,7 @@ def _chain(chain: Sequence[Any], options: Options) -> tuple[str, str]:
 
 
 def _chain_here(steps: Sequence[tuple[Options, Spec, Any]]) -> str:
-    ids: list[str] = []
-    for own, spec, arguments in steps:
-        ids.append(call_here(spec, arguments, own))
-        from .recording import task_of
-
-        if not task_of(ids[-1]).success:
-            break
+    ids = [call_here(spec, arguments, own) for own, spec, arguments in steps]
     return ids[0]
 
 
@@ -210,15 +210,6 @@ def _as_arguments(one: Any) -> list[Any]:
     return list(one) if isinstance(one, tuple | list) else [one]
 
 
-def _item_here(spec: Spec, arguments: Any) -> Any:
-    from .calls import call_item
-
-    try:
-        return call_item(spec, arguments)
-    except Exception:  # noqa: BLE001 - what the items raise is told by the Task of them all
-        return None
-
-
 def _last_job(workflow_id: str, callback: Any) -> str:
     """The job in which the results are put together. Its id is known from the beginning."""
     steps = Step.objects.using(conf.database()).filter(workflow_id=workflow_id)
@@ -230,6 +221,8 @@ __all__ = [
     "AsyncTask",
     "Chain",
     "Iter",
+    "Schedule",
+    "Task",
     "async_chain",
     "async_iter",
     "async_task",

@@ -127,9 +127,12 @@ class Schedule(models.Model):
         Raises:
             InvalidSchedule: with a sentence for what is wrong; nothing was written then.
         """
-        from stoker.contrib.django_q.mirror import reflect
+        from stoker.contrib.django_q.mirror import first_moment, reflect
 
         kwargs.setdefault("using", conf.database())
+        is_new = self._state.adding and self._meta.pk.value_from_object(self) is None
+        if is_new and self.schedule_type == self.CRON:
+            self.next_run = first_moment(self)
         with transaction.atomic(using=kwargs["using"]):
             super().save(*args, **kwargs)
             reflect(self)

@@ -104,7 +104,7 @@ class Task(models.Model):
     def group_count(self, failures: bool = False) -> int | None:
         return self.get_group_count(self.group, failures) if self.group else None
 
-    def group_delete(self, tasks: bool = False) -> int | None:
+    def group_delete(self, tasks: bool = False) -> Any:
         return self.delete_group(self.group, tasks) if self.group else None
 
     @classmethod
@@ -140,12 +140,13 @@ class Task(models.Model):
         return int((rows.filter(success=False) if failures else rows).count())
 
     @classmethod
-    def delete_group(cls, group_id: str | None, objects: bool = False) -> int | None:
-        """Take the group's name off its rows; with ``objects=True`` delete them."""
+    def delete_group(cls, group_id: str | None, objects: bool = False) -> Any:
+        """Take the group's name off its rows; with ``objects=True`` delete them. Returns what the
+        query set returns: the number of rows, or the tuple of ``delete()``."""
         if not group_id:
             return None
         rows = cls.objects.of_group(group_id)
-        return int(rows.delete()[0] if objects else rows.update(group=None))
+        return rows.delete() if objects else rows.update(group=None)
 
 
 class Success(Task):
