@@ -21,6 +21,7 @@
     ├── NotInWorkflow                 (also RuntimeError) what runs here is no step of one
     ├── NotInJob                      (also RuntimeError) no job runs here
     ├── LeaseLost                                        the job was given to somebody else
+    ├── TransactionLeftOpen                              a task ended inside a transaction
     ├── ClusterNotFound               (also LookupError) there is no such cluster
     ├── QueueNotFound                 (also LookupError) there is no such queue
     ├── InvalidSchedule               (also ValueError)  a schedule's rule or terms are wrong
@@ -154,6 +155,11 @@ class NotInJob(StokerError, RuntimeError):
 class LeaseLost(StokerError):
     """The cluster could not extend the lease of the job that runs here, and somebody else has it by
     now: nothing more of this attempt is recorded."""
+
+
+class TransactionLeftOpen(StokerError):
+    """A task ended inside a transaction that it had begun. The transaction was rolled back, so the
+    attempt counts as failed."""
 
 
 class LockError(StokerError):

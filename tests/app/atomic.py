@@ -140,3 +140,10 @@ def add_and_sign(context, account_id: int, before: float, after: float) -> int: 
 def add_and_sign_without(context, account_id: int, before: float, after: float) -> int:  # type: ignore[no-untyped-def] # as above
     """The same without."""
     return add_and_sign.func(context, account_id, before, after)  # type: ignore[no-any-return] # as above
+
+
+@task(atomic=True, max_attempts=1)
+def add_and_leave_an_inner_block_open(account_id: int, *, savepoint: bool) -> int:
+    add.func(account_id)
+    transaction.atomic(savepoint=savepoint).__enter__()
+    return account_id

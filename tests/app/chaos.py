@@ -223,11 +223,49 @@ def look_at_log_record() -> list[str]:
     ]
 
 
-@task
-def leave_atomic_open() -> None:
+@task(max_attempts=1)
+def leave_atomic_open(total: int) -> None:
     """What follows in this worker must not be written into this transaction."""
     transaction.atomic().__enter__()
-    Account.objects.create(total=-1)
+    Account.objects.create(total=total)
+
+
+@task(max_attempts=1)
+def begin_and_return(total: int) -> None:
+    """Begin a transaction that Django does not know of."""
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+    Account.objects.create(total=total)
+
+
+@task(max_attempts=1)
+async def begin_and_return_async(total: int) -> None:
+    await sync_to_async(begin_and_return.func)(total)
+
+
+@task(max_attempts=1)
+def turn_autocommit_off(total: int) -> None:
+    transaction.set_autocommit(False)
+    Account.objects.create(total=total)
+
+
+@task(max_attempts=1)
+def begin_and_raise(total: int) -> None:
+    begin_and_return.func(total)
+    raise ValueError(total)
+
+
+@task(max_attempts=1)
+def begin_and_commit(total: int) -> int:
+    begin_and_return.func(total)
+    with connection.cursor() as cursor:
+        cursor.execute("COMMIT")
+    return total
+
+
+@task
+async def keep_account_async(total: int) -> int:
+    return int((await Account.objects.acreate(total=total)).pk)
 
 
 @task

@@ -173,12 +173,6 @@ def add_to_account(account_id: int, amount: int) -> None:
 
 
 @task
-def leave_a_transaction_open() -> None:
-    transaction.set_autocommit(False)
-    Account.objects.create(total=1)
-
-
-@task
 def enqueue_another(first: int, second: int) -> str:
     return add.enqueue(first, second).id
 

@@ -18,6 +18,7 @@ EVERYWHERE = {
     "test_leases",
     "test_processes",
     "test_schedules",
+    "test_transactions",
     "test_upkeep",
 }
 """Modules about what databases do differently: leases, locks, wake-ups, transactions. The others

@@ -80,6 +80,22 @@ def test_a_time_out_leaves_nothing(
     assert total(account) == 0
 
 
+@pytest.mark.parametrize("savepoint", [True, False])
+def test_atomic_task_leaving_inner_block_open_fails_and_writes_nothing(
+    account: Account, cluster: ProcessCluster, savepoint: bool
+) -> None:
+    end = end_of(
+        atomic.add_and_leave_an_inner_block_open.enqueue(account.pk, savepoint=savepoint), cluster
+    )
+    assert (end.job.status, end.job.attempts) == (Job.Status.FAILED, 1)
+    assert [one.exception_class for one in end.attempts] == [
+        "stoker.exceptions.TransactionLeftOpen"
+    ]
+    assert total(account) == 0
+    assert value_of(atomic.add.enqueue(account.pk), cluster) == account.pk
+    assert total(account) == 1
+
+
 @pytest.mark.postgres
 @pytest.mark.mariadb
 def test_a_worker_is_left_alone_when_its_lease_went_with_the_commit(

@@ -19,7 +19,6 @@ from stoker.models import Claimed, DeadLetter, Deferred, Job
 from stoker.package import JobOptions, Package, Sealer, sealer_for
 
 from tests.app import chaos, tasks
-from tests.app.models import Account
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
 from tests.cluster.ends import End, end_of, value_of
 from tests.servers.process import is_running
@@ -262,19 +261,6 @@ def test_what_another_cluster_may_know_is_put_back_within_the_grace_period(
 
 
 # -- what a task leaves behind --------------------------------------------------------------------
-
-
-def test_a_transaction_left_open_takes_nothing_of_other_jobs_with_it(
-    cluster: ProcessCluster,
-) -> None:
-    for task in (tasks.leave_a_transaction_open, chaos.leave_atomic_open, chaos.close_connections):
-        open_ended = [task.enqueue() for _ in range(2)]
-        kept = [chaos.keep_account.enqueue(number) for number in range(4)]
-        for result in open_ended:
-            end_of(result, cluster)
-        for result in kept:
-            assert Account.objects.filter(pk=value_of(result, cluster)).exists()
-    assert not Account.objects.filter(total=-1).exists()
 
 
 def test_a_task_may_have_children_of_its_own(cluster: ProcessCluster) -> None:

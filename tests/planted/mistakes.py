@@ -584,14 +584,14 @@ MISTAKES = (
         (
             Change(
                 "cluster/connections.py",
-                "        if connection.in_atomic_block:\n            tell",
-                "        if not connection:\n            tell",
+                "(connection.in_atomic_block or is_open(connection))",
+                "not connection",
             ),
         ),
         (
-            "tests/cluster/test_attempts.py",
+            "tests/cluster/test_transactions.py",
             "-k",
-            "left_open",
+            "next_job",
         ),
         needs_cluster=True,
     ),
@@ -794,7 +794,7 @@ MISTAKES = (
         (
             Change(
                 "lifecycle/execute.py",
-                "                opened.interruption.check()\n",
+                "            opened.interruption.check()\n",
                 "",
             ),
         ),

@@ -6,7 +6,8 @@ processes of their own. Hence these environment variables:
 - STOKER_TEST_RUN: a word that is different for each run, and part of every database's name;
 - STOKER_TEST_OPTIONS: what a test wants under OPTIONS in a process that it starts;
 - STOKER_TEST_DATABASES: set by `tests/conftest.py` once the test databases exist, as JSON of alias
-  and name. A process started by a test reads it, and so works on the database of that test.
+  and name. A process started by a test reads it, and so works on the database of that test;
+- STOKER_TEST_CONN_MAX_AGE: for how many seconds such a process keeps its connections.
 """
 
 import importlib.util
@@ -16,6 +17,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 RUN = os.environ.setdefault("STOKER_TEST_RUN", str(os.getpid()))
+
+CONN_MAX_AGE = int(os.environ.get("STOKER_TEST_CONN_MAX_AGE", "0"))
 
 SECRET_KEY = "for tests only"
 USE_TZ = True
@@ -60,5 +63,6 @@ def from_url(url: str, engine: str, alias: str = "default", **options: Any) -> d
         "PASSWORD": unquote(parts.password or ""),
         "NAME": name_of(alias, f"stoker_{alias}_{RUN}"),
         "OPTIONS": options,
+        "CONN_MAX_AGE": CONN_MAX_AGE,
         "TEST": {"NAME": f"stoker_test_{alias}_{RUN}"},
     }

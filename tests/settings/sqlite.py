@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from tests.settings.base import *  # noqa: F403 - settings are built on top of one another
-from tests.settings.base import RUN, name_of
+from tests.settings.base import CONN_MAX_AGE, RUN, name_of
 
 _folder = Path(tempfile.gettempdir())
 
@@ -13,5 +13,6 @@ DATABASES = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": name_of("default", str(_folder / f"stoker-{RUN}-default.sqlite3")),
         "TEST": {"NAME": str(_folder / f"stoker-{RUN}-test-default.sqlite3")},
+        "CONN_MAX_AGE": CONN_MAX_AGE,
     },
 }

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import suppress
 from typing import Any
+from weakref import ReferenceType, ref
 
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.signals import connection_created
 
 from stoker.events import tell
+from stoker.exceptions import TransactionLeftOpen
+from stoker.lifecycle.aftercare import Aftercare
+from stoker.models.open_transactions import is_open, may_be_open, roll_back, watch
+
+from .process import leave_forked_child
+
+JOB_THREADS = "stoker-job"
+"""What the names of the threads begin with in which a worker runs sync tasks."""
 
 
 class _Known(threading.local):
@@ -21,10 +31,19 @@ class _Known(threading.local):
 
 
 _known = _Known()
+_of_other_threads: tuple[ReferenceType[Any], ...] = ()
+"""The connections of the thread in which all async tasks use the ORM, and of any that tasks have
+started. Replaced when one is added, as other threads go through it."""
 
 
-def _note(**_: Any) -> None:
+def _note(connection: Any, **_: Any) -> None:
+    global _of_other_threads
     _known.connections = connections.all(initialized_only=True)
+    watch(connection)
+    thread = threading.current_thread()
+    if thread is not threading.main_thread() and not thread.name.startswith(JOB_THREADS):
+        others = [one for one in _of_other_threads if one() not in (None, connection)]
+        _of_other_threads = (*others, ref(connection))
 
 
 connection_created.connect(_note, dispatch_uid="stoker.cluster.connections")
@@ -33,16 +52,10 @@ connection_created.connect(_note, dispatch_uid="stoker.cluster.connections")
 def tidy_connections() -> None:
     """Close this thread's connections that are broken, too old, or left inside a transaction: what
     the next job writes there would never be committed."""
+    roll_back_open_transactions()
     for connection in _known.connections:
-        if connection.in_atomic_block:
-            tell("transaction_left_open", database=connection.alias)
-            del connections[connection.alias]
-            with suppress(Exception):  # whatever the driver says, it is gone
-                connection.connection.close()
-            _known.connections = connections.all(initialized_only=True)
-        else:
-            connection.close_if_unusable_or_obsolete()
-            connection.queries_log.clear()
+        connection.close_if_unusable_or_obsolete()
+        connection.queries_log.clear()
 
 
 def tidy_broken_connections() -> None:
@@ -50,3 +63,74 @@ def tidy_broken_connections() -> None:
     for connection in _known.connections:
         if connection.errors_occurred and not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
+
+
+def roll_back_open_transactions(besides: str | None = None) -> list[str]:
+    """Roll back the transactions that are open in this thread.
+
+    Args:
+        besides: a database whose transaction is somebody else's to end.
+
+    Returns:
+        On which databases, except those where the project commits by hand (``AUTOCOMMIT``): there a
+        transaction is open as soon as something was read.
+    """
+    left_open = []
+    for connection in _known.connections:
+        alias = connection.alias
+        if alias != besides and (connection.in_atomic_block or is_open(connection)):
+            roll_back(connection)
+            if connection.settings_dict["AUTOCOMMIT"]:
+                tell("transaction_left_open", database=alias)
+                left_open.append(alias)
+    return left_open
+
+
+class WorkerAftercare(Aftercare):
+    """What a worker looks after when a task's function has ended."""
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+        self._rolled_back = 0
+        """How often a transaction was found open in the thread that async tasks share."""
+
+    def after_sync(self, besides: str | None) -> None:
+        self._leave_if_forked()
+        if left_open := roll_back_open_transactions(besides):
+            raise TransactionLeftOpen(_sentence(left_open))
+
+    def before_async(self) -> int:
+        return self._rolled_back
+
+    async def after_async(self, before: int) -> None:
+        """Async tasks share a thread, and so their connections. Nobody can say which of them left a
+        transaction open, nor who else has written in it: all that run now have failed."""
+        self._leave_if_forked()
+        if any(_seems_open(one()) for one in _of_other_threads):
+            left_open = await sync_to_async(roll_back_open_transactions)()
+            self._rolled_back += bool(left_open)
+        if self._rolled_back != before:
+            raise TransactionLeftOpen(ASYNC)
+
+    def _leave_if_forked(self) -> None:
+        if os.getpid() != self._process_id:
+            leave_forked_child()
+
+
+ASYNC = (
+    "An async task left a transaction open in the thread in which all async tasks of this worker "
+    "use the database. It was rolled back, and what this task wrote may be lost with it. "
+    "Begin and end each transaction in one function for sync_to_async()."
+)
+
+
+def _seems_open(connection: Any) -> bool:
+    return connection is not None and (connection.in_atomic_block or may_be_open(connection))
+
+
+def _sentence(aliases: list[str]) -> str:
+    names = " and ".join(map(repr, aliases))
+    return (
+        f"The task ended inside a transaction on the database {names}. It was rolled back, and "
+        "what the task wrote in it is lost. End each transaction that the task begins."
+    )

@@ -184,6 +184,17 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def leave_forked_child() -> NoReturn:
+    """End a process that a task has forked, where it comes back from the task. Connections, threads
+    and children are the worker's: they are left alone."""
+    if sys.exc_info()[0] is not None:
+        sys.excepthook(*sys.exc_info())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # nobody listens any more
+            stream.flush()
+    os._exit(0 if sys.exc_info()[0] is None else 1)
+
+
 def say_goodbye(seconds: float) -> None:
     """Let who listens send what he still has to send."""
     from stoker.signals import pre_exit

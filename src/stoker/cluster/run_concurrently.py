@@ -15,7 +15,7 @@ from stoker.lifecycle.opened import Opened
 from stoker.lifecycle.outcomes import Attempted
 
 from .channel import Closed, Stream
-from .connections import tidy_broken_connections, tidy_connections
+from .connections import JOB_THREADS, tidy_broken_connections, tidy_connections
 from .process import leave
 from .worker import FLUSH_SECONDS, Begun, Worker
 
@@ -31,7 +31,7 @@ class ConcurrentRunner:
         self._worker = worker
         self._workload = worker.workload
         self._slots = list(range(worker.settings.concurrency))
-        self._threads = ThreadPoolExecutor(worker.settings.concurrency, "stoker-job")
+        self._threads = ThreadPoolExecutor(worker.settings.concurrency, JOB_THREADS)
         self._running: set[asyncio.Task[None]] = set()
         self._async_running = 0
         self._changed = asyncio.Event()

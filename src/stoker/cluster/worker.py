@@ -21,6 +21,7 @@ from stoker.lifecycle.outcomes import Attempted
 from . import board as place
 from .board import lease_mark
 from .channel import Closed, is_readable, take_stream
+from .connections import WorkerAftercare
 from .memory import resident_bytes
 from .process import ORPHANED, Child, leave
 from .watch import is_fenced
@@ -83,7 +84,7 @@ class Worker:
             child.board.slot(child.number, slot) for slot in range(child.board[place.SLOTS])
         ]
         worker_id = child.plan.worker_id(child.number, child.incarnation)
-        self.executor = Executor(self.settings, worker_id=worker_id)
+        self.executor = Executor(self.settings, worker_id=worker_id, aftercare=WorkerAftercare())
         self.workload = Workload()
         self._jobs_done = 0
         self._opened: dict[int, Opened] = {}

@@ -5,6 +5,7 @@
     BEGIN
         the task        raises: rolled back. What it raised is recorded then, as of any task.
         ack, result     the lease is stale: rolled back. Somebody else has the job.
+    inner blocks        one that the task has entered and not left: rolled back, as above.
     COMMIT              raises: nobody guesses what the database made of it. It is reported as a
                         failure, and recorded as one only if the lease is still there: it goes with
                         the commit. As long as that is not decided, the lease's row is locked.
@@ -23,7 +24,7 @@ from stoker.brokers import broker_for
 from stoker.brokers.base import Lease
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
-from stoker.exceptions import LeaseLost
+from stoker.exceptions import LeaseLost, TransactionLeftOpen
 from stoker.models.commits import after_commit
 
 from .finish import finish
@@ -48,6 +49,7 @@ def run_and_record(
 
     Raises:
         LeaseLost: nothing is written, and there is nothing to record.
+        TransactionLeftOpen: the task has not left a block of ``transaction.atomic()`` inside.
         Exception: as the task did, or the COMMIT. It is to be recorded, unless the lease is stale.
     """
     alias, broker = settings.database, broker_for(settings)
@@ -61,7 +63,8 @@ def run_and_record(
         with _autocommit(alias), transaction.atomic(using=alias):
             # Before any that the task adds, which may raise after the commit.
             after_commit(alias, lambda: is_committed.append(True))
-            ran = run()
+            with _inner_blocks_closed(alias):
+                ran = run()
             _refuse_stale(finish(settings, broker, [attempted_of(ran)]))
     except Exception:
         if not is_committed:
@@ -83,6 +86,27 @@ def _autocommit(alias: str) -> Iterator[None]:
         yield
     finally:
         connection.close()  # the next one is as the project wants it
+
+
+@contextmanager
+def _inner_blocks_closed(alias: str) -> Iterator[None]:
+    """Roll back the blocks of ``transaction.atomic()`` that were entered here and not left. Django
+    would take the end of the outer one for theirs, and commit nothing."""
+    connection = connections[alias]
+    depth = len(connection.atomic_blocks)
+    error: BaseException = TransactionLeftOpen(
+        f"The task has not left a block of transaction.atomic() on the database {alias!r}. "
+        "It was rolled back with all that the task wrote there."
+    )
+    is_refused = False
+    try:
+        yield
+    finally:
+        while len(connection.atomic_blocks) > depth:
+            is_refused = True
+            connection.atomic_blocks[-1].__exit__(type(error), error, None)
+    if is_refused:
+        raise error
 
 
 def _refuse_stale(stale: set[Lease]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import Token
 from dataclasses import replace
 from inspect import iscoroutinefunction
@@ -22,6 +22,7 @@ from stoker.exceptions import (
     BadSignature,
     PackageError,
     TaskTimeout,
+    TransactionLeftOpen,
     UnknownTask,
 )
 from stoker.finding import find_task
@@ -32,6 +33,7 @@ from stoker.results import Result
 from stoker.signals import post_execute_in_worker, pre_execute
 
 from . import outcomes
+from .aftercare import Aftercare
 from .failures import tell_failure
 from .faults import fault_of
 from .opened import Opened
@@ -50,6 +52,7 @@ class Executor:
         settings: the backend's.
         worker_id: who runs them, as results name it.
         limit: the soft time-out around a sync task.
+        aftercare: called as soon as a task's function has ended.
     """
 
     def __init__(
@@ -58,10 +61,12 @@ class Executor:
         *,
         worker_id: str,
         limit: Callable[[float | None], AbstractContextManager[None]] = time_limit,
+        aftercare: Aftercare | None = None,
     ) -> None:
         self.settings = settings
         self.worker_id = worker_id
         self._limit = limit
+        self._aftercare = aftercare or Aftercare()
         self._sealer = sealer_for(settings)
         self._sender = type(task_backends[settings.alias])
         self._found: dict[str, tuple[Any, bool, bool]] = {}
@@ -91,7 +96,7 @@ class Executor:
         """The same for an ``async def`` task, on the running event loop."""
         token = self._announce(opened)
         try:
-            value = await self._await(opened)
+            value = await self._await_with_aftercare(opened)
             outcome: Outcome = outcomes.Succeeded(self._sealer.seal_value(value))
         except BaseException as error:  # whatever a task raises is its outcome
             if _is_ctrl_c(error):
@@ -183,13 +188,33 @@ class Executor:
         return run_and_record(self.settings, lambda: self._try(opened), attempted)
 
     def _try(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
-        if opened.is_async:
-            value = async_to_sync(self._await)(opened)
-        else:
-            with opened.interruption, self._limit(opened.timeout_seconds):
-                opened.interruption.check()
-                value = opened.function(*self._arguments(opened), **opened.package.kwargs)
+        besides = self.settings.database if opened.is_atomic else None
+        try:
+            value = self._call(opened)
+        except BaseException:
+            with suppress(TransactionLeftOpen):  # the task's own error is what counts
+                self._aftercare.after_sync(besides)
+            raise
+        self._aftercare.after_sync(besides)
         return value, outcomes.Succeeded(self._sealer.seal_value(value))
+
+    def _call(self, opened: Opened) -> Any:
+        if opened.is_async:
+            return async_to_sync(self._await)(opened)
+        with opened.interruption, self._limit(opened.timeout_seconds):
+            opened.interruption.check()
+            return opened.function(*self._arguments(opened), **opened.package.kwargs)
+
+    async def _await_with_aftercare(self, opened: Opened) -> Any:
+        before = self._aftercare.before_async()
+        try:
+            value = await self._await(opened)
+        except BaseException:
+            with suppress(TransactionLeftOpen):  # as in _try
+                await self._aftercare.after_async(before)
+            raise
+        await self._aftercare.after_async(before)
+        return value
 
     async def _await(self, opened: Opened) -> Any:
         positional = self._arguments(opened)
