@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench docs pins clean
+.PHONY: help demo test check soak format bench docs pins clean
 
 # The oldest Python that Stoker takes comes first: what it forbids, the others need not try.
 PYTHON ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
@@ -21,6 +21,10 @@ test: $(STAMP) ## Run every test on every database and Django found (PART="unit 
 
 check: $(STAMP) ## Format, lint, types, import floors, dependencies: seconds
 	@$(BIN)/python scripts/test check
+
+soak: $(STAMP) ## Look for lost, doubled and early jobs under faults, for ever (BROKER=redis FAULTS=100 SEED=7 CLUSTERS=3)
+	@BROKER='$(BROKER)' FAULTS='$(FAULTS)' SEED='$(SEED)' CLUSTERS='$(CLUSTERS)' REPORT='$(REPORT)' KEEP='$(KEEP)' SOURCE='$(SOURCE)' \
+		$(BIN)/python -m tests.crash
 
 format: $(STAMP) ## Put the code in shape and mend what can be mended by itself
 	@$(BIN)/ruff format .

@@ -1,0 +1,254 @@
+"""A TCP proxy whose connections are cut, go silent without a word, are slow, or lose answers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+import time
+from typing import Final
+
+CHUNK_BYTES = 1 << 16
+RESET = struct.pack("ii", 1, 0)
+
+READY_FOR_QUERY: Final = re.compile(rb"Z\x00\x00\x00\x05([ITE])")
+"""PostgreSQL says after each answer whether a transaction is open."""
+BEGINS: Final = (b"set autocommit=0", b"set autocommit = 0", b"begin", b"start transaction")
+ENDS: Final = (b"commit", b"rollback", b"set autocommit=1", b"set autocommit = 1")
+
+
+class Connection:
+    """One connection through the proxy: the client's end, the server's, and what befalls them."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.is_lost = False
+        """Nothing arrives on either side any more, and neither side is told of the other's end."""
+        self.is_doomed = False
+        """The next answer will not arrive: the connection is cut instead."""
+        self.is_in_transaction = False
+
+    def close(self, *, by_reset: bool = False) -> None:
+        """Close both ends."""
+        for end in (self.client, self.server):
+            _close(end, by_reset)
+
+    def observe(self, data: bytes, *, is_request: bool) -> None:
+        """Keep track of whether a transaction is open, on PostgreSQL and MariaDB."""
+        if not is_request:
+            states = READY_FOR_QUERY.findall(data[-64:])
+            if states:
+                self.is_in_transaction = states[-1] != b"I"
+            return
+        if len(data) < 64:
+            words = data.lower()
+            if any(word in words for word in BEGINS):
+                self.is_in_transaction = True
+            elif any(word in words for word in ENDS):
+                self.is_in_transaction = False
+
+
+class Proxy:
+    """Leads `port` to a server on loopback. Faults last until they are healed."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self.port: int = self._listener.getsockname()[1]
+        self._lock = threading.Lock()
+        self._connections: set[Connection] = set()
+        self._lost: list[Connection] = []
+        self._waiting: list[socket.socket] = []
+        self._refuses = False
+        self._swallows = False
+        self._delay_seconds = 0.0
+        self._commits_to_lose = 0
+        self._commits_to_stop = 0
+        self._answers_to_lose = 0
+        self.losses = 0
+        """How many answers were lost, or requests stopped, in all."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    # Faults.
+
+    def cut(self, *, by_reset: bool = False) -> int:
+        """Close all connections. Returns how many."""
+        gone = self._take_all()
+        for connection in gone:
+            connection.close(by_reset=by_reset)
+        return len(gone)
+
+    def lose_silently(self) -> int:
+        """Let all connections go silent; new ones work. As if a host had lost its power or its
+        address: the server hears nothing of it."""
+        gone = self._take_all()
+        for connection in gone:
+            connection.is_lost = True
+        self._lost += gone
+        return len(gone)
+
+    def lose_in_transaction(self, patience_seconds: float) -> int:
+        """The same for one connection, as soon as one is inside a transaction."""
+        until = time.monotonic() + patience_seconds
+        while time.monotonic() < until:
+            with self._lock:
+                for connection in self._connections:
+                    if connection.is_in_transaction:
+                        connection.is_lost = True
+                        self._connections.discard(connection)
+                        self._lost.append(connection)
+                        return 1
+            time.sleep(0.0002)
+        return 0
+
+    def partition(self) -> int:
+        """Let all connections go silent, and new ones, too."""
+        self._swallows = True
+        return self.lose_silently()
+
+    def refuse(self) -> int:
+        """Reset all connections, and new ones, too."""
+        self._refuses = True
+        return self.cut(by_reset=True)
+
+    def delay(self, seconds: float) -> None:
+        """Let everything arrive so much later."""
+        self._delay_seconds = seconds
+
+    def lose_commits(self, count: int) -> None:
+        """Cut the connection instead of passing on the answer to the next COMMITs: the server has
+        committed, and the client does not know it."""
+        self._commits_to_lose = count
+
+    def stop_commits(self, count: int) -> None:
+        """Cut the connection instead of passing on the next COMMITs themselves."""
+        self._commits_to_stop = count
+
+    def lose_answers(self, count: int) -> None:
+        """Cut the connection instead of passing on the next answers, whatever they are to."""
+        self._answers_to_lose = count
+
+    def heal(self) -> None:
+        """End all faults but silence: what was lost silently stays lost."""
+        self._refuses = self._swallows = False
+        self._delay_seconds = 0.0
+        self._commits_to_lose = self._commits_to_stop = self._answers_to_lose = 0
+        waiting, self._waiting = self._waiting, []
+        for client in waiting:
+            _close(client, by_reset=True)
+
+    def close_lost_clients(self) -> None:
+        """Tell the clients of connections lost silently, though not the server."""
+        for connection in list(self._lost):
+            _close(connection.client, by_reset=True)
+
+    def close_lost(self) -> None:
+        """Tell the server, too."""
+        lost, self._lost = self._lost, []
+        for connection in lost:
+            connection.close()
+
+    def close(self) -> None:
+        """End everything."""
+        self._listener.close()
+        self.heal()
+        self.cut()
+        self.close_lost()
+
+    # How it is done.
+
+    def _take_all(self) -> list[Connection]:
+        with self._lock:
+            taken = list(self._connections)
+            self._connections.clear()
+        return taken
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self._refuses:
+                    _close(client, by_reset=True)
+                elif self._swallows:
+                    self._waiting.append(client)
+                else:
+                    threading.Thread(target=self._serve, args=[client], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(("127.0.0.1", self._server_port), timeout=5)
+        except OSError:
+            _close(client, by_reset=True)
+            return
+        for end in (client, server):
+            end.settimeout(None)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(client, server)
+        with self._lock:
+            self._connections.add(connection)
+        back = threading.Thread(target=self._carry_answers, args=[connection], daemon=True)
+        back.start()
+        self._carry_requests(connection)
+        back.join()
+        with self._lock:
+            self._connections.discard(connection)
+
+    def _carry_requests(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError):
+            while data := connection.client.recv(CHUNK_BYTES):
+                if connection.is_lost:
+                    continue
+                self._pause()
+                connection.observe(data, is_request=True)
+                if _is_commit(data):
+                    if self._takes("_commits_to_stop"):
+                        break
+                    connection.is_doomed = self._takes("_commits_to_lose")
+                connection.server.sendall(data)
+        if not connection.is_lost:
+            connection.close()
+
+    def _carry_answers(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError):
+            while data := connection.server.recv(CHUNK_BYTES):
+                if connection.is_lost:
+                    continue
+                self._pause()
+                connection.observe(data, is_request=False)
+                if connection.is_doomed or self._takes("_answers_to_lose"):
+                    break
+                connection.client.sendall(data)
+        if not connection.is_lost:
+            connection.close()
+
+    def _pause(self) -> None:
+        if self._delay_seconds:
+            time.sleep(self._delay_seconds)
+
+    def _takes(self, name: str) -> bool:
+        if not getattr(self, name):
+            return False
+        with self._lock:
+            left = getattr(self, name)
+            setattr(self, name, max(0, left - 1))
+            self.losses += bool(left)
+        return bool(left)
+
+
+def _is_commit(data: bytes) -> bool:
+    return len(data) < 4096 and b"commit" in data.lower()
+
+
+def _close(end: socket.socket, by_reset: bool = False) -> None:
+    with contextlib.suppress(OSError):
+        if by_reset:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        else:
+            end.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        # A recv() in another thread goes on holding the socket: shut it down as well.
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
