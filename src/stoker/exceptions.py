@@ -14,6 +14,7 @@
     ├── UnknownTask                                      the task is not (or no longer) there
     ├── BrokerError
     │   └── BrokerUnavailable                            retried with back-off by the cluster
+    │       └── RowsLocked                               another transaction holds what is needed
     ├── NotMigrated                                      the tables are not there yet
     ├── DuplicateJob                                     the key is taken, and "raise" was asked for
     ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
@@ -97,6 +98,10 @@ class BrokerError(StokerError):
 
 class BrokerUnavailable(BrokerError):
     """The broker cannot be reached now. Nothing was lost; try again."""
+
+
+class RowsLocked(BrokerUnavailable):
+    """Another transaction holds rows that are needed. Nothing was lost; try again."""
 
 
 class NotMigrated(StokerError):

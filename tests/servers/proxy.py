@@ -1,5 +1,5 @@
-"""A TCP proxy in front of a server, which can lose the server's next answer or all connections, and
-can go deaf."""
+"""A TCP proxy in front of a server, which can lose the server's next answer or all connections, can
+go deaf, and can lose a client so that the server does not notice."""
 
 import socket
 import threading
@@ -17,7 +17,10 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._after: bytes | None = None
+        self._dying: dict[int, bytes] = {}
+        self._left_open: list[socket.socket] = []
         self.lost = threading.Event()
+        self.abandoned = threading.Event()
         self._is_open = threading.Event()
         self._is_open.set()
 
@@ -26,6 +29,18 @@ class Proxy:
         server has answered: it acted, and nobody heard of it."""
         self.lost.clear()
         self._after = what
+
+    def lose_client(self, client_port: int, *, before: bytes) -> None:
+        """Lose this client as in a power cut, just before its next request with these bytes would
+        reach the server. The client's end is closed; the server's end stays open, and nothing comes
+        any more. Sets `abandoned` when that has happened.
+
+        Args:
+            client_port: from which the client connected.
+            before: what the request has in it: COMMIT, say.
+        """
+        self.abandoned.clear()
+        self._dying[client_port] = before
 
     def hold(self) -> None:
         """Nothing arrives any more, and nobody is told."""
@@ -56,6 +71,8 @@ class Proxy:
         self._listener.close()
         self.release()
         self.cut()
+        for end in self._left_open:
+            end.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -77,9 +94,14 @@ class Proxy:
         doomed: threading.Event,
         pair: tuple[socket.socket, socket.socket],
     ) -> None:
+        client_port = source.getpeername()[1] if is_request else 0
         with suppress(OSError):
             while data := source.recv(2**16):
                 self._is_open.wait()
+                if is_request and (before := self._dying.get(client_port)) and before in data:
+                    del self._dying[client_port]
+                    self._abandon(pair)
+                    return
                 if is_request and self._after is not None and self._after in data:
                     self._after = None
                     doomed.set()
@@ -88,6 +110,15 @@ class Proxy:
                     break
                 target.sendall(data)
         _close(pair)
+
+    def _abandon(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        client, server = pair
+        self._left_open.append(server)
+        self._pairs.remove(pair)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+        client.close()
+        self.abandoned.set()
 
 
 def _close(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -136,6 +136,15 @@ class Return:
     crashes: int = 0
 
 
+class Extension(NamedTuple):
+    """What became of leases that were to be extended; all others were."""
+
+    stale: set[Lease]
+    """Somebody else has the job, or it has ended."""
+    locked: set[Lease]
+    """Another transaction holds the lease, so that it ends when it would have ended."""
+
+
 class Broker(ABC):
     """One place where packages wait. Methods may raise BrokerUnavailable: try again then."""
 
@@ -204,6 +213,10 @@ class Broker(ABC):
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         """Let each lease end ``lease_seconds`` from now. Returns the stale ones."""
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        """Extend these leases, but wait for no transaction that holds one of them."""
+        return Extension(self.extend(leases, lease_seconds=lease_seconds), set())
 
     @abstractmethod
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:

@@ -20,7 +20,7 @@ from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
 from stoker.models.statements import with_keys
 
-from .base import Broker, Delivery, Lease, Message, Return
+from .base import Broker, Delivery, Extension, Lease, Message, Return
 from .fronted_wake import FrontedWake
 from .orm import OrmBroker
 from .wake import Wake
@@ -159,11 +159,17 @@ class FrontedBroker(Broker):
     # -- leases -----------------------------------------------------------------------------------
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        return self.extend_unlocked(leases, lease_seconds=lease_seconds).stale
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
         inside, outside = self._split(leases)
-        stale = self.store.extend(inside, lease_seconds=lease_seconds) if inside else set()
+        stale: set[Lease] = set()
+        locked: set[Lease] = set()
+        if inside:
+            stale, locked = self.store.extend_unlocked(inside, lease_seconds=lease_seconds)
         if outside:
-            stale |= self.behind.extend(outside, lease_seconds=lease_seconds)
-        return stale
+            stale = stale | self.behind.extend(outside, lease_seconds=lease_seconds)
+        return Extension(stale, locked)
 
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         return self.settle(leases, (), failed=failed)

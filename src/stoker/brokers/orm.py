@@ -18,6 +18,7 @@ from stoker.models.admission import Rated
 from stoker.models.claiming import Claiming, Leasing
 from stoker.models.clock import microseconds
 from stoker.models.commits import after_commit
+from stoker.models.conflicts import is_locked_out
 from stoker.models.due import what_is_due
 from stoker.models.guard_upkeep import call_due, look_after
 from stoker.models.job import NewJob
@@ -25,7 +26,7 @@ from stoker.models.statements import moves_rows_in_one_statement
 from stoker.models.watermarks import Watermarks
 from stoker.models.withdrawing import withdraw
 
-from .base import Broker, Capabilities, Delivery, Lease, Message, Return
+from .base import Broker, Capabilities, Delivery, Extension, Lease, Message, Return
 from .orm_errors import explained
 from .orm_rows import deliveries_of, given_back, lease_keys
 from .orm_wake import add_and_tell, open_wake, wake_up
@@ -41,6 +42,8 @@ sooner; then a claim finds nothing, and looks, or it finds others, which go firs
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim goes on that finds none but jobs which a guard turns away: others wait behind
 them."""
+CAREFUL_SECONDS = 10.0
+"""How long claims do not wait for keys of guards after they met one that was locked for long."""
 PURGE_AT_ONCE = 500
 
 
@@ -58,6 +61,7 @@ class OrmBroker(Broker):
         """As far as was known when somebody asked; monotonic seconds."""
         self._is_more_behind = False
         self._marks = Watermarks(self.alias)
+        self._careful_until = 0.0
         self._knows_rates = False
         """Whether there was ever a job with a rate."""
         if self.alias not in connections:
@@ -115,7 +119,8 @@ class OrmBroker(Broker):
         self, served: Sequence[str], limit: int, leasing: Leasing, rated: Rated
     ) -> list[Delivery]:
         """Nothing may be raised once something is leased: its holder would not know of it."""
-        claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks)
+        waits = time.monotonic() >= self._careful_until
+        claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks, waits=waits)
         deliveries: list[Delivery] = []
         until = time.monotonic() + LOOK_BEHIND_SECONDS
         self._is_more_behind = bool(served)
@@ -127,10 +132,19 @@ class OrmBroker(Broker):
                 if time.monotonic() >= until:  # after a round: however slow, a claim looks once
                     break
         except DatabaseError as error:
-            if not deliveries:
+            if is_locked_out(error):
+                self._be_careful()
+            elif not deliveries:
                 raise
             tell("guards_put_off", error=error)
+        if claiming.has_met_locks:
+            self._be_careful()
         return deliveries
+
+    def _be_careful(self) -> None:
+        """Another transaction holds keys of guards, for longer than any of ours would: for the next
+        claims, do not wait for such keys."""
+        self._careful_until = time.monotonic() + CAREFUL_SECONDS
 
     def _promote_due(self, rated_limit: int) -> int:
         """Move jobs whose moment has come to where claims find them."""
@@ -152,11 +166,20 @@ class OrmBroker(Broker):
         return called
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        return self.extend_unlocked(leases, lease_seconds=lease_seconds).stale
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
         with explained(self.alias):
-            valid = Claimed.objects.using(self.alias).extend(
+            valid, locked = Claimed.objects.using(self.alias).extend(
                 lease_keys(leases), microseconds(lease_seconds)
             )
-        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
+        if len(valid) == len(leases):  # nearly always
+            return Extension(set(), set())
+        keyed = {(lease.job_id, lease.lease_id): lease for lease in leases}
+        return Extension(
+            {lease for key, lease in keyed.items() if key not in valid and key not in locked},
+            {keyed[key] for key in locked},
+        )
 
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         return self.settle(leases, (), failed=failed)

@@ -6,7 +6,8 @@ from types import TracebackType
 
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
-from stoker.exceptions import BrokerUnavailable, NotMigrated
+from stoker.exceptions import BrokerUnavailable, NotMigrated, RowsLocked
+from stoker.models.conflicts import is_locked_out
 
 
 class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
@@ -47,4 +48,8 @@ def explain(error: Exception, alias: str) -> Exception:
         )
     if isinstance(error, ProgrammingError):
         return error
+    if is_locked_out(error):
+        return RowsLocked(
+            f"Another transaction holds rows of the database {alias!r} that are needed: {message}"
+        )
     return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")

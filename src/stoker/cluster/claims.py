@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
+from uuid import UUID
 
 from stoker.brokers.base import Broker, Delivery, Return
+from stoker.models.locked_jobs import locked_jobs
 
 from . import board as place
 from .board import Board
@@ -20,6 +22,8 @@ from .tempo import Tempo
 
 CLAIM_AT_ONCE = 500
 GIVE_BACK_AT_ONCE = 500
+LOCKED_SECONDS = 1.0
+"""Until jobs that could not be given back, because of somebody's locks, are tried again."""
 RATED_SECONDS = 60.0
 """How long the next moment of a rate is looked after closely when there was a job with one."""
 
@@ -51,6 +55,9 @@ class Claims:
         """Whether a claim failed that the broker may have granted all the same."""
         self._rated_until = 0.0
         """Until then rates count as being in use; monotonic seconds."""
+        self._locked: frozenset[UUID] = frozenset()
+        """Jobs that cannot be given back now: other transactions hold their rows."""
+        self._look_at_locked = 0.0
         self._had_no_slot = False
         """Whether rates are in use, and the last claim had to leave them alone."""
         self._look_ahead: Callable[[], float | None] | None = None
@@ -86,7 +93,10 @@ class Claims:
             )
         )
         if answer is None:
-            self._are_in_doubt = True
+            if self._patience.has_met_a_lock:  # nothing was leased, and others may be free soon
+                self.tempo.note(0, limit)
+            else:
+                self._are_in_doubt = True
             return
         self._pauses.look_again()
         deliveries = answer.value
@@ -112,7 +122,11 @@ class Claims:
 
     def give_back(self) -> None:
         """Release what is to be given back, as if it had never been claimed."""
-        flights = self._flights.given_back()[:GIVE_BACK_AT_ONCE]
+        flights = self._flights.given_back()
+        if self._locked and time.monotonic() >= self._look_at_locked:
+            self._locked = frozenset()
+        flights = [one for one in flights if one.delivery.job_id not in self._locked]
+        flights = flights[:GIVE_BACK_AT_ONCE]
         if not flights:
             return
         returns = [
@@ -125,6 +139,10 @@ class Claims:
         ]
         if self._patience.call(lambda: self._broker.release(returns)) is not None:
             self._flights.forget_given_back(flights)
+        elif self._patience.has_met_a_lock:
+            job_ids = [flight.delivery.job_id for flight in flights]
+            self._locked |= locked_jobs(self._settings.database, job_ids)
+            self._look_at_locked = time.monotonic() + LOCKED_SECONDS
 
     def clear_up_doubts(self) -> None:
         """Give back what a failed claim leased after all: nobody else would for a whole lease, and

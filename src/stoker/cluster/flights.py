@@ -28,6 +28,8 @@ class Flight:
     report: Report | None = None
     is_open = True
     """Until it is recorded, given back, or lost."""
+    is_locked = False
+    """Whether another transaction held its lease when it was to be extended."""
     cancelled_as = 0
     """The number under which its worker was told to end it."""
 
@@ -212,8 +214,9 @@ class Flights:
         return len(unknown)
 
     def oldest_lease(self) -> float | None:
-        """When the lease that was extended longest ago was; monotonic seconds."""
-        return min((flight.leased_at for flight in self), default=None)
+        """When the lease that was extended longest ago was; monotonic seconds. Those that another
+        transaction holds are not counted: each of them is stopped by itself."""
+        return min((flight.leased_at for flight in self if not flight.is_locked), default=None)
 
     def _give_back_late(self, flight: Flight) -> None:
         if flight.asked_seconds:

@@ -7,14 +7,19 @@ lets the sentinel stop the jobs before the first lease ends.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from stoker.brokers.base import Broker
+from stoker.brokers.base import Broker, Extension
 from stoker.conf import Settings
 
 from . import board as place
 from .board import Board
 from .flights import Flight, Flights
 from .patience import Patience
+from .watch import fence_margin_ns
+
+LOCKED_SHARE = 24
+"""A lease that another transaction holds is tried again after this part of its time."""
 
 
 class Leases:
@@ -25,6 +30,9 @@ class Leases:
         self._broker = broker
         self._flights = flights
         self._board = board
+        self._margin_seconds = (
+            fence_margin_ns(settings) / 1e9 + 2 * self._lease_seconds / LOCKED_SHARE
+        )
         self.next_check = 0.0
 
     def include(self, asked_at: float) -> None:
@@ -32,31 +40,43 @@ class Leases:
         self._set_fence(min(asked_at, self._fenced_from() or asked_at))
 
     def extend_due(self, patience: Patience) -> list[Flight]:
-        """Extend what needs it. Returns the flights whose lease turned out to be lost."""
+        """Extend what needs it. Returns the flights whose lease is lost, or is about to end because
+        another transaction holds it."""
         now = time.monotonic()
         if now < self.next_check:
             return []
         old = [one for one in self._flights if now - one.leased_at >= self._lease_seconds / 3]
+        pause_seconds = self._lease_seconds / 6
         lost: list[Flight] = []
         if old:
             answer = patience.call(
-                lambda: self._broker.extend(
+                lambda: self._broker.extend_unlocked(
                     [flight.delivery.lease for flight in old], lease_seconds=self._lease_seconds
                 )
             )
             if answer is None:
                 return []
-            # What is reported may just have been recorded, and its lease be gone for that reason:
-            # the monitor will say.
-            lost = [
-                flight
-                for flight in old
-                if flight.report is None and flight.delivery.lease in answer.value
-            ]
-            for flight in old:
-                flight.leased_at = now
-        self.next_check = now + self._lease_seconds / 6
+            if answer.value.locked:
+                pause_seconds = self._lease_seconds / LOCKED_SHARE
+            lost = self._note(old, answer.value, now)
+        self.next_check = now + pause_seconds
         self._set_fence(self._flights.oldest_lease())
+        return lost
+
+    def _note(self, old: Sequence[Flight], extension: Extension, now: float) -> list[Flight]:
+        """Returns those that are lost. What is reported may just have been recorded, and its lease
+        be gone for that reason: the monitor will say."""
+        lost: list[Flight] = []
+        for flight in old:
+            flight.is_locked = flight.delivery.lease in extension.locked
+            is_lost = flight.delivery.lease in extension.stale
+            if flight.is_locked:
+                left_seconds = flight.leased_at + self._lease_seconds - now
+                is_lost = left_seconds <= self._margin_seconds
+            else:
+                flight.leased_at = now
+            if is_lost and flight.report is None:
+                lost.append(flight)
         return lost
 
     def _fenced_from(self) -> float | None:

@@ -20,12 +20,15 @@ from stoker.brokers import broker_for
 from stoker.brokers.base import Lease
 from stoker.events import tell
 from stoker.exceptions import BrokerError, NotMigrated
+from stoker.ids import id_of
 from stoker.lifecycle.failures import tell_failure
 from stoker.lifecycle.faults import fault_of
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Failed, Succeeded
 from stoker.lifecycle.successes import finish_together
 from stoker.lifecycle.tallies import Tallies
+from stoker.models.conflicts import is_conflict, is_locked_out
+from stoker.models.locked_jobs import locked_jobs
 
 from . import board as place
 from .channel import Closed, Stream
@@ -43,6 +46,8 @@ BEAT_SECONDS = 1.0
 TRIES = 5
 LARGE_BYTES = 1 << 20
 """A value of this size may be what the connection breaks at."""
+LONGEST_LOCKED_PAUSE = 5.0
+"""Until an outcome that waits for somebody's locks is tried again."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
@@ -53,6 +58,8 @@ class Aside(NamedTuple):
     due: float
     pause_seconds: float
     reported: Reported
+    is_locked: bool = False
+    """Whether that is only because other transactions hold rows that it needs."""
 
 
 def main(child: Child) -> None:
@@ -150,22 +157,54 @@ class Monitor:
             self._finish(part)
 
     def _record_aside(self) -> None:
-        """Try again what was refused."""
-        due = [one for one in self.aside if one.due <= time.monotonic()]
-        self.aside = [one for one in self.aside if one not in due]
+        """Try again what was refused, one by one, and together what waited for locks."""
+        now = time.monotonic()
+        due = [one for one in self.aside if one.due <= now]
+        if not due:
+            return
+        self.aside = [one for one in self.aside if one.due > now]
+        locked = [one for one in due if one.is_locked]
+        for start in range(0, len(locked), BATCH):
+            self._record_unlocked(locked[start : start + BATCH])
         for one in due:
-            self._finish([one.reported], pause_seconds=min(2 * one.pause_seconds, LONGEST_PAUSE))
+            if not one.is_locked:
+                pause_seconds = min(2 * one.pause_seconds, LONGEST_PAUSE)
+                self._finish([one.reported], pause_seconds)
 
-    def _finish(self, batch: Sequence[Reported], pause_seconds: float = FIRST_PAUSE) -> None:
-        """Record a batch; what of it the store refuses is found by halving."""
+    def _record_unlocked(self, waiting: Sequence[Aside]) -> None:
+        pause_seconds = min(2 * waiting[0].pause_seconds, LONGEST_LOCKED_PAUSE)
+        free, locked = self._parted_by_locks([one.reported for one in waiting])
+        self._put_aside(locked, pause_seconds)
+        if free:
+            self._finish(free, pause_seconds)
+
+    def _finish(
+        self,
+        batch: Sequence[Reported],
+        pause_seconds: float = FIRST_PAUSE,
+        *,
+        asks_for_locks: bool = True,
+    ) -> None:
+        """Record a batch, but for outcomes that need rows which other transactions hold, and for
+        those that the store refuses, which are found by halving."""
         error = self._try(batch)
         if error is not None and len(batch) > 1:
+            if asks_for_locks and is_locked_out(error):
+                free, locked = self._parted_by_locks(batch)
+                if locked:
+                    self._put_aside(locked, pause_seconds)
+                    if free:
+                        self._finish(free, pause_seconds, asks_for_locks=False)
+                    return
             middle = len(batch) // 2
-            self._finish(batch[:middle], pause_seconds)
-            self._finish(batch[middle:], pause_seconds)
+            self._finish(batch[:middle], pause_seconds, asks_for_locks=False)
+            self._finish(batch[middle:], pause_seconds, asks_for_locks=False)
             return
         if error is not None:
             (one,) = batch
+            if is_locked_out(error):
+                self._put_aside(batch, pause_seconds)
+                return
             if not self._is_recorded_as_failure(one, error):
                 tell("record_put_off", job_id=open_report(*one).delivery.job_id, error=error)
                 due = time.monotonic() + pause_seconds
@@ -173,10 +212,34 @@ class Monitor:
                 return
         self._confirm([report[0] for report, _ in batch])
 
+    def _parted_by_locks(
+        self, batch: Sequence[Reported]
+    ) -> tuple[Sequence[Reported], Sequence[Reported]]:
+        """Those that can be recorded now, and those that need rows which other transactions hold.
+        If the store does not say, all of them count as free."""
+        job_ids = [id_of(int.from_bytes(job[1])) for _, job in batch]
+        self.patience.sleep(self._beat)
+        answer = self.patience.call(lambda: locked_jobs(self.settings.database, job_ids))
+        if answer is None or not answer.value:
+            return batch, ()
+        sides: tuple[list[Reported], list[Reported]] = ([], [])
+        for reported, job_id in zip(batch, job_ids, strict=True):
+            sides[job_id in answer.value].append(reported)
+        return sides
+
+    def _put_aside(self, locked: Sequence[Reported], pause_seconds: float) -> None:
+        if locked:
+            tell("records_wait", count=len(locked))
+            due = time.monotonic() + pause_seconds
+            self.aside += [Aside(due, pause_seconds, one, is_locked=True) for one in locked]
+
     def _try(self, batch: Sequence[Reported]) -> Exception | None:
         """None when it is recorded. Else why not, though the store is there: an error that may pass
-        is waited for, but not for ever, since it may come from what is to be recorded."""
+        is waited for, but not for ever, since it may come from what is to be recorded. A row that
+        another transaction holds is not waited for again; a deadlock is over."""
         failures, record = 0, partial(self._record_or_refuse, batch)
+        if self.patience.is_waiting:
+            self.patience.sleep(self._beat)
         while failures < TRIES:
             try:
                 answer = self.patience.call(record)
@@ -186,8 +249,12 @@ class Monitor:
                 for lease in answer.value:
                     tell("stale_outcome", job_id=lease.job_id)
                 return None
-            record = partial(self._record_or_refuse, batch, is_again=True)
+            failure, has_met_a_lock = self.patience.last_error, self.patience.has_met_a_lock
             self.patience.sleep(self._beat)
+            if has_met_a_lock and not is_conflict(failure):
+                return failure
+            if not has_met_a_lock:
+                record = partial(self._record_or_refuse, batch, is_again=True)
             failures += self.patience.call(self.broker.ping) is not None
         return self.patience.last_error
 

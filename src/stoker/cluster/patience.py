@@ -14,11 +14,19 @@ from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import BrokerError, NotMigrated
 from stoker.models import kept
+from stoker.models.conflicts import is_locked_out
 
 T = TypeVar("T")
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_LOCK_SECONDS = 1.0
+"""How long one of our statements waits for a row at most: transactions of Stoker's last a few
+milliseconds, so whoever holds a row for longer is gone, or is user code."""
+SHORTEST_IDLE_SECONDS = 2
+"""A transaction of ours may pause for so long between two statements, on a busy machine."""
+CHECK_AFTER_SECONDS = 30.0
+"""A connection that was not used for so long is asked whether it still works, where Django asks."""
 
 PLANNING = "-c enable_bitmapscan=off"
 """The planner takes a queue that it has not seen at its last look for a short one, and would rather
@@ -42,6 +50,7 @@ class Patience:
         self._broker = broker
         self._pause_seconds = 0.0
         self._down_since: float | None = None
+        self._used_at = time.monotonic()
         self.try_at = 0.0
         self.last_error: Exception | None = None
 
@@ -51,14 +60,22 @@ class Patience:
         return time.monotonic() < self.try_at
 
     def call(self, function: Callable[[], T]) -> Answer[T] | None:
-        """The answer; None when the store can't be reached now (the connection is closed then), or
-        could not be a moment ago."""
+        """Make the call, unless the last one failed a moment ago.
+
+        Returns:
+            The answer. None if the store can't be reached now (the connection is closed then), or
+            if another transaction holds rows that the call needs (``has_met_a_lock``).
+        """
         if self.is_waiting:
             return None
+        self._check_old_connection()
         try:
             answer = Answer(function())
         except (BrokerError, NotMigrated, DatabaseError, InterfaceError) as error:
-            self._note_failure(error)
+            if is_locked_out(error):
+                self._note_lock(error)
+            else:
+                self._note_failure(error)
             return None
         self._note_success()
         return answer
@@ -77,6 +94,22 @@ class Patience:
             beat()
             time.sleep(min(0.1, max(0.0, self.try_at - time.monotonic())))
         beat()
+
+    @property
+    def has_met_a_lock(self) -> bool:
+        """Whether the last failure was that another transaction held rows. The store answers."""
+        return is_locked_out(self.last_error)
+
+    def _check_old_connection(self) -> None:
+        now = time.monotonic()
+        if now - self._used_at > CHECK_AFTER_SECONDS:
+            connections[self._settings.database].close_if_unusable_or_obsolete()
+        self._used_at = now
+
+    def _note_lock(self, error: Exception) -> None:
+        self.last_error = error
+        self.try_at = time.monotonic() + FIRST_PAUSE_SECONDS
+        tell("rows_locked", error=_one_line(error), seconds=FIRST_PAUSE_SECONDS)
 
     def _note_failure(self, error: Exception) -> None:
         now = time.monotonic()
@@ -107,16 +140,17 @@ def _one_line(error: Exception) -> str:
 
 
 def set_deadlines(
-    settings: Settings, *, keeps_statements: bool = False, lock_seconds: int | None = None
+    settings: Settings, *, keeps_statements: bool = False, is_cluster: bool = True
 ) -> None:
-    """Give every call that this process makes to the store's database a deadline. For the
-    cluster's own processes only: a worker's connections belong to user code.
+    """Give every call that this process makes to the store's database a deadline. Never call this
+    in a worker: its connections belong to user code.
 
     Args:
         settings: the backend's.
         keeps_statements: whether this process makes the same calls again and again.
-        lock_seconds: the longest wait for a locked row; None = as long as for any call. SQLite
-            locks no rows.
+        is_cluster: whether this is a process of a cluster. Its waits for locked rows are short, and
+            the server ends a transaction whose process has gone silent. A command waits longer, as
+            nobody tries again for it.
     """
     alias, limit_seconds = settings.database, settings.database_seconds
     connection = connections[alias]
@@ -130,31 +164,66 @@ def set_deadlines(
         options.setdefault("tcp_user_timeout", whole_seconds * 1000)
         if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
             # Not behind a transaction pooler, where the settings would leak to other clients.
-            ours = f"-c statement_timeout={whole_seconds * 1000} {PLANNING}"
-            if lock_seconds is not None:
-                ours += f" -c lock_timeout={lock_seconds * 1000}"
+            ours = [f"-c statement_timeout={whole_seconds * 1000}", PLANNING]
+            if is_cluster:
+                ours += [f"-c {name}={value}" for name, value in _session(settings).items()]
             if keeps_statements:
-                ours += f" {kept.PLANNING}"
+                ours.append(kept.PLANNING)
                 kept.keep_statements(alias)
-            options["options"] = f"{ours} {options.get('options', '')}".rstrip()
+            options["options"] = f"{' '.join(ours)} {options.get('options', '')}".rstrip()
     elif connection.vendor == "mysql":
         for name in ("connect_timeout", "read_timeout", "write_timeout"):
             options.setdefault(name, whole_seconds)
-        if lock_seconds is not None:
-            _limit_lock_waits(alias, lock_seconds)
+        if is_cluster:
+            _limit_mysql_sessions(settings)
     elif connection.vendor == "sqlite":
         options.setdefault("timeout", limit_seconds)
     connection.settings_dict["CONN_MAX_AGE"] = None
+    connection.settings_dict["CONN_HEALTH_CHECKS"] = True  # after a long pause, see Patience
     connection.settings_dict["AUTOCOMMIT"] = True  # nobody commits by hand here
     connection.close()
 
 
-def _limit_lock_waits(alias: str, seconds: int) -> None:
-    """Have each new connection of this process to a MariaDB or MySQL database say so."""
+def lock_seconds(settings: Settings) -> float:
+    """How long a statement of the cluster's own processes waits for a locked row."""
+    return min(LONGEST_LOCK_SECONDS, settings.database_seconds / 4)
 
-    def say(connection: Any, **_: Any) -> None:
-        if connection.alias == alias:
+
+def _idle_seconds(settings: Settings) -> int:
+    """After how long the server ends a transaction of a process that says nothing. When a machine
+    loses its power or its network, nobody tells the server, which would keep the rows locked for
+    hours. Short enough that leases outlast it."""
+    longest = min(settings.database_seconds, settings.lease_seconds / 3)
+    return max(SHORTEST_IDLE_SECONDS, round(longest))
+
+
+def _session(settings: Settings) -> dict[str, int]:
+    """The settings of a session with PostgreSQL."""
+    seconds = max(1, round(settings.database_seconds))
+    return {
+        "lock_timeout": round(lock_seconds(settings) * 1000),
+        "idle_in_transaction_session_timeout": _idle_seconds(settings) * 1000,
+        "tcp_keepalives_idle": seconds,
+        "tcp_keepalives_interval": max(1, seconds // 3),
+        "tcp_keepalives_count": 3,
+        "tcp_user_timeout": seconds * 1000,
+    }
+
+
+def _limit_mysql_sessions(settings: Settings) -> None:
+    """Have each session with MariaDB or MySQL end its waits and its silent transactions. MySQL can
+    only end a session that is silent for long, whether in a transaction or not."""
+    silent_seconds = max(round(settings.lease_seconds / 3), round(2 * CHECK_AFTER_SECONDS))
+    statement = (
+        f"SET SESSION innodb_lock_wait_timeout = {max(1, round(lock_seconds(settings)))}"
+        f" /*M!100300 , idle_transaction_timeout = {_idle_seconds(settings)} */"
+        f" /*!80000 , wait_timeout = {silent_seconds} */"
+    )
+
+    def limit(connection: Any, **_: Any) -> None:
+        if connection.alias == settings.database:
             with connection.cursor() as cursor:
-                cursor.execute("SET SESSION innodb_lock_wait_timeout = %s", [seconds])
+                cursor.execute(statement)
 
-    connection_created.connect(say, weak=False, dispatch_uid=f"stoker.lock_seconds.{alias}")
+    uid = f"stoker.cluster.patience:{settings.database}"
+    connection_created.connect(limit, weak=False, dispatch_uid=uid)

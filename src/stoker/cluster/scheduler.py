@@ -18,9 +18,6 @@ from .ticks import LOOK_SECONDS, Ticks
 from .upkeep import Upkeep
 
 FAREWELL_SECONDS = 5.0
-LOCK_SECONDS = 1
-"""Longest wait for a row that somebody has locked: it concerns one schedule, and the others wait
-meanwhile."""
 
 
 def main(child: Child) -> None:
@@ -33,7 +30,7 @@ class Scheduler:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.settings = child.plan.settings
-        set_deadlines(self.settings, lock_seconds=LOCK_SECONDS)
+        set_deadlines(self.settings)
         self.broker = broker_for(self.settings)
         self.upkeep = Upkeep(child.plan, self.settings, self.broker, self._beat_of_upkeep)
         self.ticks = Ticks(

@@ -37,6 +37,8 @@ from stoker.models import (
     Ready,
     Schedule,
 )
+from stoker.models.conflicts import is_locked_out
+from stoker.models.locked_jobs import locked_jobs
 from stoker.models.statements import moves_rows_in_one_statement
 
 from .board import Board, board_path
@@ -214,11 +216,19 @@ class Upkeep:
         return rescued
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:
-        """What the store refuses, found by halving, waits for its lease to end once more."""
+        """Record these. What the store refuses, found by halving, and what other transactions have
+        locked, waits for its lease to end once more."""
         try:
             finish(self._settings, self._broker, attempted, tallies=self._tallies)
-        except (StokerError, OperationalError, InterfaceError):
-            raise
+        except (StokerError, OperationalError, InterfaceError) as error:
+            if not is_locked_out(error):
+                raise
+            locked = locked_jobs(self._alias, [one.delivery.job_id for one in attempted])
+            free = [one for one in attempted if one.delivery.job_id not in locked]
+            if len(free) == len(attempted):
+                raise
+            if free:
+                self._finish(free)
         except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
             if len(attempted) == 1:
                 tell("upkeep_failed", step="rescue", error=error)

@@ -212,7 +212,7 @@ def within_deadlines(settings: Settings) -> Settings:
     from stoker.cluster.patience import set_deadlines
 
     if has_own_process.get():
-        set_deadlines(settings)
+        set_deadlines(settings, is_cluster=False)
     return settings
 
 

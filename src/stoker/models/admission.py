@@ -59,9 +59,13 @@ class Decision(NamedTuple):
     """How many wait elsewhere now."""
     has_called: bool
     """Whether others have become ready by it."""
+    has_met_locks: bool
+    """Whether a job was deferred because another transaction holds a key that it needs."""
 
 
-def admit(alias: str, places: Sequence[Place], room: int, rated: Rated) -> Decision:
+def admit(
+    alias: str, places: Sequence[Place], room: int, rated: Rated, *, waits: bool = True
+) -> Decision:
     """Decide about ready jobs, some of which have needs. Those decided about are not in ready any
     more: the caller leases those admitted, the others wait elsewhere.
 
@@ -70,22 +74,28 @@ def admit(alias: str, places: Sequence[Place], room: int, rated: Rated) -> Decis
         places: their rows, locked by the caller, in the order in which they are to be started.
         room: how many may be admitted; with the last of them, deciding ends.
         rated: what is wanted of jobs with a rate.
+        waits: False: do not wait for keys that other transactions hold. The jobs that need them
+            are deferred for a moment, so that they do not stand in the way of those behind them.
     """
-    return _Admission(alias, places, rated).decide(room)
+    return _Admission(alias, places, rated, waits=waits).decide(room)
 
 
 class _Admission:
     """One round of decisions."""
 
-    def __init__(self, alias: str, places: Sequence[Place], rated: Rated) -> None:
+    def __init__(
+        self, alias: str, places: Sequence[Place], rated: Rated, *, waits: bool = True
+    ) -> None:
         self._alias = alias
-        self._places = places
         self._rated = rated
         self._rated_left = rated.limit
         self._needs = Need.objects.using(alias).of_jobs(
             {place.job_id: place.guards for place in places if place.guards}
         )
-        stated = [need for needed in self._needs.values() for need in needed]
+        self._places, self._kept_out = (places, []) if waits else self._sorted_out(places)
+        stated = [
+            need for place in self._places if place.guards for need in self._needs[place.job_id]
+        ]
         self._keys = GuardKey.objects.using(alias).lock_or_make(stated)
         self._holders = Need.objects.using(alias).holders(self._keys)
         self._waited_seconds = time.monotonic() - rated.asked_at
@@ -123,11 +133,28 @@ class _Admission:
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
                 self._turn_away(place, needed, refusal)
+        later_us = self._now_us + LOOK_AGAIN_US
+        self._deferred += [Deferred(due_us=later_us, **one._asdict()) for one in self._kept_out]
         # First: who is turned away here may be called back at the end.
         ready = Ready.objects.using(self._alias)
-        delete_by_key(ready, [place.job_id for place in self._places[:decided]])
+        gone = [*self._places[:decided], *self._kept_out]
+        delete_by_key(ready, [place.job_id for place in gone])
         called = self._write()
-        return Decision(admitted, decided - len(admitted), bool(called))
+        turned_away = len(gone) - len(admitted)
+        return Decision(admitted, turned_away, bool(called), bool(self._kept_out))
+
+    def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
+        """Those that can be decided about now, and those that need keys which other transactions
+        hold."""
+        key_ids = {need.key_id for needed in self._needs.values() for need in needed}
+        locked = GuardKey.objects.using(self._alias).lock_free(key_ids)
+        free: list[Place] = []
+        kept_out: list[Place] = []
+        for place in places:
+            needed = self._needs[place.job_id] if place.guards else []
+            is_kept_out = any(need.key_id in locked for need in needed)
+            (kept_out if is_kept_out else free).append(place)
+        return free, kept_out
 
     # -- the rules --------------------------------------------------------------------------------
 

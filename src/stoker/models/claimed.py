@@ -23,6 +23,7 @@ from .statements import (
     moves_a_list_in_json,
     moves_rows_in_one_statement,
     update_by_key,
+    with_keys,
 )
 from .turns import free
 
@@ -41,6 +42,15 @@ class Freed(NamedTuple):
     """Where a blocked job's turn has come by it."""
 
 
+class Extended(NamedTuple):
+    """What became of leases that were to last longer."""
+
+    valid: set[LeaseKey]
+    """Those that do."""
+    locked: set[LeaseKey]
+    """Those that are as they were: other transactions hold their rows."""
+
+
 class GivenBack(NamedTuple):
     """One leased job on its way back, with the counts that the next claim shall find."""
 
@@ -52,11 +62,11 @@ class GivenBack(NamedTuple):
 
 
 class ClaimedQuerySet(models.QuerySet["Claimed"]):
-    def extend(self, keys: Sequence[LeaseKey], lease_us: int) -> set[LeaseKey]:
-        """Let these leases end ``lease_us`` from now. Returns those that were still valid.
+    def extend(self, keys: Sequence[LeaseKey], lease_us: int) -> Extended:
+        """Let these leases end ``lease_us`` from now.
 
-        Rows that an ack or a rescue has locked are left out and tried again one by one: who waits
-        while he holds other rows can wait in a circle.
+        Rows that an ack or a rescue has locked are left out, and not waited for: their transaction
+        may belong to a machine that is gone, and all other leases would end meanwhile.
         """
         connection = connections[self.db]
         if moves_rows_in_one_statement(connection):
@@ -69,7 +79,7 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
                 job_ids = [job_id for job_id, _ in extended]
                 update_by_key(self, job_ids, leased_until_us=until_us)
         rest = set(keys) - extended
-        return extended | {key for key in rest if self._extend_one(key, lease_us)}
+        return Extended(extended, rest and self._there(rest))
 
     def settle(
         self,
@@ -198,10 +208,10 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         self._move(valid, [back for key, back in by_key.items() if key in valid])
         return [(*key, row.guards) for key, row in valid.items()]
 
-    def _extend_one(self, key: LeaseKey, lease_us: int) -> bool:
-        job_id, lease_id = key
-        valid = self.filter(pk=job_id, lease_id=lease_id)
-        return bool(valid.update(leased_until_us=DatabaseNow() + lease_us))
+    def _there(self, keys: set[LeaseKey]) -> set[LeaseKey]:
+        """Those of these leases that are valid, whoever has locked them."""
+        rows = with_keys(self, {job_id for job_id, _ in keys})
+        return keys & set(rows.values_list("job_id", "lease_id"))
 
     def _lock_valid(self, keys: Sequence[LeaseKey], *, waits: bool = True) -> dict[LeaseKey, Any]:
         wanted = set(keys)

@@ -57,6 +57,7 @@ class Claiming:
         limit: how many jobs at most.
         rated: what is wanted of jobs with a rate.
         marks: from where on to look, in the first round.
+        waits: whether to wait for guard keys that other transactions hold, see ``admit``.
     """
 
     def __init__(
@@ -67,9 +68,14 @@ class Claiming:
         leasing: Leasing,
         rated: Rated,
         marks: Watermarks,
+        *,
+        waits: bool = True,
     ) -> None:
         self.is_over = False
         """Whether nothing is ready any more for which there is room; else one may go on."""
+        self.has_met_locks = False
+        """Whether jobs were deferred because other transactions hold keys that they need."""
+        self._waits = waits
         self._alias = alias
         self._queues = queues
         self._limit = limit
@@ -105,7 +111,8 @@ class Claiming:
         with deciding(self._alias):
             places = lock()
             if any(place.guards for place in places):
-                decision = admit(self._alias, places, room, self._rated)
+                decision = admit(self._alias, places, room, self._rated, waits=self._waits)
+                self.has_met_locks = self.has_met_locks or decision.has_met_locks
                 if decision.has_called:
                     self._marks.forget()
                 are_all = len(places) < look and not decision.has_called

@@ -36,9 +36,22 @@ RAISE_FENCE = {
 
 
 class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
-    def lock(self, key_ids: Collection[UUID]) -> dict[UUID, GuardKey]:
-        """Lock these keys, in the order of their ids. A transaction may do so once."""
-        return {key.pk: key for key in lock_by_key(self, key_ids)} if key_ids else {}
+    def lock(self, key_ids: Collection[UUID], *, waits: bool = True) -> dict[UUID, GuardKey]:
+        """Lock these keys, in the order of their ids. A transaction may do so once.
+
+        Args:
+            key_ids: of the keys.
+            waits: False: leave out those that other transactions hold.
+        """
+        return {key.pk: key for key in lock_by_key(self, key_ids, waits=waits)} if key_ids else {}
+
+    def lock_free(self, key_ids: Collection[UUID]) -> set[UUID]:
+        """Lock those of these keys that are there and free. Returns the keys that other
+        transactions hold."""
+        if not key_ids:
+            return set()
+        free = {key.id for key in lock_by_key(self, key_ids, "id", waits=False)}
+        return set(with_keys(self, key_ids).values_list("pk", flat=True)) - free
 
     def lock_or_make(self, needs: Iterable[StatedNeed]) -> dict[UUID, GuardKey]:
         """Lock the keys of these needs, for a decision about jobs: those that are not there yet are

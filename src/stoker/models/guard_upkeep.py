@@ -1,5 +1,6 @@
 """What guards need from time to time: rates whose moment has come, and what a crash or a hand in
-the tables has left behind. Each look locks its keys and decides then.
+the tables has left behind. Each look locks its keys and decides then; keys that another transaction
+holds wait for the next look.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def call_due(alias: str, rated_limit: int) -> int:
     if not key_ids:
         return 0
     with deciding(alias):
-        keys = GuardKey.objects.using(alias).lock(key_ids)
+        keys = GuardKey.objects.using(alias).lock(key_ids, waits=False)
         now_us = database_now_us(alias)
         still = [key for key in keys.values() if key.due_us is not None and key.due_us <= now_us]
         for key in still:
@@ -93,7 +94,7 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
         forgets: whether keys that nobody needs are deleted.
     """
     with deciding(alias):
-        keys = GuardKey.objects.using(alias).lock(key_ids)
+        keys = GuardKey.objects.using(alias).lock(key_ids, waits=False)
         holders = Need.objects.using(alias).holders(keys)
         stale = _stale_places(alias, keys, holders)
         update_by_key(Need.objects.using(alias), stale, holds=None)

@@ -52,9 +52,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "worker_recycled": (logging.INFO, "Worker {worker} is replaced: {why}."),
     "lease_lost": (
         logging.WARNING,
-        "The lease of job {job_id} is lost: another cluster has it now. It is stopped here.",
+        "The lease of job {job_id} is lost, or another transaction holds it. It is stopped here.",
     ),
     "broker_unreachable": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
+    "rows_locked": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
     "broker_back": (logging.INFO, "The broker answers again after {seconds:.1f} s."),
     "results_not_cached": (
         logging.WARNING,
@@ -71,6 +72,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "record_failed": (
         logging.ERROR,
         "The outcome of job {job_id} cannot be recorded as it is ({error}): it counts as failed.",
+    ),
+    "records_wait": (
+        logging.WARNING,
+        "The outcomes of {count} jobs wait: other transactions hold rows that they need.",
     ),
     "record_put_off": (
         logging.ERROR,

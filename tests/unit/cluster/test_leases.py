@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.brokers.base import Delivery, Lease, Message
+from stoker.brokers.base import Delivery, Extension, Lease, Message
 from stoker.brokers.memory import MemoryBroker
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
@@ -25,14 +25,20 @@ LEASE_SECONDS = 60.0
 
 
 class Stand(MemoryBroker):
-    """The memory broker, which can be out of reach."""
+    """The memory broker, which can be out of reach, and whose leases can be locked."""
 
     is_away = False
+    locked: set[Lease] = set()
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         if self.is_away:
             raise BrokerUnavailable("away")
         return super().extend(leases, lease_seconds=lease_seconds)
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        free = [lease for lease in leases if lease not in self.locked]
+        stale = self.extend(free, lease_seconds=lease_seconds)
+        return Extension(stale, self.locked & set(leases))
 
 
 @pytest.fixture
@@ -195,3 +201,63 @@ def test_without_flights_there_is_no_fence(
     clock.turn(10)
     leases.extend_due(patience)
     assert board[place.FENCE_NS] == 0
+
+
+def test_locked_lease_does_not_draw_the_fence_nearer(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    flights: Flights,
+    board: Board,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    """A transaction holds it: that of a monitor which is recording the job's end, say."""
+    reported, _ = claim(), claim()
+    flights.send(0, 2)
+    flight = next(one for one in flights if one.delivery == reported)
+    flight.report = (flight.number, 1.0, 2.0, "worker", ("succeeded", b""), "task", None)
+    broker.locked = {reported.lease}
+    for _ in range(20):
+        clock.turn(LEASE_SECONDS / 3)
+        assert leases.extend_due(patience) == []
+        assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
+
+
+def test_job_whose_lease_stays_locked_is_stopped_before_the_lease_ends(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    flights: Flights,
+    board: Board,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    """The other jobs of the cluster go on."""
+    held, _ = claim(), claim()
+    flights.send(0, 2)
+    broker.locked = {held.lease}
+    left_seconds = LEASE_SECONDS
+    while not (lost := leases.extend_due(patience)):
+        clock.turn(1)
+        left_seconds -= 1
+    assert [one.delivery for one in lost] == [held]
+    assert LEASE_SECONDS / 10 < left_seconds < LEASE_SECONDS / 3
+    assert fence_in(board, clock) > LEASE_SECONDS / 3
+
+
+def test_lease_that_is_let_go_is_extended_soon(
+    claim: Callable[[], Delivery],
+    leases: Leases,
+    patience: Patience,
+    board: Board,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    broker.locked = {claim().lease}
+    clock.turn(LEASE_SECONDS / 3)
+    leases.extend_due(patience)
+    broker.locked = set()
+    clock.turn(LEASE_SECONDS / 20)
+    leases.extend_due(patience)
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)

@@ -1,5 +1,5 @@
--- Extend leases that are still valid. Rows that an ack or a rescue has locked are left out and tried
--- again one by one: a statement that waits while it holds other rows can end in a deadlock.
+-- Extend leases that are still valid. Rows that an ack or a rescue has locked are left out: whoever
+-- holds one may be gone, and the other leases must not end meanwhile.
 -- No join, and the array in a subquery, for the reasons that claimed_ack.sql gives.
 -- Plan: the primary key, twice; the lease of each job is looked up in the object, by its id.
 WITH free AS MATERIALIZED (

@@ -1,0 +1,141 @@
+"""A process of a cluster loses its connection inside a transaction, and the database does not
+notice: the host has lost its power, or a cable is cut. The session goes on to hold the rows that it
+has locked. Only the jobs of these rows may wait for that."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from django.db import connection
+
+from stoker import Lock
+from stoker.models import Job
+
+from tests.app.chaos import run_until
+from tests.app.tasks import nothing
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
+from tests.servers.proxy import Proxy
+
+LEASE_SECONDS = 9.0
+OPTIONS: dict[str, Any] = {"LEASE_SECONDS": LEASE_SECONDS, "DATABASE_SECONDS": 3}
+STALL_SECONDS = 60.0
+"""After so long without a plain job recorded, the cluster counts as stopped: the server keeps the
+lost session for much longer."""
+SILENT_SESSIONS = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND state = 'idle in transaction'",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx"
+    " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
+    " WHERE db = database() AND command = 'Sleep'",
+}
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.postgres,
+    pytest.mark.mariadb,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    given = connection.settings_dict
+    port = int(given["PORT"] or {"postgresql": 5432, "mysql": 3306}[connection.vendor])
+    with Proxy(given["HOST"], port) as made:
+        yield made
+
+
+def start(folder: Path, proxy: Proxy, stack: ExitStack) -> ProcessCluster:
+    """A cluster whose connections to the database go through this proxy."""
+    name = {"postgresql": "STOKER_TEST_POSTGRES_URL", "mysql": "STOKER_TEST_MARIADB_URL"}
+    usual = {
+        "postgresql": "postgresql://postgres@127.0.0.1:5432/postgres",
+        "mysql": "mysql://root@127.0.0.1:3306/mysql",
+    }
+    variable = name[connection.vendor]
+    parts = urlsplit(os.environ.get(variable, usual[connection.vendor]))
+    who = parts.netloc.rpartition("@")[0]
+    url = urlunsplit(parts._replace(netloc=f"{who}@127.0.0.1:{proxy.port}"))
+    cluster = stack.enter_context(running_cluster(folder, environment={variable: url}, **OPTIONS))
+    cluster.wait_for_crew()
+    return cluster
+
+
+def lose_in_transaction(cluster: ProcessCluster, role: str, proxy: Proxy) -> None:
+    """Lose the connections of this process, each when it is about to commit."""
+    process = cluster.crew()[role][0]
+    for one in process.net_connections(kind="tcp4"):
+        if one.raddr and one.raddr.port == proxy.port:
+            proxy.lose_client(one.laddr.port, before=b"COMMIT")
+
+
+def silent_sessions() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(SILENT_SESSIONS[connection.vendor])
+        return int(cursor.fetchone()[0])
+
+
+def assert_plain_jobs_are_recorded(until: float, *clusters: ProcessCluster) -> None:
+    """Enqueue one after the other for that long, and wait for each."""
+    while time.monotonic() < until:
+        result = nothing.enqueue()
+        wait_for(
+            lambda job_id=result.id: ended([job_id]) == 1,
+            lambda: "\n---\n".join(cluster.tail() for cluster in clusters),
+            STALL_SECONDS,
+        )
+        time.sleep(0.02)
+
+
+def ended(job_ids: list[str]) -> int:
+    return Job.objects.filter(pk__in=job_ids, status="SUCCESSFUL").count()
+
+
+def test_lost_monitor_stops_no_other_job(proxy: Proxy, tmp_path: Path) -> None:
+    """Nor is the healthy job killed whose lease has to be extended meanwhile."""
+    over = tmp_path / "over"
+    with ExitStack() as stack:
+        cluster = start(tmp_path, proxy, stack)
+        long = run_until.using(max_attempts=1).enqueue(str(over))
+        assert_plain_jobs_are_recorded(time.monotonic() + 1, cluster)
+        lose_in_transaction(cluster, "monitor", proxy)
+        caught = [
+            result.id for result in nothing.using(max_attempts=1).enqueue_many([((), {})] * 20)
+        ]
+        wait_for(proxy.abandoned.is_set, cluster.tail)
+        assert silent_sessions()
+        assert_plain_jobs_are_recorded(time.monotonic() + 1.5 * LEASE_SECONDS, cluster)
+        over.touch()
+        wait_for(lambda: ended([*caught, long.id]) == 21, cluster.tail, STALL_SECONDS)
+        assert "was killed" not in cluster.text()
+
+
+def test_lost_pusher_stops_no_job_without_guards(proxy: Proxy, tmp_path: Path) -> None:
+    """It decides about guards when its connection is lost, while another cluster needs the same
+    key."""
+    with ExitStack() as stack:
+        first = start(tmp_path, proxy, stack)
+        second = stack.enter_context(running_cluster(tmp_path, **OPTIONS))
+        second.wait_for_crew()
+        assert_plain_jobs_are_recorded(time.monotonic() + 1, first, second)
+        guarded = nothing.using(lock=Lock("door"), max_attempts=2)
+        job_ids: list[str] = []
+        lose_in_transaction(first, "pusher", proxy)
+        while not proxy.abandoned.is_set():
+            job_ids += [result.id for result in guarded.enqueue_many([((), {})] * 5)]
+            time.sleep(0.05)
+        assert silent_sessions()
+        job_ids += [result.id for result in guarded.enqueue_many([((), {})] * 600)]
+        assert_plain_jobs_are_recorded(time.monotonic() + 1.5 * LEASE_SECONDS, first, second)
+        wait_for(
+            lambda: ended(job_ids) == len(job_ids),
+            lambda: f"{ended(job_ids)} of {len(job_ids)}\n{first.tail()}\n---\n{second.tail()}",
+        )
