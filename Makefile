@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak format bench docs pins clean
+.PHONY: help demo check test test-all soak format bench docs pins clean
 
 # The oldest Python that Stoker takes comes first: what it forbids, the others need not try.
 PYTHON ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
@@ -11,16 +11,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
 help: ## List these words
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Import feeds with a real cluster (ONCE=1 ends by itself, FEEDS="url url" takes those)
 	@ONCE='$(ONCE)' FEEDS='$(FEEDS)' $(BIN)/python -m examples.feeds.demo
 
-test: $(STAMP) ## Run every test on every database and Django found (PART="unit check" runs those parts)
-	@$(BIN)/python scripts/test $(PART)
+check: $(STAMP) ## Format, lint, types, import floors, dependencies and unit tests: under a minute
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/nox --parallel 2 --tags check
 
-check: $(STAMP) ## Format, lint, types, import floors, dependencies: seconds
-	@$(BIN)/python scripts/test check
+test: $(STAMP) ## Run all logic once, on PostgreSQL, SQLite, MariaDB and Redis: minutes (PART="unit postgres" runs those parts)
+	@$(BIN)/python scripts/test $(if $(PART),--sessions $(PART),--tags test)
+
+test-all: $(STAMP) ## Run every test on every database, broker and Django found: an hour
+	@$(BIN)/python scripts/test --tags all
 
 soak: $(STAMP) ## Look for lost, doubled and early jobs under faults, for ever (BROKER=redis FAULTS=100 SEED=7 CLUSTERS=3)
 	@BROKER='$(BROKER)' FAULTS='$(FAULTS)' SEED='$(SEED)' CLUSTERS='$(CLUSTERS)' REPORT='$(REPORT)' KEEP='$(KEEP)' SOURCE='$(SOURCE)' \
@@ -49,7 +52,7 @@ pins: ## Pin what pyproject.toml asks for in requirements/ (needs uv)
 
 clean: ## Remove everything that the other words made
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/services stop; fi
-	@rm -rf .venv* .services site build dist reports .mypy_cache .ruff_cache .pytest_cache \
+	@rm -rf .venv* .nox .services site build dist reports .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis .coverage .coverage.*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

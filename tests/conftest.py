@@ -11,10 +11,10 @@ import pytest
 from django.test import TransactionTestCase
 
 from tests.servers.mariadb import PrivateMariadb
-from tests.servers.mysql import PrivateMysql
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer
-from tests.servers.versions import chosen_version
+
+pytest_plugins = ["tests.processor_time"]
 
 DATABASES = {
     "sqlite",
@@ -28,6 +28,10 @@ DATABASES = {
     "on_ironmq",
     "on_sqs",
 }
+SHARED_BY_FOLDER = {"browser", "reporters"}
+"""The tests of these folders share one cluster, one site or one receiver."""
+SHARED_BY_MODULE = {"cluster"}
+"""In these folders the tests of a module share one."""
 SERVICES = ("redis", "memcached", "mongodb", "disque", "ironmq", "sqs")
 SEED = "STOKER_TEST_SEED"
 AnyServer = TypeVar("AnyServer", bound=PrivateServer)
@@ -59,6 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
+        if group := group_of(item):
+            item.add_marker(pytest.mark.xdist_group(group))
         wanted = {marker.name for marker in item.iter_markers()} & DATABASES
         (kept if not wanted or ours in wanted else left_out).append(item)
         for service in SERVICES:
@@ -68,6 +74,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def group_of(item: pytest.Item) -> str:
+    """Name the tests that have to run one after another in one process, or give nothing."""
+    folder, _, module = item.nodeid.partition("::")[0].removeprefix("tests/").rpartition("/")
+    if folder in SHARED_BY_FOLDER:
+        return folder
+    return f"{folder}/{module.removesuffix('.py')}" if folder in SHARED_BY_MODULE else ""
 
 
 def why_missing(service: str) -> str:
@@ -93,6 +107,11 @@ def pytest_runtest_makereport(
 def seed(request: pytest.FixtureRequest) -> int:
     """Give the seed for a `random.Random` of the test's own."""
     return int(request.config.option.seed)
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings_xdist_suffix() -> None:
+    """Nothing: tests/settings/base.py gives each worker databases of its own."""
 
 
 @pytest.fixture(scope="session")
@@ -129,9 +148,8 @@ def private_postgres() -> Iterator[PrivatePostgres]:
 
 @pytest.fixture
 def private_mariadb() -> Iterator[PrivateMariadb]:
-    """Give a MariaDB or MySQL that the test may stop, kill and start."""
-    version = chosen_version("mariadb")
-    with _started_or_skipped(PrivateMysql(version) if version else PrivateMariadb()) as server:
+    """Give a MariaDB that the test may stop, kill and start."""
+    with _started_or_skipped(PrivateMariadb()) as server:
         yield server
 
 

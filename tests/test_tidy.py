@@ -5,10 +5,12 @@ import io
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+import noxfile
 
 from tests.planted.mistakes import MISTAKES, Mistake
 
@@ -60,6 +62,27 @@ def test_planted_mistakes_can_still_be_made(mistake: Mistake) -> None:
     """The lines that they change are there."""
     for change in mistake.changes:
         assert (SOURCE / change.path).read_text().count(change.right) == change.times, change
+
+
+@pytest.mark.parametrize(
+    ("parts", "elsewhere"),
+    [
+        pytest.param(noxfile.QUICK, noxfile.LEFT_TO_TEST_ALL, id="make test"),
+        pytest.param(noxfile.ALL, (), id="make test-all"),
+    ],
+)
+def test_every_module_of_tests_is_in_a_part(
+    parts: Sequence[noxfile.Part], elsewhere: Sequence[str]
+) -> None:
+    """noxfile.py lists folders: a new one must not be forgotten."""
+    paths = [ROOT / path for part in (noxfile.UNIT, *parts) for path in part.paths]
+    paths += [ROOT / path for path in elsewhere]
+    forgotten = [
+        _name(module)
+        for module in sorted((ROOT / "tests").rglob("test_*.py"))
+        if not any(module == path or path in module.parents for path in paths)
+    ]
+    assert not forgotten, _list(forgotten)
 
 
 def test_names_of_files_say_something() -> None:

@@ -15,13 +15,9 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 180.0
 
 WAITING = {
-    "PostgreSQL": "SELECT count(*) FROM pg_stat_activity"
+    "postgresql": "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    "MySQL": "SELECT count(DISTINCT locks.requesting_thread_id)"
-    " FROM performance_schema.data_lock_waits locks JOIN performance_schema.threads"
-    " ON threads.thread_id = locks.requesting_thread_id"
-    " WHERE threads.processlist_db = database()",
-    "MariaDB": "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
+    "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
     " AND id <> connection_id() AND command = 'Query' AND time_ms > 100",
 }
 """MariaDB's table of lock waits shows nothing new as long as anybody looks often; a statement that
@@ -87,9 +83,9 @@ def session() -> Iterator[Session]:
 def wait_until_waiting(count: int = 1) -> None:
     """Until so many sessions wait for a lock. On SQLite, that shows nowhere."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while connection.display_name in WAITING:
+    while connection.vendor in WAITING:
         with connection.cursor() as cursor:
-            cursor.execute(WAITING[connection.display_name])
+            cursor.execute(WAITING[connection.vendor])
             if cursor.fetchone()[0] >= count:
                 return
         assert time.monotonic() < deadline, "nobody waits"

@@ -1,9 +1,10 @@
 """What the tests' settings have in common, and how a database gets its name.
 
-Several parts of `make test` run at the same time on the same servers, and a test starts clusters in
-processes of their own. Hence these environment variables:
+Several runs, and several workers of pytest-xdist in each, use the same servers at the same time,
+and a test starts clusters in processes of their own. Hence these environment variables:
 
-- STOKER_TEST_RUN: a word that is different for each run, and part of every database's name;
+- STOKER_TEST_RUN: a word that is different for each run and worker, and part of the name of every
+  database and of everything else on a server;
 - STOKER_TEST_OPTIONS: what a test wants under OPTIONS in a process that it starts;
 - STOKER_TEST_DATABASES: set by `tests/conftest.py` once the test databases exist, as JSON of alias
   and name. A process started by a test reads it, and so works on the database of that test;
@@ -17,6 +18,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 RUN = os.environ.setdefault("STOKER_TEST_RUN", str(os.getpid()))
+if (_worker := os.environ.get("PYTEST_XDIST_WORKER", "")) and not RUN.endswith(f"_{_worker}"):
+    # A process that this worker starts inherits both, and adds nothing.
+    RUN = os.environ["STOKER_TEST_RUN"] = f"{RUN}_{_worker}"
 
 CONN_MAX_AGE = int(os.environ.get("STOKER_TEST_CONN_MAX_AGE", "0"))
 

@@ -8,6 +8,12 @@ import pytest
 from stoker.conf import settings_for
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave a story to `make test-all`, unless it is marked as one of a size of seconds."""
+    if item.get_closest_marker("quick") is None:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def _empty_redis() -> Iterator[None]:
     """Where the queue is on Redis, a story that failed leaves its jobs there, also when the tables

@@ -19,8 +19,6 @@ from tests.story.beats import assert_none_overlap, spans
 from tests.story.ledgers import assert_all_recorded_once, assert_no_overlap, unfinished
 from tests.story.servers import Line, environment_for, private_database
 
-JOBS = 600
-RESTARTS = 3
 LEASE_SECONDS = 5.0
 TRIES = {"max_attempts": 100, "max_crashes": 100}
 
@@ -42,17 +40,20 @@ def is_over() -> bool:
         return False
 
 
+@pytest.mark.parametrize(
+    ("jobs", "restarts"), [pytest.param(100, 1, marks=pytest.mark.quick), (600, 3)]
+)
 def test_every_job_is_recorded_once_though_the_database_crashes(
-    private_database: PrivatePostgres, seed: int, tmp_path: Path
+    private_database: PrivatePostgres, jobs: int, restarts: int, seed: int, tmp_path: Path
 ) -> None:
     """It is stopped without notice and started again, and somebody is killed each time, too."""
     chance = random.Random(seed)
-    calls = [((), {"seconds": chance.random() ** 4 * 0.05}) for _ in range(JOBS)]
+    calls = [((), {"seconds": chance.random() ** 4 * 0.05}) for _ in range(jobs)]
     job_ids = [result.id for result in write_ledger.using(**TRIES).enqueue_many(calls)]
     connection.close()
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
-        for role in chance.sample(("worker", "pusher", "monitor", "scheduler"), RESTARTS):
+        for role in chance.sample(("worker", "pusher", "monitor", "scheduler"), restarts):
             time.sleep(chance.uniform(0.2, 0.8))
             private_database.stop(mode="immediate")
             cluster.kill(role)

@@ -56,7 +56,11 @@ pytestmark = [
 @pytest.mark.on_redis
 @pytest.mark.parametrize(
     ("jobs", "concurrency", "rounds"),
-    [(2000, 1, 2), pytest.param(1000, 8, 1, marks=pytest.mark.on_mongodb)],
+    [
+        pytest.param(200, 1, 1, marks=pytest.mark.quick),
+        (2000, 1, 2),
+        pytest.param(1000, 8, 1, marks=pytest.mark.on_mongodb),
+    ],
 )
 def test_every_job_is_recorded_once_whatever_is_killed(
     jobs: int, concurrency: int, rounds: int, seed: int, tmp_path: Path

@@ -15,8 +15,6 @@ from tests.app.tasks import write_ledger
 from tests.cluster.clusters import running_cluster, wait_while_it_goes_on
 from tests.story.ledgers import assert_all_recorded_once, unfinished
 
-TRANSACTIONS = 1000
-
 pytestmark = [
     pytest.mark.sqlite,
     pytest.mark.postgres,
@@ -30,11 +28,13 @@ class RolledBack(Exception):
     """Raised on purpose inside a transaction."""
 
 
+@pytest.mark.parametrize("transactions", [pytest.param(200, marks=pytest.mark.quick), 1000])
 def test_exactly_the_committed_half_runs_and_none_before_its_commit(
-    seed: int, tmp_path: Path
+    transactions: int, seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
-    chosen = [True] * (TRANSACTIONS // 2) + [False] * (TRANSACTIONS // 2)
+    half = transactions // 2
+    chosen = [True] * half + [False] * half
     chance.shuffle(chosen)
     committing_at: dict[str, int] = {}
 
@@ -60,9 +60,9 @@ def test_exactly_the_committed_half_runs_and_none_before_its_commit(
         thread.join()
         wait_while_it_goes_on(unfinished, lambda: f"{unfinished()} left\n{cluster.tail()}")
 
-    assert len(committing_at) == TRANSACTIONS // 2
-    assert Job.objects.count() == TRANSACTIONS // 2
-    assert Account.objects.count() == TRANSACTIONS // 2
+    assert len(committing_at) == half
+    assert Job.objects.count() == half
+    assert Account.objects.count() == half
     assert_all_recorded_once(list(committing_at))
     early = [
         line.job_id for line in Ledger.objects.all() if line.started_ns < committing_at[line.job_id]

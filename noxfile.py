@@ -1,0 +1,343 @@
+"""The parts of `make check`, `make test` and `make test-all`.
+
+`make test PART="unit postgres"` runs some of them, and `.venv/bin/nox --list` lists them. The
+servers that they need are started by scripts/test, or by `eval "$(scripts/services env)"`.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.10"
+nox.options.default_venv_backend = "none"  # scripts/setup makes the environments
+nox.options.tags = ["test"]
+nox.options.allow_parallel = True
+
+# The programs of the environment that nox itself is in.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+REPORTS = Path("reports")
+VENVS = {
+    "5.2": (".venv", "requirements/dev.txt"),
+    "6.0": (".venv-6.0", "requirements/django-6.0.txt"),
+    "6.1": (".venv-6.1", "requirements/django-6.1.txt"),
+}
+NEWER_PYTHONS = ("3.14", "3.13", "3.12")
+"""The newest that is found runs the tests of the newer Djangos."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that run together: on one database, with one Django."""
+
+    name: str
+    paths: tuple[str, ...]
+    database: str = "sqlite"
+    django: str = "5.2"
+    marks: str = ""
+    """What pytest's option -m takes."""
+    workers: int = 2
+    """Processes of pytest-xdist. Tests of clusters wait more than they compute, and take more."""
+    needs: tuple[str, ...] = ()
+    """Servers without which the part is skipped."""
+
+
+UNIT = Part("unit", ("tests/unit", "tests/test_tidy.py"))
+
+# -- make test ------------------------------------------------------------------------------------
+
+# The logic runs once, on the database on which it matters most: PostgreSQL for what is stored and
+# served, SQLite for what starts processes, because that needs no server.
+QUICK = (
+    Part(
+        "sqlite",
+        (
+            "tests/cluster",
+            "tests/reporters",
+            "tests/guards",
+            "tests/lifecycle",
+            "tests/testing",
+            "tests/contrib",
+            "tests/crash",
+            "tests/test_deploy.py",
+            "tests/test_docs.py",
+            "tests/test_examples.py",
+        ),
+        workers=4,
+    ),
+    Part(
+        "postgres",
+        (
+            "tests/story",
+            "tests/conformance",
+            "tests/integration",
+            "tests/workflows",
+            "tests/guards",
+            "tests/lifecycle",
+            "tests/api",
+            "tests/dashboard",
+            "tests/test_benchmark_guard.py",
+        ),
+        database="postgres",
+        workers=4,
+        needs=("postgres",),
+    ),
+    Part(
+        "mariadb",
+        (
+            "tests/conformance/test_claim.py",
+            "tests/conformance/test_leases.py",
+            "tests/conformance/test_transactions.py",
+            "tests/conformance/test_guards.py",
+            "tests/guards/test_unique.py",
+            "tests/guards/test_database.py",
+            "tests/lifecycle",
+        ),
+        database="mariadb",
+        needs=("mariadb",),
+    ),
+    Part("admin", ("tests/admin",), database="with_admin", needs=("postgres",)),
+    Part("browser", ("tests/browser",), database="browser", needs=("postgres",)),
+    Part(
+        "redis",
+        ("tests/story",),
+        database="on_redis",
+        marks="on_redis",
+        needs=("redis", "postgres"),
+    ),
+)
+LEFT_TO_TEST_ALL = ("tests/typing", "tests/test_benchmarks.py", "tests/test_peers.py")
+"""No part of `make test` has these. Any other module of tests has to be in one."""
+OF_DJANGO = tuple(
+    f"tests/unit/test_{name}.py"
+    for name in ("backend", "checks", "finding", "front_door", "task", "task_options", "waiting")
+)
+"""The units that another Django may break."""
+DJANGOS = (
+    Part("django-6.0", OF_DJANGO, django="6.0"),
+    Part("django-6.1", OF_DJANGO, django="6.1"),
+)
+
+# -- make test-all --------------------------------------------------------------------------------
+
+STORE = ("tests/conformance", "tests/integration", "tests/lifecycle", "tests/workflows")
+CLUSTERS = ("tests/story", "tests/cluster")
+ALL = (
+    Part(
+        "all-sqlite",
+        (
+            *CLUSTERS,
+            *STORE,
+            "tests/reporters",
+            "tests/guards",
+            "tests/testing",
+            "tests/contrib",
+            "tests/crash",
+            "tests/typing",
+            "tests/api",
+            "tests/test_benchmarks.py",
+            "tests/test_benchmark_guard.py",
+            "tests/test_deploy.py",
+            "tests/test_docs.py",
+            "tests/test_examples.py",
+        ),
+        workers=4,
+    ),
+    Part(
+        "all-postgres",
+        (
+            *CLUSTERS,
+            *STORE,
+            "tests/guards",
+            "tests/api",
+            "tests/dashboard",
+            "tests/typing",
+            "tests/test_benchmarks.py",
+            "tests/test_benchmark_guard.py",
+            "tests/test_peers.py",
+        ),
+        database="postgres",
+        workers=4,
+        needs=("postgres",),
+    ),
+    Part(
+        "all-mariadb",
+        (*CLUSTERS, *STORE, "tests/guards"),
+        database="mariadb",
+        workers=4,
+        needs=("mariadb",),
+    ),
+    Part("all-admin", ("tests/admin",), database="with_admin", needs=("postgres",)),
+    Part("all-browser", ("tests/browser",), database="browser", needs=("postgres",)),
+    *(
+        Part(
+            f"all-{broker}",
+            ("tests/story",),
+            database=f"on_{broker}",
+            marks=f"on_{broker}",
+            needs=(broker, "postgres"),
+        )
+        for broker in ("redis", "mongodb", "disque", "ironmq", "sqs")
+    ),
+    Part(
+        "all-two-databases",
+        ("tests/story/test_two_databases.py", "tests/story/test_outbox.py"),
+        database="two_databases",
+        needs=("postgres",),
+    ),
+    Part(
+        "all-django-6.1-postgres",
+        ("tests/conformance", "tests/api/test_jobs.py", "tests/api/test_permissions.py"),
+        django="6.1",
+        database="postgres",
+        marks="not (disque or ironmq or sqs)",  # their transports ask Django for nothing
+        needs=("postgres",),
+    ),
+    Part(
+        "all-django-6.1-admin",
+        ("tests/admin/test_jobs.py",),
+        django="6.1",
+        database="with_admin",
+        needs=("postgres",),
+    ),
+)
+
+# -- how a part runs ------------------------------------------------------------------------------
+
+
+@nox.session(tags=["check", "test", "all"])
+def static(session: nox.Session) -> None:
+    """Format, lint, types, import floors, dependencies, generated pages."""
+    with _measured(session):
+        session.run("ruff", "format", "--check", ".")
+        session.run("ruff", "check", ".")
+        session.run("mypy")
+        session.run("lint-imports")
+        session.run("deptry", "src")
+        session.run("python", "scripts/reference", "--check")
+
+
+@nox.session(tags=["check", "test", "all"])
+def unit(session: nox.Session) -> None:
+    """The unit tests, which need no service and do not sleep."""
+    _run_pytest(session, UNIT)
+
+
+def _add(part: Part, *tags: str, is_quick: bool = False) -> None:
+    def run(session: nox.Session) -> None:
+        _run_pytest(session, part, is_quick=is_quick)
+
+    run.__doc__ = f"{part.database}, Django {part.django}: {', '.join(part.paths)}"
+    nox.session(name=part.name, tags=list(tags))(run)
+
+
+for _part in QUICK:
+    _add(_part, "test", is_quick=True)
+for _part in DJANGOS:
+    _add(_part, "test", "all")
+for _part in ALL:
+    _add(_part, "all")
+
+
+@nox.session(tags=["all"])
+def planted(session: nox.Session) -> None:
+    """Plant mistakes in a copy of the source: the tests have to notice."""
+    _skip_without(session, ("postgres",))
+    with _measured(session):
+        session.run(
+            "python",
+            "-m",
+            "tests.planted",
+            *(session.posargs or ["some"]),
+            env={"STOKER_TEST_RUN": _run_word(session)},
+        )
+
+
+@nox.session(tags=["test", "all"])
+def demo(session: nox.Session) -> None:
+    """The example project with a real cluster."""
+    with _measured(session):
+        session.run("python", "-m", "examples.feeds.demo", env={"ONCE": "1"})
+
+
+def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> None:
+    _skip_without(session, part.needs)
+    environment = {
+        "DJANGO_SETTINGS_MODULE": f"tests.settings.{part.database}",
+        "STOKER_TEST_RUN": _run_word(session),
+        # Empty is as good as unset: else every process compiles the tests and us once more.
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    marks = [mark for mark in (part.marks, "not slow" if is_quick else "") if mark]
+    with _measured(session):
+        session.run(
+            f"{_venv_for(session, part)}/bin/python",
+            "-m",
+            "pytest",
+            "--quiet",
+            f"--numprocesses={part.workers}",
+            "--dist=loadgroup",
+            "--no-loadscope-reorder",  # or all that waits alone, and longest, would come last
+            f"--junitxml={REPORTS / session.name}.xml",
+            *(["-m", " and ".join(f"({mark})" for mark in marks)] if marks else []),
+            *part.paths,
+            *session.posargs,
+            env=environment,
+            external=True,
+            # 5: there was no such test, as when an option of the command line selects others.
+            success_codes=[0, 5] if session.posargs else [0],
+        )
+
+
+def _venv_for(session: nox.Session, part: Part) -> str:
+    """Give the environment of the part's Django, and make it if it is a newer one."""
+    venv, requirements = VENVS[part.django]
+    if part.django != "5.2":
+        find = ["scripts/find-python", *NEWER_PYTHONS]
+        python = subprocess.run(find, capture_output=True, text=True, check=False).stdout.strip()
+        if not python:
+            session.skip("no Python 3.12 or later was found")
+        session.run("scripts/setup", venv, requirements, env={"PYTHON": python}, external=True)
+    elif part.database == "mariadb" and (why := Path(venv, ".no-mysqlclient")).exists():
+        session.skip(why.read_text().strip())
+    return venv
+
+
+def _skip_without(session: nox.Session, services: tuple[str, ...]) -> None:
+    missing = dict(
+        reason.split(": ", 1)
+        for reason in os.environ.get("STOKER_TEST_MISSING", "").split("; ")
+        if reason
+    )
+    for service in services:
+        if not os.environ.get(f"STOKER_TEST_{service.upper()}_URL"):
+            advice = 'run `make test`, or `eval "$(scripts/services env)"` first'
+            session.skip(f"{service}: {missing.get(service, advice)}")
+
+
+def _run_word(session: nox.Session) -> str:
+    """Give a word for the names of this part's databases: parts of two runs may overlap."""
+    word = session.name.replace("-", "_").replace(".", "")
+    return f"{os.environ.get('STOKER_TEST_RUN', os.getpid())}_{word}"
+
+
+@contextmanager
+def _measured(session: nox.Session) -> Iterator[None]:
+    """Write down how much processor time the part took, for the summary."""
+    REPORTS.mkdir(exist_ok=True)
+    (REPORTS / f"{session.name}.xml").unlink(missing_ok=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        yield
+    finally:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        (REPORTS / f"{session.name}.json").write_text(json.dumps({"processor_seconds": seconds}))

@@ -1,0 +1,66 @@
+"""The summary of `make test`: it names what failed and what was skipped, and shows the time."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.processor_time import used_seconds
+from tests.summary import read_results, show_summary
+
+pytestmark = pytest.mark.unit
+
+TESTS = """
+<testsuites><testsuite>
+<testcase classname="tests.unit.test_summary" name="test_a[x@y]@cluster/test_cli" time="2.5">
+  <properties><property name="processor_seconds" value="1.25"/></properties>
+</testcase>
+<testcase classname="tests.unit.test_summary.TestB" name="test_b" time="1">
+  <failure message="assert 1 == 2&#10; more"/>
+</testcase>
+<testcase classname="tests.unit.test_summary" name="test_c" time="0">
+  <skipped message="no chromium"/>
+</testcase>
+</testsuite></testsuites>
+"""
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """Give nox's report of three parts: one ran tests, one a command, one was skipped."""
+    sessions = [
+        {"name": "sqlite", "result": "failed", "duration": 4.0, "reason": None},
+        {"name": "demo", "result": "failed", "duration": 1.0, "reason": "exit code 1"},
+        {"name": "mariadb", "result": "skipped", "duration": 0, "reason": "mariadb: not there"},
+    ]
+    path = tmp_path / "parts.json"
+    path.write_text(json.dumps({"result": 0, "sessions": sessions}))
+    (tmp_path / "sqlite.xml").write_text(TESTS.strip())
+    (tmp_path / "sqlite.json").write_text(json.dumps({"processor_seconds": 3.5}))
+    return path
+
+
+def test_failures_and_skips_stand_by_name_with_their_reason(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_summary(read_results(report), wall=6, processor=5)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    here = "tests/unit/test_summary.py"
+    assert f"sqlite: {here}::TestB::test_b: assert 1 == 2" in lines
+    assert "demo: exit code 1" in lines
+    assert f"sqlite: {here}::test_c: no chromium" in lines
+    assert "mariadb: mariadb: not there" in lines
+    assert lines[-1] == "1 passed, 2 failed, 2 skipped in 6 s (5 s of processor time)"
+
+
+def test_time_is_added_up_by_module(report: Path) -> None:
+    sqlite = read_results(report)[0]
+    time = sqlite.modules["tests/unit/test_summary.py"]
+    assert (time.wall, time.processor) == (3.5, 1.25)
+    assert (sqlite.time.wall, sqlite.time.processor) == (4.0, 3.5)
+
+
+def test_processor_time_grows_with_work() -> None:
+    before = used_seconds()
+    while used_seconds() < before + 0.05:
+        pass
