@@ -130,10 +130,10 @@ def test_what_runs_is_shown(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_taken_over_is_told() -> None:
-    code, told = command("check", redis={"host": "localhost"}, orm=None, wrokers=3)
+    code, told = command("check", redis={"hots": "localhost"}, orm=None, wrokers=3)
     assert code == 1
     assert "Did you mean 'workers'?" in told
-    assert 'Remove "redis", and write "orm": "default"' in told
+    assert "Remove 'hots', or name a BROKER" in told
     code, told = command("check", cpu_affinity=1, max_attempts=0)
     assert code == 0
     assert '"cpu_affinity"] has no effect' in told

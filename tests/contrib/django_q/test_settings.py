@@ -8,6 +8,7 @@ import pytest
 from django.core.checks import CheckMessage
 from django.test import override_settings
 
+from stoker.brokers import broker_for
 from stoker.conf import problems as problems_of_tasks
 from stoker.conf import read_settings
 from stoker.contrib.django_q.checks import check_q_cluster
@@ -71,14 +72,17 @@ def test_another_cluster_of_the_same_settings() -> None:
 @pytest.mark.parametrize(
     ("given", "key", "part"),
     [
-        ({"redis": {}, "sqs": {"aws_region": "x"}}, "sqs", '"orm": "default"'),
+        ({"redis": {"hots": "x"}}, "redis", "Remove 'hots'"),
+        ({"iron_mq": {"project_id": "x"}}, "iron_mq", "Write both there"),
+        ({"django_redis": "nowhere"}, "django_redis", '"redis": "redis://'),
+        ({"disque_nodes": "localhost:7711"}, "disque_nodes", "['HOST:PORT', ...]"),
         ({"broker_class": "a.Broker", "orm": "default"}, "broker_class", "Remove"),
         ({"wrokers": 4}, "wrokers", "Did you mean 'workers'?"),
         ({"workers": "four"}, "workers", "WORKERS"),
         ({"timeout": -1}, "timeout", "TIMEOUT"),
         ({"save_limit": "many"}, "save_limit", ""),
         ({"save_limit_per": "task"}, "save_limit_per", ""),
-        ({"ALT_CLUSTERS": {"x": {"mongo": "localhost"}}}, "mongo", '"orm"'),
+        ({"ALT_CLUSTERS": {"x": {"mongo": 7}}}, "mongo", "settings of Django Q"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -87,6 +91,68 @@ def test_what_cannot_be_taken_over_is_an_error(given: Any, key: str, part: str) 
     assert problem.key == key
     assert problem.is_error
     assert part in problem.advice
+
+
+CACHED = {"jobs": {"LOCATION": ["redis://a:6379/3", "redis://b:6379/3"]}}
+BROKERS: list[tuple[dict[str, Any], str]] = [
+    ({}, "orm://default"),
+    ({"orm": "queue"}, "orm://queue"),
+    ({"redis": "rediss://alice:pass@host:6380/2"}, "rediss://alice:pass@host:6380/2"),
+    ({"redis": {"host": "cache"}}, "redis://cache:6379/0"),
+    (
+        {"redis": {"host": "h", "port": 6380, "db": 2, "password": "p@ss/", "socket_timeout": 3}},
+        "redis://:p%40ss%2F@h:6380/2",
+    ),
+    (
+        {"redis": {"username": "alice", "password": "x", "ssl": True, "ssl_ca_certs": "/ca.pem"}},
+        "rediss://alice:x@localhost:6379/0?ssl_ca_certs=%2Fca.pem",
+    ),
+    ({"redis": {"unix_socket_path": "/run/redis.sock"}}, "unix:///run/redis.sock?db=0"),
+    ({"django_redis": "jobs"}, "redis://a:6379/3"),
+    ({"sqs": {"aws_region": "eu-west-1"}}, "sqs://eu-west-1/shop"),
+    ({"name": "my shop", "sqs": {"aws_region": "x"}}, "sqs://x/my-shop-21e023186c"),
+    ({"mongo": "mongodb://db/jobs"}, "mongodb://db/jobs"),
+    ({"mongo": {"host": "mongodb://db"}, "mongo_db": "jobs"}, "mongodb://db/jobs"),
+    ({"mongo": {"host": "db"}}, "mongodb://db:27017/django-q"),
+    (
+        {"mongo": {"host": ["a", "b:1"], "username": "u", "password": "p", "authSource": "admin"}},
+        "mongodb://u:p@a:27017,b:1/django-q?authSource=admin",
+    ),
+    (
+        {"iron_mq": {"project_id": "p", "token": "t"}},
+        "ironmq://p:t@mq-aws-us-east-1-1.iron.io",
+    ),
+    (
+        {"iron_mq": {"host": "h", "port": 80, "protocol": "http", "project_id": "p", "token": "t"}},
+        "ironmq://p:t@h:80?tls=false",
+    ),
+    (
+        {"disque_nodes": ["a:7711", "b"], "disque_auth": "secret", "disque_fastack": True},
+        "disque://:secret@a:7711,b:7711",
+    ),
+    ({"orm": "default", "redis": {"host": "x"}, "mongo": "mongodb://db"}, "orm://default"),
+    ({"orm": "default", "sqs": {"aws_region": "x"}}, "sqs://x/shop"),
+]
+
+
+@pytest.mark.parametrize(("given", "url"), BROKERS, ids=[url for _, url in BROKERS])
+@override_settings(CACHES=CACHED)
+def test_broker_becomes_a_url(given: dict[str, Any], url: str) -> None:
+    given = {"name": "shop", **given}
+    entry = entry_of(given)
+    assert entry["OPTIONS"]["BROKER"] == url
+    assert not list(problems(given))
+    assert not problems_of_tasks("default", entry)
+    if not url.startswith("orm://"):  # no connection is made before it is used
+        broker_for(read_settings("default", entry)).close()
+
+
+def test_credentials_of_sqs_are_warned_of() -> None:
+    keys = {"aws_region": "x", "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+    (problem,) = problems({"sqs": keys})
+    assert not problem.is_error
+    assert "AWS_ACCESS_KEY_ID" in problem.advice
+    assert "secret" not in entry_of({"sqs": keys})["OPTIONS"]["BROKER"]
 
 
 def test_what_has_no_effect_is_a_warning() -> None:

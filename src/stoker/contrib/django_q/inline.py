@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,8 +18,10 @@ from stoker.ids import new_lease_id
 from stoker.lifecycle.execute import Executor
 from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Succeeded
+from stoker.lifecycle.sealing import Sealing
 from stoker.models import Claimed, Job, Ready
 from stoker.models.clock import database_now_us
+from stoker.waiting import Commitment
 
 from . import conf
 
@@ -68,16 +70,21 @@ def _run(task: Any, *args: Any) -> tuple[str, bool]:
     """The id of the job, and whether it succeeded."""
     settings = conf.settings()
     broker = broker_for(settings)
-    if not broker.capabilities.transactional:
-        raise ConfigurationError("sync=True needs a backend whose BROKER is the database.")
+    once = task.using(max_attempts=1, backend=settings.alias)
+    (newcomer,) = Sealing(settings, once, Commitment()).seal([(args, {})])
+    message = replace(newcomer.message, stays_in_store=True)  # whatever the broker is
+    if not broker.joins(message):
+        raise ConfigurationError(
+            f"sync=True needs the database, and BROKER is {settings.broker!r}."
+        )
     with transaction.atomic(using=settings.database):
         # Nobody else sees it before it is ours.
-        job_id = UUID(task.using(max_attempts=1, backend=settings.alias).enqueue(*args).id)
-        delivery = _claimed(settings.database, job_id)
+        broker.enqueue([message])
+        delivery = _claimed(settings.database, message.job_id)
     attempted = Executor(settings, worker_id=WORKER_ID).run(delivery)
     if not attempted.is_recorded:
         finish(settings, broker, [attempted])
-    return job_id.hex, isinstance(attempted.outcome, Succeeded)
+    return message.job_id.hex, isinstance(attempted.outcome, Succeeded)
 
 
 def _claimed(alias: str, job_id: UUID) -> Delivery:

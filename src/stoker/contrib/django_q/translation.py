@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .broker_urls import SQS_CREDENTIALS, TRANSLATIONS, NotTranslated, broker_url
+
 KEPT_SECONDS = 7 * 86400
 CACHED_SECONDS = 86400
 """How long a result stays in the cache where ``cached`` is only True."""
@@ -27,7 +29,7 @@ OPTIONS = {
 READ = (
     "name", "cluster_name", "ALT_CLUSTERS", "max_rss", "ack_failures", "max_attempts", "catch_up",
     "time_zone", "save_limit", "save_limit_per", "cached", "cache", "sync", "label", "log_level",
-    "orm", "error_reporter",
+    "error_reporter",
 )  # fmt: skip
 """Keys that have a meaning of their own."""
 REPORTERS = ("rollbar", "sentry")
@@ -37,10 +39,10 @@ NEEDLESS = {
     "guard_cycle": "the sentinel waits for events, and looks at the clock ten times a second",
     "daemonize_workers": "tasks may start processes of their own anyway",
     "testing": "it was for the tests of Django Q",
-    "redis": "",
-    "django_redis": "",
+    "disque_fastack": "each job is acknowledged once, whatever the broker",
+    "has_replica": "rows are read where they are written",
 }
-BROKERS = ("broker_class", "iron_mq", "sqs", "mongo", "mongo_db", "redis", "django_redis")
+BROKERS = ("broker_class", "mongo_db", "disque_auth", *TRANSLATIONS)
 UNTRANSLATED = {
     "cpu_affinity": "let systemd (CPUAffinity=), taskset or the container bind the processes",
 }
@@ -86,7 +88,10 @@ def entry_of(configured: Mapping[str, Any]) -> dict[str, Any]:
     if "PREFETCH" in options and isinstance(options["PREFETCH"], int):
         options["PREFETCH"] = min(options["PREFETCH"], 10_000)
     options["CLUSTER"] = str(given["name"])
-    options["BROKER"] = f"orm://{given.get('orm') or 'default'}"
+    try:
+        options["BROKER"] = broker_url(given)
+    except NotTranslated:  # `problems` tells of it
+        options["BROKER"] = f"orm://{given.get('orm') or 'default'}"
     if given.get("max_rss"):
         options["RECYCLE_MEMORY_MB"] = max(1, -(-int(given["max_rss"]) // 1024))
     if given.get("ack_failures"):
@@ -129,17 +134,7 @@ def problems(configured: Any) -> Iterator[Problem]:
         where = f'Q_CLUSTER["ALT_CLUSTERS"]["{cluster}"]' if cluster else "Q_CLUSTER"
         for key, value in given.items():
             yield from _problem(where, str(key), value)
-        if given.get("broker_class") or (
-            not configured.get("orm") and any(given.get(key) for key in BROKERS)
-        ):
-            broker = next(key for key in BROKERS if given.get(key))
-            yield Problem(
-                broker,
-                f'{where}["{broker}"] names a broker that is not taken over: jobs wait in the '
-                "database, where an enqueue is part of the transaction.",
-                f'Remove "{broker}", and write "orm": "default" (an alias of DATABASES), or name '
-                "a BROKER of Stoker's in TASKS.",
-            )
+        yield from _broker_problems(where, given, {**configured, **given})
     attempts = configured.get("max_attempts", 0)
     if attempts == 0 and "max_attempts" in configured and not configured.get("ack_failures"):
         yield Problem(
@@ -147,6 +142,28 @@ def problems(configured: Any) -> Iterator[Problem]:
             'Q_CLUSTER["max_attempts"] is 0, which meant for ever: Stoker tries 3 times, and then '
             "keeps the job as a dead letter, which can be sent again.",
             "Write how often a job is to be tried, up to 10000.",
+            is_error=False,
+        )
+
+
+def _broker_problems(
+    where: str, given: Mapping[str, Any], merged: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """What is wrong with the broker that these settings name, or inherit."""
+    if not any(given.get(key) for key in BROKERS):
+        return
+    try:
+        url = broker_url(merged)
+    except NotTranslated as problem:
+        yield Problem(problem.key, f'{where}["{problem.key}"] {problem}.', problem.advice)
+        return
+    terms = merged.get("sqs")
+    if url.startswith("sqs://") and isinstance(terms, Mapping) and {*terms} & {*SQS_CREDENTIALS}:
+        yield Problem(
+            "sqs",
+            f'{where}["sqs"] has credentials, which are not read from there.',
+            "Give them to AWS's own configuration: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in "
+            "the environment, AWS_PROFILE, ~/.aws, or the role of the host.",
             is_error=False,
         )
 
