@@ -12,7 +12,8 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
-from django.db import models, transaction
+from django.core.management.color import no_style
+from django.db import connections, models, transaction
 from django.utils import timezone
 
 from stoker.brokers import broker_for
@@ -84,7 +85,16 @@ def import_tables(alias: str, name: str, *, dry_run: bool) -> list[Copied]:
             for row in rows(model, alias):
                 _one(report, row, copy, dry_run=dry_run)
                 come_so_far(sum(one.found for one in done))
+    _set_sequence()
     return done
+
+
+def _set_sequence() -> None:
+    """The next schedule gets an id above those that were kept."""
+    connection = connections[conf.database()]
+    with connection.cursor() as cursor:
+        for statement in connection.ops.sequence_reset_sql(no_style(), [Schedule]):
+            cursor.execute(statement)
 
 
 def _one(
@@ -119,6 +129,8 @@ def _copy_schedule(row: Mapping[str, Any]) -> None:
     if name and Schedule.objects.filter(name=name).exists():
         raise _Left("there is a schedule of that name already")
     given = {column: row[column] for column in SCHEDULE_COLUMNS if column in row}
+    if not Schedule.objects.filter(pk=row["id"]).exists():
+        given["id"] = row["id"]  # foreign keys of the project's have it
     given["cluster"] = _cluster(given.get("cluster"))
     try:
         Schedule(**given).save()

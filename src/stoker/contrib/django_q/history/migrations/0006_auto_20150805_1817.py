@@ -1,0 +1,7 @@
+"""0001_initial has made the tables as they were after Django Q's migration of this name."""
+
+from django.db import migrations
+
+
+class Migration(migrations.Migration):
+    dependencies = (("django_q", "0005_auto_20150718_1506"),)
