@@ -80,10 +80,28 @@ def claim_and_forget(_: str) -> None:
     OrmBroker.claim = broken  # type: ignore[method-assign] # for this process
 
 
+def doze(seconds: str) -> None:
+    """A monitor that stands still for so long in the transaction that records its first failure."""
+    from stoker.brokers.orm import OrmBroker
+
+    settle = OrmBroker.settle
+    left = [1]
+
+    def dozing(self: Any, *arguments: Any, **options: Any) -> Any:
+        stale = settle(self, *arguments, **options)
+        if left:
+            left.pop()
+            time.sleep(float(seconds))
+        return stale
+
+    OrmBroker.settle = dozing  # type: ignore[method-assign] # for this process
+
+
 MISCHIEF = {
     "clock": clock,
     "deaf": hear_nothing,
     "open": open_connection,
     "die": die_at_start,
     "forget": claim_and_forget,
+    "doze": doze,
 }

@@ -18,7 +18,7 @@ from django.db import connection
 from stoker import Lock
 from stoker.models import Job
 
-from tests.app.chaos import run_until
+from tests.app.chaos import run_until, succeed_at_second
 from tests.app.tasks import nothing
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.servers.proxy import Proxy
@@ -139,3 +139,15 @@ def test_lost_pusher_stops_no_job_without_guards(proxy: Proxy, tmp_path: Path) -
             lambda: ended(job_ids) == len(job_ids),
             lambda: f"{ended(job_ids)} of {len(job_ids)}\n{first.tail()}\n---\n{second.tail()}",
         )
+
+
+def test_transaction_that_the_server_ends_is_tried_again(tmp_path: Path) -> None:
+    """The monitor stands still in a transaction for longer than the server bears. That is no fault
+    of the job whose outcome it was about to record, and which has another attempt."""
+    environment = {"STOKER_TEST_MISCHIEF": "doze:5"}
+    with running_cluster(tmp_path, environment=environment, **OPTIONS) as cluster:
+        cluster.wait_for_crew()
+        result = succeed_at_second.enqueue()
+        wait_for(lambda: Job.objects.exclude(status=None).exists(), cluster.tail, STALL_SECONDS)
+        result.refresh()
+        assert str(result.state) == "SUCCESSFUL", result.errors

@@ -19,7 +19,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from stoker.brokers import broker_for
 from stoker.brokers.base import Lease
 from stoker.events import tell
-from stoker.exceptions import BrokerError, NotMigrated
+from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.ids import id_of
 from stoker.lifecycle.failures import tell_failure
 from stoker.lifecycle.faults import fault_of
@@ -27,7 +27,7 @@ from stoker.lifecycle.finish import finish
 from stoker.lifecycle.outcomes import Failed, Succeeded
 from stoker.lifecycle.successes import finish_together
 from stoker.lifecycle.tallies import Tallies
-from stoker.models.conflicts import is_conflict, is_locked_out
+from stoker.models.conflicts import is_conflict, is_locked_out, is_session_ended
 from stoker.models.locked_jobs import locked_jobs
 
 from . import board as place
@@ -265,6 +265,8 @@ class Monitor:
         except (BrokerError, NotMigrated, OperationalError, InterfaceError):
             raise
         except DatabaseError as error:
+            if is_session_ended(error):  # no fault of what is to be recorded
+                raise BrokerUnavailable(str(error)) from error
             raise Refused(error) from error
 
     def _record_one_way_or_the_other(self, batch: Sequence[Reported], is_again: bool) -> set[Lease]:

@@ -14,6 +14,9 @@ POSTGRES_LOCKED = {"55P03", "40P01"}
 MYSQL_LOCKED = {1205, 1213}
 """ER_LOCK_WAIT_TIMEOUT, ER_LOCK_DEADLOCK"""
 
+POSTGRES_ENDED = {"25P03", "25P04"}
+"""idle_in_transaction_session_timeout, transaction_timeout"""
+
 
 def is_conflict(error: BaseException | None) -> bool:
     """Whether this error, or one that it came from, says that nothing was wrong with the
@@ -25,6 +28,12 @@ def is_locked_out(error: BaseException | None) -> bool:
     """Whether this error, or one that it came from, says that another transaction holds a row that
     was needed. The database itself is there, and answers."""
     return _has_code(error, POSTGRES_LOCKED, MYSQL_LOCKED)
+
+
+def is_session_ended(error: BaseException | None) -> bool:
+    """Whether this error, or one that it came from, says that the server has ended the session
+    because its transaction took too long. Drivers don't call that a lost connection."""
+    return _has_code(error, POSTGRES_ENDED, ())
 
 
 def _has_code(
