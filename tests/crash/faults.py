@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from tests.crash.stage import LEASE_SECONDS, ROLES, START_SECONDS, Cluster, Server, Stage
+from tests.crash.stage import LEASE_SECONDS, OPTIONS, ROLES, START_SECONDS, Cluster, Server, Stage
 
 SHORT = (0.2, 1.5)
 LONG = (1.2 * LEASE_SECONDS, 1.6 * LEASE_SECONDS)
@@ -61,15 +61,16 @@ STOPPED = (
 ON_LINES = {
     "cut": 5,
     "lose silently": 4,
-    "lose in transaction": 6,
+    "lose in transaction": 3,
     "partition": 3,
     "refuse": 2,
     "delay": 3,
     "lose commits": 8,
     "stop commits": 3,
+    "silence commits": 6,
     "lose answers": 4,
 }
-ON_PROCESSES = {"kill": 18, "stop": 14, "lose host": 3, "terminate": 2}
+ON_PROCESSES = {"kill": 18, "stop": 14, "lose host": 5, "terminate": 2}
 ON_SERVERS = {"server terminates": 6, "server restarts": 2, "server dies": 2, "server freezes": 2}
 ON_USERS = {"user is killed": 3}
 
@@ -95,7 +96,7 @@ def plan(seed: int, clusters: int, has_lines: bool) -> Iterator[Fault]:
             seconds = chance.uniform(*(SHORT if chance.random() < 0.5 else LONG))
         elif kind in {"partition", "refuse"}:
             seconds = chance.uniform(*(SHORT if chance.random() < 0.6 else LONG))
-        elif kind in {"delay", "lose commits", "stop commits", "lose answers"}:
+        elif kind in {"delay", "lose commits", "stop commits", "silence commits", "lose answers"}:
             seconds = chance.uniform(0.5, 2.5)
         elif kind in {"server freezes", "server restarts", "server dies"}:
             seconds = chance.uniform(0.1, 2.5)
@@ -121,6 +122,10 @@ class Faults:
         self.healings: list[Healing] = []
         self.counts: dict[str, int] = {}
         self.is_server_down = False
+        self.killed: set[int] = set()
+        """Process ids of workers that were killed by a fault, and not by their own cluster."""
+        self.workers_lost = 0
+        """Workers that may have been killed between "this job starts" and its first line."""
 
     def strike(self, fault: Fault) -> None:
         """Carry out one fault, and say what it hit."""
@@ -137,16 +142,16 @@ class Faults:
             self.healings.remove(one)
             one.act()
         for cluster in self.stage.clusters:
-            if not cluster.is_running() and not self._is_stopped(cluster):
+            if not cluster.is_running():
                 impairment = self.stage.impair(cluster.number)
                 cluster.start()
                 self._until_complete(cluster, impairment)
 
     def heal_all(self) -> None:
-        """End everything now."""
-        for one in sorted(self.healings, key=lambda one: one.at):
+        """End everything now. What has to be waited for is left to ``tend``."""
+        due, self.healings = self.healings, []
+        for one in sorted(due, key=lambda one: one.at):
             one.act()
-        self.healings.clear()
         self.tend()
 
     # Processes.
@@ -156,12 +161,18 @@ class Faults:
         victims = self._choose(cluster, fault)
         if "sentinel" in fault.roles:
             self._impair_until_complete(cluster)
+            self._lose_workers(cluster)
+            self.killed |= {one.pid for one in cluster.having("worker")}
+        self.killed |= {one.pid for _, one in victims}
+        self.workers_lost += fault.roles.count("worker")
         return _names(victims, cluster.send(signal.SIGKILL, [one for _, one in victims]))
 
     def _stop(self, fault: Fault) -> str:
         cluster = self.stage.clusters[fault.cluster]
         victims = cluster.members() if fault.roles == ROLES else self._choose(cluster, fault)
         processes = [one for _, one in victims]
+        if fault.seconds > LEASE_SECONDS / 2:  # it is killed for it, in one way or another
+            self._lose_workers(cluster)
         count = cluster.send(signal.SIGSTOP, processes)
         impairment = self.stage.impair(cluster.number)
 
@@ -181,7 +192,9 @@ class Faults:
         members = cluster.members()
         cluster.send(signal.SIGSTOP, [one for _, one in members])
         count = cluster.send(signal.SIGKILL, [one for _, one in members])
+        self.killed |= {one.pid for _, one in members}
         cluster.move_to_another_host()
+        self._lose_workers(cluster)
         self._impair_until_complete(cluster)
         return _names(members, count)
 
@@ -233,6 +246,13 @@ class Faults:
     def _stop_commits(self, fault: Fault) -> str:
         return self._spoil(fault, "stop_commits", "lose_answers")
 
+    def _silence_commits(self, fault: Fault) -> str:
+        party = self._party(fault)
+        self._later(LOST_SECONDS, fault, lambda: self._close_lost(party))
+        if party == "users":  # whose drivers have no deadlines
+            self._later(fault.seconds + 2, fault, lambda: self._close_lost_clients(party))
+        return self._spoil(fault, "silence_commits", "lose_answers")
+
     def _lose_answers(self, fault: Fault) -> str:
         return self._spoil(fault, "lose_answers", "lose_answers")
 
@@ -255,12 +275,16 @@ class Faults:
         def tell_clients() -> None:
             for server in self.stage.servers:
                 server.proxies[party].heal()
-                if party == "users":  # whose drivers have no deadlines
-                    server.proxies[party].close_lost_clients()
+            if party == "users":  # whose drivers have no deadlines
+                self._close_lost_clients(party)
 
         self._later(fault.seconds or 3.0, fault, tell_clients)
         self._later(LOST_SECONDS, fault, lambda: self._close_lost(party))
         return _count(count)
+
+    def _close_lost_clients(self, party: str) -> None:
+        for server in self.stage.servers:
+            server.proxies[party].close_lost_clients()
 
     def _close_lost(self, party: str) -> None:
         for server in self.stage.servers:
@@ -336,6 +360,9 @@ class Faults:
                     chosen.append((role, process))
         return chosen
 
+    def _lose_workers(self, cluster: Cluster) -> None:
+        self.workers_lost += max(len(cluster.having("worker")), OPTIONS["WORKERS"])
+
     def _party(self, fault: Fault) -> str:
         return self.stage.parties[fault.cluster]
 
@@ -347,6 +374,8 @@ class Faults:
 
     def _impair_line(self, fault: Fault) -> None:
         if fault.cluster < len(self.stage.clusters):
+            if fault.seconds > LEASE_SECONDS / 2:  # its fence kills what runs
+                self._lose_workers(self.stage.clusters[fault.cluster])
             impairment = self.stage.impair(fault.cluster)
             self._later(fault.seconds + 2.0, fault, lambda: _close(impairment))
 
@@ -365,9 +394,6 @@ class Faults:
                 self._later(0.2, None, look)
 
         self._later(0.2, None, look)
-
-    def _is_stopped(self, cluster: Cluster) -> bool:
-        return False
 
     def _later(self, seconds: float, fault: Any, act: Callable[[], None]) -> None:
         self.healings.append(Healing(time.monotonic() + seconds, act, fault))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ class Probes:
             except Exception as error:  # noqa: BLE001 - a server may be down at any moment
                 self._ledger.write("trouble", action="probe", error=f"{error}"[:300])
                 for connection in connections.all(initialized_only=True):
-                    connection.close()
+                    with suppress(Exception):
+                        connection.close()
 
     def _enqueue(self) -> None:
         from tests.crash import tasks
@@ -131,6 +133,15 @@ def judge_delays(
                 ended[probe.token], max(recorded, ended[probe.token]), excused
             )
             delays.longest_record = max(delays.longest_record, seconds)
+            if seconds > limit:
+                delays.findings.append(
+                    Finding(
+                        "stalled",
+                        f"{probe.token} had ended at {ended[probe.token]:.1f}, and was recorded "
+                        f"{seconds:.1f} s later.",
+                        probe.job,
+                    )
+                )
     starts = sorted(began.values())
     marks = [waiting[0].committed, *starts, until] if waiting else []
     for before, after in itertools.pairwise(marks):

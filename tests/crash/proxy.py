@@ -67,6 +67,7 @@ class Proxy:
         self._delay_seconds = 0.0
         self._commits_to_lose = 0
         self._commits_to_stop = 0
+        self._commits_to_silence = 0
         self._answers_to_lose = 0
         self.losses = 0
         """How many answers were lost, or requests stopped, in all."""
@@ -95,12 +96,11 @@ class Proxy:
         until = time.monotonic() + patience_seconds
         while time.monotonic() < until:
             with self._lock:
-                for connection in self._connections:
-                    if connection.is_in_transaction:
-                        connection.is_lost = True
-                        self._connections.discard(connection)
-                        self._lost.append(connection)
-                        return 1
+                open_ones = [one for one in self._connections if one.is_in_transaction]
+            connection = open_ones[0] if open_ones else None
+            if connection is not None:
+                self._lose(connection)
+                return 1
             time.sleep(0.0002)
         return 0
 
@@ -127,6 +127,11 @@ class Proxy:
         """Cut the connection instead of passing on the next COMMITs themselves."""
         self._commits_to_stop = count
 
+    def silence_commits(self, count: int) -> None:
+        """Let the connection go silent instead of passing on the next COMMITs: to the server, the
+        transaction stays open, with all that it has locked."""
+        self._commits_to_silence = count
+
     def lose_answers(self, count: int) -> None:
         """Cut the connection instead of passing on the next answers, whatever they are to."""
         self._answers_to_lose = count
@@ -136,6 +141,7 @@ class Proxy:
         self._refuses = self._swallows = False
         self._delay_seconds = 0.0
         self._commits_to_lose = self._commits_to_stop = self._answers_to_lose = 0
+        self._commits_to_silence = 0
         waiting, self._waiting = self._waiting, []
         for client in waiting:
             _close(client, by_reset=True)
@@ -159,6 +165,12 @@ class Proxy:
         self.close_lost()
 
     # How it is done.
+
+    def _lose(self, connection: Connection) -> None:
+        with self._lock:
+            connection.is_lost = True
+            self._connections.discard(connection)
+            self._lost.append(connection)
 
     def _take_all(self) -> list[Connection]:
         with self._lock:
@@ -203,6 +215,9 @@ class Proxy:
                     continue
                 self._pause()
                 connection.observe(data, is_request=True)
+                if _is_commit(data) and self._takes("_commits_to_silence"):
+                    self._lose(connection)
+                    continue
                 if _is_commit(data):
                     if self._takes("_commits_to_stop"):
                         break

@@ -87,8 +87,11 @@ class Server:
 class Stage:
     """Everything that a run needs. A context manager: it leaves nothing behind."""
 
-    def __init__(self, broker: str, clusters: int, source: Path | None = None) -> None:
+    def __init__(
+        self, broker: str, clusters: int, source: Path | None = None, mistake: str = ""
+    ) -> None:
         self.broker = broker
+        self.mistake = mistake
         self.folder = Path(tempfile.mkdtemp(prefix="stoker-crash-"))
         self.ledger = self.folder / "ledger"
         self.ledger.touch()
@@ -140,6 +143,7 @@ class Stage:
             "broker": self._broker_url(party),
             "options": OPTIONS,
             "ledger": str(self.ledger),
+            "mistake": self.mistake if party else "",
         }
         return {
             **{name: value for name, value in os.environ.items() if name != "STOKER_TEST_OPTIONS"},

@@ -6,6 +6,8 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,11 @@ def plain(context: Any, token: str, seconds: float = 0.0, failures: int = 0) -> 
 @task(**PATIENT)
 async def plain_async(context: Any, token: str, seconds: float = 0.0) -> str:
     line = begin(context, token)
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        await asyncio.sleep(min(BEAT_SECONDS, left))
-        beat(line)
+    with interruptions_told(line):
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(BEAT_SECONDS, left))
+            beat(line)
     return end(line)
 
 
@@ -101,10 +104,11 @@ def scheduled(context: Any, name: str) -> str:
 def attempt(context: Any, token: str, seconds: float = 0.0, failures: int = 0, **facts: Any) -> str:
     """Write when this attempt starts, that it goes on, and when it ends."""
     line = begin(context, token, **facts)
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        time.sleep(min(BEAT_SECONDS, left))
-        beat(line)
+    with interruptions_told(line):
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(BEAT_SECONDS, left))
+            beat(line)
     if context.attempt <= failures:
         ledger().write("raised", nonce=line["nonce"])
         raise PlannedError(token)
@@ -121,6 +125,16 @@ def begin(context: Any, token: str, **facts: Any) -> dict[str, Any]:
         parent=os.getppid(),
         **facts,
     )
+
+
+@contextmanager
+def interruptions_told(line: dict[str, Any]) -> Iterator[None]:
+    """Write when the cluster interrupts a task, as it does when its time to stop is over."""
+    try:
+        yield
+    except BaseException as error:
+        ledger().write("interrupted", nonce=line["nonce"], error=type(error).__name__)
+        raise
 
 
 def beat(line: dict[str, Any]) -> None:

@@ -131,6 +131,28 @@ def test_attempt_that_runs_twice_is_miscounted(story: Story) -> None:
     assert story.kinds() == {"miscounted"}
 
 
+def test_interrupted_attempt_that_runs_again_is_good(story: Story) -> None:
+    story.enqueue("a")
+    story.add("interrupted", 2.5, nonce=story.run("a", 2, None))
+    story.end("a", story.run("a", 4, 5), attempts=1)
+    assert story.kinds() == set()
+
+
+def test_attempt_cut_off_by_its_cluster_that_runs_again_is_good(story: Story) -> None:
+    story.enqueue("a")
+    story.run("a", 2, None)
+    story.end("a", story.run("a", 4, 5), attempts=1)
+    assert story.kinds() == set()
+
+
+def test_killed_attempt_that_runs_again_is_miscounted(story: Story) -> None:
+    story.enqueue("a")
+    story.run("a", 2, None)
+    story.end("a", story.run("a", 4, 5), attempts=1)
+    findings = Judge(story.facts, story.ends, killed={1}).findings()
+    assert {finding.kind for finding in findings} == {"miscounted"}
+
+
 def test_attempt_that_never_started_is_counted_apart(story: Story) -> None:
     story.enqueue("a")
     story.end("a", story.run("a", 4, 5, attempt=2), attempts=2)
@@ -196,6 +218,15 @@ def test_step_that_begins_before_the_one_before_it_has_ended_is_early(story: Sto
     story.enqueue("a", kind="workflow")
     for number, began in enumerate((2.0, 2.5, 4.0)):
         story.run(f"a/{number}", began, began + 1)
+    assert story.kinds() == {"early"}
+
+
+def test_later_job_of_a_sequence_that_starts_first_is_early(story: Story) -> None:
+    for number, began in enumerate((4.0, 2.0)):
+        token = str(number)
+        story.enqueue(token, kind="sequenced")
+        story.facts.enqueued[token].facts["at"] = float(number)
+        story.end(token, story.run(token, began, began + 1, sequence="key"))
     assert story.kinds() == {"early"}
 
 

@@ -144,7 +144,7 @@ class User:
         from tests.crash import tasks
 
         key = f"{self.chance.randrange(4)}"
-        seconds = self.chance.random() ** 3 * 0.5
+        seconds = self.chance.random() ** 6 * 3
         kind = self.chance.choice(["locked", "limited", "sequenced", "rated"])
         calls: dict[str, Callable[[str], Any]] = {
             "locked": lambda token: tasks.locked.enqueue(token, key, seconds),
@@ -346,11 +346,11 @@ class _Told:
 
 
 ACTIONS = {
-    "enqueue_plainly": 12,
+    "enqueue_plainly": 15,
     "enqueue_in_transaction": 12,
     "enqueue_many": 3,
     "enqueue_late": 4,
-    "enqueue_long": 2,
+    "enqueue_long": 5,
     "enqueue_flaky": 3,
     "enqueue_once": 8,
     "enqueue_guarded": 10,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -182,6 +182,10 @@ class Facts:
         self.executions[line["nonce"]].ended = line["at"]
         self.executions[line["nonce"]].how = "ended"
 
+    def _interrupted(self, line: Line) -> None:
+        self.executions[line["nonce"]].ended = line["at"]
+        self.executions[line["nonce"]].how = "interrupted"
+
     def _raised(self, line: Line) -> None:
         self.executions[line["nonce"]].ended = line["at"]
         self.executions[line["nonce"]].how = "raised"
@@ -190,9 +194,11 @@ class Facts:
 class Judge:
     """Checks every promise."""
 
-    def __init__(self, facts: Facts, ends: dict[str, End]) -> None:
+    def __init__(self, facts: Facts, ends: dict[str, End], killed: Collection[int] = ()) -> None:
         self.facts = facts
         self.ends = ends
+        self.killed = killed
+        """Process ids of the workers that were killed from outside."""
         self.by_job = facts.by_job()
         self.phantoms: Counter[str] = Counter()
         """Kind of job -> attempts that were counted and of which the ledger has no start."""
@@ -206,6 +212,7 @@ class Judge:
         yield from self._doubled()
         yield from self._counted()
         yield from self._overlapping()
+        yield from self._sequences()
         yield from self._cancelled_jobs()
         yield from self._ticks()
 
@@ -307,25 +314,43 @@ class Judge:
         kinds = {one.job: one.kind for one in self.facts.enqueued.values() if one.job}
         for job, executions in self.by_job.items():
             kind = kinds.get(job, "other")
-            numbers = [one.attempt for one in executions]
-            if any(after <= before for before, after in pairwise(numbers)):
+            counted = [one for one in executions if self._is_counted(one)]
+            if any(after.attempt <= before.attempt for before, after in pairwise(counted)):
                 yield Finding(
                     "miscounted", f"{kind} {job} ran as attempts {_told(executions)}.", job
                 )
+                continue
             end = self.ends.get(job)
             if end is None or not end.exists:
                 continue
-            if end.attempts < len(executions):
+            if end.attempts < len(counted):
                 yield Finding(
                     "miscounted",
-                    f"{kind} {job} has {end.attempts} attempts recorded, and {len(executions)} "
+                    f"{kind} {job} has {end.attempts} attempts recorded, and {len(counted)} "
                     f"started: {_told(executions)}.",
                     job,
                 )
         for job, end in self.ends.items():
-            if end.exists and end.attempts > len(self.by_job.get(job, [])):
-                missing = end.attempts - len(self.by_job.get(job, []))
+            missing = end.attempts - len(self.by_job.get(job, []))
+            if end.exists and missing > 0:
                 self.phantoms[kinds.get(job, "other")] += missing
+
+    def _is_counted(self, one: Execution) -> bool:
+        """What its own cluster interrupts, because it is to stop or because it cannot extend the
+        lease, is given back and is the same attempt again."""
+        is_cut_off_by_its_cluster = not one.how and one.pid not in self.killed
+        return one.how != "interrupted" and not is_cut_off_by_its_cluster
+
+    def phantom_findings(self, workers_lost: int) -> Iterator[Finding]:
+        """A worker can be killed after it has said that a job starts and before the job itself
+        says so: one such attempt for each worker that was lost cannot be told from a right one."""
+        count = self.phantoms.total()
+        if count > workers_lost:
+            yield Finding(
+                "miscounted",
+                f"{count} attempts were counted and never started ({dict(self.phantoms)}), and "
+                f"{workers_lost} workers were lost.",
+            )
 
     # Never too many at once.
 
@@ -360,6 +385,25 @@ class Judge:
                         "early",
                         f"step {number} of {one.token} began before {earlier} ended.",
                         one.token,
+                    )
+
+    def _sequences(self) -> Iterator[Finding]:
+        """Jobs of a sequence start in the order of their enqueues. A sequence has one user, who
+        enqueues one job after the other."""
+        made = {one.job: one.facts["at"] for one in self.facts.enqueued.values() if one.job}
+        firsts: dict[str, list[Execution]] = defaultdict(list)
+        for executions in self.by_job.values():
+            if "sequence" in executions[0].facts and executions[0].job in made:
+                firsts[executions[0].facts["sequence"]].append(executions[0])
+        for key, started in firsts.items():
+            started.sort(key=lambda one: one.began)
+            for before, after in pairwise(started):
+                if made[after.job] < made[before.job]:
+                    yield Finding(
+                        "early",
+                        f"{before.job} of sequence {key} started before {after.job}, which was "
+                        "enqueued earlier.",
+                        key,
                     )
 
     def _cancelled_jobs(self) -> Iterator[Finding]:

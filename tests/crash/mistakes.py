@@ -1,0 +1,222 @@
+"""The checker is checked: mistakes of Stoker's that it has to find.
+
+Each replaces a function of Stoker's when Django starts, in clusters and in users alike. Some make
+the harm likely by a pause where the right code has none: a few faults should be enough to find it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What somebody might get wrong, and what the checker is to call it."""
+
+    plant: Callable[[], None]
+    kinds: frozenset[str]
+    """It is found if there is a finding of one of these kinds."""
+    broker: str = "postgres"
+
+
+MISTAKES: dict[str, Mistake] = {}
+
+
+def mistake(
+    name: str, *kinds: str, broker: str = "postgres"
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Add a mistake under this name."""
+
+    def add(plant: Callable[[], None]) -> Callable[[], None]:
+        MISTAKES[name] = Mistake(plant, frozenset(kinds), broker)
+        return plant
+
+    return add
+
+
+def replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace a function: the new one is given the old one first."""
+    right = getattr(owner, name)
+
+    def put(wrong: Callable[..., Any]) -> None:
+        @functools.wraps(right)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return wrong(right, *args, **kwargs)
+
+        setattr(owner, name, replaced)
+
+    return put
+
+
+@mistake("a job is acked before it is recorded", "lost")
+def ack_before_record() -> None:
+    from stoker.brokers.orm import OrmBroker
+    from stoker.cluster import monitor
+
+    acked = threading.local()
+
+    @replace(monitor, "finish_together")
+    def finish_together(right: Any, settings: Any, broker: Any, successes: Any) -> Any:
+        if not broker.end_all(successes.job_ids, successes.lease_ids):
+            return False
+        time.sleep(0.2)
+        acked.is_so = True
+        try:
+            return right(settings, broker, successes)
+        finally:
+            acked.is_so = False
+
+    @replace(OrmBroker, "end_all")
+    def end_all(right: Any, self: Any, *args: Any) -> Any:
+        return True if getattr(acked, "is_so", False) else right(self, *args)
+
+
+@mistake("an attempt that crashed is not counted", "miscounted")
+def crashes_uncounted() -> None:
+    from stoker.lifecycle import finish
+
+    @replace(finish, "_return")
+    def give_back(right: Any, verdict: Any) -> Any:
+        back = right(verdict)
+        if verdict.crashes:
+            back = dataclasses.replace(back, attempts=back.attempts - 1)
+        return back
+
+
+@mistake("a lost lease is not noticed", "overlapping", "doubled", "miscounted")
+def extend_whatever() -> None:
+    from stoker.brokers.orm import OrmBroker
+    from stoker.cluster import pusher, watch, worker
+
+    @replace(OrmBroker, "extend")
+    def extend(right: Any, self: Any, leases: Any, **options: Any) -> Any:
+        right(self, leases, **options)
+        return set()
+
+    for module in (pusher, watch, worker):
+        replace(module, "is_fenced")(lambda _right, *_args: False)
+
+
+@mistake("an outcome is recorded though its lease is lost", "doubled", "lost", "miscounted")
+def stale_outcomes() -> None:
+    from stoker.models.claimed import ClaimedQuerySet
+
+    @replace(ClaimedQuerySet, "settle")
+    def settle(right: Any, self: Any, over: Any, again: Any = (), failed: Any = ()) -> Any:
+        freed = right(self, over, again, failed)
+        asked = {*over, *((back.job_id, back.lease_id) for back in again)}
+        return freed._replace(valid=asked)
+
+    @replace(ClaimedQuerySet, "end_all")
+    def end_all(right: Any, self: Any, job_ids: Any, lease_ids: Any) -> Any:
+        queues = right(self, job_ids, lease_ids)
+        return set() if queues is None else queues
+
+
+@mistake("a lock is released when it is old", "overlapping")
+def locks_by_age() -> None:
+    from stoker.models.need import NeedQuerySet
+
+    since: dict[Any, float] = {}
+
+    @replace(NeedQuerySet, "holders")
+    def holders(right: Any, self: Any, key_ids: Any) -> Any:
+        found = right(self, key_ids)
+        now = time.monotonic()
+        return {
+            key: {job for job in jobs if now - since.setdefault((key, job), now) < 0.1}
+            for key, jobs in found.items()
+        }
+
+
+@mistake("a job runs before the transaction commits", "early")
+def run_before_commit() -> None:
+    from django.db import connections
+
+    from stoker.brokers.orm import OrmBroker
+
+    @replace(OrmBroker, "enqueue")
+    def enqueue(right: Any, self: Any, messages: Any) -> Any:
+        def alone() -> None:
+            try:
+                right(self, messages)
+            finally:
+                connections[self.alias].close()
+
+        thread = threading.Thread(target=alone)
+        thread.start()
+        thread.join()
+
+
+@mistake("a job waits for a second less than it should", "early")
+def a_second_early() -> None:
+    from stoker.brokers import orm
+
+    @replace(orm, "as_new_job")
+    def as_new_job(right: Any, message: Any) -> Any:
+        job = right(message)
+        if job.run_after is None:
+            return job
+        return dataclasses.replace(job, run_after=job.run_after - 1)
+
+
+@mistake("two clusters fire the same tick", "ticks")
+def ticks_twice() -> None:
+    from stoker.lifecycle import firing
+    from stoker.models import Schedule
+    from stoker.models.clock import database_now_us
+    from stoker.models.schedule import ScheduleQuerySet
+
+    @replace(ScheduleQuerySet, "hold")
+    def hold(_right: Any, self: Any, schedule_id: Any) -> Any:
+        row = Schedule.objects.using(self.db).filter(pk=schedule_id).first()
+        if row is not None:
+            row.now_us = database_now_us(self.db)
+            time.sleep(0.1)
+        return row
+
+    @replace(ScheduleQuerySet, "advance")
+    def advance(_right: Any, self: Any, seen: Any, **values: Any) -> bool:
+        return bool(self.filter(pk=seen.pk).update(**values))
+
+    replace(firing, "insert_ticks")(lambda _right, *_args: None)
+
+
+@mistake("an enqueue whose answer is lost is done again", "doubled")
+def enqueue_again() -> None:
+    from django.db import connection
+
+    from stoker.backend import StokerBackend
+    from stoker.exceptions import BrokerUnavailable
+
+    @replace(StokerBackend, "enqueue")
+    def enqueue(right: Any, self: Any, *args: Any) -> Any:
+        try:
+            return right(self, *args)
+        except BrokerUnavailable:
+            if connection.in_atomic_block:
+                raise
+            connection.close()
+            time.sleep(1)
+            return right(self, *args)
+
+
+@mistake("leases that ran out are not taken over", "lost")
+def no_rescue() -> None:
+    from stoker.brokers.orm import OrmBroker
+
+    replace(OrmBroker, "claim_expired")(lambda _right, _self, _limit, **_options: [])
+    replace(OrmBroker, "expire_holder")(lambda _right, _self, _holder: 0)
+
+
+@mistake("a cluster waits for half a minute after an error of the database", "stalled")
+def long_waits() -> None:
+    from stoker.cluster import patience
+
+    patience.FIRST_PAUSE_SECONDS = patience.LONGEST_PAUSE_SECONDS = 30.0
