@@ -14,7 +14,8 @@
     ├── UnknownTask                                      the task is not (or no longer) there
     ├── BrokerError
     │   └── BrokerUnavailable                            retried with back-off by the cluster
-    │       └── RowsLocked                               another transaction holds what is needed
+    │       ├── RowsLocked                               another transaction holds what is needed
+    │       └── PoolerRefused                            a pooler like PgBouncer is in the way
     ├── NotMigrated                                      the tables are not there yet
     ├── DuplicateJob                                     the key is taken, and "raise" was asked for
     ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
@@ -102,6 +103,10 @@ class BrokerUnavailable(BrokerError):
 
 class RowsLocked(BrokerUnavailable):
     """Another transaction holds rows that are needed. Nothing was lost; try again."""
+
+
+class PoolerRefused(BrokerUnavailable):
+    """A pooler like PgBouncer refuses what a cluster asks for when it connects."""
 
 
 class NotMigrated(StokerError):

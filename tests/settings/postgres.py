@@ -8,3 +8,5 @@ from tests.settings.base import from_url
 _url = os.environ.get("STOKER_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 
 DATABASES = {"default": from_url(_url, "django.db.backends.postgresql")}
+if "STOKER_TEST_POOLER" in os.environ:
+    DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True

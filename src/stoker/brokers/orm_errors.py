@@ -6,7 +6,7 @@ from types import TracebackType
 
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
-from stoker.exceptions import BrokerUnavailable, NotMigrated, RowsLocked
+from stoker.exceptions import BrokerUnavailable, NotMigrated, PoolerRefused, RowsLocked
 from stoker.models.conflicts import is_locked_out
 
 
@@ -48,6 +48,11 @@ def explain(error: Exception, alias: str) -> Exception:
         )
     if isinstance(error, ProgrammingError):
         return error
+    if "unsupported startup parameter" in lowered:
+        return PoolerRefused(
+            f"The database {alias!r} is behind a pooler like PgBouncer ({message}): set "
+            f'"DISABLE_SERVER_SIDE_CURSORS": True in DATABASES["{alias}"].'
+        )
     if is_locked_out(error):
         return RowsLocked(
             f"Another transaction holds rows of the database {alias!r} that are needed: {message}"

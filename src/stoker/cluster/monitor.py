@@ -46,6 +46,7 @@ BEAT_SECONDS = 1.0
 TRIES = 5
 LARGE_BYTES = 1 << 20
 """A value of this size may be what the connection breaks at."""
+CAREFUL_SECONDS = 10.0
 LONGEST_LOCKED_PAUSE = 5.0
 """Until an outcome that waits for somebody's locks is tried again."""
 FIRST_PAUSE = 1.0
@@ -83,6 +84,9 @@ class Monitor:
         self.is_over = False
         self._first_at = 0.0
         self._last_batch = 0
+        self._careful_until = 0.0
+        """Until then, the database is asked before each batch what is locked: to wait for a lock
+        takes a second."""
 
     def run(self) -> None:
         self.selector.register(self.child.control, selectors.EVENT_READ, self._read_control)
@@ -154,7 +158,12 @@ class Monitor:
         self._last_batch = len(batch)
         self._first_at = time.monotonic()
         for part in parted(batch):
-            self._finish(part)
+            free: Sequence[Reported] = part
+            if time.monotonic() < self._careful_until:
+                free, locked = self._parted_by_locks(part)
+                self._put_aside(locked, FIRST_PAUSE)
+            if free:
+                self._finish(free)
 
     def _record_aside(self) -> None:
         """Try again what was refused, one by one, and together what waited for locks."""
@@ -230,7 +239,9 @@ class Monitor:
     def _put_aside(self, locked: Sequence[Reported], pause_seconds: float) -> None:
         if locked:
             tell("records_wait", count=len(locked))
-            due = time.monotonic() + pause_seconds
+            now = time.monotonic()
+            self._careful_until = now + CAREFUL_SECONDS
+            due = now + pause_seconds
             self.aside += [Aside(due, pause_seconds, one, is_locked=True) for one in locked]
 
     def _try(self, batch: Sequence[Reported]) -> Exception | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -27,6 +28,11 @@ SHORTEST_IDLE_SECONDS = 2
 """A transaction of ours may pause for so long between two statements, on a busy machine."""
 CHECK_AFTER_SECONDS = 30.0
 """A connection that was not used for so long is asked whether it still works, where Django asks."""
+
+NO_TRANSACTION = 0
+"""As libpq numbers the state of a session."""
+ALONE = ("VACUUM", "LISTEN")
+"""Statements that are not possible, or have no effect, in a transaction."""
 
 PLANNING = "-c enable_bitmapscan=off"
 """The planner takes a queue that it has not seen at its last look for a short one, and would rather
@@ -162,8 +168,9 @@ def set_deadlines(
         options.setdefault("connect_timeout", whole_seconds)
         options.setdefault("keepalives_idle", whole_seconds)
         options.setdefault("tcp_user_timeout", whole_seconds * 1000)
-        if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            # Not behind a transaction pooler, where the settings would leak to other clients.
+        if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            _limit_pooled_transactions(settings, is_cluster=is_cluster)
+        else:
             ours = [f"-c statement_timeout={whole_seconds * 1000}", PLANNING]
             if is_cluster:
                 ours += [f"-c {name}={value}" for name, value in _session(settings).items()]
@@ -208,6 +215,49 @@ def _session(settings: Settings) -> dict[str, int]:
         "tcp_keepalives_count": 3,
         "tcp_user_timeout": seconds * 1000,
     }
+
+
+def _limit_pooled_transactions(settings: Settings, *, is_cluster: bool) -> None:
+    """Set the deadlines of PostgreSQL anew in each transaction. For a connection through a pooler
+    like PgBouncer, which lends the server's sessions by the transaction: what is set for a session
+    would apply to other clients."""
+    values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
+    if is_cluster:
+        session = _session(settings)
+        values |= {name: session[name] for name in session if not name.startswith("tcp_")}
+    wish = "; ".join(f"SET LOCAL {name} = {value}" for name, value in values.items())
+
+    def limit(
+        execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
+    ) -> Any:
+        connection = context["connection"]
+        driver = connection.connection
+        if driver.info.transaction_status != NO_TRANSACTION or str(sql).startswith(ALONE):
+            return execute(sql, params, many, context)
+        if not connection.get_autocommit():
+            _run(driver, wish)
+            return execute(sql, params, many, context)
+        _run(driver, f"BEGIN; {wish}")
+        try:
+            result = execute(sql, params, many, context)
+            _run(driver, "COMMIT")
+        except BaseException:
+            with suppress(Exception):  # the connection is lost
+                _run(driver, "ROLLBACK")
+            raise
+        return result
+
+    def use(connection: Any, **_: Any) -> None:
+        if connection.alias == settings.database and limit not in connection.execute_wrappers:
+            connection.execute_wrappers.append(limit)
+
+    uid = f"stoker.cluster.patience:{settings.database}"
+    connection_created.connect(use, weak=False, dispatch_uid=uid)
+
+
+def _run(driver: Any, text: str) -> None:
+    with driver.cursor() as cursor:
+        cursor.execute(text)
 
 
 def _limit_mysql_sessions(settings: Settings) -> None:

@@ -92,7 +92,7 @@ def _found(plan: Plan) -> Finding:
 
     from stoker.brokers import broker_for
     from stoker.cluster.patience import set_deadlines
-    from stoker.exceptions import BrokerUnavailable, NotMigrated
+    from stoker.exceptions import BrokerUnavailable, NotMigrated, PoolerRefused
 
     from .subcommand import one_sentence
 
@@ -101,7 +101,7 @@ def _found(plan: Plan) -> Finding:
         set_deadlines(plan.settings)
         _read_every_table(plan.settings.database)
         return Finding(weaknesses=_ask_broker(plan))
-    except NotMigrated as error:
+    except (NotMigrated, PoolerRefused) as error:
         return Finding(is_fit=False, sentence=str(error))
     except (BrokerUnavailable, DatabaseError, InterfaceError) as error:
         return Finding(sentence=one_sentence(error))

@@ -1,0 +1,97 @@
+"""A cluster behind PgBouncer in transaction mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.db.backends.signals import connection_created
+
+from stoker.cluster.patience import set_deadlines
+from stoker.conf import settings_for
+from stoker.models import Job
+
+from tests.app.tasks import nothing
+from tests.cluster.clusters import run_command, running_cluster, wait_for
+from tests.servers.pgbouncer import PrivatePgbouncer
+from tests.servers.private import NotInstalledError
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.postgres,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture
+def pooler() -> Iterator[PrivatePgbouncer]:
+    given = connection.settings_dict
+    made = PrivatePgbouncer(given["HOST"], int(given["PORT"] or 5432))
+    try:
+        with made:
+            yield made
+    except NotInstalledError as missing:
+        pytest.skip(str(missing))
+
+
+def test_cluster_that_was_not_told_of_the_pooler_says_what_to_do(pooler: PrivatePgbouncer) -> None:
+    done = run_command("stoker", "run", environment={"STOKER_TEST_POSTGRES_URL": pooler.url})
+    assert done.returncode
+    said = done.stdout + done.stderr
+    assert '"DISABLE_SERVER_SIDE_CURSORS": True' in said
+    assert "Traceback" not in said
+
+
+def test_cluster_that_was_told_of_the_pooler_runs_jobs(
+    pooler: PrivatePgbouncer, tmp_path: Path
+) -> None:
+    environment = {"STOKER_TEST_POSTGRES_URL": pooler.url, "STOKER_TEST_POOLER": "1"}
+    nothing.enqueue_many([((), {})] * 100)
+    with running_cluster(tmp_path, environment=environment) as cluster:
+        wait_for(lambda: Job.objects.filter(status="SUCCESSFUL").count() == 100, cluster.tail)
+        assert cluster.stop() == 0
+        assert "Traceback" not in cluster.text()
+
+
+def test_every_call_through_the_pooler_has_a_deadline(
+    pooler: PrivatePgbouncer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And other clients of the pooler have none of it."""
+    before, receivers = connection.settings_dict, connection_created.receivers.copy()
+    wrappers = connection.execute_wrappers.copy()
+    connection.close()
+    connection.settings_dict = {
+        **before,
+        "HOST": "127.0.0.1",
+        "PORT": str(pooler.port),
+        "DISABLE_SERVER_SIDE_CURSORS": True,
+        "OPTIONS": {},
+    }
+    try:
+        set_deadlines(replace(settings_for(), database_seconds=1.0))
+        for _ in range(2):
+            with pytest.raises(OperationalError, match="statement timeout"):
+                ask("SELECT pg_sleep(60)")
+            with pytest.raises(OperationalError, match="statement timeout"), transaction.atomic():
+                ask("SELECT pg_sleep(60)")
+        with transaction.atomic():
+            assert ask("SHOW lock_timeout") == "250ms"
+            assert ask("SHOW idle_in_transaction_session_timeout") == "2s"
+        connection.execute_wrappers[:] = wrappers
+        assert ask("SHOW statement_timeout") == "0"
+    finally:
+        connection.close()
+        connection.settings_dict = before
+        connection.execute_wrappers[:] = wrappers
+        connection_created.receivers = receivers
+        connection_created.sender_receivers_cache.clear()
+
+
+def ask(statement: str) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return str(cursor.fetchone()[0])

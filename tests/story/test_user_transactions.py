@@ -1,0 +1,114 @@
+"""User code changes something of Stoker's in a transaction, and keeps that open: a view under
+ATOMIC_REQUESTS that is slow afterwards. Only the jobs concerned wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from stoker import InSequence, Unique, dead_letters, group
+from stoker.models import DeadLetter, Job
+
+from tests.app.chaos import run_until
+from tests.app.models import Ledger
+from tests.app.tasks import fail_once, nothing
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
+from tests.guards.sessions import Session, session
+
+PLAIN_JOBS = 400
+STALL_SECONDS = 60.0
+SEQUENCE = InSequence("account 1", after_failure="halt")
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.postgres,
+    pytest.mark.mariadb,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture
+def user() -> Iterator[Session]:
+    with session() as opened:
+        yield opened
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
+    with running_cluster(tmp_path, LEASE_SECONDS=15, DATABASE_SECONDS=4) as made:
+        made.wait_for_crew()
+        yield made
+
+
+def ended(job_ids: list[str]) -> int:
+    return Job.objects.filter(pk__in=job_ids).exclude(status=None).count()
+
+
+def assert_plain_jobs_are_recorded(cluster: ProcessCluster) -> None:
+    job_ids = [result.id for result in nothing.enqueue_many([((), {})] * PLAIN_JOBS)]
+    wait_for(
+        lambda: ended(job_ids) == PLAIN_JOBS,
+        lambda: f"{ended(job_ids)} of {PLAIN_JOBS}\n{cluster.tail()}",
+        STALL_SECONDS,
+    )
+
+
+def test_cancelled_workflow_in_open_transaction_holds_up_no_other_job(
+    cluster: ProcessCluster, user: Session, tmp_path: Path
+) -> None:
+    """Steps of it end meanwhile."""
+    over = tmp_path / "over"
+    workflow = group(*[run_until.si(str(over)) for _ in range(2)], nothing.si()).enqueue()
+    wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
+    user.begin()
+    assert user.do(workflow.cancel)
+    over.touch()
+    for _ in range(3):
+        assert_plain_jobs_are_recorded(cluster)
+    user.commit()
+    wait_for(lambda: not Job.objects.filter(status=None).exists(), cluster.tail, STALL_SECONDS)
+    workflow.refresh()
+    assert workflow.status == "CANCELLED"
+
+
+def test_requeue_of_halted_sequence_in_open_transaction_holds_up_no_other_job(
+    cluster: ProcessCluster, user: Session
+) -> None:
+    """Hundreds of jobs of the sequence stand in front of them."""
+    if connection.vendor == "mysql":
+        pytest.skip("MariaDB is too slow to set so many jobs aside before the first are back")
+    failed = fail_once.using(sequence=SEQUENCE).enqueue()
+    wait_for(lambda: DeadLetter.objects.filter(job_id=failed.id).exists(), cluster.tail)
+    letter = DeadLetter.objects.get()
+    user.begin()
+    assert user.do(lambda: dead_letters.requeue(letter.id).fate)
+    calls: list[tuple[tuple[()], dict[str, object]]] = [((), {})] * 600
+    waiting = [one.id for one in nothing.using(sequence=SEQUENCE, priority=5).enqueue_many(calls)]
+    for _ in range(3):
+        assert_plain_jobs_are_recorded(cluster)
+    assert ended(waiting) == 0
+    user.roll_back()
+    assert dead_letters.discard(letter.id, by="alice", because="done by hand")
+    wait_for(lambda: ended(waiting) > 5, cluster.tail, STALL_SECONDS)
+
+
+@pytest.mark.parametrize("on_conflict", ["keep", "replace", "after"])
+def test_unique_enqueue_in_open_transaction_holds_up_no_other_job(
+    cluster: ProcessCluster, user: Session, tmp_path: Path, on_conflict: str
+) -> None:
+    """The job that has the key ends meanwhile."""
+    over = tmp_path / "over"
+    unique = run_until.using(unique=Unique("report", on_conflict=on_conflict))  # type: ignore[arg-type] # one of its words
+    unique.enqueue(str(over))
+    wait_for(Ledger.objects.exists, cluster.tail)
+    user.begin()
+    user.do(lambda: unique.enqueue(str(over)))
+    over.touch()
+    for _ in range(3):
+        assert_plain_jobs_are_recorded(cluster)
+    user.commit()
+    wait_for(lambda: not Job.objects.filter(status=None).exists(), cluster.tail, STALL_SECONDS)
