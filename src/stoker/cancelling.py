@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from .brokers import broker_for, outboxes_of
+from .brokers import broker_for, outgoing_of
 from .conf import Settings
 from .following.follow import end_waiting, record_cancelled, transaction_for
 from .models import Cancellation, Job, Outgoing
@@ -23,8 +23,14 @@ LOOKS = 5
 
 def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     """Cancel a job that waits, or ask that one be ended that runs. False: it has ended, or is not
-    there; nothing was changed. For the arguments see ``cancel_waiting``."""
+    there; nothing was changed. For the arguments see ``cancel_waiting``.
+
+    Raises:
+        BrokerUnavailable: nobody knows the job, and a database in whose outbox it may wait does not
+            answer.
+    """
     broker, reason = broker_for(settings), stored_text(reason, LONGEST_REASON)
+    has_asked_outboxes = False
     for _ in range(LOOKS):
         if cancel_waiting(settings, unstored, reason):
             return True
@@ -33,9 +39,18 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
             if place == "running":
                 Cancellation.objects.using(settings.database).ask(unstored.pk, reason)
                 return True
+            if place is None and (has_asked_outboxes or _is_stored(settings, unstored)):
+                return False
         if place is None:
-            return False
+            if _cancel_outgoing(settings, unstored, reason):
+                return True
+            has_asked_outboxes = True  # it may have been relayed just now
     return False
+
+
+def _is_stored(settings: Settings, job: Job) -> bool:
+    """Whether the store has the job. Then no outbox has it, and other databases are not asked."""
+    return Job.objects.using(settings.database).filter(pk=job.pk).exists()
 
 
 def sweep_requests(settings: Settings) -> int:
@@ -55,7 +70,8 @@ def sweep_requests(settings: Settings) -> int:
 
 
 def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
-    """Cancel a job that waits. False: it runs, has ended, or is not there; nothing was changed.
+    """Cancel a job that waits in the store or the broker. False: it runs, has ended, or is not
+    there; nothing was changed.
 
     Args:
         settings: the backend's.
@@ -69,19 +85,22 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
                 Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
             record_cancelled(settings, [unstored.pk], reason)
             return True
-    return any(_cancel_outgoing(settings, one, unstored, reason) for one in outboxes_of(settings))
+    return False
 
 
-def _cancel_outgoing(settings: Settings, outbox: str, unstored: Job, reason: str) -> bool:
+def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
     """Cancel a job that its broker does not have yet. Its row is locked until that is recorded."""
     alias = settings.database
-    with transaction.atomic(using=outbox):
-        if not Outgoing.objects.using(outbox).filter(pk=unstored.pk).delete()[0]:
-            return False
-        with explained(alias), transaction_for(alias, [unstored.pk]):
-            Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
-            record_cancelled(settings, [unstored.pk], reason)
-    return True
+    for row in outgoing_of(settings, [unstored.pk]):
+        outbox = row._state.db
+        with transaction.atomic(using=outbox):
+            if not Outgoing.objects.using(outbox).filter(pk=unstored.pk).delete()[0]:
+                continue
+            with explained(alias), transaction_for(alias, [unstored.pk]):
+                Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+                record_cancelled(settings, [unstored.pk], reason)
+        return True
+    return False
 
 
 def cancel_those_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:

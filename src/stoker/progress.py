@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db.models import TextChoices
 
-from .brokers import broker_for, outboxes_of
+from .brokers import broker_for, outgoing_of
 from .brokers.orm_errors import explained as explained  # noqa: PLC0414 - it is had from here
 from .cached_results import look_up
 from .compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
@@ -180,7 +180,7 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
     broker = broker_for(settings)
     under_way = [job_id for job_id in job_ids if job_id not in jobs or jobs[job_id].status is None]
     places = broker.whereabouts(under_way) if under_way else {}
-    for row in _outgoing(settings, [one for one in under_way if one not in {**places, **jobs}]):
+    for row in outgoing_of(settings, [one for one in under_way if one not in {**places, **jobs}]):
         jobs[row.pk] = _unstored(row)
         places[row.pk] = "ready" if row.run_after is None else "deferred"
     unknown = [job_id for job_id in under_way if job_id not in places and job_id not in jobs]
@@ -194,12 +194,6 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
         if state is not None:
             found[job_id] = Progress(job, state, failures.get(job_id, ()))
     return found
-
-
-def _outgoing(settings: Settings, job_ids: Sequence[UUID]) -> Iterator[Outgoing]:
-    """Those that their broker does not have yet."""
-    for alias in outboxes_of(settings) if job_ids else ():
-        yield from Outgoing.objects.using(alias).filter(pk__in=job_ids)
 
 
 def _unstored(row: Outgoing) -> Job:

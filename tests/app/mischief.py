@@ -97,6 +97,20 @@ def doze(seconds: str) -> None:
     OrmBroker.settle = dozing  # type: ignore[method-assign] # for this process
 
 
+def add_silent_database(port: str) -> None:
+    """Another entry of DATABASES, whose server accepts connections and never answers."""
+    from django.db import connections
+
+    silent: dict[str, Any] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": "127.0.0.1",
+        "PORT": port,
+    }
+    silent |= {"NAME": "silent", "USER": "silent"}
+    databases = {**connections.settings, "silent": silent}
+    connections.settings = connections.configure_settings(databases)
+
+
 MISCHIEF = {
     "clock": clock,
     "deaf": hear_nothing,
@@ -104,4 +118,5 @@ MISCHIEF = {
     "die": die_at_start,
     "forget": claim_and_forget,
     "doze": doze,
+    "silent": add_silent_database,
 }

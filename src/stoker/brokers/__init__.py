@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import import_module
+from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
-from stoker.models.outbox import outboxes
+from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
 
 from .base import Broker
 from .transport import Transport
@@ -78,6 +80,16 @@ def adapter_for(settings: Settings) -> Broker | Transport:
 
 
 def outboxes_of(settings: Settings) -> list[str]:
-    """The databases in whose outbox jobs of this backend may wait for their broker."""
+    """The databases that may have an outbox in which jobs of this backend wait for their broker."""
     joins = broker_for(settings).capabilities.transactional
-    return outboxes(settings.database, joins_transactions=joins)
+    return possible_outboxes(settings.database, joins_transactions=joins)
+
+
+def outgoing_of(settings: Settings, job_ids: Collection[UUID]) -> Iterator[Outgoing]:
+    """The rows of these jobs that their broker does not have yet.
+
+    Raises:
+        BrokerUnavailable: one of the databases does not answer.
+    """
+    for alias in outboxes_of(settings) if job_ids else ():
+        yield from find_outgoing(alias, job_ids, settings.database, settings.database_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -158,37 +158,50 @@ def set_deadlines(
             the server ends a transaction whose process has gone silent. A command waits longer, as
             nobody tries again for it.
     """
-    alias, limit_seconds = settings.database, settings.database_seconds
+    alias = settings.database
     connection = connections[alias]
     options: dict[str, Any] = connection.settings_dict.setdefault("OPTIONS", {})
     options.pop("isolation_level", None)  # guards decide on what others have committed by then
-    whole_seconds = max(1, round(limit_seconds))
+    ours = [PLANNING]
+    if is_cluster:
+        ours += [f"-c {name}={value}" for name, value in _session(settings).items()]
+    if connection.vendor == "postgresql":
+        if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            _limit_pooled_transactions(settings, is_cluster=is_cluster)
+        elif keeps_statements:
+            ours.append(kept.PLANNING)
+            kept.keep_statements(alias)
+    elif connection.vendor == "mysql" and is_cluster:
+        _limit_mysql_sessions(settings)
+    limit_calls(connection, settings.database_seconds, ours)
+    connection.settings_dict["CONN_MAX_AGE"] = None
+    connection.settings_dict["CONN_HEALTH_CHECKS"] = True  # after a long pause, see Patience
+    connection.settings_dict["AUTOCOMMIT"] = True  # nobody commits by hand here
+    connection.close()
+
+
+def limit_calls(connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
+    """Give every call by the connections that are opened with these settings a deadline.
+
+    Args:
+        session: further options of the session, on PostgreSQL.
+    """
+    options: dict[str, Any] = connection.settings_dict.setdefault("OPTIONS", {})
+    whole_seconds = max(1, round(seconds))
     if connection.vendor == "postgresql":
         options.pop("pool", None)  # Django lends no connection from a pool for good
         options.setdefault("connect_timeout", whole_seconds)
         options.setdefault("keepalives_idle", whole_seconds)
         options.setdefault("tcp_user_timeout", whole_seconds * 1000)
-        if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            _limit_pooled_transactions(settings, is_cluster=is_cluster)
-        else:
-            ours = [f"-c statement_timeout={whole_seconds * 1000}", PLANNING]
-            if is_cluster:
-                ours += [f"-c {name}={value}" for name, value in _session(settings).items()]
-            if keeps_statements:
-                ours.append(kept.PLANNING)
-                kept.keep_statements(alias)
+        if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            # Not behind a transaction pooler, where the settings would leak to other clients.
+            ours = [f"-c statement_timeout={whole_seconds * 1000}", *session]
             options["options"] = f"{' '.join(ours)} {options.get('options', '')}".rstrip()
     elif connection.vendor == "mysql":
         for name in ("connect_timeout", "read_timeout", "write_timeout"):
             options.setdefault(name, whole_seconds)
-        if is_cluster:
-            _limit_mysql_sessions(settings)
     elif connection.vendor == "sqlite":
-        options.setdefault("timeout", limit_seconds)
-    connection.settings_dict["CONN_MAX_AGE"] = None
-    connection.settings_dict["CONN_HEALTH_CHECKS"] = True  # after a long pause, see Patience
-    connection.settings_dict["AUTOCOMMIT"] = True  # nobody commits by hand here
-    connection.close()
+        options.setdefault("timeout", seconds)
 
 
 def lock_seconds(settings: Settings) -> float:

@@ -1,5 +1,5 @@
-"""The scheduler: fires schedules on time, and has upkeep done beside it, in a thread of its own:
-nothing that upkeep does may hold up a tick."""
+"""The scheduler: fires schedules on time. Upkeep and the relays from other databases run beside it,
+in threads of their own: nothing that they do may hold up a tick."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from . import board as place
 from .channel import is_readable
 from .patience import set_deadlines
 from .process import Child
+from .relays import Relays
 from .ticks import LOOK_SECONDS, Ticks
 from .upkeep import Upkeep
 
 FAREWELL_SECONDS = 5.0
+SHORT_FAREWELL_SECONDS = 1.0
 
 
 def main(child: Child) -> None:
@@ -36,12 +38,14 @@ class Scheduler:
         self.ticks = Ticks(
             self.settings, self.broker, child.plan.cluster_id, self._beat, self._listen
         )
+        self.relays = Relays(self.settings)
         self._is_over = threading.Event()
         self._beat_ns = self._upkeep_beat_ns = time.monotonic_ns()
 
     def run(self) -> None:
         thread = threading.Thread(target=self._do_upkeep, name="upkeep", daemon=True)
         thread.start()
+        self.relays.start()
         while not self._listen(0.0):  # also while ticks are late, and none is waited for
             self._beat()
             if self.settings.scheduler:
@@ -49,6 +53,7 @@ class Scheduler:
             else:
                 self._listen(LOOK_SECONDS)
         thread.join(FAREWELL_SECONDS)
+        self.relays.stop(SHORT_FAREWELL_SECONDS)
         self.broker.close()
 
     def _do_upkeep(self) -> None:

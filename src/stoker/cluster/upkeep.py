@@ -16,13 +16,14 @@ from uuid import UUID, uuid4
 
 from django.db import Error, InterfaceError, OperationalError, connections
 
+from stoker.brokers import outboxes_of
 from stoker.brokers.base import Broker, Return
 from stoker.cancelling import sweep_requests
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import StokerError
 from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outbox import relay_all
+from stoker.lifecycle.outbox import relay_from
 from stoker.lifecycle.outcomes import Attempted, Crashed
 from stoker.lifecycle.tallies import Tallies
 from stoker.models import (
@@ -140,8 +141,10 @@ class Upkeep:
             self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
 
     def relay(self) -> None:
-        """Send on what is left in the outboxes: every cluster does, without the upkeep lease."""
-        self._step("outbox", lambda: relay_all(self._settings, self._beat))
+        """Relay what is left in the outbox of the store's own database, if it has one. Every
+        cluster does, without the upkeep lease. For other databases see ``Relays``."""
+        if self._alias in outboxes_of(self._settings):
+            self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
 
     # -- rescue -----------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from stoker.finding import find_task
 from stoker.guards.keys import UniqueClaim
 from stoker.models.guard_upkeep import look_after
 from stoker.models.isolation import deciding
-from stoker.models.outbox import Outgoing, Relayed
+from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.package import sealer_for
 from stoker.progress import JobState, Progress, explained
 from stoker.results import Result, result_of
@@ -84,22 +84,29 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
 
 
 def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
-    """Give the broker what others have left behind. Returns how many jobs.
+    """Give the broker what others have left behind in any database. Returns how many jobs. For the
+    rest see ``relay_from``."""
+    return sum(relay_from(settings, alias, beat) for alias in outboxes_of(settings))
+
+
+def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
+    """Give the broker what others have left behind in the outbox of this database. Returns how many
+    jobs.
 
     Args:
         settings: the backend's.
+        alias: of the database; it need not have an outbox.
         beat: called again and again: a sign of life.
 
     Raises:
         BrokerUnavailable: it is away, or refused some; what it did not refuse is relayed then.
     """
-    count, refusal = 0, None
-    for alias in outboxes_of(settings):
-        sweep = _Sweep(settings, alias, beat)
-        count += sweep.relay()
-        refusal = refusal or sweep.refusal
-    if refusal is not None:
-        raise refusal
+    if not has_outbox(alias):
+        return 0
+    sweep = _Sweep(settings, alias, beat)
+    count = sweep.relay()
+    if sweep.refusal is not None:
+        raise sweep.refusal
     return count
 
 

@@ -10,21 +10,28 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 from uuid import UUID
 
 from django.db import connections, models, router
 from django.utils import timezone
 
+from stoker.exceptions import BrokerUnavailable
+
 from .statements import delete_by_key, with_keys
 
 LOOK_FOR_TABLE_SECONDS = 60.0
+SILENT_SECONDS = 30.0
+"""How long a database that did not answer is not asked again."""
 RELAYED_SECONDS = 7 * 24 * 3600.0
 """A relay is repeated, and what a broker brought comes again, as soon as some cluster looks: longer
 than none runs anywhere."""
 
 _has_table: dict[str, bool] = {}
 _looked_at: dict[str, float] = {}
+_silent_until: dict[str, float] = {}
 
 
 def has_outbox(alias: str) -> bool:
@@ -34,7 +41,6 @@ def has_outbox(alias: str) -> bool:
     now = time.monotonic()
     if alias in _looked_at and now - _looked_at[alias] < LOOK_FOR_TABLE_SECONDS:
         return False
-    _looked_at[alias] = now
     connection: Any = connections[alias]
     is_alone = connection.vendor == "sqlite" and connection.is_in_memory_db()
     if connection.in_atomic_block and not is_alone:
@@ -46,6 +52,7 @@ def has_outbox(alias: str) -> bool:
     finally:
         if connection is not connections[alias]:
             connection.close()
+    _looked_at[alias] = now
     _has_table[alias] = Outgoing._meta.db_table in names
     return _has_table[alias]
 
@@ -54,10 +61,11 @@ def forget_tables() -> None:
     """Look again which databases have an outbox: tests make and drop databases."""
     _has_table.clear()
     _looked_at.clear()
+    _silent_until.clear()
 
 
-def outboxes(store: str, *, joins_transactions: bool) -> list[str]:
-    """The databases in whose outbox jobs for a broker may wait.
+def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
+    """The databases that may have an outbox in which jobs for a broker wait. None is asked.
 
     Args:
         store: the alias of the queues' own database.
@@ -68,8 +76,59 @@ def outboxes(store: str, *, joins_transactions: bool) -> list[str]:
         for alias in connections
         if not (alias == store and joins_transactions)
         and router.allow_migrate(alias, "stoker", model_name="outgoing")
-        and has_outbox(alias)
     ]
+
+
+def find_outgoing(
+    alias: str, job_ids: Collection[UUID], store: str, seconds: float
+) -> list[Outgoing]:
+    """The rows of these jobs in the outbox of this database, if it has one.
+
+    Another database than the store's may accept connections and never answer. So it is asked in a
+    thread and by a connection of its own, unless this thread has a transaction open there.
+
+    Raises:
+        BrokerUnavailable: the database did not answer within so many seconds, a short while ago or
+            now.
+    """
+
+    def find() -> list[Outgoing]:
+        return (
+            list(Outgoing.objects.using(alias).filter(pk__in=job_ids)) if has_outbox(alias) else []
+        )
+
+    connection: Any = connections[alias]
+    is_alone = connection.vendor == "sqlite" and connection.is_in_memory_db()
+    if alias == store or connection.in_atomic_block or is_alone:
+        return find()
+    if time.monotonic() < _silent_until.get(alias, 0.0):
+        raise _silent(alias)
+    answers: SimpleQueue[list[Outgoing] | Exception] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put(find())
+        except Exception as error:  # noqa: BLE001 - raised again where it was asked for
+            answers.put(error)
+        finally:
+            connections[alias].close()
+
+    Thread(target=answer, name=f"outbox of {alias}", daemon=True).start()
+    try:
+        found = answers.get(timeout=seconds)
+    except Empty:
+        _silent_until[alias] = time.monotonic() + SILENT_SECONDS
+        raise _silent(alias) from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _silent(alias: str) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"The database {alias!r} does not answer, so nobody can say whether the job waits in its "
+        "outbox."
+    )
 
 
 class OutgoingQuerySet(models.QuerySet["Outgoing"]):

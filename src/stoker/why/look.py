@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from stoker.brokers import broker_for, outboxes_of
+from stoker.brokers import broker_for, outgoing_of
 from stoker.conf import Settings
-from stoker.models import Blocked, Claimed, Deferred, Outgoing, Ready, Step
+from stoker.models import Blocked, Claimed, Deferred, Ready, Step
 from stoker.models.job import moment
 from stoker.progress import JobState, Progress, explained
 
@@ -68,10 +68,8 @@ def _look(asked: Asked) -> Answer | None:
 
 
 def _in_outbox(asked: Asked) -> Answer | None:
-    for alias in outboxes_of(asked.settings):
-        row = Outgoing.objects.using(alias).filter(pk=asked.job_id).first()
-        if row is None:
-            continue
+    for row in outgoing_of(asked.settings, [asked.job_id]):
+        alias = str(row._state.db)
         asked.task, asked.queue = row.task, row.queue
         alive = [one for one in asked.clusters if asked.is_alive(one)]
         return asked.answer(

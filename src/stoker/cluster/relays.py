@@ -1,0 +1,64 @@
+"""The relays from the outboxes of other databases than the store's.
+
+Such a database may be away, or accept connections and never answer. That must not hold up the
+scheduler, upkeep, or the relay from another database. So each database has a thread and connections
+of its own, deadlines, and pauses that grow while it fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from copy import deepcopy
+
+from django.db import connections
+
+from stoker.brokers import outboxes_of
+from stoker.conf import Settings
+from stoker.events import tell
+from stoker.lifecycle.outbox import relay_from
+
+from .patience import limit_calls
+
+LOOK_SECONDS = 0.5
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
+
+
+class Relays:
+    """One thread for each database but the store's that may have an outbox of this backend."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=[alias], name=f"outbox {alias}", daemon=True)
+            for alias in outboxes_of(settings)
+            if alias != settings.database
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Let them end; a database that does not answer is left alone after so many seconds."""
+        self._is_over.set()
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self, alias: str) -> None:
+        connection = connections[alias]  # this thread's; project code in others has its own
+        connection.settings_dict = deepcopy(connection.settings_dict)
+        limit_calls(connection, self._settings.database_seconds)
+        pause_seconds = 0.0
+        while not self._is_over.wait(pause_seconds or LOOK_SECONDS):
+            try:
+                relay_from(self._settings, alias, lambda: None)
+                pause_seconds = 0.0
+            except Exception as error:  # noqa: BLE001 - a failure here must not stop the cluster
+                tell("upkeep_failed", step=f"outbox of {alias!r}", error=error)
+                doubled = max(FIRST_PAUSE_SECONDS, 2 * pause_seconds)
+                pause_seconds = min(LONGEST_PAUSE_SECONDS, doubled)
+                connections.close_all()  # those of this thread
+        connections.close_all()
