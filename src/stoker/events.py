@@ -6,6 +6,7 @@ in reporters/logs.py; other reporters may listen to the same signal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.dispatch import Signal
@@ -17,3 +18,27 @@ event = Signal()
 def tell(name: str, /, **facts: Any) -> None:
     """Report that something happened. A reporter that fails harms nothing."""
     event.send_robust(None, name=name, facts=facts)
+
+
+Call = Callable[[], object]
+_call_later: Callable[[str, Call], None] | None = None
+
+
+def call_project(what: str, call: Call) -> None:
+    """Call code of the project. In the monitor and the scheduler it runs in a thread of its own,
+    because it may never return; elsewhere now.
+
+    Args:
+        what: which code, for the log.
+        call: must not raise.
+    """
+    if _call_later is None:
+        call()
+    else:
+        _call_later(what, call)
+
+
+def call_project_with(call_later: Callable[[str, Call], None] | None) -> None:
+    """Have all project code of this process called in another way; None = at once."""
+    global _call_later
+    _call_later = call_later

@@ -31,8 +31,8 @@ post_execute_in_worker = Signal()
 
 post_execute = Signal()
 """In the monitor, when a job is over and that is committed. ``task_result``: the job's;
-``outcome``: what its last attempt came to. Nothing is recorded while a receiver runs: what takes
-its time belongs into a job, see ``on_finish``."""
+``outcome``: what its last attempt came to. Receivers run in a thread beside the recording, one
+after the other. What takes long or must not be lost belongs into a job, see ``on_finish``."""
 
 dead_lettered = Signal()
 """A job used up its tries and is recorded as a dead letter, or in the one there is of it already.

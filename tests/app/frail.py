@@ -1,5 +1,8 @@
 """Tasks that fail until somebody mends what they need, as a dead letter's do."""
 
+import time
+from pathlib import Path
+
 from stoker import DeadLetters, InSequence, Unique, task
 from stoker.models import DeadLetter
 
@@ -64,6 +67,19 @@ def pay(order: str) -> str:
     if order == "no order":
         raise ValueError(order)
     return _use(order)
+
+
+def _wait_beside(letter: DeadLetter) -> None:
+    """Return when a file is there, which the failed job has named."""
+    path = Path(letter.message)
+    path.with_suffix(".began").touch()
+    while not path.exists():
+        time.sleep(0.05)
+
+
+@task(max_attempts=1, on_dead_letter=_wait_beside)
+def fail_and_wait_for(path: str) -> None:
+    raise Broken(path)
 
 
 @task(max_attempts=1, unique=Unique("storm:{number}"))

@@ -7,8 +7,9 @@ import pytest
 from stoker import dead_letters
 from stoker.models import DeadLetter
 
-from tests.app.frail import mend_in_a_transaction, mend_itself
+from tests.app.frail import fail_and_wait_for, mend_in_a_transaction, mend_itself
 from tests.app.models import Account
+from tests.app.tasks import add
 from tests.cluster.clusters import running_cluster, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,3 +35,19 @@ def test_an_atomic_task_resolves_its_entry(tmp_path: Path) -> None:
         Account.objects.create(total=1)
         dead_letters.requeue(DeadLetter.objects.get().pk)
         wait_for(lambda: state() == "resolved", cluster.tail)
+
+
+@pytest.mark.sqlite
+def test_hook_that_does_not_return_holds_up_no_record(tmp_path: Path) -> None:
+    until = tmp_path / "may_return"
+    fail_and_wait_for.enqueue(str(until))
+    with running_cluster(tmp_path) as cluster:
+        crew = cluster.wait_for_crew()
+        wait_for(until.with_suffix(".began").exists, cluster.tail)
+        results = add.enqueue_many([((1, 2), {})] * 50)
+        for result in results:
+            wait_for(lambda result=result: add.get_result(result.id).is_finished, cluster.tail)
+        assert cluster.crew()["monitor"] == crew["monitor"], cluster.tail()
+        assert cluster.stop() == 0
+        assert "1 calls of receivers and hooks were left out" not in cluster.text()
+    until.touch()

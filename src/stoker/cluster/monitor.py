@@ -18,7 +18,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 
 from stoker.brokers import broker_for
 from stoker.brokers.base import Lease
-from stoker.events import tell
+from stoker.events import call_project_with, tell
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.ids import id_of
 from stoker.lifecycle.failures import tell_failure
@@ -31,6 +31,7 @@ from stoker.models.conflicts import is_conflict, is_locked_out, is_session_ended
 from stoker.models.locked_jobs import locked_jobs
 
 from . import board as place
+from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .patience import Patience, set_deadlines
 from .process import Child
@@ -42,6 +43,8 @@ LINGER_SECONDS = 0.004
 BUSY_BATCH = 20
 """A last batch of this size means that more keeps coming."""
 BEAT_SECONDS = 1.0
+FAREWELL_SECONDS = 3.0
+"""How long project code may take that is to be called when the monitor ends."""
 
 TRIES = 5
 LARGE_BYTES = 1 << 20
@@ -77,6 +80,7 @@ class Monitor:
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
         self.tallies = Tallies(self.settings)
+        self.callbacks = Callbacks(self._beat)
         self.selector = selectors.DefaultSelector()
         self.pusher: Stream | None = None
         self.pending: list[Reported] = []
@@ -89,6 +93,7 @@ class Monitor:
         takes a second."""
 
     def run(self) -> None:
+        call_project_with(self.callbacks.put)
         self.selector.register(self.child.control, selectors.EVENT_READ, self._read_control)
         while not self.is_over:
             self._beat()
@@ -97,8 +102,11 @@ class Monitor:
             while self._is_due():
                 self._record()
             self._record_aside()
+            self.callbacks.look()
             if self.tallies.are_due:
                 self.patience.call(self.tallies.write)
+        call_project_with(None)
+        self.callbacks.close(FAREWELL_SECONDS)
         self.patience.call(self.tallies.write)
         self.broker.close()
 

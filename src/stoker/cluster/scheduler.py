@@ -9,8 +9,10 @@ import time
 from django.db import connections
 
 from stoker.brokers import broker_for
+from stoker.events import call_project_with
 
 from . import board as place
+from .callbacks import Callbacks
 from .channel import is_readable
 from .patience import set_deadlines
 from .process import Child
@@ -38,22 +40,26 @@ class Scheduler:
         self.ticks = Ticks(
             self.settings, self.broker, child.plan.cluster_id, self._beat, self._listen
         )
+        self.callbacks = Callbacks(self._beat)
         self.relays = Relays(self.settings)
         self._is_over = threading.Event()
         self._beat_ns = self._upkeep_beat_ns = time.monotonic_ns()
 
     def run(self) -> None:
+        call_project_with(self.callbacks.put)
         thread = threading.Thread(target=self._do_upkeep, name="upkeep", daemon=True)
         thread.start()
         self.relays.start()
         while not self._listen(0.0):  # also while ticks are late, and none is waited for
             self._beat()
+            self.callbacks.look()
             if self.settings.scheduler:
                 self.ticks.run_once()
             else:
                 self._listen(LOOK_SECONDS)
         thread.join(FAREWELL_SECONDS)
         self.relays.stop(SHORT_FAREWELL_SECONDS)
+        self.callbacks.close(SHORT_FAREWELL_SECONDS)
         self.broker.close()
 
     def _do_upkeep(self) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from stoker.compat import task_backends
 from stoker.conf import Settings
-from stoker.events import tell
+from stoker.events import call_project, tell
 from stoker.following.hooks import About
 from stoker.models import DeadLetter, Job
 from stoker.models.commits import after_commit
@@ -54,7 +54,9 @@ def announce(
             attempts=entry.attempts,
             reason=entry.reason,
         )
-        dead_lettered.send_robust(sender, dead_letter=entry)
+        send = partial(dead_lettered.send_robust, sender, dead_letter=entry)
+        if dead_lettered.receivers:
+            call_project("signal dead_lettered", send)
         tell_task(entry)
 
 
@@ -66,10 +68,14 @@ def _tell_those_who_listen(settings: Settings, over: Sequence[Verdict]) -> None:
 
 
 def _send(settings: Settings, over: Sequence[Verdict]) -> None:
-    sender = type(task_backends[settings.alias])
     for verdict in over:
-        result = result_about(settings, _about(settings, verdict))
-        post_execute.send_robust(sender, task_result=result, outcome=verdict.outcome)
+        call_project("signal post_execute", partial(_send_one, settings, verdict))
+
+
+def _send_one(settings: Settings, verdict: Verdict) -> None:
+    sender = type(task_backends[settings.alias])
+    result = result_about(settings, _about(settings, verdict))
+    post_execute.send_robust(sender, task_result=result, outcome=verdict.outcome)
 
 
 def _about(settings: Settings, verdict: Verdict) -> About:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from stoker.compat import task_backends
 from stoker.conf import Settings
+from stoker.events import call_project
 from stoker.exceptions import PackageError
 from stoker.models import Job
 from stoker.package import Package, sealer_for
@@ -73,7 +75,10 @@ def tell_failure(settings: Settings, attempted: Attempted, package: Package | No
         package=package or _opened(settings, attempted),
         exception=_at_hand(outcome.fault),
     )
-    attempt_failed.send_robust(type(task_backends[settings.alias]), failure=failure)
+    sender = type(task_backends[settings.alias])
+    call_project(
+        "signal attempt_failed", partial(attempt_failed.send_robust, sender, failure=failure)
+    )
 
 
 def _at_hand(fault: Fault) -> BaseException | None:

@@ -8,6 +8,7 @@ nothing can be locked, the row must be as it was seen, and the tick's index has 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from stoker.conf import Settings
-from stoker.events import tell
+from stoker.events import call_project, tell
 from stoker.exceptions import DuplicateJob, InvalidSchedule
 from stoker.finding import find_task
 from stoker.models import Job, Schedule, Tick
@@ -163,7 +164,7 @@ class Firing:
         except Overtaken:
             return None
         fired = Fired(row, outcome, moment_us, job_id, 0)
-        post_tick.send_robust(Firing, fired=fired)
+        _send(fired)
         return fired
 
     def fire_by_hand(self, schedule_id: UUID, by: str) -> Result[Any] | None:
@@ -282,4 +283,9 @@ class Firing:
         tell("tick", name=name, outcome=fired.outcome, seconds=fired.late_us / 1e6)
         if fired.outcome == Tick.Outcome.MISSED:
             tell("ticks_missed", name=name)
-        post_tick.send_robust(Firing, fired=fired)
+        _send(fired)
+
+
+def _send(fired: Fired) -> None:
+    if post_tick.receivers:
+        call_project("signal post_tick", partial(post_tick.send_robust, Firing, fired=fired))

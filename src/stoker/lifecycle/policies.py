@@ -3,12 +3,13 @@ who is told of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from stoker.conf import Settings
 from stoker.dead_letter_policy import DeadLetters
-from stoker.events import tell
+from stoker.events import call_project, tell
 from stoker.exceptions import UnknownTask
 from stoker.finding import find_task
 from stoker.models import DeadLetter
@@ -40,8 +41,11 @@ def cooldowns_us(settings: Settings, letters: Sequence[DeadLetter]) -> dict[str,
 def tell_task(letter: DeadLetter) -> None:
     """Call the task's own ``on_dead_letter``. What it raises is told, and harms nothing."""
     hook = getattr(_task(letter), "on_dead_letter", None)
-    if hook is None:
-        return
+    if hook is not None:
+        call_project(f"on_dead_letter of {letter.task}", partial(_call, hook, letter))
+
+
+def _call(hook: Callable[[DeadLetter], object], letter: DeadLetter) -> None:
     try:
         hook(letter)
     except Exception as error:  # noqa: BLE001 - the project's code may raise anything

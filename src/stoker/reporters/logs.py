@@ -100,6 +100,15 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "The dead letter {dead_letter_id} could not be sent again by itself: {because}",
     ),
     "hook_failed": (logging.ERROR, "The {hook} of {task} raised {error!r}."),
+    "callback_stuck": (
+        logging.ERROR,
+        "The {what} has not returned for {seconds:.0f} s. The next calls do not wait for it.",
+    ),
+    "callback_failed": (logging.ERROR, "The {what} raised {error!r}."),
+    "callbacks_left_out": (
+        logging.ERROR,
+        "{count} calls of receivers and hooks were left out: those before them do not return.",
+    ),
     "stale_outcome": (
         logging.WARNING,
         "The outcome of job {job_id} came after its lease was lost; it was not recorded.",

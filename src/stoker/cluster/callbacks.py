@@ -1,0 +1,121 @@
+"""Calls of project code in the monitor and the scheduler: receivers of signals, on_dead_letter.
+
+They run in a thread beside the work, one after the other. One that does not return in time keeps
+its thread, and another thread goes on with the next call. So project code cannot hold up what the
+process is there for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from stoker.events import tell
+
+from .connections import tidy_connections
+
+LIMIT_SECONDS = 30.0
+MOST_STUCK = 3
+"""More calls that do not return are not left alone; what comes after them waits."""
+MOST_WAITING = 1000
+MOVING_SECONDS = 1.0
+"""A full queue is waited for while no call takes longer than that."""
+TELL_SECONDS = 60.0
+
+
+class Callbacks:
+    """The calls that one process has to make.
+
+    Args:
+        beat: called while there is no room for another call: a sign of life.
+    """
+
+    def __init__(self, beat: Callable[[], None], limit_seconds: float = LIMIT_SECONDS) -> None:
+        self._beat = beat
+        self._limit_seconds = limit_seconds
+        self._waiting: deque[tuple[str, Callable[[], object]]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._running: dict[threading.Thread, tuple[str, float]] = {}
+        """Thread -> what it calls, and since when; the current one and those that are stuck."""
+        self._left_out = 0
+        self._tell_at = 0.0
+
+    def put(self, what: str, call: Callable[[], object]) -> None:
+        """Have this called soon. It is left out if too many calls wait and none returns."""
+        while len(self._waiting) >= MOST_WAITING and self._is_moving():
+            self._beat()
+            time.sleep(0.002)
+        with self._changed:
+            if len(self._waiting) >= MOST_WAITING:
+                self._left_out += 1
+            else:
+                self._waiting.append((what, call))
+            if self._thread is None:
+                self._start()
+            self._changed.notify_all()
+
+    def look(self) -> None:
+        """Leave a call alone that takes too long, and tell of what was left out. To be called every
+        second or so."""
+        now = time.monotonic()
+        with self._changed:
+            thread = self._thread
+            what, since = self._running.get(thread, ("", now)) if thread else ("", now)
+            is_stuck = now - since > self._limit_seconds and len(self._running) <= MOST_STUCK
+            if is_stuck:
+                self._start()
+            left_out = self._left_out if now >= self._tell_at else 0
+            if left_out:
+                self._left_out, self._tell_at = 0, now + TELL_SECONDS
+        if is_stuck:
+            tell("callback_stuck", what=what, seconds=now - since)
+        if left_out:
+            tell("callbacks_left_out", count=left_out)
+
+    def close(self, seconds: float) -> None:
+        """Wait until every call is made, but no longer than this."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while self._waiting or self._thread in self._running:
+                left = until - time.monotonic()
+                if left <= 0:
+                    self._left_out += len(self._waiting)
+                    break
+                self._changed.wait(left)
+            self._thread = None
+            self._changed.notify_all()
+            left_out = self._left_out
+        if left_out:
+            tell("callbacks_left_out", count=left_out)
+
+    def _is_moving(self) -> bool:
+        with self._changed:
+            _, since = self._running.get(self._thread, ("", 0.0)) if self._thread else ("", 0.0)
+        return not since or time.monotonic() - since < MOVING_SECONDS
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._changed:
+                while self._thread is me and not self._waiting:
+                    self._changed.wait()
+                if self._thread is not me:
+                    return
+                what, call = self._waiting.popleft()
+                self._running[me] = (what, time.monotonic())
+            try:
+                call()
+                tidy_connections()
+            except Exception as error:  # noqa: BLE001 - the project's code may raise anything
+                tell("callback_failed", what=what, error=error)
+            finally:
+                with self._changed:
+                    del self._running[me]
+                    self._changed.notify_all()
