@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 
 from stoker.brokers import orm
 from stoker.brokers.base import Delivery, Lease, Return
+from stoker.models import watermarks
 
 from tests.conformance.stands import MemoryStand, MongodbStand, OrmStand, Stand, message
 
@@ -289,6 +290,20 @@ def test_memory_agrees_with_the_model(seed: int) -> None:
 def test_orm_agrees_with_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due
     run(OrmMachine, seed, examples=12)
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_orm_that_trusts_its_marks_agrees_with_the_model(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere each claim looks from the start. What comes back or falls due is found by the marks
+    in any case, as the same broker does that."""
+    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)
+    monkeypatch.setattr(watermarks, "SHARE", 1e12)
+    monkeypatch.setattr(watermarks, "DEAR", 0.0001)
+    monkeypatch.setattr(watermarks, "NEW_QUEUES_SECONDS", 0.0)
+    run(OrmMachine, seed, examples=40)
 
 
 def run(machine: type[BrokerMachine], seed: int, *, examples: int) -> None:

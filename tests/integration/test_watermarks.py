@@ -34,6 +34,7 @@ def good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watermarks, "SHARE", 1e12)
     monkeypatch.setattr(watermarks, "LONGEST_SECONDS", 1e9)
     monkeypatch.setattr(watermarks, "DEAR", 0.0001)
+    monkeypatch.setattr(watermarks, "NEW_QUEUES_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -72,6 +73,25 @@ class TestWhileMarksAreGood:
         enqueue(stand.another(), older)
         assert {*claim(stand), *claim(stand), *claim(stand)} == {older, *younger[1:]}
         assert claim(stand) == []
+
+    def test_queues_that_appear_are_served_in_order(self, stand: OrmStand) -> None:
+        """Also two beside one another, with names before, between and after those known."""
+        enqueue(stand.broker, *[new_job_id() for _ in range(4)], queue="m")
+        enqueue(stand.broker, new_job_id(), queue="p", priority=-1)
+        claim(stand, 2)  # the marks are good from here on
+        (first,) = enqueue(stand.another(), queue="z", priority=3)
+        second, third = (enqueue(stand.another(), queue=name, priority=2)[0] for name in "no")
+        (fourth,) = enqueue(stand.another(), queue="a", priority=1)
+        assert claim(stand, 4) == [first, second, third, fourth]
+
+    def test_queues_that_appear_and_are_passed_over_are_not_served(self, stand: OrmStand) -> None:
+        known = enqueue(stand.broker, new_job_id(), new_job_id(), queue="known")
+        assert claim(stand) == known[:1]
+        enqueue(stand.another(), queue="other", priority=1)
+        found = stand.broker.claim(
+            (), 1, holder=stand.holder, lease_seconds=60, passed_over=["other"]
+        )
+        assert [one.job_id for one in found] == known[1:]
 
     def test_a_job_that_another_had_locked_is_found(self, stand: OrmStand) -> None:
         if not connection.features.has_select_for_update_skip_locked:

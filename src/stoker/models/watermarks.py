@@ -18,7 +18,7 @@ from django.db import connections
 
 from .claimed import Claim
 from .ready import Place, Ready
-from .statements import moves_rows_in_one_statement
+from .statements import fetch, moves_rows_in_one_statement
 
 T = TypeVar("T")
 
@@ -30,6 +30,9 @@ SHARE = 10
 """Looking from the start may take one part of so many of the time."""
 LONGEST_SECONDS = 5.0
 """For so long at most a job behind a mark waits while others are claimed."""
+NEW_QUEUES_SECONDS = 0.1
+"""For so long at most jobs of a queue that was not known are passed over while others are claimed.
+To look for such queues with each claim would make a small one twice as dear."""
 DEAR = 2
 """So many times as long as by the marks: else it does not matter where a claim begins."""
 FEW = 20
@@ -53,6 +56,7 @@ class Watermarks:
         """What a job may take by the marks, if they are to be worth it; seconds."""
         self.queues: list[str] = []
         """Where jobs were at the last look from the start, or came since."""
+        self._look_for_queues_at = 0.0
 
     def are_good(self) -> bool:
         """Whether it is too early for the next look from the start."""
@@ -85,6 +89,8 @@ class Watermarks:
             named: the queues; none = all that have jobs.
             is_more: whether it had no time to look at all that is there.
         """
+        if not named and self.are_good():
+            self._look_for_queues()
         began = time.monotonic()
         if self.are_good() and ((found := claim()) or is_more()):
             if _each(began, found) > self._dearest:
@@ -100,6 +106,16 @@ class Watermarks:
             self._good_until = now + min(SHARE * (now - began), LONGEST_SECONDS)
             self._dearest = _each(began, found) / DEAR
         return found
+
+    def _look_for_queues(self) -> None:
+        """Learn of queues whose first jobs have come since the last look."""
+        now = time.monotonic()
+        if now < self._look_for_queues_at:
+            return
+        self._look_for_queues_at = now + NEW_QUEUES_SECONDS
+        known = {"known": self.queues}
+        rows = fetch(connections[self._alias], "new_queues", known)
+        self.queues += sorted({queue for (queue,) in rows})
 
     def note(self, rows: Iterable[Claim], guarded: Sequence[Claim]) -> None:
         """A claim has come to these rows, in the order of the line. Those with guards may stay."""
