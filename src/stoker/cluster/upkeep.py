@@ -38,6 +38,7 @@ from stoker.models import (
     Ready,
     Schedule,
 )
+from stoker.models.clock import MICROSECONDS, database_now_us
 from stoker.models.conflicts import is_locked_out
 from stoker.models.locked_jobs import locked_jobs
 from stoker.models.statements import moves_rows_in_one_statement
@@ -60,6 +61,8 @@ holds a snapshot open it removes nothing, and looks at more and more."""
 REST_RUNS = 6
 """So many runs do once what had nothing to do before."""
 OLD_BOARD_SECONDS = 86_400.0
+JUMP_SHARE = 0.1
+"""A clock that gained more than this part of a lease since the last look was set ahead."""
 HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Schedule)
 
 
@@ -68,6 +71,36 @@ class Grave(NamedTuple):
 
     cluster: Cluster
     running: frozenset[UUID] | None
+
+
+class DatabaseClock:
+    """Notices that the database's clock was set ahead: by that clock, leases of living clusters are
+    over then. They are extended within a lease by the monotonic clock, or their jobs are stopped.
+
+    Args:
+        alias: of the database.
+        lease_seconds: of the cluster.
+    """
+
+    def __init__(self, alias: str, lease_seconds: float) -> None:
+        self._alias = alias
+        self._lease_seconds = lease_seconds
+        self._seen: tuple[float, int] | None = None
+        self._good_at = 0.0
+
+    def can_be_trusted(self) -> bool:
+        """Whether a lease that is over by this clock is over."""
+        asked_at = time.monotonic()
+        now_us = database_now_us(self._alias)
+        answered_at = time.monotonic()
+        if self._seen is not None:
+            seen_at, seen_us = self._seen
+            ahead_seconds = (now_us - seen_us) / MICROSECONDS - (answered_at - seen_at)
+            if ahead_seconds > self._lease_seconds * JUMP_SHARE:
+                tell("clock_set_ahead", seconds=ahead_seconds, pause_seconds=self._lease_seconds)
+                self._good_at = answered_at + self._lease_seconds
+        self._seen = asked_at, now_us
+        return answered_at >= self._good_at
 
 
 class Upkeep:
@@ -83,6 +116,7 @@ class Upkeep:
         self._rescuer = uuid4()
         """Holds what is being rescued: not the cluster, whose pusher has no book on it."""
         self._alias = settings.database
+        self._clock = DatabaseClock(self._alias, settings.lease_seconds)
         self._holds_lease = False
         self._vacuum_at = 0.0
         self._dead: dict[str, int] = {}
@@ -174,6 +208,8 @@ class Upkeep:
 
     def bury_silent_clusters(self) -> int:
         """Clusters without a sign of life for a whole lease: whatever they held has run out."""
+        if not self._clock.can_be_trusted():
+            return 0
         silent = Cluster.objects.using(self._alias).silent_for(self._settings.lease_seconds)
         return sum(
             self._bury(Grave(cluster, None)) for cluster in silent.exclude(pk=self._plan.cluster_id)
@@ -206,6 +242,8 @@ class Upkeep:
         """Jobs whose lease is over, until none is left: each is taken over under a fresh lease, and
         its lost attempt is recorded as a crash: tried again, or dead-lettered when out of tries."""
         rescued = 0
+        if not self._clock.can_be_trusted():
+            return 0
         while deliveries := self._broker.claim_expired(
             BATCH, holder=self._rescuer, lease_seconds=self._settings.lease_seconds
         ):

@@ -118,6 +118,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "Jobs that were just committed wait in the outbox until the broker can be had: {error}",
     ),
     "relayed": (logging.INFO, "{count} jobs that were left in an outbox are on their way."),
+    "clock_set_ahead": (
+        logging.WARNING,
+        "The database's clock was set {seconds:.1f} s ahead. No rescue for {pause_seconds:.0f} s.",
+    ),
     "jobs_rescued": (logging.WARNING, "{count} jobs whose cluster is gone were taken over."),
     "cluster_buried": (
         logging.WARNING,
