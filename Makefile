@@ -38,7 +38,7 @@ bench: $(STAMP) ## Measure next to hand-written SQL (JOBS=20000 ROUNDS=5 DATABAS
 
 docs: $(STAMP) ## Build the documentation in site/; a broken link fails
 	@if [ -f scripts/reference ]; then $(BIN)/python scripts/reference; fi
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The documentation is in site/index.html"
 
 pins: ## Pin what pyproject.toml asks for in requirements/ (needs uv)

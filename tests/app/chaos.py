@@ -192,6 +192,68 @@ def fork_and_come_back_twice(context, path: str) -> int:  # type: ignore[no-unty
     return os.getpid()
 
 
+@task(max_attempts=2, backoff=0.01, timeout=0.3)
+def start_children_and_hang(path: str) -> None:
+    """Note two children, a program and a fork, which go on until they are killed."""
+    _start_children(path)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).usleep(600_000_000)
+
+
+@task(max_attempts=2, backoff=0.01)
+def start_children_and_die(path: str) -> None:
+    _start_children(path)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def start_child_and_return(path: str) -> None:
+    _note_child(path, subprocess.Popen([sys.executable, "-c", SLEEP]).pid)
+
+
+@task(max_attempts=1)
+def start_session_and_die(path: str) -> None:
+    """A child that is meant to live longer than the worker."""
+    _note_child(path, subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True).pid)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def _start_children(path: str) -> None:
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    _note_child(path, child)
+    _note_child(path, subprocess.Popen([sys.executable, "-c", SLEEP]).pid)
+
+
+def _note_child(path: str, pid: int) -> None:
+    with Path(path).open("a") as file:
+        file.write(f"{pid}\n")
+
+
+@task
+def run_child_until(may_end: str) -> int:
+    """The exit code of a child that ends when there is such a file, and dies of a Ctrl-C."""
+    program = f"import os, time\nwhile not os.path.exists({may_end!r}): time.sleep(0.02)"
+    Path(may_end).with_suffix(".begun").touch()
+    return subprocess.run([sys.executable, "-c", program], check=False).returncode
+
+
+@task
+async def fork_and_come_back_async(path: str) -> int:
+    return _fork_and_note(path)
+
+
+def _fork_and_note(path: str) -> int:
+    os.fork()
+    _note_child(path, os.getpid())
+    return os.getpid()
+
+
 @task
 def leave_daemon(seconds: float) -> int:
     """A child that outlives the task, and perhaps the worker."""

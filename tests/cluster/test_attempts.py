@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +20,6 @@ from stoker.package import JobOptions, Package, Sealer, sealer_for
 from tests.app import chaos, tasks
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
 from tests.cluster.ends import End, end_of, value_of
-from tests.servers.process import is_running
 
 HOUR_SECONDS = 3600.0
 
@@ -266,17 +264,6 @@ def test_what_another_cluster_may_know_is_put_back_within_the_grace_period(
 def test_a_task_may_have_children_of_its_own(cluster: ProcessCluster) -> None:
     """Also children that are told to end, which a child that ignores SIGTERM never would."""
     assert value_of(chaos.start_children.enqueue(), cluster) == [7, 9, 16, -15]
-
-
-def test_a_child_that_returns_from_the_task_is_nobody(
-    cluster: ProcessCluster, tmp_path: Path
-) -> None:
-    path = tmp_path / "returned"
-    parent = value_of(chaos.fork_and_come_back_twice.enqueue(str(path)), cluster)
-    wait_for(lambda: len(path.read_text().split()) == 2)
-    (child,) = {int(pid) for pid in path.read_text().split()} - {parent}
-    wait_for(lambda: not is_running(child), cluster.tail)
-    assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
 
 
 def test_what_a_task_prints_is_seen_at_once(cluster: ProcessCluster) -> None:

@@ -95,7 +95,7 @@ class WorkerAftercare(Aftercare):
         """How often a transaction was found open in the thread that async tasks share."""
 
     def after_sync(self, besides: str | None) -> None:
-        self._leave_if_forked()
+        self.leave_forked_child()
         if left_open := roll_back_open_transactions(besides):
             raise TransactionLeftOpen(_sentence(left_open))
 
@@ -105,14 +105,15 @@ class WorkerAftercare(Aftercare):
     async def after_async(self, before: int) -> None:
         """Async tasks share a thread, and so their connections. Nobody can say which of them left a
         transaction open, nor who else has written in it: all that run now have failed."""
-        self._leave_if_forked()
         if any(_seems_open(one()) for one in _of_other_threads):
             left_open = await sync_to_async(roll_back_open_transactions)()
             self._rolled_back += bool(left_open)
         if self._rolled_back != before:
             raise TransactionLeftOpen(ASYNC)
 
-    def _leave_if_forked(self) -> None:
+    def leave_forked_child(self) -> None:
+        """End a child that the task has forked and that came back from the task. On an event loop
+        this cannot wait: other tasks would go on in the child, too."""
         if os.getpid() != self._process_id:
             leave_forked_child()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import wait
@@ -126,6 +128,8 @@ class Crew:
         is_failure = code != 0
         if started.role == "worker":
             death = self._watch.explain(started.number, started.incarnation, code)
+            if death.why != "exit":
+                started.kill_children()
             # What kills it is what it runs: that is for the attempts to count, not for a pause.
             is_failure = is_failure and not death.last_started
             self._report(death)
@@ -144,6 +148,16 @@ class Crew:
         started = self.get("worker", number)
         if started is not None and self._watch.blame(number, started.incarnation, why, delivery):
             started.kill()
+
+    def suspend(self) -> None:
+        """Stop this process and the workers, as for Ctrl-Z, until it is told to go on. A terminal
+        reaches only the sentinel's own process group."""
+        workers = [started for started in self if started.role == "worker"]
+        for worker in workers:
+            worker.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for worker in workers:
+            worker.send_signal(signal.SIGCONT)
 
     def dismiss(self, within_seconds: float) -> None:
         """Let all end by themselves, so long at most for each role."""

@@ -40,6 +40,9 @@ ENTRANCES = {
 }
 """Role -> the module whose ``main(child)`` is that process."""
 
+_sentinel_board: list[Board] = []
+"""The sentinel's board. A forked child closes it, and maps the one that it is sent: what a task
+forks would otherwise hold the lock of a board that nobody knows of there."""
 _sentinel_ends: set[socket.socket] = set()
 """The sentinel's ends of all control lines. A forked child closes them: a line must break when the
 sentinel is gone, not when the last sibling is."""
@@ -77,6 +80,7 @@ class Started:
     def __init__(self, role: str, number: int, incarnation: int, plan: Plan, board: Board) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _sentinel_ends.add(ours)
+        _sentinel_board[:] = [board]
         self.role = role
         self.number = number
         self.incarnation = incarnation
@@ -98,6 +102,8 @@ class Started:
             _sentinel_ends.discard(ours)
             ours.close()
             raise
+        assert self.process.pid
+        self.pid = self.process.pid
         self.tell("board", str(board.path), descriptor=board.descriptor)
 
     def tell(self, *message: Any, descriptor: int | None = None) -> None:
@@ -124,8 +130,28 @@ class Started:
                 self.is_deaf = True
 
     def kill(self) -> None:
-        if self.process.is_alive() and self.process.pid:
-            os.kill(self.process.pid, signal.SIGKILL)
+        if self.process.is_alive():
+            self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process; to a worker, with all that its tasks have started."""
+        if self.role == "worker" and self._signal_group(number):
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill_children(self) -> None:
+        """Kill what the tasks of a dead worker have started: they are about to be tried again."""
+        if self.role == "worker":
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> bool:
+        """Whether there was a group of this worker: it makes one as its first step."""
+        try:
+            os.killpg(self.pid, number)
+        except OSError:
+            return False
+        return True
 
     def bury(self) -> int:
         """Close what belonged to the dead child. Returns its exit code (negative = signal)."""
@@ -187,6 +213,9 @@ def leave(code: int) -> NoReturn:
 def leave_forked_child() -> NoReturn:
     """End a process that a task has forked, where it comes back from the task. Connections, threads
     and children are the worker's: they are left alone."""
+    last_resort = threading.Timer(LAST_WORDS_SECONDS, os._exit, [1])
+    last_resort.daemon = True
+    last_resort.start()
     if sys.exc_info()[0] is not None:
         sys.excepthook(*sys.exc_info())
     for stream in (sys.stdout, sys.stderr):
@@ -222,16 +251,29 @@ def log_to_console(level: str, *, as_json: bool = False) -> None:
 
 def _leave_the_parent(role: str) -> None:
     """Stand on own feet: no descriptor and no signal handling of the sentinel's."""
+    if role == "worker":
+        _lead_a_group()
     for end in list(_sentinel_ends):
         end.close()
+    for board in _sentinel_board:
+        board.close()
     _sentinel_ends.clear()
+    _sentinel_board.clear()
     signal.set_wakeup_fd(-1)
     _leave_stopping_to_the_sentinel()
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a killed process flushes nothing
     if sys.platform == "linux":
         _die_with_parent(role)
+
+
+def _lead_a_group() -> None:
+    """Put this process, and so whatever its tasks start, into a process group of its own: it can be
+    killed as a whole."""
+    with suppress(OSError):  # it leads a session, and so a group
+        os.setpgid(0, 0)
 
 
 def _leave_stopping_to_the_sentinel() -> None:

@@ -179,7 +179,7 @@ class Sentinel:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
             signal.signal(number, lambda number, _frame: self._signals.append(number))
         # Of a SIGHUP that came while this process was becoming itself again, see reload.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
@@ -191,6 +191,8 @@ class Sentinel:
             number = self._signals.pop(0)
             if number == signal.SIGHUP:
                 self.reloader.ask("asked by SIGHUP")
+            elif number == signal.SIGTSTP:
+                self.crew.suspend()
             elif self.reload_requested:
                 self.reload_requested = False  # it stops already, and now for good
             else:
@@ -206,6 +208,7 @@ class Sentinel:
         """From here on signals do what they do by default; who came before is still heard."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._wake_reader.close()
         self._wake_writer.close()

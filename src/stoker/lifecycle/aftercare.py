@@ -6,6 +6,9 @@ from __future__ import annotations
 class Aftercare:
     """Nothing, where a test or a script runs a job. A worker has its own."""
 
+    def leave_forked_child(self) -> None:
+        """Called in the thread of the event loop as soon as an async task has ended."""
+
     def after_sync(self, besides: str | None) -> None:
         """Called in the thread of a sync task, whether it returned or raised.
 

@@ -222,7 +222,10 @@ class Executor:
         try:
             with opened.interruption.of_coroutine():
                 async with asyncio.timeout(seconds) as limit:
-                    return await opened.function(*positional, **opened.package.kwargs)
+                    try:
+                        return await opened.function(*positional, **opened.package.kwargs)
+                    finally:
+                        self._aftercare.leave_forked_child()
         except TimeoutError as error:
             if limit.expired() and not isinstance(error, TaskTimeout) and seconds is not None:
                 raise TaskTimeout(message(seconds)) from error
