@@ -7,7 +7,7 @@
     ├── InvalidTaskOption             (also TypeError)
     ├── PackageError
     │   ├── NotSerializable           (also TypeError)   at enqueue: names the argument
-    │   ├── PackageTooLarge           (also ValueError)  at enqueue
+    │   ├── PackageTooLarge           (also ValueError)  at enqueue, or for a return value
     │   └── UnreadablePackage                            at execution: becomes a dead letter
     │       ├── BadSignature
     │       └── NewerVersion
@@ -74,7 +74,8 @@ class NotSerializable(PackageError, TypeError):
 
 
 class PackageTooLarge(PackageError, ValueError):
-    """The sealed package is larger than ``MAX_PACKAGE_BYTES``."""
+    """The sealed package is larger than ``MAX_PACKAGE_BYTES``; or a return value or checkpoint is
+    larger than the database takes (``max_allowed_packet`` of MariaDB and MySQL)."""
 
 
 class UnreadablePackage(PackageError):

@@ -15,7 +15,7 @@ from pathlib import Path
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
-from stoker import task
+from stoker import job, task
 
 from tests.app.models import Account
 from tests.app.tasks import begin, end
@@ -162,6 +162,16 @@ def raise_poison() -> None:
 @task
 def return_much(size: int) -> str:
     return "x" * size
+
+
+@task
+async def return_much_async(size: int) -> str:
+    return "x" * size
+
+
+@task
+def note_much(size: int) -> None:
+    job.checkpoint("x" * size)
 
 
 @task

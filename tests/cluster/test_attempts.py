@@ -282,6 +282,25 @@ def test_log_records_made_inside_a_task_name_the_job(cluster: ProcessCluster) ->
 
 
 @pytest.mark.postgres
+@pytest.mark.mariadb
+def test_value_above_max_allowed_packet_fails_and_holds_up_nobody(
+    cluster: ProcessCluster,
+) -> None:
+    """It is not sent: the server would close the connection, as if it had gone away."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        (most_bytes,) = cursor.fetchone()
+    for task in (chaos.return_much, chaos.return_much_async, chaos.note_much):
+        end = end_of(task.using(max_attempts=1).enqueue(most_bytes), cluster)
+        assert end.job.status == Job.Status.FAILED
+        assert [one.exception_class for one in end.attempts] == [
+            "stoker.exceptions.PackageTooLarge"
+        ]
+        assert "max_allowed_packet" in end.attempts[0].message
+    assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+    assert "Trying again" not in cluster.text()
+
+
 def test_what_the_store_refuses_to_record_is_not_acked_and_holds_up_nobody(
     cluster: ProcessCluster,
 ) -> None:

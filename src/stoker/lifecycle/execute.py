@@ -12,7 +12,7 @@ from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any
 
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
 from stoker.brokers.base import Delivery
@@ -27,6 +27,7 @@ from stoker.exceptions import (
 )
 from stoker.finding import find_task
 from stoker.models.job import moment
+from stoker.models.value_limit import LARGE_BYTES, refuse_too_large
 from stoker.options import options_of
 from stoker.package import Package, sealer_for
 from stoker.results import Result
@@ -97,7 +98,10 @@ class Executor:
         token = self._announce(opened)
         try:
             value = await self._await_with_aftercare(opened)
-            outcome: Outcome = outcomes.Succeeded(self._sealer.seal_value(value))
+            sealed = self._sealer.seal_value(value)
+            if self._may_be_too_large(sealed):
+                await sync_to_async(refuse_too_large)(self.settings.database, sealed)
+            outcome: Outcome = outcomes.Succeeded(sealed)
         except BaseException as error:  # whatever a task raises is its outcome
             if _is_ctrl_c(error):
                 raise
@@ -196,7 +200,14 @@ class Executor:
                 self._aftercare.after_sync(besides)
             raise
         self._aftercare.after_sync(besides)
-        return value, outcomes.Succeeded(self._sealer.seal_value(value))
+        sealed = self._sealer.seal_value(value)
+        if self._may_be_too_large(sealed):
+            refuse_too_large(self.settings.database, sealed)
+        return value, outcomes.Succeeded(sealed)
+
+    def _may_be_too_large(self, sealed: bytes) -> bool:
+        """Whether a return value is to be looked at before it is sent to the database."""
+        return len(sealed) >= LARGE_BYTES and self.settings.results_cache is None
 
     def _call(self, opened: Opened) -> Any:
         if opened.is_async:

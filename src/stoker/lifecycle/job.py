@@ -20,6 +20,7 @@ from stoker.conf import settings_for
 from stoker.exceptions import LeaseLost, NotInJob
 from stoker.models.note import LONGEST_MESSAGE, Note
 from stoker.models.stored_text import stored_text
+from stoker.models.value_limit import LARGE_BYTES, refuse_too_large
 from stoker.package import sealer_for
 from stoker.progress import explained
 
@@ -74,11 +75,15 @@ class CurrentJob:
 
         Raises:
             NotSerializable: nothing is kept.
+            PackageTooLarge: the database would not take it.
             LeaseLost: somebody else has the job by now: end as soon as you can.
         """
         running = _running()
         settings = settings_for(running.backend)
-        _write(running, checkpoint=sealer_for(settings).seal_value(data))
+        sealed = sealer_for(settings).seal_value(data)
+        if len(sealed) >= LARGE_BYTES:
+            refuse_too_large(settings.database, sealed)
+        _write(running, checkpoint=sealed)
 
     async def acheckpoint(self, data: Any) -> None:
         """The same, without blocking the event loop."""
