@@ -80,7 +80,10 @@ class StokerBackend(BaseTaskBackend):
         if isinstance(task, AbsentTask):
             raise UnknownTask(f"There is no task {task.module_path!r} here (any more).")
         if not _is_whole(task.priority):
-            raise InvalidTask(f"priority={task.priority!r}: write a whole number from -100 to 100.")
+            raise InvalidTask(
+                "priority must be a whole number between -100 and 100. "
+                f"It cannot be {task.priority!r}."
+            )
         if not isinstance(task.queue_name, str) or not task.queue_name:
             raise InvalidTask(f"queue_name={task.queue_name!r}: write the name of a queue.")
         if len(task.queue_name) > LONGEST_QUEUE_NAME:
@@ -89,8 +92,9 @@ class StokerBackend(BaseTaskBackend):
             )
         if self.queues and task.queue_name not in self.queues:
             raise InvalidTask(
-                f'TASKS["{self.alias}"] has no queue {task.queue_name!r}. Its QUEUES are: '
-                f"{', '.join(sorted(self.queues))}; an empty list takes any name."
+                f"Queue '{task.queue_name}' is not valid for backend. The QUEUES of "
+                f"TASKS['{self.alias}'] are: {', '.join(sorted(self.queues))}; an empty list takes "
+                "any name."
             )
         super().validate_task(task)
         if getattr(task, "atomic", False) and iscoroutinefunction(task.func):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Generator, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
@@ -40,8 +40,18 @@ R = TypeVar("R")
 AT_ONCE = 500
 
 
+class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # as in definition.py
+    """Attributes that are no fields: ``dataclasses.asdict`` shows what Django's results have."""
+
+    __slots__ = ("_commitment", "_progress")
+
+    _progress: Progress | None
+    _commitment: Commitment | None
+    """None where the job was seen in the store, so that it is committed, or ours to see."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as in definition.py; frozen at run time
+class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
     """A TaskResult of ``django.tasks`` that can also be waited for and cancelled.
 
     It shows the job as it was when it was enqueued, fetched or refreshed last.
@@ -49,15 +59,27 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
 
     was_duplicate: bool = False
     """Whether ``enqueue`` made no job, as there was one of the same unique key: this one."""
-    _progress: Progress | None = field(default=None, repr=False, compare=False)
-    _commitment: Commitment | None = field(default=None, repr=False, compare=False)
-    """None where the job was seen in the store, so that it is committed, or ours to see."""
+    _first_progress: InitVar[Progress | None] = None
+    _first_commitment: InitVar[Commitment | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self, _first_progress: Progress | None, _first_commitment: Commitment | None
+    ) -> None:
         """Django turns arguments into what JSON has; here they are what the task is given: a
         snapshot, in which dates are dates and tuples are tuples."""
         object.__setattr__(self, "args", copied(list(self.args)))
         object.__setattr__(self, "kwargs", copied(dict(self.kwargs)))
+        object.__setattr__(self, "_progress", _first_progress)
+        object.__setattr__(self, "_commitment", _first_commitment)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles."""
+        names = [*(one.name for one in fields(self)), *_Seen.__slots__]
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
 
     @property
     def state(self) -> JobState:
@@ -192,6 +214,14 @@ class Result(DjangoTaskResult, Generic[R]):  # type: ignore[type-arg,misc] # as 
     async def acancel(self, reason: str = "") -> bool:
         """The same without blocking the event loop."""
         return await sync_to_async(self.cancel, thread_sensitive=True)(reason)
+
+    def _with(self, **changes: Any) -> Result[R]:
+        """A copy in which these attributes differ."""
+        changed = replace(self)
+        unchanged = {name: getattr(self, name) for name in _Seen.__slots__}
+        for name, value in {**unchanged, **changes}.items():
+            object.__setattr__(changed, name, value)
+        return changed
 
     def _take(self, progress: Progress) -> None:
         job = progress.job

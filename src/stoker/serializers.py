@@ -168,7 +168,10 @@ def _subscript(step: Any) -> str:
 def _describe(refusal: Refusal) -> str:
     value = refusal.value
     kind = _with_article(type(value))
-    return f"is {kind}, which cannot be serialised as JSON: {_hint(value)}"
+    return (
+        f"is {kind}, which cannot be serialised as JSON: {_hint(value)}. "
+        f"Unsupported type: {type(value)}"  # as Django says it
+    )
 
 
 def _with_article(kind: type) -> str:

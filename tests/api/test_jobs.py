@@ -144,7 +144,7 @@ def test_an_unknown_queue_and_a_package_that_is_too_large(anna: Caller, settings
         }
     }
     call = {"task": "loose", "args": []}
-    assert "has no queue 'x'" in anna.post("jobs", {**call, "queue": "x"}, 422)["detail"]
+    assert "Queue 'x' is not valid" in anna.post("jobs", {**call, "queue": "x"}, 422)["detail"]
     anna.post("jobs", {**call, "args": ["x" * 3000]}, 413)
 
 

@@ -1,5 +1,8 @@
 """The backend: cheap to make, patient with wrong settings, strict when it is used."""
 
+import copy
+import dataclasses
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -9,9 +12,19 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from stoker.backend import StokerBackend
-from stoker.compat import BaseTaskBackend, task_backends
+from stoker.compat import (
+    BaseTaskBackend,
+    DjangoTaskResult,
+    InvalidTask,
+    TaskResultStatus,
+    task_backends,
+)
 from stoker.exceptions import ConfigurationError
+from stoker.progress import JobState, Progress
+from stoker.results import Result
 from stoker.tasks import Task, task
+
+from tests.app import tasks
 
 pytestmark = pytest.mark.unit
 
@@ -29,6 +42,9 @@ WRONG: list[dict[str, Any]] = [
 
 
 def function() -> None: ...
+
+
+def takes_one(value: object) -> None: ...
 
 
 def test_it_is_a_backend_that_can_do_everything() -> None:
@@ -116,3 +132,48 @@ def test_an_app_that_is_not_installed_is_told_at_the_first_use() -> None:
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("ConfigurationError"), done
     assert "'stoker' to INSTALLED_APPS" in done.stdout
+
+
+# -- as Django's tests of its own backends expect -------------------------------------------------
+
+
+def test_queue_that_is_not_listed_is_refused_in_djangos_words() -> None:
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["default"]}}):
+        made = task(function)
+        with pytest.raises(InvalidTask, match=r"Queue 'queue-2' is not valid for backend\."):
+            made.using(queue_name="queue-2")
+
+
+@pytest.mark.parametrize("priority", [-101, 101, 3.1])
+def test_priority_out_of_range_is_refused_in_djangos_words(priority: Any) -> None:
+    words = r"priority must be a whole number between -100 and 100\."
+    with pytest.raises(InvalidTask, match=words):
+        task(function).using(priority=priority)
+
+
+def test_unsupported_argument_is_a_type_error_in_djangos_words() -> None:
+    with pytest.raises(TypeError, match=r"Unsupported type"):
+        task(takes_one).enqueue(object())
+
+
+def test_asdict_shows_the_fields_of_a_django_result_and_no_private_ones() -> None:
+    result: Any = Result(
+        task=tasks.add,
+        id="1",
+        status=TaskResultStatus.READY,
+        enqueued_at=None,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=[1],
+        kwargs={},
+        backend="default",
+        errors=[],
+        worker_ids=[],
+        _first_progress=Progress(None, JobState.DEFERRED),
+    )
+    names = {one.name for one in dataclasses.fields(DjangoTaskResult)}
+    assert set(dataclasses.asdict(result)) == {*names, "was_duplicate"}
+    assert result.state == copy.deepcopy(result).state == JobState.DEFERRED
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert result._with(was_duplicate=True).state == JobState.DEFERRED

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -201,7 +201,7 @@ class Newcomers:
                 group = self._groups[newcomer.claim.key_id]
                 is_new = group.fate is Fate.ENQUEUED and newcomer is group.members[0]
                 result = of_jobs[group.claim.key_id]
-                result = result if is_new else replace(result, was_duplicate=True)
+                result = result if is_new else result._with(was_duplicate=True)
             results.append(result)
         return results
 
@@ -232,6 +232,6 @@ class Newcomers:
         job_id = group.decision.job_id
         if group.fate is Fate.ENQUEUED:
             return known[job_id]
-        result = known.get(job_id) or replace(group.members[0].result, id=str(job_id))
+        result = known.get(job_id) or group.members[0].result._with(id=str(job_id))
         commitment = None if group.decision.held is None else self._line.commitment
-        return replace(result, was_duplicate=True, _commitment=commitment)
+        return result._with(was_duplicate=True, _commitment=commitment)

@@ -199,8 +199,8 @@ class Sealing:
             backend=self._settings.alias,
             errors=[],
             worker_ids=[],
-            _progress=Progress(None, state),
-            _commitment=self._commitment,
+            _first_progress=Progress(None, state),
+            _first_commitment=self._commitment,
         )
 
     def _seal_one(
