@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all soak format bench docs pins clean
+.PHONY: help demo check test test-all soak format bench docs pins wheel-test clean
 
 # The oldest Python that Stoker takes comes first: what it forbids, the others need not try.
 PYTHON ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
 help: ## List these words
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Import feeds with a real cluster (ONCE=1 ends by itself, FEEDS="url url" takes those)
 	@ONCE='$(ONCE)' FEEDS='$(FEEDS)' $(BIN)/python -m examples.feeds.demo
@@ -49,6 +49,9 @@ pins: ## Pin what pyproject.toml asks for in requirements/ (needs uv)
 	compile --python-version 3.11 --group mysql -o requirements/mysql.txt; \
 	for django in 6.0 6.1; do compile pyproject.toml --python-version 3.12 --group test \
 		-c requirements/django-$$django.in -o requirements/django-$$django.txt; done
+
+wheel-test: $(STAMP) ## Run a job from the built wheel, as the README says, on every Python and Django found (PAIRS="3.12:5.2")
+	@$(BIN)/python scripts/wheel-test $(PAIRS)
 
 clean: ## Remove everything that the other words made
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/services stop; fi
