@@ -52,8 +52,8 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     manager.close()
 
 
-def health(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    environment = {"TMPDIR": str(folder)}
+def health(folder: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    environment["TMPDIR"] = str(folder)
     done = run_command("stoker", "health", "--json", *arguments, environment=environment)
     return done.returncode, json.loads(done.stdout)
 
@@ -77,6 +77,9 @@ def test_a_service_from_its_start_to_its_end(tmp_path: Path, manager: Manager) -
         wait_for(lambda: manager.listen().count("WATCHDOG=1") >= 2, cluster.tail)
         code, shape = health(tmp_path, "--local")
         assert (code, shape["healthy"], len(shape["boards"])) == (0, True, 1)
+        other = json.dumps({"default": str(tmp_path / "of_another_project.sqlite3")})
+        code, shape = health(tmp_path, "--local", STOKER_TEST_DATABASES=other)
+        assert (code, shape["boards"]) == (1, {}), "a cluster of another project does not count"
         for role in ("pusher", "monitor"):
             stuck = cluster.pause_at_rest(role)
             wait_for(lambda role=role: is_said_to_hang(role, tmp_path), cluster.tail)

@@ -12,6 +12,7 @@ ended. Who gets the lock knows for certain that none of them runs any more.
     1  PUSHER_BEAT_NS    2  MONITOR_BEAT_NS    3  SCHEDULER_BEAT_NS
     4  LAST_DELIVERY     the highest delivery number given out
     5  WORKERS           6  SLOTS (per worker)
+    7  STORE             whose queues the cluster serves (see store_mark)
     8  per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
                          LEASE (see lease_mark), COMPLETING (the delivery that records itself now)
@@ -31,9 +32,14 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
+from django.db import connections
+
+from stoker.conf import Settings
+
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
     7
 )
+STORE = 7
 _HEADER = 8
 INCARNATION, RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID = range(5)
 _PER_WORKER = 5
@@ -216,6 +222,15 @@ def lease_mark(lease_id: int | str) -> int:
     if isinstance(lease_id, int):
         return lease_id
     return int.from_bytes(hashlib.blake2b(lease_id.encode(), digest_size=8).digest()) >> 1
+
+
+def store_mark(settings: Settings) -> int:
+    """A backend and its store as one number: another project's or backend's has another."""
+    database = connections[settings.database].settings_dict
+    parts = [settings.alias, settings.broker]
+    parts += [str(database[name]) for name in ("ENGINE", "HOST", "PORT", "NAME")]
+    digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def board_path(cluster_id: UUID) -> Path:

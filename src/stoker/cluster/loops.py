@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from stoker.conf import Settings
+
 from . import board as place
-from .board import Board, board_path
+from .board import Board, board_path, store_mark
 from .plan import Plan
 
 LOOPS = {
@@ -24,12 +26,14 @@ def loop_ages(board: Board) -> dict[str, float]:
     return {role: round(max(0, now_ns - board[beat]) / 1e9, 3) for role, beat in LOOPS.items()}
 
 
-def clusters_of_this_user() -> Iterator[tuple[Path, Mapping[str, float]]]:
-    """The boards of this user's clusters on this host that have a process left, whatever project
-    and backend they are of; each with the ages of its loops."""
+def local_clusters(settings: Settings) -> Iterator[tuple[Path, Mapping[str, float]]]:
+    """The boards of this backend's clusters on this host that run as this user and have a process
+    left, each with the ages of its loops."""
+    mark = store_mark(settings)
     folder = board_path(Plan().cluster_id).parent
     for path in sorted(folder.glob("cluster-*.board")):
         board = Board.of_the_living(path)
         if board is not None:
-            yield path, loop_ages(board)
+            if board[place.STORE] == mark:
+                yield path, loop_ages(board)
             board.close()

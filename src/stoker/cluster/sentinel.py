@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker.events import tell
 
-from .board import Board, board_path
+from .board import STORE, Board, board_path, store_mark
 from .channel import who_is_readable
 from .crew import Crew
 from .plan import Plan
@@ -47,6 +47,7 @@ class Sentinel:
         self.board = Board.create(
             board_path(plan.cluster_id), self.settings.workers, self.settings.concurrency
         )
+        self.board[STORE] = store_mark(self.settings)
         self.watch = Watch(self.settings, self.board)
         self.crew = Crew(plan, self.board, self.watch)
         self.service_manager = ServiceManager(self.board, self.watch)

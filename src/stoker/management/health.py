@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from stoker.cluster.loops import clusters_of_this_user
+from stoker.cluster.loops import local_clusters
 from stoker.cluster.watch import hang_seconds
 from stoker.clusters import judge as judge_clusters
 from stoker.clusters import longest_silence
@@ -42,9 +42,9 @@ Exit code 2: nobody can say, for the store is out of reach, or the settings are 
 
 With --local nobody is asked: whether the loops of a cluster turn is read off the file that its
 processes share on this host. It says nothing about the store, so it is what a liveness probe
-should ask, which restarts the cluster. Exit code 0: a cluster of this user has a process left here,
-and its pusher, monitor and scheduler have all moved within --max-silence seconds (default: as long
-as a hung one is left alone). Exit code 1: there is none."""
+should ask, which restarts the cluster. Exit code 0: a cluster of this backend, started by the same
+user, has a process left here, and its pusher, monitor and scheduler have all moved within
+--max-silence seconds (default: as long as a hung one is left alone). Exit code 1: there is none."""
     examples = """\
   manage.py stoker health                      on this host
   manage.py stoker health --any-host           anywhere
@@ -103,8 +103,8 @@ as a hung one is left alone). Exit code 1: there is none."""
     def _run_locally(self, options: dict[str, Any]) -> ExitCode:
         settings = backend_settings(options["backend"])
         max_silence = options["max_silence"] or hang_seconds(settings)
-        loops = {str(path): ages for path, ages in clusters_of_this_user()}
-        verdict = judge_loops(loops, max_silence)
+        loops = {str(path): ages for path, ages in local_clusters(settings)}
+        verdict = judge_loops(loops, max_silence, settings.alias)
         if options["json"]:
             shape = {
                 "healthy": HEALTHY[verdict.code],
@@ -151,10 +151,13 @@ def look(
     return Verdict(ExitCode.NO, sentence), []
 
 
-def judge_loops(boards: Mapping[str, Mapping[str, float]], max_silence_seconds: float) -> Verdict:
+def judge_loops(
+    boards: Mapping[str, Mapping[str, float]], max_silence_seconds: float, alias: str = "default"
+) -> Verdict:
     """One cluster whose loops all turn is enough."""
     if not boards:
-        return Verdict(ExitCode.NO, "No process of a cluster of this user is on this host.")
+        sentence = f"No process of a cluster of the backend {alias!r} is on this host."
+        return Verdict(ExitCode.NO, sentence)
     ages = min(boards.values(), key=lambda one: max(one.values()))
     slowest = max(ages, key=lambda role: ages[role])
     if ages[slowest] > max_silence_seconds:
