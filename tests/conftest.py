@@ -11,8 +11,10 @@ import pytest
 from django.test import TransactionTestCase
 
 from tests.servers.mariadb import PrivateMariadb
+from tests.servers.mysql import PrivateMysql
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer
+from tests.servers.versions import chosen_version
 
 pytest_plugins = ["tests.processor_time"]
 
@@ -148,8 +150,9 @@ def private_postgres() -> Iterator[PrivatePostgres]:
 
 @pytest.fixture
 def private_mariadb() -> Iterator[PrivateMariadb]:
-    """Give a MariaDB that the test may stop, kill and start."""
-    with _started_or_skipped(PrivateMariadb()) as server:
+    """Give a MariaDB or MySQL that the test may stop, kill and start."""
+    version = chosen_version("mariadb")
+    with _started_or_skipped(PrivateMysql(version) if version else PrivateMariadb()) as server:
         yield server
 
 

@@ -15,9 +15,13 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 180.0
 
 WAITING = {
-    "postgresql": "SELECT count(*) FROM pg_stat_activity"
+    "PostgreSQL": "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    "mysql": "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
+    "MySQL": "SELECT count(DISTINCT locks.requesting_thread_id)"
+    " FROM performance_schema.data_lock_waits locks JOIN performance_schema.threads"
+    " ON threads.thread_id = locks.requesting_thread_id"
+    " WHERE threads.processlist_db = database()",
+    "MariaDB": "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
     " AND id <> connection_id() AND command = 'Query' AND time_ms > 100",
 }
 """MariaDB's table of lock waits shows nothing new as long as anybody looks often; a statement that
@@ -83,9 +87,9 @@ def session() -> Iterator[Session]:
 def wait_until_waiting(count: int = 1) -> None:
     """Until so many sessions wait for a lock. On SQLite, that shows nowhere."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while connection.vendor in WAITING:
+    while connection.display_name in WAITING:
         with connection.cursor() as cursor:
-            cursor.execute(WAITING[connection.vendor])
+            cursor.execute(WAITING[connection.display_name])
             if cursor.fetchone()[0] >= count:
                 return
         assert time.monotonic() < deadline, "nobody waits"

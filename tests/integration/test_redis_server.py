@@ -34,7 +34,7 @@ def stand() -> Iterator[RedisStand]:
 
 
 @contextmanager
-def private(**options: str) -> Iterator[PrivateRedis]:
+def private(**options: Any) -> Iterator[PrivateRedis]:
     try:
         with PrivateRedis(is_durable=False, **options) as server:
             yield server
@@ -86,16 +86,16 @@ class TestReaching:
             at(f"redis://:a%20b%40c@127.0.0.1:{server.port}/0").ping()
 
     def test_a_cluster(self) -> None:
-        with private(**{"cluster-enabled": "yes", "cluster-port": str(free_port())}) as server:
+        with private(in_cluster=True) as server:
             with Redis(port=server.port) as client:
-                client.execute_command("CLUSTER ADDSLOTSRANGE 0 16383")
+                client.execute_command("CLUSTER ADDSLOTS", *range(16384))
                 while client.cluster("info")["cluster_state"] != "ok":
                     pass
             _do_everything(at(f"redis+cluster://127.0.0.1:{server.port}"))
 
     def test_nobody_of_a_cluster_is_there_yet(self) -> None:
         """Who enqueues in a transaction can do without, and who listens tries again."""
-        with private(**{"cluster-enabled": "yes", "cluster-port": str(free_port())}) as server:
+        with private(in_cluster=True) as server:
             port = server.port
         broker = at(f"redis+cluster://127.0.0.1:{port}")
         with pytest.raises(BrokerUnavailable):

@@ -4,7 +4,7 @@ import getpass
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -22,10 +22,12 @@ from tests.servers.ironmq import PrivateIronmq, url_at
 from tests.servers.mariadb import PrivateMariadb
 from tests.servers.memcached import PrivateMemcached
 from tests.servers.mongodb import PrivateMongodb
+from tests.servers.mysql import PrivateMysql
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer, ServerUnavailableError
 from tests.servers.redis import PrivateRedis
 from tests.servers.sqs import PrivateSqs, sqs_url
+from tests.servers.versions import VARIABLE, kind_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Service:
     how: str = ""
     reason: str = ""
     is_ours: bool = False
+    version: str = ""
+    """The name by which it was asked for, if it was not the usual server of its kind."""
 
 
 def _running_postgres(port: int) -> str:
@@ -161,9 +165,34 @@ KINDS = (
 )
 
 
-def find_services(stack: ExitStack) -> list[Service]:
-    """Find a server of each kind. Those that are started for it end with the stack."""
-    return [_find(kind, stack) for kind in KINDS]
+def find_services(stack: ExitStack, versions: Iterable[str] = ()) -> list[Service]:
+    """Find a server of each kind. Those that are started for it end with the stack.
+
+    Args:
+        versions: names of ``versions.VERSIONS``, each of which takes the place of the usual server.
+
+    Raises:
+        ValueError: there is no such version.
+    """
+    chosen = {kind_of(name): name for name in versions}
+    return [
+        start_version(chosen[kind.name], stack) if kind.name in chosen else _find(kind, stack)
+        for kind in KINDS
+    ]
+
+
+def start_version(name: str, stack: ExitStack) -> Service:
+    """Start a version of a server that is downloaded first. Raises: ValueError."""
+    kind = next(kind for kind in KINDS if kind.name == kind_of(name))
+    server = PrivateMysql(name) if name.startswith("mysql-") else kind.private()
+    server.version = name
+    try:
+        stack.enter_context(server)
+    except ServerUnavailableError as unavailable:
+        reason = str(unavailable).replace("\n", " ").replace("; ", ", ")
+        return Service(name, kind.variable, reason=reason, version=name)
+    how = f"started on port {server.port}"
+    return Service(name, kind.variable, server.url, how, is_ours=True, version=name)
 
 
 def exports_of(services: list[Service]) -> Iterator[tuple[str, str]]:
@@ -173,6 +202,8 @@ def exports_of(services: list[Service]) -> Iterator[tuple[str, str]]:
             yield service.variable, service.url
     missing = [f"{service.name}: {service.reason}" for service in services if not service.url]
     yield "STOKER_TEST_MISSING", "; ".join(missing)
+    if versions := [service.version for service in services if service.url and service.version]:
+        yield VARIABLE, " ".join(versions)
 
 
 def _find(kind: Kind, stack: ExitStack) -> Service:

@@ -36,10 +36,15 @@ class PrivateMariadb(PrivateServer):
             find_program("mariadbd", "mysqld"),
             "--no-defaults",
             self._data,
+            *self._options(),
+        ]
+
+    def _options(self) -> list[str]:
+        return [
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
             f"--socket={self.folder / 'server.sock'}",
-            f"--pid-file={self.folder / 'mariadbd.pid'}",
+            f"--pid-file={self.folder / 'database.pid'}",
             "--skip-name-resolve",
             *(f"--{name.replace('_', '-')}={value}" for name, value in self.settings.items()),
         ]

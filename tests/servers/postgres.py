@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from tests.servers.handshake import greet_postgres
 from tests.servers.private import PrivateServer, find_program
+from tests.servers.versions import chosen_version, program_of
 
 
 class PrivatePostgres(PrivateServer):
@@ -27,6 +28,7 @@ class PrivatePostgres(PrivateServer):
 
     def __init__(self, **settings: str) -> None:
         super().__init__()
+        self.version = chosen_version(self.name)
         self.settings = settings
 
     @property
@@ -39,7 +41,7 @@ class PrivatePostgres(PrivateServer):
         data = str(self.folder / "data")
         login = ("-A", "trust", "-U", "postgres")
         text = ("--encoding=UTF8", "--locale=C")
-        self.run([_program("initdb"), "-D", data, *login, *text, "--no-sync"])
+        self.run([self._program("initdb"), "-D", data, *login, *text, "--no-sync"])
 
     def command(self) -> list[str]:
         """Run it on loopback only, without a socket file."""
@@ -50,7 +52,7 @@ class PrivatePostgres(PrivateServer):
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         data = str(self.folder / "data")
-        return [_program("postgres"), "-D", data, "-p", str(self.port), *options]
+        return [self._program("postgres"), "-D", data, "-p", str(self.port), *options]
 
     def answers(self) -> bool:
         """Tell whether it takes a connection and has finished its recovery."""
@@ -60,9 +62,10 @@ class PrivatePostgres(PrivateServer):
             return False
         return True
 
-
-def _program(name: str) -> str:
-    # Debian and Red Hat keep the server's programs off PATH, in a folder for each version.
-    folders = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
-    folders.sort(key=lambda folder: int(re.sub(r"\D", "", str(folder)) or 0), reverse=True)
-    return find_program(name, folders=folders)
+    def _program(self, name: str) -> str:
+        if self.version:
+            return program_of(self.version, name)
+        # Debian and Red Hat keep the server's programs off PATH, in a folder for each version.
+        folders = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
+        folders.sort(key=lambda folder: int(re.sub(r"\D", "", str(folder)) or 0), reverse=True)
+        return find_program(name, folders=folders)

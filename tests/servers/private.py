@@ -77,6 +77,8 @@ class PrivateServer:
 
     def __init__(self) -> None:
         self.port = 0
+        self.version = ""
+        """A name in ``versions.VERSIONS``; empty = what is installed."""
         self.folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None

@@ -102,9 +102,8 @@ def test_every_job_runs_though_a_replica_takes_over(
     """Redis answers before its replicas have what it answered for: so the enqueues wait for them
     here. What the master had not passed on of leases and acks is done again."""
     chance = random.Random(seed)
-    master = ("127.0.0.1", str(durable_redis.port))
     line = BrokenLine(durable_redis.port)
-    with PrivateRedis(is_durable=True, replicaof=" ".join(master)) as replica:
+    with PrivateRedis(is_durable=True, replicaof=f"127.0.0.1 {durable_redis.port}") as replica:
         with broker_at(line.url), running_cluster(tmp_path) as cluster:
             cluster.wait_for_crew()
             job_ids = _enqueue(chance, JOBS)
