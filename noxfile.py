@@ -10,11 +10,16 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from tests.servers.find import start_version
+from tests.servers.versions import VARIABLE
 
 nox.needs_version = ">=2026.10"
 nox.options.default_venv_backend = "none"  # scripts/setup makes the environments
@@ -48,6 +53,8 @@ class Part:
     """Processes of pytest-xdist. Tests of clusters wait more than they compute, and take more."""
     needs: tuple[str, ...] = ()
     """Servers without which the part is skipped."""
+    version: str = ""
+    """The version of a server that the part starts for itself (tests/servers/versions.py)."""
 
 
 UNIT = Part("unit", ("tests/unit", "tests/test_tidy.py"))
@@ -212,6 +219,41 @@ ALL = (
     ),
 )
 
+OTHER_DATABASES = (("mysql-9", "mariadb"), ("postgres-14", "postgres"), ("postgres-18", "postgres"))
+OTHER_VERSIONS = (
+    *(
+        Part(
+            f"all-{version}",
+            (*STORE, "tests/guards", "tests/story"),
+            database=database,
+            marks="not (disque or ironmq or sqs)",  # their transports ask no database
+            workers=4,
+            version=version,
+        )
+        for version, database in OTHER_DATABASES
+    ),
+    *(
+        Part(
+            f"all-{version}",
+            ("tests/conformance", "tests/guards/test_places.py", "tests/integration"),
+            marks="redis",
+            version=version,
+        )
+        for version in ("redis-6.2", "valkey-9")
+    ),
+    *(
+        Part(
+            f"all-{version}-stories",
+            ("tests/story",),
+            database="on_redis",
+            marks="on_redis",
+            needs=("postgres",),
+            version=version,
+        )
+        for version in ("redis-6.2", "valkey-9")
+    ),
+)
+
 # -- how a part runs ------------------------------------------------------------------------------
 
 
@@ -245,7 +287,7 @@ for _part in QUICK:
     _add(_part, "test", is_quick=True)
 for _part in DJANGOS:
     _add(_part, "test", "all")
-for _part in ALL:
+for _part in (*ALL, *OTHER_VERSIONS):
     _add(_part, "all")
 
 
@@ -279,7 +321,9 @@ def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> 
         "PYTHONDONTWRITEBYTECODE": "",
     }
     marks = [mark for mark in (part.marks, "not slow" if is_quick else "") if mark]
-    with _measured(session):
+    with _measured(session), ExitStack() as stack:
+        if part.version:
+            environment |= _start_version(session, part.version, stack)
         session.run(
             f"{_venv_for(session, part)}/bin/python",
             "-m",
@@ -323,6 +367,14 @@ def _skip_without(session: nox.Session, services: tuple[str, ...]) -> None:
         if not os.environ.get(f"STOKER_TEST_{service.upper()}_URL"):
             advice = 'run `make test`, or `eval "$(scripts/services env)"` first'
             session.skip(f"{service}: {missing.get(service, advice)}")
+
+
+def _start_version(session: nox.Session, name: str, stack: ExitStack) -> dict[str, str]:
+    """Start a server of that version until the stack ends; skip the part if it cannot be had."""
+    service = start_version(name, stack)
+    if not service.url:
+        session.skip(f"{name}: {service.reason}")
+    return {service.variable: service.url, VARIABLE: name}
 
 
 def _run_word(session: nox.Session) -> str:
