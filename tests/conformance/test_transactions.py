@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from stoker.brokers.base import Broker, Lease, Return
+from stoker.models import Claimed
+from stoker.models.clock import MICROSECONDS
 
-from tests.conformance.stands import LEASE_SECONDS, Stand, message
+from tests.conformance.stands import LEASE_SECONDS, OrmStand, Stand, message
 from tests.conformance.threads import together
+from tests.guards.sessions import PATIENCE_SECONDS, session
 
 
 class Rollback(Exception):
@@ -136,3 +140,33 @@ def test_extend_ack_and_release_wait_for_nobody_elses_rows(stand: Stand) -> None
 
         (stale,) = together(stand, use_theirs)
         assert stale == set()
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_acked", [False, True])
+def test_lease_that_is_locked_is_extended_or_stale_once_the_other_transaction_ends(
+    is_acked: bool,
+) -> None:
+    """``extend`` must not answer before: who is told that the lease lasts longer relies on it."""
+    stand = OrmStand()
+    (job_id,) = stand.put()
+    delivery = stand.claim_one()
+    before = Claimed.objects.get(pk=job_id).leased_until_us
+    with session() as other, session() as worker:
+        other.begin()
+        other.do(lambda: list(Claimed.objects.select_for_update()))
+        if is_acked:
+            other.do(lambda: stand.another().ack([delivery.lease]))
+        extending = worker.start(
+            lambda: stand.another().extend([delivery.lease], lease_seconds=2 * LEASE_SECONDS)
+        )
+        wait([extending], timeout=0.5)  # gives it the time to answer too early
+        other.commit()
+        stale = extending.result(PATIENCE_SECONDS)
+    if is_acked:
+        assert stale == {delivery.lease}
+    else:
+        assert stale == set()
+        assert Claimed.objects.get(pk=job_id).leased_until_us > before + MICROSECONDS

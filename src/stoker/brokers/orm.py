@@ -166,7 +166,14 @@ class OrmBroker(Broker):
         return called
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
-        return self.extend_unlocked(leases, lease_seconds=lease_seconds).stale
+        stale, locked = self.extend_unlocked(leases, lease_seconds=lease_seconds)
+        if locked:  # whoever has them may end these leases: only then is known which are stale
+            with explained(self.alias):
+                valid = Claimed.objects.using(self.alias).extend_waiting(
+                    lease_keys(list(locked)), microseconds(lease_seconds)
+                )
+            stale |= {lease for lease in locked if (lease.job_id, lease.lease_id) not in valid}
+        return stale
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
         with explained(self.alias):

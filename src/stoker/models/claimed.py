@@ -81,6 +81,18 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         rest = set(keys) - extended
         return Extended(extended, rest and self._there(rest))
 
+    def extend_waiting(self, keys: Sequence[LeaseKey], lease_us: int) -> set[LeaseKey]:
+        """Let these leases end ``lease_us`` from now, and wait for who has their rows locked.
+
+        Returns:
+            Those that were still valid then.
+        """
+        with transaction.atomic(using=self.db):
+            extended = set(self._lock_valid(keys))
+            until_us = database_now_us(self.db) + lease_us
+            update_by_key(self, [job_id for job_id, _ in extended], leased_until_us=until_us)
+        return extended
+
     def settle(
         self,
         over: Sequence[LeaseKey],

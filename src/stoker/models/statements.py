@@ -38,6 +38,12 @@ def joins_a_list_in_json(connection: Any) -> bool:
     return bool(connection.vendor == "mysql" and connection.features.has_native_uuid_field)
 
 
+def looks_up_keys_in_json(connection: Any) -> bool:
+    """Whether rows are found by their primary keys in a list of JSON: on MariaDB and MySQL, which
+    else may read a whole table, and lock or wait for rows that are not in the list."""
+    return bool(connection.vendor == "mysql")
+
+
 def reads_a_list_in_json(connection: Any) -> bool:
     """SQLite can be given the keys as one parameter, of which it may take no more than a thousand.
     Elsewhere the ORM's own list is as good."""
@@ -127,9 +133,12 @@ def lock_by_key(
         For each row something that has its fields of these names; of all names, if none is given.
     """
     connection = connections[rows.db]
-    if joins_a_list_in_json(connection):
-        otherwise = "" if waits else "SKIP LOCKED"
-        return list(rows.raw(about("lock_by_key", rows, otherwise=otherwise), [_as_json(keys)]))
+    if looks_up_keys_in_json(connection):
+        # MySQL refuses to lock the rows of the list itself, and MariaDB knows no other way.
+        lock = "FOR UPDATE" if joins_a_list_in_json(connection) else "FOR UPDATE OF narrow"
+        lock += "" if waits else " SKIP LOCKED"
+        text = about("lock_by_key", rows, lock=lock)
+        return list(rows.raw(text, [_as_json(connection, keys)]))
     rows = with_keys(rows, keys).order_by("pk")
     if connection.features.has_select_for_update:
         skips = not waits and connection.features.has_select_for_update_skip_locked
@@ -142,9 +151,9 @@ def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
     connection = connections[rows.db]
     if not keys:
         return
-    if joins_a_list_in_json(connection):
+    if looks_up_keys_in_json(connection):
         with connection.cursor() as cursor:
-            cursor.execute(about("delete_by_key", rows), [_as_json(keys)])
+            cursor.execute(about("delete_by_key", rows), [_as_json(connection, keys)])
     else:
         with_keys(rows, keys).delete()
 
@@ -155,11 +164,11 @@ def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: 
     connection = connections[rows.db]
     if not keys:
         return
-    if joins_a_list_in_json(connection):
+    if looks_up_keys_in_json(connection):
         assignments, prepared = _assignments(rows.model, values, connection)
         with connection.cursor() as cursor:
             statement = about("update_by_key", rows, assignments=assignments)
-            cursor.execute(statement, [_as_json(keys), *prepared])
+            cursor.execute(statement, [_as_json(connection, keys), *prepared])
     else:
         with_keys(rows, keys).update(**values)
 
@@ -185,8 +194,9 @@ def fetch_by_key(
     name: str, rows: models.QuerySet[Any], keys: Collection[UUID], **words: str
 ) -> list[tuple[Any, ...]]:
     """Run ``sql/<name>.sql``, which joins this table to a list of keys (MariaDB)."""
-    with connections[rows.db].cursor() as cursor:
-        cursor.execute(about(name, rows, **words), [_as_json(keys)])
+    connection = connections[rows.db]
+    with connection.cursor() as cursor:
+        cursor.execute(about(name, rows, **words), [_as_json(connection, keys)])
         found: list[tuple[Any, ...]] = list(cursor.fetchall())
         return found
 
@@ -210,8 +220,10 @@ def about(name: str, rows: models.QuerySet[Any], **words: str) -> str:
     return statement(name, table=table, key=key, **words)
 
 
-def _as_json(keys: Iterable[UUID]) -> str:
-    return json.dumps([str(key) for key in sorted(keys)])
+def _as_json(connection: Any, keys: Iterable[UUID]) -> str:
+    """Return a list of keys, in their order, as the columns of the database have them."""
+    is_native = connection.features.has_native_uuid_field
+    return json.dumps([str(key) if is_native else key.hex for key in sorted(keys)])
 
 
 def statement(name: str, **words: str) -> str:
