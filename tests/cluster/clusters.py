@@ -16,6 +16,9 @@ import psutil
 from django.db import connection
 
 import stoker
+from stoker.cluster import board as place
+from stoker.cluster.board import Board
+from stoker.models import Cluster
 
 from tests.cluster.launcher import COMMAND as DJANGO
 from tests.cluster.launcher import ROOT, Launched, launcher
@@ -241,6 +244,17 @@ def wait_while_it_goes_on(
         elif time.monotonic() > until:
             raise AssertionError(explain())
         time.sleep(0.02)
+
+
+def jobs_done(cluster: ProcessCluster) -> int:
+    """How many jobs the workers have finished, says the cluster's board."""
+    row = Cluster.objects.filter(pid=cluster.process.pid).first()
+    board = None if row is None else Board.of_the_living(Path(row.info["board"]))
+    if board is None:
+        return 0
+    done = sum(board.worker(number, place.JOBS_DONE) for number in range(board[place.WORKERS]))
+    board.close()
+    return done
 
 
 def may_be_written() -> bool:

@@ -19,13 +19,15 @@ from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, 
 from stoker.models.clock import DatabaseNow
 
 from tests.app import tasks
-from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for
+from tests.app.models import Ledger
+from tests.cluster.clusters import WAIT_SECONDS, jobs_done, running_cluster, wait_for
 from tests.cluster.ends import end_of
 from tests.story.ledgers import unfinished
 from tests.unit.cluster.parts import occupy
 
 JOBS = 520
 """More than one batch."""
+FINISHED = 20
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -70,6 +72,28 @@ def test_a_dead_clusters_leases_are_freed_at_once_and_what_it_had_not_started_is
     assert {one.job_id for one in crashed} == {one.job_id for one in running}
     assert {one.job_id for one in DeadLetter.objects.all()} == {one.job_id for one in running}
     assert not Cluster.objects.exists()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_finished_unrecorded_job_of_killed_cluster_counts_its_attempt(
+    concurrency: int, tmp_path: Path
+) -> None:
+    """The task has done its work, and nobody has recorded it: it must not be run again as though
+    it had never begun."""
+    with running_cluster(tmp_path, WORKERS=1, CONCURRENCY=concurrency) as first:
+        first.wait_for_crew(1)
+        first.pause_at_rest("monitor")
+        calls = [((), {})] * FINISHED
+        results = tasks.write_ledger.using(max_attempts=1).enqueue_many(calls)
+        wait_for(lambda: jobs_done(first) == FINISHED, first.tail)
+        first.kill("sentinel")
+        first.wait()
+    with running_cluster(tmp_path, WORKERS=1, LEASE_SECONDS=3600) as second:
+        ends = [end_of(result, second) for result in results]
+    assert {end.job.attempts for end in ends} == {1}
+    assert [end.dead_letter.reason for end in ends if end.dead_letter] == ["crash"] * FINISHED
+    assert Ledger.objects.count() == FINISHED
 
 
 def test_leases_that_are_over_are_rescued_whoever_held_them(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.cluster.clusters import (
     ProcessCluster,
     end_family,
     is_alive,
+    jobs_done,
     running_cluster,
     wait_for,
 )
@@ -103,6 +104,28 @@ def test_a_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
         assert busy in "01"
         assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)
         assert [(one.number, one.kind, one.signal) for one in end.attempts] == [(1, "crashed", 9)]
+
+
+@pytest.mark.chaos
+def test_finished_job_counts_its_attempt_if_worker_and_pusher_die(tmp_path: Path) -> None:
+    """Its report died with both of them, and the store does not know that it had begun."""
+    may_end = tmp_path / "may end"
+    with running_cluster(tmp_path, WORKERS=1) as cluster:
+        cluster.wait_for_crew(1)
+        result = chaos.run_until.using(max_attempts=1).enqueue(str(may_end))
+        wait_for(lambda: is_running(result), cluster.tail)
+        pusher = cluster.pause_at_rest("pusher")
+        may_end.touch()
+        wait_for(lambda: jobs_done(cluster) == 1, cluster.tail)
+        (worker,) = cluster.crew()["worker"]
+        for victim in (worker, pusher):
+            victim.kill()
+            wait_for(lambda one=victim: not is_alive(one), cluster.tail)
+        end = end_of(result, cluster)
+    assert end.job.attempts == 1
+    assert end.dead_letter is not None
+    assert end.dead_letter.reason == "crash"
+    assert Ledger.objects.filter(job_id=result.id).count() == 1
 
 
 @anywhere

@@ -10,7 +10,8 @@ import pytest
 from stoker.models import Attempt, DeadLetter, Job
 
 from tests.app.chaos import beat
-from tests.cluster.clusters import running_cluster, wait_for, wait_while_it_goes_on
+from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for, wait_while_it_goes_on
+from tests.cluster.ends import end_of
 from tests.story.beats import assert_none_overlap, spans
 from tests.story.ledgers import unfinished
 
@@ -58,4 +59,28 @@ def test_no_attempts_overlap_though_processes_stand_still_for_longer_than_a_leas
     for job_id, executions in spans(beats).items():
         assert jobs[job_id].attempts in {span.attempt for span in executions}
         assert not Attempt.objects.filter(job_id=job_id, number=jobs[job_id].attempts).exists()
+    assert_none_overlap(beats)
+
+
+def test_worker_stops_at_the_fence_though_sentinel_and_pusher_stand_still(tmp_path: Path) -> None:
+    """Nobody extends its lease, and nobody is there to kill it: it has to do that itself."""
+    beats, may_end = tmp_path / "beats", tmp_path / "may end"
+    options = {"LEASE_SECONDS": LEASE_SECONDS, "WORKERS": 1}
+    with running_cluster(tmp_path, **options) as first:
+        first.wait_for_crew(1)
+        result = beat.using(**TRIES).enqueue(str(beats), WAIT_SECONDS, str(may_end))
+        wait_for(lambda: len(spans(beats)) == 1, first.tail)
+        with running_cluster(tmp_path, **options) as second:
+            second.wait_for_crew(1)
+            first.sentinel.suspend()
+            still = [first.sentinel, first.pause_at_rest("pusher")]
+            wait_for(lambda: len(spans(beats)[result.id]) == 2, second.tail)
+            may_end.touch()
+            end = end_of(result, second)
+            for process in still:
+                process.resume()
+            wait_for(lambda: "is about to end" in first.text(), first.tail)
+            assert second.stop() == 0
+        assert first.stop() == 0
+    assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)
     assert_none_overlap(beats)

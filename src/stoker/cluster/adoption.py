@@ -1,10 +1,11 @@
 """After a pusher's death: its leases are kept until every worker has said what it still has.
 
 What a worker runs or has reported is adopted. What died with a worker in the meantime is judged by
-how it died. The rest never reached a worker and is given back, the attempt uncounted.
+how it died; the board lists what workers had finished. The rest never reached a worker and is given
+back, the attempt uncounted.
 
-A worker whose user code lets nobody else speak is not waited for: what it runs stands on the board,
-and from the rest it is called off.
+A worker whose user code lets nobody else speak is not waited for: what it runs and has finished
+stands on the board, and the rest is recalled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from uuid import UUID
 from stoker.brokers.base import Delivery
 from stoker.events import tell
 
-from .board import Board, lease_mark
+from .board import Board, Ended, lease_clock, lease_mark
 from .flights import Flight, Flights
 from .recall import Recall
 from .roster import Roster
@@ -100,17 +101,27 @@ class Adoption:
             self._adopt_seen(death.worker, number, UUID(bytes=job_id), mark)
         self._heard((death.worker, death.incarnation))
 
-    def close_when_complete(self) -> None:
-        """Everybody was heard, or given up: what nobody has is given back."""
+    def close_when_complete(self) -> list[Flight]:
+        """Once every worker was heard or given up, give back what nobody has.
+
+        Returns:
+            The flights that were finished and have lost their report; they have one now that says
+            so, to be passed on.
+        """
         if self.is_open and time.monotonic() >= self.closes_at:
             self._do_without_the_silent()
-        if self._flights.orphans and not self.is_open:
-            released = len(self._flights.orphans)
-            self._flights.give_back_orphans()
-            tell("adopted", count=self._adopted, released=released)
+        if not self._flights.orphans or self.is_open:
+            return []
+        finished = [self._adopt(*ended, one) for ended, one in self._finished_orphans()]
+        judged = self._roster.judge_finished([flight for flight in finished if flight])
+        released = len(self._flights.orphans)
+        self._flights.give_back_orphans()
+        tell("adopted", count=self._adopted, released=released)
+        return judged
 
     def _do_without_the_silent(self) -> None:
-        """First they are called off what they have not started, then we see what they run."""
+        """First they are called off what they have not started, then we see what they run, and what
+        they have finished and will still report."""
         silent = [worker for worker, _ in self._expected or ()]
         for worker in silent:
             self._recall.recall(worker, self._last_number)
@@ -118,7 +129,21 @@ class Adoption:
         for worker in silent:
             for job in self._board.occupied(worker):
                 self._adopt_seen(worker, job.delivery, job.job_id, job.lease)
+        for ended, delivery in self._finished_orphans():
+            if ended.worker in silent:
+                self._adopt(*ended, delivery)
         self._expected = set()
+
+    def _finished_orphans(self) -> list[tuple[Ended, Delivery]]:
+        """Those of the orphans that a worker has finished."""
+        finished = self._board.finished()
+        found = []
+        for flight in self._flights.orphans.values():
+            delivery = flight.delivery
+            ended = finished.get((delivery.job_id.bytes, lease_mark(delivery.lease_id)))
+            if ended is not None:
+                found.append((ended, delivery))
+        return found
 
     def _adopt_seen(self, worker: int, number: int, job_id: UUID, mark: int) -> None:
         """Adopt what stands on the board; the same job under another lease is another's."""
@@ -139,7 +164,7 @@ class Adoption:
         if orphan is not None and orphan.delivery.lease_id != delivery.lease_id:
             return None
         self._flights.orphans.pop(delivery.job_id, None)
-        leased_at = orphan.leased_at if orphan else time.monotonic()
+        leased_at = orphan.leased_at if orphan else lease_clock()
         self._adopted += 1
         return self._flights.adopt(number, delivery, worker, leased_at, permit_ns)
 

@@ -1,6 +1,9 @@
 """The board: a small file that every process of one cluster maps, where each writes what it is
 doing and the sentinel reads it. No locks: every number has one writer.
 
+A worker also lists the jobs it finished last, since nobody else knows of them until the monitor has
+recorded them: if all processes that have the report die, their attempts still count.
+
 The file also tells the next cluster on this host what was going on: all processes share one open
 file with an exclusive ``flock``, which the kernel drops when the last of them is gone, however they
 ended. Who gets the lock knows for certain that none of them runs any more.
@@ -8,7 +11,7 @@ ended. Who gets the lock knows for certain that none of them runs any more.
 ::
 
     numbers of 64 bits
-    0  FENCE_NS          when the first lease held here ends, on the monotonic clock; 0 = none held
+    0  FENCE_NS          when the first lease held here ends, on the lease clock; 0 = none held
     1  PUSHER_BEAT_NS    2  MONITOR_BEAT_NS    3  SCHEDULER_BEAT_NS
     4  LAST_DELIVERY     the highest delivery number given out
     5  WORKERS           6  SLOTS (per worker)
@@ -16,6 +19,9 @@ ended. Who gets the lock knows for certain that none of them runs any more.
     8  per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
                          LEASE (see lease_mark), COMPLETING (the delivery that records itself now)
+    per worker again:    FENCED (the incarnation that killed itself at the fence), NEXT (the place
+                         of the next finished job)
+       FINISHED times:   DELIVERY, JOB (two numbers), LEASE
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -46,11 +53,35 @@ _PER_WORKER = 5
 DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING = range(8)
 _PER_SLOT = 8
 
+FENCED, NEXT = range(2)
+_BEFORE_FINISHED = 2
+FINISHED = 4096
+"""How many finished jobs of each worker are listed."""
+MOST_UNRECORDED = FINISHED // 2
+"""How many reports a worker may have that are not recorded: it starts no more jobs then. The other
+places are for those of the worker that had its number before."""
+_PER_FINISHED = 4
+_PER_LIST = _BEFORE_FINISHED + FINISHED * _PER_FINISHED
+
 _HALVES = struct.Struct(">qq")
 _REST = struct.Struct("6q")
 """From JOB_HIGH to LEASE."""
 _REST_AT = 8 * JOB_HIGH
 """In bytes, from where the slot begins."""
+_ENDED = struct.Struct(f"{_PER_FINISHED}q")
+
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def lease_clock_ns() -> int:
+    """Nanoseconds on the clock by which a cluster knows how old its leases are. It goes on while
+    the machine is suspended, which the monotonic clock of Linux does not."""
+    return time.monotonic_ns() if _LEASE_CLOCK is None else time.clock_gettime_ns(_LEASE_CLOCK)
+
+
+def lease_clock() -> float:
+    """The same in seconds."""
+    return lease_clock_ns() / 1e9
 
 
 class Occupied(NamedTuple):
@@ -62,6 +93,17 @@ class Occupied(NamedTuple):
     started_ns: int
     deadline_ns: int
     lease: int = 0
+
+
+class Ended(NamedTuple):
+    """One finished job, as its worker lists it."""
+
+    worker: int
+    delivery: int
+
+
+JobLease = tuple[bytes, int]
+"""A job's id and the mark of the lease under which it ran."""
 
 
 class Slot:
@@ -86,6 +128,39 @@ class Slot:
     def vacate(self) -> None:
         self._numbers[DELIVERY] = 0
 
+    def ended(self) -> tuple[int, int, int, int]:
+        """What the list of finished jobs keeps of the job in it."""
+        numbers = self._numbers
+        return numbers[DELIVERY], numbers[JOB_HIGH], numbers[JOB_LOW], numbers[LEASE]
+
+
+class Finished:
+    """The list of the jobs that one worker finished last, for that worker.
+
+    A job that is not recorded yet keeps its place, also one of the worker that had this number
+    before. The others are overwritten.
+
+    Args:
+        numbers: its part of the board, from NEXT on.
+        is_unrecorded: tells of a delivery number whether its report is still to be recorded.
+    """
+
+    def __init__(self, numbers: memoryview[int], is_unrecorded: Callable[[int], bool]) -> None:
+        self._numbers = numbers
+        self._is_unrecorded = is_unrecorded
+        self._deliveries = numbers[1::_PER_FINISHED].tolist()
+
+    def add(self, ended: tuple[int, int, int, int]) -> None:
+        """Write down a job before its slot is vacated."""
+        at = self._numbers[0]
+        for _ in range(FINISHED):
+            if not self._is_unrecorded(self._deliveries[at]):
+                break
+            at = (at + 1) % FINISHED
+        self._deliveries[at] = ended[0]
+        _ENDED.pack_into(self._numbers, 8 * (1 + at * _PER_FINISHED), *ended)
+        self._numbers[0] = (at + 1) % FINISHED
+
 
 class Board:
     """One cluster's board, mapped into this process."""
@@ -102,24 +177,29 @@ class Board:
         """A fresh board, locked for as long as any process of this cluster lives."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 8 * (_HEADER + workers * (_PER_WORKER + slots * _PER_SLOT)))
+        os.ftruncate(descriptor, 8 * _length(workers, slots))
         board = cls(descriptor, path)
         board[WORKERS], board[SLOTS] = workers, slots
         return board
 
     @classmethod
     def of_the_dead(cls, path: Path) -> Board | None:
-        """The board of a cluster of which no process is left; None when one is, or none can say."""
+        """The board of a cluster of which no process is left; None when one is, or none can say,
+        as with the board of another version of Stoker."""
         try:
             descriptor = os.open(path, os.O_RDWR)
         except OSError:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(descriptor, path)
+            board = cls(descriptor, path)
         except (OSError, ValueError):
             os.close(descriptor)
             return None
+        if board.is_whole():
+            return board
+        board.close()
+        return None
 
     @classmethod
     def of_the_living(cls, path: Path) -> Board | None:
@@ -135,6 +215,11 @@ class Board:
                 return cls(descriptor, path)
         os.close(descriptor)
         return None
+
+    def is_whole(self) -> bool:
+        """Return whether the file has the length of a board of this version."""
+        count = len(self._numbers)
+        return count > _HEADER and count == _length(self[WORKERS], self[SLOTS])
 
     def __getitem__(self, place: int) -> int:
         return self._numbers[place]
@@ -154,6 +239,32 @@ class Board:
 
     def slot(self, worker: int, slot: int) -> Slot:
         return Slot(self._part(self._slot_start(worker, slot), _PER_SLOT))
+
+    def finished_of(self, worker: int, is_unrecorded: Callable[[int], bool]) -> Finished:
+        """The list of a worker's finished jobs, for itself."""
+        start = self._list_start(worker) + NEXT
+        return Finished(self._part(start, 1 + FINISHED * _PER_FINISHED), is_unrecorded)
+
+    def finished(self) -> dict[JobLease, Ended]:
+        """The jobs that workers finished last, those of workers that are gone included. Most of
+        them are recorded: their leases are over."""
+        found = {}
+        for worker in range(self[WORKERS]):
+            start = self._list_start(worker) + _BEFORE_FINISHED
+            numbers = self._numbers[start : start + FINISHED * _PER_FINISHED]
+            for delivery, high, low, lease in _ENDED.iter_unpack(numbers.cast("B")):
+                if delivery:
+                    found[_HALVES.pack(high, low), lease] = Ended(worker, delivery)
+            numbers.release()
+        return found
+
+    def note_fenced(self, worker: int, incarnation: int) -> None:
+        """Say that this worker kills itself now, because of the fence."""
+        self._numbers[self._list_start(worker) + FENCED] = incarnation
+
+    def was_fenced(self, worker: int, incarnation: int) -> bool:
+        """Return whether this worker killed itself because of the fence."""
+        return self._numbers[self._list_start(worker) + FENCED] == incarnation
 
     def is_completing(self, worker: int, delivery: int) -> bool:
         """Whether a delivery is recording itself, or was the last in its slot to do so."""
@@ -180,7 +291,8 @@ class Board:
                 )
 
     def clear_worker(self, worker: int) -> None:
-        """Forget a worker that is gone: first who it was, so that nobody takes the rest for its."""
+        """Forget a worker that is gone: first who it was, so that nobody takes the rest for its.
+        The jobs that it finished stay listed: some may not be recorded yet."""
         start = self._worker_start(worker)
         for place in range(start, start + _PER_WORKER + self[SLOTS] * _PER_SLOT):
             self._numbers[place] = 0
@@ -215,6 +327,14 @@ class Board:
 
     def _slot_start(self, worker: int, slot: int) -> int:
         return self._worker_start(worker) + _PER_WORKER + slot * _PER_SLOT
+
+    def _list_start(self, worker: int) -> int:
+        return self._worker_start(self._numbers[WORKERS]) + worker * _PER_LIST
+
+
+def _length(workers: int, slots: int) -> int:
+    """Of a board, in numbers."""
+    return _HEADER + workers * (_PER_WORKER + slots * _PER_SLOT + _PER_LIST)
 
 
 def lease_mark(lease_id: int | str) -> int:

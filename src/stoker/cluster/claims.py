@@ -12,7 +12,7 @@ from stoker.brokers.base import Broker, Delivery, Return
 from stoker.models.locked_jobs import locked_jobs
 
 from . import board as place
-from .board import Board
+from .board import Board, lease_clock
 from .flights import Flights
 from .leases import Leases
 from .patience import Patience
@@ -54,7 +54,7 @@ class Claims:
         self._are_in_doubt = False
         """Whether a claim failed that the broker may have granted all the same."""
         self._rated_until = 0.0
-        """Until then rates count as being in use; monotonic seconds."""
+        """Until then rates count as being in use; on the lease clock."""
         self._locked: frozenset[UUID] = frozenset()
         """Jobs that cannot be given back now: other transactions hold their rows."""
         self._look_at_locked = 0.0
@@ -79,7 +79,7 @@ class Claims:
         if not self._broker.sees_pauses and not self._pauses.are_known(self._patience):
             return
         limit, rated_limit = min(room, CLAIM_AT_ONCE), max(0, prompt_room())
-        asked_at = time.monotonic()
+        asked_at = lease_clock()
         is_calm = not len(self._flights)
         answer = self._patience.call(
             lambda: self._broker.claim(
@@ -149,7 +149,7 @@ class Claims:
         then it would count as an attempt."""
         if not self._are_in_doubt or not self._broker.capabilities.lists_holders:
             return
-        asked_at = time.monotonic()
+        asked_at = lease_clock()
         held = self._patience.call(self._held)
         if held is not None:
             self._are_in_doubt = False

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from stoker.brokers.base import Delivery
 
+from .board import lease_clock
 from .permits import Permits
 from .wire import Job, Report, is_over, pack_job
 
@@ -180,7 +181,9 @@ class Flights:
     def permits_end_at(self) -> float:
         """When the first permit of those that wait runs out; monotonic seconds."""
         ends_ns = min((flight.permit_ns for flight in self.permitted), default=None)
-        return float("inf") if ends_ns is None else ends_ns / 1e9
+        if ends_ns is None:
+            return float("inf")
+        return time.monotonic() + ends_ns / 1e9 - lease_clock()
 
     def given_back(self) -> list[Flight]:
         """Those that the broker is to have again."""
@@ -214,7 +217,7 @@ class Flights:
         return len(unknown)
 
     def oldest_lease(self) -> float | None:
-        """When the lease that was extended longest ago was; monotonic seconds. Those that another
+        """When the lease that was extended longest ago was; on the lease clock. Those that another
         transaction holds are not counted: each of them is stopped by itself."""
         return min((flight.leased_at for flight in self if not flight.is_locked), default=None)
 
@@ -224,7 +227,7 @@ class Flights:
         self.give_back(flight)
 
     def _note_permit(self, flight: Flight, seconds_ago: float = 0.0) -> None:
-        left_seconds = flight.permit_ns / 1e9 - time.monotonic() + seconds_ago
+        left_seconds = flight.permit_ns / 1e9 - lease_clock() + seconds_ago
         self.permits.note(flight.asked_seconds, left_seconds)
 
     def _hand_in(self, flights: Iterable[Flight]) -> None:

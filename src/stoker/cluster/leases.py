@@ -13,7 +13,7 @@ from stoker.brokers.base import Broker, Extension
 from stoker.conf import Settings
 
 from . import board as place
-from .board import Board
+from .board import Board, lease_clock
 from .flights import Flight, Flights
 from .patience import Patience
 from .watch import fence_margin_ns
@@ -23,7 +23,7 @@ LOCKED_SHARE = 24
 
 
 class Leases:
-    """The times of all leases held here, on the monotonic clock."""
+    """The times of all leases held here, on the lease clock."""
 
     def __init__(self, settings: Settings, broker: Broker, flights: Flights, board: Board) -> None:
         self._lease_seconds = settings.lease_seconds
@@ -33,17 +33,22 @@ class Leases:
         self._margin_seconds = (
             fence_margin_ns(settings) / 1e9 + 2 * self._lease_seconds / LOCKED_SHARE
         )
-        self.next_check = 0.0
+        self._check_at = 0.0
 
     def include(self, asked_at: float) -> None:
         """A claim made at that moment was granted."""
         self._set_fence(min(asked_at, self._fenced_from() or asked_at))
 
+    @property
+    def next_check(self) -> float:
+        """When leases are to be looked at; monotonic seconds."""
+        return time.monotonic() + self._check_at - lease_clock()
+
     def extend_due(self, patience: Patience) -> list[Flight]:
         """Extend what needs it. Returns the flights whose lease is lost, or is about to end because
         another transaction holds it."""
-        now = time.monotonic()
-        if now < self.next_check:
+        now = lease_clock()
+        if now < self._check_at:
             return []
         old = [one for one in self._flights if now - one.leased_at >= self._lease_seconds / 3]
         pause_seconds = self._lease_seconds / 6
@@ -59,7 +64,7 @@ class Leases:
             if answer.value.locked:
                 pause_seconds = self._lease_seconds / LOCKED_SHARE
             lost = self._note(old, answer.value, now)
-        self.next_check = now + pause_seconds
+        self._check_at = now + pause_seconds
         self._set_fence(self._flights.oldest_lease())
         return lost
 

@@ -190,7 +190,7 @@ class Pusher:
         if not self._may_claim():
             self.recall.take_back()
             self.flights.give_back_waiting()
-        self.adoption.close_when_complete()
+        self.monitor.pass_on(self.adoption.close_when_complete())
         for dead, flights in list(self._unsettled.items()):
             if not any(flight.is_open for flight in flights):
                 del self._unsettled[dead]

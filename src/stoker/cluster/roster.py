@@ -29,6 +29,7 @@ PREFETCH_SECONDS = 0.05
 PROMPT_SECONDS = 0.01
 """How much of it may be before a job that has a permit: it is good for at least twice as long."""
 OUTGOING_LIMIT_BYTES = 8 << 20
+LOST_REPORT = "the job had finished, and its worker was gone before the outcome was recorded"
 
 
 class WorkerLink(Stream):
@@ -53,8 +54,13 @@ class Roster:
         self.links: dict[int, WorkerLink] = {}
 
     def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
+        """A new line to a worker, over which it hears first which jobs of the worker before it
+        are not recorded yet."""
         link = WorkerLink(stream.socket, incarnation)
         self.links[worker] = link
+        reported = self._flights.reported()
+        if inherited := [flight.number for flight in reported if flight.worker == worker]:
+            link.queue(("unrecorded", inherited))
         return link
 
     # -- how much ---------------------------------------------------------------------------------
@@ -174,12 +180,18 @@ class Roster:
         """Judge what a dead worker had. Returns the flights that got a report by its death, and
         those that are given back because the attempt does not count."""
         running = {number: seconds for number, _, seconds, _ in death.running}
+        finished = {ended.delivery for ended in self._board.finished().values()}
         judged, given_back = [], []
         for number, flight in list(self._held(death.worker).items()):
-            outcome = _judge(death, flight, is_running=number in running)
+            outcome = None
+            if number in running:
+                outcome = _judge(death, number)
+            elif number in finished:  # it may be what kills a worker a moment after it returns
+                outcome = _crash(death) if death.why == "crash" else Crashed(LOST_REPORT)
             if outcome is not None:
                 began = time.time() - running.get(number, 0.0)
-                self._flights.report(death.worker, self._report(death, number, began, outcome))
+                worker_id = self._plan.worker_id(death.worker, death.incarnation)
+                self._report(flight, worker_id, began, outcome)
                 judged.append(flight)
             elif number in running:
                 self._flights.give_back(flight)
@@ -188,9 +200,22 @@ class Roster:
                 self._flights.take_back(flight)
         return judged, given_back
 
-    def _report(self, death: Death, number: int, began: float, outcome: Outcome) -> Report:
-        worker_id = self._plan.worker_id(death.worker, death.incarnation)
-        return (number, began, time.time(), worker_id, pack_outcome(outcome), "", None)
+    def judge_finished(self, flights: Sequence[Flight]) -> list[Flight]:
+        """Give these flights, whose workers had finished them and are gone, a report that says so.
+        Nobody knows any more how they ended. Returns them."""
+        for flight in flights:
+            self._report(flight, "", None, Crashed(LOST_REPORT))
+            if flight.worker in self.links:
+                self.links[flight.worker].queue(("unrecorded", [flight.number]))
+        return list(flights)
+
+    def _report(
+        self, flight: Flight, worker_id: str, began: float | None, outcome: Outcome
+    ) -> None:
+        packed = pack_outcome(outcome)
+        report = (flight.number, began, time.time(), worker_id, packed, "", None)
+        assert flight.worker is not None
+        self._flights.report(flight.worker, report)
 
     def is_unfair(self) -> bool:
         """Whether a worker is idle while jobs wait behind another's."""
@@ -206,6 +231,7 @@ class Roster:
         return [
             {
                 "number": worker,
+                "id": self._plan.worker_id(worker, self.links[worker].incarnation),
                 "pid": pid,
                 "resident_bytes": resident_bytes(pid) if pid else 0,
                 "jobs_done": self._board.worker(worker, place.JOBS_DONE),
@@ -230,21 +256,21 @@ class Roster:
         ]
 
 
-def _judge(death: Death, flight: Flight, *, is_running: bool) -> Outcome | None:
-    """What the worker's death means for a job it was sent; None = the attempt does not count.
-
-    A job that had ended, but whose report died with the worker, is judged as if it were running:
-    it may be what kills the worker a moment after it returns.
-    """
-    number = flight.number
-    if not is_running and not death.recalled_through < number <= death.last_started:
-        return None
-    signal = -death.exit_code if death.exit_code < 0 else None
+def _judge(death: Death, number: int) -> Outcome | None:
+    """What the worker's death means for a job that ran in it; None = the attempt does not count."""
     if death.why == "crash":
-        exit_code = death.exit_code if death.exit_code >= 0 else None
-        return Crashed(death.detail, exit_code, signal)
+        return _crash(death)
     if death.why == "timeout" and number == death.blamed:
-        return TimedOut("the task was killed: it went on after its time-out", signal)
+        return TimedOut("the task was killed: it went on after its time-out", _signal_of(death))
     if death.why == "cancel" and number == death.blamed:
         return Cancelled(death.detail)
     return None
+
+
+def _crash(death: Death) -> Crashed:
+    exit_code = death.exit_code if death.exit_code >= 0 else None
+    return Crashed(death.detail, exit_code, _signal_of(death))
+
+
+def _signal_of(death: Death) -> int | None:
+    return -death.exit_code if death.exit_code < 0 else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from django.db import Error, InterfaceError, OperationalError, connections
 
@@ -43,7 +43,7 @@ from stoker.models.conflicts import is_locked_out
 from stoker.models.locked_jobs import locked_jobs
 from stoker.models.statements import moves_rows_in_one_statement
 
-from .board import Board, board_path
+from .board import Board, board_path, lease_mark
 from .dead_letter_sweep import DeadLetterSweep
 from .guard_sweep import GuardSweep
 from .history import History
@@ -67,10 +67,11 @@ HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Sched
 
 
 class Grave(NamedTuple):
-    """A cluster that is gone, and which of its jobs were running then; None = nobody can say."""
+    """A cluster that is gone, and its board, which says what its workers had begun; None = nobody
+    can say."""
 
     cluster: Cluster
-    running: frozenset[UUID] | None
+    board: Board | None
 
 
 class DatabaseClock:
@@ -190,8 +191,7 @@ class Upkeep:
             board = Board.of_the_dead(Path(cluster.info.get("board", "")))
             if board is None:
                 continue
-            running = frozenset(board.running_jobs())
-            freed += self._bury(Grave(cluster, running))
+            freed += self._bury(Grave(cluster, board))
             board.remove()
         return freed
 
@@ -216,13 +216,19 @@ class Upkeep:
         )
 
     def _bury(self, grave: Grave) -> int:
-        """Free what a dead cluster held: what it had not started at once and uncounted, the rest
-        by the ordinary rescue. The cluster's row goes last."""
+        """Free what a dead cluster held: what it had not started at once and uncounted, the rest,
+        which ran or was finished and not recorded, by the ordinary rescue. The cluster's row goes
+        last."""
         cluster = grave.cluster
         count = 0
-        if grave.running is not None:
-            held = self._broker.held_by(cluster.pk)
-            unstarted = [one for one in held if one.job_id not in grave.running]
+        if grave.board is not None:
+            running, finished = grave.board.running_jobs(), grave.board.finished()
+            unstarted = [
+                one
+                for one in self._broker.held_by(cluster.pk)
+                if one.job_id not in running
+                and (one.job_id.bytes, lease_mark(one.lease_id)) not in finished
+            ]
             for start in range(0, len(unstarted), BATCH):
                 batch = unstarted[start : start + BATCH]
                 returns = [

@@ -11,7 +11,7 @@ from stoker.conf import Settings
 from stoker.events import tell
 
 from . import board as place
-from .board import Board, Occupied
+from .board import Board, Occupied, lease_clock_ns
 from .loops import LOOPS
 
 LONGEST_MARGIN_NS = 5_000_000_000
@@ -34,9 +34,8 @@ class Death(NamedTuple):
     """The delivery it was killed for; 0 = none."""
     running: tuple[Running, ...]
     detail: str
-    recalled_through: int = 0
     last_started: int = 0
-    """What the worker was sent after the recalled and up to this number, it had begun."""
+    """The delivery that it began last; 0 = none."""
 
 
 class Watch:
@@ -117,6 +116,9 @@ class Watch:
         """How a worker died, from its exit code, its slots, and what it was blamed for."""
         running = list(self._board.occupied(worker))
         why, blamed = self._blamed.pop((worker, incarnation), ("", 0))
+        if not why and self._board.was_fenced(worker, incarnation):
+            why = "fence"
+            tell("worker_killed", worker=worker, why=REASONS[why])
         if not why:
             why = "exit" if exit_code == 0 and not running else "crash"
         how = describe_exit(exit_code)
@@ -140,7 +142,6 @@ class Watch:
             blamed,
             jobs_running,
             detail,
-            self._board.worker(worker, place.RECALLED_THROUGH),
             self._board.worker(worker, place.LAST_STARTED),
         )
         if running:
@@ -157,7 +158,7 @@ def is_fenced(board: Board, settings: Settings) -> bool:
     """Whether the first lease held here is about to end, for want of an extension: nothing may run
     on, and nothing may start. The margin is what it takes to stop it."""
     fence_ns = board[place.FENCE_NS]
-    left_ns = fence_ns - time.monotonic_ns()
+    left_ns = fence_ns - lease_clock_ns()
     return left_ns <= LONGEST_MARGIN_NS and bool(fence_ns) and left_ns <= fence_margin_ns(settings)
 
 

@@ -4,7 +4,7 @@
 
     pusher -> worker     ("jobs", [job, ...])             job = (number, job id, lease id, package,
                          ("recorded", [number, ...])             queue, priority, attempt, crashes,
-                                                                 fence, refused, permit,
+                         ("unrecorded", [number, ...])           fence, refused, permit,
                                                                  run after)
     worker -> pusher     ("hello", [(job, report or None), ...])
                          ("reports", [report, ...])       report = (number, started, finished,
@@ -15,13 +15,12 @@
                          ("counted", the same)            of what workers have recorded themselves
     monitor -> pusher    ("recorded", [number, ...])
 
-A permit is when a job of a rate can be started at the latest: nanoseconds of this host's monotonic
-clock, which all of its processes share; 0 = whenever its lease lasts.
+A permit is when a job of a rate can be started at the latest: nanoseconds on the lease clock, which
+all processes of a host share; 0 = whenever its lease lasts.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -41,6 +40,8 @@ from stoker.lifecycle.outcomes import (
     TimedOut,
 )
 from stoker.models.ending import Successes
+
+from .board import lease_clock_ns
 
 Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str, int, float | None]
 Report = tuple[int, float | None, float, str, tuple[Any, ...], str, float | None]
@@ -78,7 +79,7 @@ permit_of: Callable[[Job], int] = itemgetter(10)
 
 
 def is_over(permit_ns: int) -> bool:
-    return 0 < permit_ns <= time.monotonic_ns()
+    return 0 < permit_ns <= lease_clock_ns()
 
 
 def open_job(job: Job) -> Delivery:

@@ -1,12 +1,14 @@
 """The worker: the only process in which user code runs.
 
 The main thread runs jobs. A companion thread listens to the sentinel, takes a new line to the
-pusher when the old one breaks, and sends reports that a long job would hold up.
+pusher when the old one breaks, sends reports that a long job would hold up, and kills the process
+at the fence.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -79,13 +81,14 @@ class Worker:
         self.child = child
         self.settings = child.plan.settings
         self.board = child.board
+        self.workload = Workload()
         self._own = child.board.of_worker(child.number)
         self._slots = [
             child.board.slot(child.number, slot) for slot in range(child.board[place.SLOTS])
         ]
+        self._finished = child.board.finished_of(child.number, self.workload.is_unrecorded)
         worker_id = child.plan.worker_id(child.number, child.incarnation)
         self.executor = Executor(self.settings, worker_id=worker_id, aftercare=WorkerAftercare())
-        self.workload = Workload()
         self._jobs_done = 0
         self._opened: dict[int, Opened] = {}
         """Number -> job, while it runs."""
@@ -144,8 +147,10 @@ class Worker:
             opened.on_completing = self._slots[slot].complete
 
     def end(self, slot: int, number: int, attempted: Attempted) -> None:
-        """A job is over: keep its report, send it soon."""
+        """A job is over: keep its report, send it soon. The board lists it before its slot is
+        free, so that its attempt counts whoever dies before it is recorded."""
         self.workload.finish(number, pack_report(number, attempted))
+        self._finished.add(self._slots[slot].ended())
         self._slots[slot].vacate()
         self._opened.pop(number, None)
         self._to_cancel.pop(number, None)
@@ -179,6 +184,7 @@ class Worker:
                 for message, descriptor in self.child.control.receive(block=False):
                     self._obey(message, descriptor)
                 self._wait()
+                self._stop_at_fence()
                 self._remind()
                 self.workload.flush(older_than_seconds=COMPANION_SECONDS)
         except Closed:
@@ -198,6 +204,14 @@ class Worker:
         is_readable(seconds, self.child.control, self._wake_reader)
         if is_readable(0, self._wake_reader):
             os.read(self._wake_reader, 1)
+
+    def _stop_at_fence(self) -> None:
+        """End this process if it runs a job whose lease is about to end. The sentinel does so, too,
+        but may stand still; then nobody else would."""
+        number = self.child.number
+        if is_fenced(self.board, self.settings) and any(self.board.occupied(number)):
+            self.board.note_fenced(number, self.child.incarnation)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _obey(self, message: tuple[Any, ...], descriptor: int | None) -> None:
         match message:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
+from .board import MOST_UNRECORDED
 from .channel import Closed, Stream
 from .wire import Job, Report
 
@@ -35,6 +36,9 @@ class Workload:
         """Number -> job, from its coming until it is recorded or skipped."""
         self._reports: dict[int, Report] = {}
         """Sent or to be sent, and not yet recorded."""
+        self._inherited: set[int] = set()
+        """Numbers of jobs that the worker before this one had finished: they are not recorded yet,
+        and the board lists them."""
         self._unsent: list[Report] = []
         self._unsent_since = 0.0
         self._skipped: list[int] = []
@@ -81,13 +85,21 @@ class Workload:
                     for number in content:
                         self._reports.pop(number, None)
                         self._jobs.pop(number, None)
+                    self._inherited.difference_update(content)
+                elif kind == "unrecorded":
+                    self._inherited.update(content)
                 elif line is self._line and not self.is_leaving:
                     self._jobs.update(zip(map(_number_of, content), content, strict=True))
                     self._queue.extend(content)
 
     @property
     def has_next(self) -> bool:
-        return bool(self._queue)
+        """Whether a job is to be started now. None is while too many reports are not recorded."""
+        return bool(self._queue) and len(self._reports) < MOST_UNRECORDED
+
+    def is_unrecorded(self, number: int) -> bool:
+        """Return whether this job is over and its report is not recorded yet."""
+        return number in self._reports or number in self._inherited
 
     def next(self) -> Job | None:
         """The job that waits longest, to be started now."""
@@ -130,6 +142,7 @@ class Workload:
             old, self._line = self._line, stream
             self._unsent.clear()
             self._skipped.clear()
+            self._inherited.clear()
             if self.is_leaving:
                 self._say_leaving()
             if old is not None:

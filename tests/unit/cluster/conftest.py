@@ -16,8 +16,8 @@ from stoker.cluster.roster import Roster
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
-    "adoption", "claims", "flights", "leases", "patience", "pauses", "recall", "restarts", "roster",
-    "tempo", "watch", "wire", "workload",
+    "adoption", "board", "claims", "flights", "leases", "patience", "pauses", "recall", "restarts",
+    "roster", "tempo", "watch", "workload",
 )  # fmt: skip
 """Modules of the cluster that look at the clock."""
 

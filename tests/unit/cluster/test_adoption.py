@@ -13,11 +13,12 @@ from stoker.cluster.board import Board, Occupied, lease_mark
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.flights import Flights
 from stoker.cluster.recall import Recall
-from stoker.cluster.roster import Roster
+from stoker.cluster.roster import LOST_REPORT, Roster
 from stoker.cluster.watch import Death
-from stoker.cluster.wire import Job, Report, pack_job
+from stoker.cluster.wire import Job, Report, open_outcome, pack_job
+from stoker.lifecycle.outcomes import Crashed
 
-from tests.unit.cluster.parts import Clock, make_delivery, occupy
+from tests.unit.cluster.parts import Clock, finish, make_delivery, occupy
 
 pytestmark = pytest.mark.unit
 
@@ -63,7 +64,7 @@ def report(number: int) -> Report:
 def died(worker: int, number: int, delivery: Delivery, lease: int | None = None) -> Death:
     mark = lease_mark(delivery.lease_id) if lease is None else lease
     running = ((number, delivery.job_id.bytes, 1.0, mark),)
-    return Death(worker, 1, -9, "crash", 0, running, "how", 0, number)
+    return Death(worker, 1, -9, "crash", 0, running, "how", number)
 
 
 def test_what_workers_have_is_adopted_and_the_rest_given_back(
@@ -106,6 +107,46 @@ def test_a_worker_that_died_before_its_hello_is_judged_by_its_board(
     assert [flight.delivery for flight in judged] == [running]
     adoption.close_when_complete()
     assert [flight.delivery for flight in flights.given_back()] == [never_sent]
+
+
+def test_finished_job_of_a_gone_worker_gets_a_report(
+    adoption: Adoption, flights: Flights, board: Board, deliveries: Make
+) -> None:
+    """Worker and pusher have died; the list on the board is all there is."""
+    finished, never_sent = deliveries(2)
+    adoption.take([finished, never_sent], 1.0)
+    finish(board, 0, 4, finished)
+    finish(board, 0, 5, never_sent._replace(lease_id=12345))
+    adoption.expect([(0, 2)])
+    assert adoption.close_when_complete() == [], "the new worker has not been heard"
+    adoption.settle(Death(0, 2, 0, "exit", 0, (), "how"))
+    (judged,) = adoption.close_when_complete()
+    assert judged.delivery == finished
+    assert judged.report is not None
+    assert open_outcome(judged.report[4]) == Crashed(LOST_REPORT)
+    assert [flight.delivery for flight in flights.given_back()] == [never_sent]
+    assert adoption.close_when_complete() == []
+
+
+def test_finished_job_of_a_silent_worker_waits_for_its_report(
+    adoption: Adoption,
+    flights: Flights,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[[int], None],
+    clock: Clock,
+) -> None:
+    (finished,) = deliveries(1)
+    adoption.take([finished], 1.0)
+    finish(board, 0, 4, finished)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    clock.turn(PATIENCE_SECONDS)
+    assert adoption.close_when_complete() == []
+    assert flights.given_back() == []
+    reported, stray = adoption.hello(0, [(job(4, finished), report(4))])
+    assert [flight.delivery for flight in reported] == [finished]
+    assert stray == []
 
 
 def test_an_old_death_is_not_held_against_a_later_claim_of_the_job(

@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 
 from stoker.cluster import board as place
-from stoker.cluster.board import Board, Occupied, lease_mark
+from stoker.cluster.board import FINISHED, Board, Occupied, lease_mark
 from stoker.ids import new_job_id, new_lease_id
 
-from tests.unit.cluster.parts import SLOTS, WORKERS, occupy
+from tests.unit.cluster.parts import SLOTS, WORKERS, finish, make_delivery, occupy
 
 pytestmark = pytest.mark.unit
 
@@ -51,6 +51,52 @@ def test_a_cleared_worker_is_forgotten_and_its_neighbour_is_not(board: Board) ->
     assert list(board.occupied(0)) == []
     assert board.worker(1, place.INCARNATION) == 3
     assert len(list(board.occupied(1))) == 1
+
+
+def test_finished_jobs_are_listed_after_their_worker_is_gone(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / "dead.board", WORKERS, SLOTS)
+    deliveries = [make_delivery() for _ in range(WORKERS)]
+    for worker, delivery in enumerate(deliveries):
+        finish(board, worker, 7 + worker, delivery)
+        board.clear_worker(worker)
+    board.close()
+    found = Board.of_the_dead(tmp_path / "dead.board")
+    assert found is not None
+    assert found.finished() == {
+        (delivery.job_id.bytes, delivery.lease_id): (worker, 7 + worker)
+        for worker, delivery in enumerate(deliveries)
+    }
+    found.remove()
+
+
+def test_unrecorded_jobs_keep_their_place_in_the_list(board: Board) -> None:
+    """Also when a new worker goes on with the list."""
+    unrecorded = {1, 3}
+    finished = board.finished_of(0, lambda number: number in unrecorded)
+    for number in range(1, FINISHED + 2):
+        finished.add((number, 0, number, 1))
+    listed = {ended.delivery for ended in board.finished().values()}
+    assert listed == set(range(1, FINISHED + 2)) - {2}
+    successor = board.finished_of(0, lambda number: number in unrecorded)
+    for number in range(FINISHED + 2, 2 * FINISHED + 2):
+        successor.add((number, 0, number, 1))
+    listed = {ended.delivery for ended in board.finished().values()}
+    assert listed == unrecorded | set(range(FINISHED + 4, 2 * FINISHED + 2))
+
+
+def test_list_of_which_all_is_unrecorded_still_takes_a_job(board: Board) -> None:
+    """More jobs run at once than the list has places: the last one finished must be there."""
+    finished = board.finished_of(0, lambda number: number > 0)
+    for number in range(1, FINISHED + 2):
+        finished.add((number, 0, number, 1))
+    assert FINISHED + 1 in {ended.delivery for ended in board.finished().values()}
+
+
+def test_board_of_another_version_is_not_read(tmp_path: Path) -> None:
+    board = Board.create(tmp_path / "old.board", WORKERS, SLOTS)
+    os.ftruncate(board.descriptor, 8 * 100)
+    board.close()
+    assert Board.of_the_dead(tmp_path / "old.board") is None
 
 
 def test_who_has_gone_first_loses_its_name_then_the_rest() -> None:

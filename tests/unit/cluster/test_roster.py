@@ -12,12 +12,12 @@ from stoker.cluster.board import Board, Occupied
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.flights import Flights
 from stoker.cluster.recall import SETTLES_SECONDS, UNFAIR_SECONDS, Recall
-from stoker.cluster.roster import Roster
+from stoker.cluster.roster import LOST_REPORT, Roster
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import open_outcome
 from stoker.lifecycle.outcomes import Crashed, TimedOut
 
-from tests.unit.cluster.parts import Clock, occupy
+from tests.unit.cluster.parts import Clock, finish, occupy
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("clock")]
 
@@ -237,11 +237,27 @@ def test_a_crash_counts_for_what_ran_and_not_for_what_waited(
 
 @pytest.mark.usefixtures("three_sent")
 def test_a_crash_counts_for_what_had_ended_and_was_not_reported(
-    roster: Roster, flights: Flights
+    roster: Roster, flights: Flights, board: Board
 ) -> None:
-    judged, _ = roster.settle(died(0, "crash", (), last_started=2))
+    for number, flight in list(flights.with_worker(0).items())[:2]:
+        finish(board, 0, number, flight.delivery)
+    judged, _ = roster.settle(died(0, "crash", ()))
     assert [flight.number for flight in judged] == [1, 2]
     assert len(flights.waiting) == 1
+
+
+@pytest.mark.usefixtures("three_sent")
+@pytest.mark.parametrize("why", ["lost", "fence", "stop", "timeout", "exit"])
+def test_finished_job_counts_however_its_worker_died(
+    why: str, roster: Roster, flights: Flights, board: Board
+) -> None:
+    finish(board, 0, 1, flights.with_worker(0)[1].delivery)
+    judged, given_back = roster.settle(died(0, why, (), last_started=2))
+    assert [flight.number for flight in judged] == [1]
+    assert judged[0].report is not None
+    assert open_outcome(judged[0].report[4]) == Crashed(LOST_REPORT)
+    assert given_back == []
+    assert len(flights.waiting) == 2, "number 2 was begun and skipped: it never ran"
 
 
 @pytest.mark.usefixtures("three_sent")

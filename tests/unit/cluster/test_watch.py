@@ -70,6 +70,28 @@ def test_running_jobs_are_stopped_before_the_first_lease_ends(
     assert is_fenced(board, plan.settings)
 
 
+def test_a_suspended_machine_knows_that_its_leases_are_over(
+    watch: Watch, board: Board, clock: Clock, plan: Plan
+) -> None:
+    """The monotonic clock of Linux stands still meanwhile: the time-outs of jobs do, too."""
+    run_in(board, clock, deadline_in=10.0)
+    board[place.FENCE_NS] = round((clock.now + 60) * 1e9)
+    clock.suspended_seconds = 100.0
+    assert is_fenced(board, plan.settings)
+    assert list(watch.overdue()) == [(0, "fence", 5)]
+
+
+def test_a_worker_that_ends_itself_at_the_fence_has_not_crashed(
+    watch: Watch, board: Board, clock: Clock, told: list[str]
+) -> None:
+    run_in(board, clock)
+    board.note_fenced(0, 1)
+    assert watch.explain(0, 1, -signal.SIGKILL).why == "fence"
+    assert told == ["worker_killed"]
+    run_in(board, clock)
+    assert watch.explain(0, 2, -signal.SIGKILL).why == "crash", "the next one has"
+
+
 def test_without_a_lease_there_is_no_fence(
     watch: Watch, board: Board, clock: Clock, plan: Plan
 ) -> None:

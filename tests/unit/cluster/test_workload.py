@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.brokers.base import Delivery
+from stoker.cluster.board import MOST_UNRECORDED
 from stoker.cluster.channel import Closed, Stream, socket_pair
 from stoker.cluster.wire import Job, Report, pack_job
 from stoker.cluster.workload import Workload
@@ -72,6 +73,34 @@ def test_a_new_pusher_hears_what_waits_what_runs_and_what_is_to_be_reported(
     workload.finish(2, report(2))
     workload.flush()
     assert frames(second) == [("reports", [report(2)])], "told already is not told again"
+
+
+def test_no_job_is_started_while_too_many_reports_are_unrecorded(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:1]))
+    take_in(workload)
+    for number in range(100, 100 + MOST_UNRECORDED):
+        workload.finish(number, report(number))
+    assert not workload.has_next
+    pusher.send(("recorded", [100]))
+    take_in(workload)
+    assert workload.has_next
+
+
+def test_reports_of_the_worker_before_are_known_until_they_are_recorded(
+    workload: Workload, new_pusher: Callable[[], Pusher]
+) -> None:
+    pusher = new_pusher()
+    pusher.send(("unrecorded", [4, 5]))
+    take_in(workload)
+    pusher.send(("recorded", [5]))
+    take_in(workload)
+    assert workload.is_unrecorded(4)
+    assert not workload.is_unrecorded(5)
+    new_pusher()
+    assert not workload.is_unrecorded(4), "a new pusher tells what it knows"
 
 
 def test_jobs_on_a_dead_pushers_line_are_left_unread(
