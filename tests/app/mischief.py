@@ -111,6 +111,29 @@ def add_silent_database(port: str) -> None:
     connections.settings = connections.configure_settings(databases)
 
 
+def lose_guards_answer(_: str) -> None:
+    """A connection that breaks when a claim has decided about guards and committed."""
+    from collections.abc import Iterator
+
+    from django.db import OperationalError
+
+    from stoker.models.claiming import Claiming
+
+    go_round = Claiming.go_round
+    left = [1]
+
+    def broken(self: Any) -> Iterator[Any]:
+        parts = list(go_round(self))
+        yield parts[0]
+        if left and any(parts[1:]):
+            left.pop()
+            print("the answer was lost", flush=True)
+            raise OperationalError("the answer was lost")
+        yield from parts[1:]
+
+    Claiming.go_round = broken  # type: ignore[method-assign] # for this process
+
+
 MISCHIEF = {
     "clock": clock,
     "deaf": hear_nothing,
@@ -119,4 +142,5 @@ MISCHIEF = {
     "forget": claim_and_forget,
     "doze": doze,
     "silent": add_silent_database,
+    "forget guards": lose_guards_answer,
 }

@@ -3,16 +3,22 @@
 import os
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from django.db import connection
+from django.utils import timezone
 
+from stoker.brokers import broker_for
+from stoker.compat import TaskResultStatus, task_backends
+from stoker.conf import settings_for
 from stoker.models import Attempt, Cluster, Job
 
 from tests.app import chaos, tasks
+from tests.app.guarded import enter
 from tests.app.models import Ledger
 from tests.cluster.clusters import (
     WAIT_SECONDS,
@@ -286,6 +292,42 @@ def test_a_claim_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> Non
         assert not Attempt.objects.exists()
 
 
+@pytest.mark.postgres
+def test_guard_decision_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> None:
+    """Other jobs of the same claim are known; those with guards are given back at once. Only on
+    PostgreSQL does a claim commit in two steps."""
+    patience = 5 * WAIT_SECONDS
+    plain = tasks.add.using(max_attempts=1).enqueue(1, 2)
+    guarded = enter.using(max_attempts=1).enqueue()
+    with running_cluster(
+        tmp_path,
+        LEASE_SECONDS=patience,
+        HEARTBEAT_SECONDS=patience,
+        environment={"STOKER_TEST_MISCHIEF": "forget guards"},
+    ) as cluster:
+        ends = [end_of(result, cluster) for result in (plain, guarded)]
+        assert "the answer was lost" in cluster.text()
+    assert [(one.job.status, one.job.attempts) for one in ends] == [(Job.Status.SUCCESSFUL, 1)] * 2
+
+
+@pytest.mark.postgres
+@pytest.mark.sqlite
+@pytest.mark.on_redis
+def test_claim_that_reaches_the_store_late_uses_up_no_attempt(tmp_path: Path) -> None:
+    """The cluster has asked what it holds before. It asks again with each sign of life."""
+    with running_cluster(tmp_path, LEASE_SECONDS=5 * WAIT_SECONDS) as cluster:
+        wait_for(Cluster.objects.exists, cluster.tail)
+        pusher = cluster.pause_at_rest("pusher")
+        result = tasks.add.using(max_attempts=1).enqueue(1, 2)
+        late = broker_for(settings_for()).claim(
+            [], 10, holder=Cluster.objects.get().pk, lease_seconds=5 * WAIT_SECONDS
+        )
+        assert [str(one.job_id) for one in late] == [result.id]
+        pusher.resume()
+        end = end_of(result, cluster)
+    assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
+
+
 # -- doing nothing --------------------------------------------------------------------------------
 
 
@@ -317,6 +359,50 @@ def test_the_sign_of_life_says_what_the_cluster_does(tmp_path: Path) -> None:
         may_end.touch()
         cluster.wait()
     assert not Cluster.objects.exists()
+
+
+@pytest.mark.sqlite
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.on_redis
+def test_running_job_shows_its_worker_and_start_through_django_tasks(tmp_path: Path) -> None:
+    may_end = tmp_path / "may end"
+    with running_cluster(tmp_path) as cluster:
+        began = timezone.now()
+        enqueued = chaos.run_until.enqueue(str(may_end))
+        wait_for(lambda: is_running(enqueued), cluster.tail)
+        worker = Ledger.objects.get(job_id=enqueued.id).worker
+
+        def is_shown() -> bool:
+            return task_backends["default"].get_result(enqueued.id).worker_ids == [worker]
+
+        wait_for(is_shown, cluster.tail)
+        result = task_backends["default"].get_result(enqueued.id)
+        assert result.status == TaskResultStatus.RUNNING
+        assert result.attempts == 1
+        assert result.started_at == result.last_attempted_at
+        assert began <= result.started_at <= timezone.now()
+        may_end.touch()
+        end_of(enqueued, cluster)
+        result.refresh()
+        assert result.worker_ids == [worker]
+
+
+@anywhere
+def test_claimed_job_shows_its_cluster_before_the_next_sign_of_life(tmp_path: Path) -> None:
+    may_end = tmp_path / "may end"
+    with running_cluster(tmp_path, HEARTBEAT_SECONDS=5 * WAIT_SECONDS) as cluster:
+        began = timezone.now()
+        wait_for(Cluster.objects.exists, cluster.tail)
+        result = chaos.run_until.enqueue(str(may_end))
+        wait_for(lambda: is_running(result), cluster.tail)
+        result.refresh()
+        worker = Ledger.objects.get(job_id=result.id).worker
+        assert [worker.startswith(one) for one in result.worker_ids] == [True]
+        assert result.started_at is not None
+        assert began - timedelta(seconds=1) <= result.started_at <= timezone.now()
+        may_end.touch()
+        end_of(result, cluster)
 
 
 def _running_jobs() -> list[str]:

@@ -238,6 +238,12 @@ class Broker(ABC):
         done, or one of them is stale: then the caller must roll back."""
         return False
 
+    @property
+    def leaves_doubt(self) -> bool:
+        """Whether the last claim may have leased more than it returned, since the answer to a
+        statement was lost."""
+        return False
+
     @abstractmethod
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
         """Take over jobs whose lease is over, with a fresh lease id. ``attempt`` is the attempt
@@ -248,8 +254,12 @@ class Broker(ABC):
         """End all leases of a holder that is known to be dead. Returns how many."""
 
     @abstractmethod
-    def held_by(self, holder: UUID) -> list[Delivery]:
-        """What a holder has leased (packages left out, as ``b""``, where the store has them)."""
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
+        """What a holder has leased (packages left out, as ``b""``, where the store has them).
+
+        Args:
+            packages: whether the caller needs them.
+        """
 
     @abstractmethod
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:

@@ -156,6 +156,10 @@ class FrontedBroker(Broker):
                 break
         return found
 
+    @property
+    def leaves_doubt(self) -> bool:
+        return self.store.leaves_doubt
+
     # -- leases -----------------------------------------------------------------------------------
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
@@ -196,8 +200,9 @@ class FrontedBroker(Broker):
     def expire_holder(self, holder: UUID) -> int:
         return self.store.expire_holder(holder) + self.behind.expire_holder(holder)
 
-    def held_by(self, holder: UUID) -> list[Delivery]:
-        return self.store.held_by(holder) + self.behind.held_by(holder)
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
+        inside = self.store.held_by(holder, packages=packages)
+        return inside + self.behind.held_by(holder, packages=packages)
 
     def _split(self, leases: Iterable[Lease]) -> tuple[list[Lease], list[Lease]]:
         inside: list[Lease] = []

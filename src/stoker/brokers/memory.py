@@ -135,7 +135,7 @@ class MemoryBroker(Broker):
                 job.leased_until = 0.0
             return len(held)
 
-    def held_by(self, holder: UUID) -> list[Delivery]:
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         with self._lock:
             return [_delivery(job, package=job.package) for job in self._held_by(holder)]
 

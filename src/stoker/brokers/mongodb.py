@@ -201,7 +201,7 @@ class MongodbBroker(Broker):
         with self._asked() as jobs:
             return int(jobs.update_many(theirs, {"$set": {"until": LONG_AGO}}).matched_count)
 
-    def held_by(self, holder: UUID) -> list[Delivery]:
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         """With their packages: no other place has them."""
         with self._asked() as jobs:
             return as_deliveries(jobs.find({"holder": holder, "state": "running"}))

@@ -60,6 +60,7 @@ class OrmBroker(Broker):
         self._nothing_due_until = 0.0
         """As far as was known when somebody asked; monotonic seconds."""
         self._is_more_behind = False
+        self._leaves_doubt = False
         self._marks = Watermarks(self.alias)
         self._careful_until = 0.0
         self._knows_rates = False
@@ -122,6 +123,7 @@ class OrmBroker(Broker):
         waits = time.monotonic() >= self._careful_until
         claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks, waits=waits)
         deliveries: list[Delivery] = []
+        self._leaves_doubt = False
         until = time.monotonic() + LOOK_BEHIND_SECONDS
         self._is_more_behind = bool(served)
         try:
@@ -136,10 +138,16 @@ class OrmBroker(Broker):
                 self._be_careful()
             elif not deliveries:
                 raise
+            else:
+                self._leaves_doubt = True
             tell("guards_put_off", error=error)
         if claiming.has_met_locks:
             self._be_careful()
         return deliveries
+
+    @property
+    def leaves_doubt(self) -> bool:
+        return self._leaves_doubt
 
     def _be_careful(self) -> None:
         """Another transaction holds keys of guards, for longer than any of ours would: for the next
@@ -231,7 +239,7 @@ class OrmBroker(Broker):
         with explained(self.alias):
             return Claimed.objects.using(self.alias).expire_holder(holder)
 
-    def held_by(self, holder: UUID) -> list[Delivery]:
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         with explained(self.alias):
             rows = list(Claimed.objects.using(self.alias).filter(holder=holder))
         return [

@@ -141,17 +141,18 @@ class RedisBroker(Broker):
     def expire_holder(self, holder: UUID) -> int:
         return int(self._run("expire_holder", [holder.hex]))
 
-    def held_by(self, holder: UUID) -> list[Delivery]:
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         """With their packages: no other place has them."""
         found = []
         for ids in self._pages("leases"):
             for job_id, known in zip(ids, self._run("look", ids), strict=True):
                 if known and known[5] == holder.hex.encode():
                     found.append((job_id, known))
-        packages = self._packages([job_id for job_id, _ in found])
+        ids = [job_id for job_id, _ in found]
+        contents = self._packages(ids) if packages else [b""] * len(ids)
         return [
             delivery([job_id, package, *known[:5]])
-            for (job_id, known), package in zip(found, packages, strict=True)
+            for (job_id, known), package in zip(found, contents, strict=True)
         ]
 
     # -- looking ----------------------------------------------------------------------------------

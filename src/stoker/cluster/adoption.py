@@ -17,7 +17,7 @@ from uuid import UUID
 from stoker.brokers.base import Delivery
 from stoker.events import tell
 
-from .board import Board, Ended, lease_clock, lease_mark
+from .board import Board, Ended, job_lease, lease_clock, lease_mark
 from .flights import Flight, Flights
 from .recall import Recall
 from .roster import Roster
@@ -140,7 +140,7 @@ class Adoption:
         found = []
         for flight in self._flights.orphans.values():
             delivery = flight.delivery
-            ended = finished.get((delivery.job_id.bytes, lease_mark(delivery.lease_id)))
+            ended = finished.get(job_lease(delivery))
             if ended is not None:
                 found.append((ended, delivery))
         return found

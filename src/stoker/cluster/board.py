@@ -41,6 +41,7 @@ from uuid import UUID
 
 from django.db import connections
 
+from stoker.brokers.base import Delivery
 from stoker.conf import Settings
 
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
@@ -258,6 +259,15 @@ class Board:
             numbers.release()
         return found
 
+    def begun(self) -> set[JobLease]:
+        """What workers run, and what they finished last."""
+        running = {
+            (job.job_id.bytes, job.lease)
+            for worker in range(self[WORKERS])
+            for job in self.occupied(worker)
+        }
+        return running | set(self.finished())
+
     def note_fenced(self, worker: int, incarnation: int) -> None:
         """Say that this worker kills itself now, because of the fence."""
         self._numbers[self._list_start(worker) + FENCED] = incarnation
@@ -351,6 +361,11 @@ def store_mark(settings: Settings) -> int:
     parts += [str(database[name]) for name in ("ENGINE", "HOST", "PORT", "NAME")]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
+
+
+def job_lease(delivery: Delivery) -> JobLease:
+    """By which a delivery is found on a board."""
+    return delivery.job_id.bytes, lease_mark(delivery.lease_id)
 
 
 def board_path(cluster_id: UUID) -> Path:

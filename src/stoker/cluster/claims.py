@@ -12,7 +12,7 @@ from stoker.brokers.base import Broker, Delivery, Return
 from stoker.models.locked_jobs import locked_jobs
 
 from . import board as place
-from .board import Board, lease_clock
+from .board import Board, job_lease, lease_clock
 from .flights import Flights
 from .leases import Leases
 from .patience import Patience
@@ -98,6 +98,7 @@ class Claims:
             else:
                 self._are_in_doubt = True
             return
+        self._are_in_doubt = self._are_in_doubt or self._broker.leaves_doubt
         self._pauses.look_again()
         deliveries = answer.value
         self.found_nothing = is_calm and not deliveries
@@ -144,16 +145,24 @@ class Claims:
             self._locked |= locked_jobs(self._settings.database, job_ids)
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
 
+    def doubt(self) -> None:
+        """Have the leases compared with the books. A claim may reach the store so late that whoever
+        asked what it leased has got the answer already."""
+        self._are_in_doubt = True
+
     def clear_up_doubts(self) -> None:
-        """Give back what a failed claim leased after all: nobody else would for a whole lease, and
-        then it would count as an attempt."""
+        """Give back what a claim leased and the books don't know: nobody else would for a whole
+        lease, and then it would count as an attempt. What a worker has begun is left alone."""
         if not self._are_in_doubt or not self._broker.capabilities.lists_holders:
             return
         asked_at = lease_clock()
-        held = self._patience.call(self._held)
+        held = self._patience.call(partial(self._held, packages=False))
         if held is not None:
             self._are_in_doubt = False
-            if self._flights.give_back_unknown(held.value, asked_at):
+            unknown = self._flights.unknown(held.value)
+            begun = self._board.begun() if unknown else set()
+            if unbegun := [one for one in unknown if job_lease(one) not in begun]:
+                self._flights.give_back_leases(unbegun, asked_at)
                 self.leases.include(asked_at)
 
     def insist_on_held(self, beat: Callable[[], None]) -> list[Delivery]:
@@ -165,5 +174,5 @@ class Claims:
         give it out again."""
         self._board[place.LAST_DELIVERY] = self._flights.last_number
 
-    def _held(self) -> list[Delivery]:
-        return self._broker.held_by(self._plan.cluster_id)
+    def _held(self, *, packages: bool = True) -> list[Delivery]:
+        return self._broker.held_by(self._plan.cluster_id, packages=packages)

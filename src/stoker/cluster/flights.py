@@ -208,13 +208,15 @@ class Flights:
         self._hand_in(self.orphans.values())
         self.orphans.clear()
 
-    def give_back_unknown(self, held: Iterable[Delivery], leased_at: float) -> int:
-        """Let the broker have again what it says is ours and the books don't know: claims of which
-        the answer was lost. Returns how many."""
+    def unknown(self, held: Iterable[Delivery]) -> list[Delivery]:
+        """What the broker says is ours and the books don't know: claims of which the answer was
+        lost."""
         known = {flight.delivery.lease for flight in self}
-        unknown = [Flight(0, one, leased_at) for one in held if one.lease not in known]
-        self._hand_in(unknown)
-        return len(unknown)
+        return [one for one in held if one.lease not in known]
+
+    def give_back_leases(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
+        """Let the broker have again what is not in the books."""
+        self._hand_in(Flight(0, one, leased_at) for one in deliveries)
 
     def oldest_lease(self) -> float | None:
         """When the lease that was extended longest ago was; on the lease clock. Those that another

@@ -36,17 +36,20 @@ class Heartbeat:
         self.next_beat = 0.0
         """Monotonic seconds."""
 
-    def beat_if_due(self, patience: Patience, *, is_stopping: bool) -> None:
-        """Write a sign of life when one is due, or the state has changed."""
+    def beat_if_due(self, patience: Patience, *, is_stopping: bool) -> bool:
+        """Write a sign of life when one is due, or the state has changed. Returns whether one was
+        written."""
         now = time.monotonic()
         state = Cluster.State.QUIET if self._requests.is_quiet else Cluster.State.RUNNING
         if is_stopping:
             state = Cluster.State.STOPPING
         if now < self.next_beat and state == self._state:
-            return
-        if patience.call(lambda: self._write(state)) is not None:
-            self.next_beat = now + self._settings.heartbeat_seconds
-            self._state = state
+            return False
+        if patience.call(lambda: self._write(state)) is None:
+            return False
+        self.next_beat = now + self._settings.heartbeat_seconds
+        self._state = state
+        return True
 
     def sign_off(self) -> None:
         """A cluster that ends in good order leaves no row."""
@@ -75,6 +78,7 @@ class Heartbeat:
             "queues": list(self._plan.served_queues),
             "board": str(self._board.path),
             "leases": len(self._flights),
+            "lease_seconds": self._settings.lease_seconds,
             "loops": loop_ages(self._board),
             "workers": self._roster.information(),
         }

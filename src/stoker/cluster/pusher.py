@@ -90,11 +90,12 @@ class Pusher:
         self._extend()
         self.flights.give_back_late()
         self.claims.give_back()
+        if self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping):
+            self.claims.doubt()
         self.claims.clear_up_doubts()
         self.cancels.look_if_due(self.patience)
         self.requests.look_if_due(self.patience)
         self.pauses.look_if_due(self.patience)
-        self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping)
         self._claim()
         self.claims.look_ahead()
         self._say_where_we_are()

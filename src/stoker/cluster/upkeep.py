@@ -43,7 +43,7 @@ from stoker.models.conflicts import is_locked_out
 from stoker.models.locked_jobs import locked_jobs
 from stoker.models.statements import moves_rows_in_one_statement
 
-from .board import Board, board_path, lease_mark
+from .board import Board, board_path, job_lease
 from .dead_letter_sweep import DeadLetterSweep
 from .guard_sweep import GuardSweep
 from .history import History
@@ -226,8 +226,7 @@ class Upkeep:
             unstarted = [
                 one
                 for one in self._broker.held_by(cluster.pk)
-                if one.job_id not in running
-                and (one.job_id.bytes, lease_mark(one.lease_id)) not in finished
+                if one.job_id not in running and job_lease(one) not in finished
             ]
             for start in range(0, len(unstarted), BATCH):
                 batch = unstarted[start : start + BATCH]

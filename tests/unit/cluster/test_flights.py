@@ -135,6 +135,7 @@ def test_leases_without_a_book_are_given_back(flights: Flights, deliveries: Make
     """A claim whose answer was lost leased them after all."""
     known, unknown = deliveries(2)
     flights.add([known], 1.0)
-    assert flights.give_back_unknown([known, unknown], 2.0) == 1
+    assert flights.unknown([known, unknown]) == [unknown]
+    flights.give_back_leases([unknown], 2.0)
     assert [flight.delivery for flight in flights.given_back()] == [unknown]
-    assert flights.give_back_unknown([known, unknown], 2.0) == 0
+    assert flights.unknown([known, unknown]) == []
