@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,8 @@ from .cached_results import look_up
 from .compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from .conf import Settings
 from .exceptions import PackageError, UnknownTask
-from .models import Attempt, Job, Outgoing
+from .models import Attempt, Claimed, Cluster, Job, Outgoing
+from .models.cluster import Seat
 from .models.job import moment
 from .package import Package, sealer_for
 from .tasks import absent_task, find_task
@@ -62,6 +63,8 @@ class Progress:
     state: JobState
     failures: Sequence[Attempt] = ()
     """The attempts that did not succeed, in order."""
+    seat: Seat | None = None
+    """Where it runs."""
 
     @property
     def errors(self) -> list[TaskError]:
@@ -78,6 +81,8 @@ class Progress:
         ids = [attempt.worker_id for attempt in self.failures]
         if self.job is not None and self.state == JobState.SUCCESSFUL:
             ids.append(self.job.worker_id)
+        elif self.seat is not None:
+            ids.append(self.seat.worker_id)
         return ids
 
     @property
@@ -98,6 +103,8 @@ class Progress:
     def last_attempted_at(self) -> datetime | None:
         if self.job is not None and self.job.started_at is not None:
             return self.job.started_at
+        if self.seat is not None:
+            return self.seat.since
         return self.failures[-1].started_at if self.failures else None
 
 
@@ -193,7 +200,23 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
             state = JobState.READY
         if state is not None:
             found[job_id] = Progress(job, state, failures.get(job_id, ()))
-    return found
+    return found | _seated(settings, found)
+
+
+def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Progress]:
+    """Those of these that run, with where they do."""
+    running = {key: one for key, one in found.items() if one.state == JobState.RUNNING}
+    if not running:
+        return {}
+    alias = settings.database
+    claims: dict[UUID, Claimed | None] = dict.fromkeys(running)
+    claims |= Claimed.objects.using(alias).in_bulk(list(running))
+    seats = Cluster.objects.using(alias).seats(claims)
+    return {
+        job_id: replace(one, seat=seats[job_id])
+        for job_id, one in running.items()
+        if job_id in seats
+    }
 
 
 def _unstored(row: Outgoing) -> Job:
