@@ -19,6 +19,7 @@ from .compat import (
 from .composing import Steps
 from .dead_letter_policy import DeadLetters
 from .declared_schedules import declare, schedules_of
+from .exceptions import InvalidTaskOption
 from .exposure import expose
 from .finding import find_task
 from .guard_checks import in_sequence, one_guard, some_guards
@@ -132,6 +133,10 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     atomic: bool = option(False, yes_or_no)
     """Whether what it writes to the queues' database is committed with its completion, or not."""
 
+    at_most_once: bool = option(False, yes_or_no)
+    """Whether a job is never begun a second time, whatever happens to it: it ends as a dead letter
+    instead. Includes ``max_attempts=1``."""
+
     schedule: Scheduled | Sequence[Scheduled] = option((), schedules_of)
     """When clusters enqueue it by themselves: ``Cron("0 3 * * *")``, ``every(minutes=5)``,
     ``once(...)``, or a list of them."""
@@ -168,6 +173,10 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
             if value is not None and value != ():
                 checked = spec.metadata["check"](spec.name, value)
                 object.__setattr__(self, spec.name, checked)
+        if self.at_most_once and self.max_attempts not in (None, 1):
+            raise InvalidTaskOption(
+                f"max_attempts={self.max_attempts}: a task with at_most_once=True has one attempt."
+            )
         DjangoTask.__post_init__(self)
         refuse_strangers(self, GUARDS)
         expose(self)

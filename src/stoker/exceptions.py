@@ -23,6 +23,7 @@
     ├── NotInWorkflow                 (also RuntimeError) what runs here is no step of one
     ├── NotInJob                      (also RuntimeError) no job runs here
     ├── LeaseLost                                        the job was given to somebody else
+    ├── AlreadyBegun                                     a job that begins at most once has begun
     ├── TransactionLeftOpen                              a task ended inside a transaction
     ├── ClusterNotFound               (also LookupError) there is no such cluster
     ├── QueueNotFound                 (also LookupError) there is no such queue
@@ -166,6 +167,10 @@ class NotInJob(StokerError, RuntimeError):
 class LeaseLost(StokerError):
     """The cluster could not extend the lease of the job that runs here, and somebody else has it by
     now: nothing more of this attempt is recorded."""
+
+
+class AlreadyBegun(StokerError):
+    """A job of a task with ``at_most_once=True`` was to be run a second time."""
 
 
 class TransactionLeftOpen(StokerError):

@@ -48,6 +48,7 @@ class Options(_Carried, total=False):
     give_up_on: ErrorClasses
     expires: Seconds | None
     atomic: bool
+    at_most_once: bool
     schedule: Scheduled | Sequence[Scheduled]
     dead_letters: DeadLetters | None
     on_dead_letter: Callable[[Any], object] | None
@@ -89,7 +90,9 @@ class TaskOptions:
 
 def options_of(task: Any, settings: Settings) -> TaskOptions:
     """The options in force for any task, Stoker's own or a plain one of Django's."""
-    max_attempts = getattr(task, "max_attempts", None)
+    max_attempts = (
+        1 if getattr(task, "at_most_once", False) else getattr(task, "max_attempts", None)
+    )
     max_crashes = getattr(task, "max_crashes", None)
     backoff = getattr(task, "backoff", None)
     timeout = getattr(task, "timeout", None)

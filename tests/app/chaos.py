@@ -15,7 +15,7 @@ from pathlib import Path
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
-from stoker import job, task
+from stoker import Snooze, job, task
 
 from tests.app.models import Account
 from tests.app.tasks import begin, end
@@ -45,6 +45,23 @@ def run_until(context, path: str) -> int:  # type: ignore[no-untyped-def] # as a
     while not Path(path).exists():
         time.sleep(BEAT_SECONDS)
     return end(line)
+
+
+@task(takes_context=True, at_most_once=True)
+def run_once_until(context, path: str) -> int:  # type: ignore[no-untyped-def] # as above
+    """The same, at most once."""
+    return run_until.func(context, path)  # type: ignore[no-any-return] # as above
+
+
+@task(takes_context=True, at_most_once=True)
+async def run_once_async(context, path: str) -> None:  # type: ignore[no-untyped-def] # as above
+    await sync_to_async(begin)(context, path)
+    await asyncio.Event().wait()
+
+
+@task(at_most_once=True)
+def snooze_once() -> None:
+    raise Snooze(0.1)
 
 
 @task

@@ -14,8 +14,9 @@ from django.utils import timezone
 
 from stoker.backoff import exponential
 from stoker.compat import TASKS_APP, DjangoTask, InvalidTask, TaskContext, is_task
+from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption, UnknownTask
-from stoker.options import Changes, Options
+from stoker.options import Changes, Options, options_of
 from stoker.tasks import Task, absent_task, option_fields, own_backends, task
 
 pytestmark = pytest.mark.unit
@@ -262,12 +263,20 @@ def test_a_pickled_task_that_is_gone_says_so() -> None:
         pickle.loads(data)
 
 
+def test_at_most_once_has_one_attempt() -> None:
+    once = task(at_most_once=True)(function)
+    assert options_of(once, settings_for()).max_attempts == 1
+    assert options_of(task(at_most_once=True, max_attempts=1)(function), settings_for())
+    with pytest.raises(InvalidTaskOption, match=r"max_attempts=3: a task with at_most_once=True"):
+        once.using(max_attempts=3)
+
+
 def test_every_option_is_named_once_more_for_type_checkers() -> None:
     names = {spec.name for spec in option_fields()}
     assert set(Options.__annotations__) == names
     stay_behind = {
-        "backoff", "retry_on", "give_up_on", "atomic", "dead_letters", "on_dead_letter", "exposed",
-        "schedule",
+        "backoff", "retry_on", "give_up_on", "atomic", "at_most_once", "dead_letters",
+        "on_dead_letter", "exposed", "schedule",
     }  # fmt: skip
     assert set(Changes.__annotations__) == (names - stay_behind) | {
         "priority",

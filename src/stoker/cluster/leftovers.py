@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from stoker.models import Lock, Note, Relayed, Schedule, Tick, UniqueKey
+from stoker.models import Begun, Lock, Note, Relayed, Schedule, Tick, UniqueKey
+from stoker.models.begun import KEPT_SECONDS
 from stoker.models.outbox import RELAYED_SECONDS
 
 AT_ONCE = 500
@@ -33,6 +34,7 @@ class Leftovers:
         self._ticks_at = 0.0
         self._relayed_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
         """Not at once: when no cluster has run for long, what comes again must be known still."""
+        self._begun_at = 0.0
         self._last_key: UUID | None = None
         self._notes_at = 0.0
         self._last_note: UUID | None = None
@@ -59,6 +61,19 @@ class Leftovers:
         forgotten = 0
         relayed = Relayed.objects.using(self._alias)
         while count := relayed.forget(RELAYED_SECONDS, AT_ONCE):
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    def forget_begun(self) -> int:
+        """Forget which jobs have begun, long after they ended."""
+        now = time.monotonic()
+        if now < self._begun_at:
+            return 0
+        self._begun_at = now + OFTEN_ENOUGH_SECONDS
+        forgotten = 0
+        begun = Begun.objects.using(self._alias)
+        while count := begun.forget(KEPT_SECONDS, AT_ONCE):
             forgotten += count
             self._beat()
         return forgotten

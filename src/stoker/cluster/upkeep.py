@@ -157,6 +157,7 @@ class Upkeep:
             self._step("unique keys", self.leftovers.forget_keys)
             self._step("ticks", lambda: self.leftovers.forget_ticks(self._settings.keep_ticks))
             self._step("relayed", self.leftovers.forget_relayed)
+            self._step("begun", self.leftovers.forget_begun)
             self._step("notes", self.leftovers.forget_notes)
             self._step("backlogs", self._history.note_backlogs)
             self._now_and_then("metrics", self._history.tidy)

@@ -25,7 +25,7 @@ from stoker.brokers.base import Lease
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.exceptions import LeaseLost, TransactionLeftOpen
-from stoker.models.commits import after_commit
+from stoker.models.commits import after_commit, autocommit
 
 from .finish import finish
 from .outcomes import Attempted
@@ -60,7 +60,7 @@ def run_and_record(
         )
     is_committed: list[bool] = []
     try:
-        with _autocommit(alias), transaction.atomic(using=alias):
+        with autocommit(alias), transaction.atomic(using=alias):
             # Before any that the task adds, which may raise after the commit.
             after_commit(alias, lambda: is_committed.append(True))
             with _inner_blocks_closed(alias):
@@ -71,21 +71,6 @@ def run_and_record(
             raise
         logger.exception("A hook of on_commit failed; its job is done and recorded all the same.")
     return ran
-
-
-@contextmanager
-def _autocommit(alias: str) -> Iterator[None]:
-    """Also where the project commits by hand (``AUTOCOMMIT``): then nobody would commit this."""
-    connection = connections[alias]
-    if connection.in_atomic_block or connection.get_autocommit():
-        yield
-        return
-    connection.close()  # with what a task before has not committed
-    connection.set_autocommit(True)
-    try:
-        yield
-    finally:
-        connection.close()  # the next one is as the project wants it
 
 
 @contextmanager

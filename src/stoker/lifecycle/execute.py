@@ -37,6 +37,7 @@ from . import outcomes
 from .aftercare import Aftercare
 from .failures import tell_failure
 from .faults import fault_of
+from .once import is_once, note_begin
 from .opened import Opened
 from .outcomes import Attempted, Outcome
 from .received import each_of, with_received
@@ -80,6 +81,8 @@ class Executor:
         return self.run_opened(opened) if isinstance(opened, Opened) else opened
 
     def run_opened(self, opened: Opened) -> Attempted:
+        if opened.is_once and (refused := self._refused(opened)):
+            return refused
         token = self._announce(opened)
         try:
             value, outcome = self._complete(opened) if opened.is_atomic else self._try(opened)
@@ -95,6 +98,8 @@ class Executor:
 
     async def run_opened_async(self, opened: Opened) -> Attempted:
         """The same for an ``async def`` task, on the running event loop."""
+        if opened.is_once and (refused := await sync_to_async(self._refused)(opened)):
+            return refused
         token = self._announce(opened)
         try:
             value = await self._await_with_aftercare(opened)
@@ -142,6 +147,7 @@ class Executor:
             opened = Opened(
                 delivery, package, task, function, is_async, is_atomic, started_at, limit
             )
+            opened.is_once = is_once(task)
             if delivery.attempt > 1 or task.takes_context or somebody_listens():
                 opened.result = self._show(opened, package)
             return opened
@@ -247,6 +253,16 @@ class Executor:
             return (TaskContext(task_result=self._result(opened)), *opened.package.args)
         return opened.package.args
 
+    def _refused(self, opened: Opened) -> Attempted | None:
+        """Write down that a job begins which must not begin twice. Returns the attempt, which is
+        over, if that was refused."""
+        try:
+            note_begin(self.settings, opened.package, self.worker_id)
+        except Exception as error:  # noqa: BLE001 - it has not begun: an outcome like any other
+            outcome = unprepared(error, opened.package, opened.delivery)
+            return self._not_run(opened.delivery, opened.started_at, outcome, opened.package)
+        return None
+
     def _announce(self, opened: Opened) -> Token[Running | None]:
         """Let everybody know what runs here, until the token is given back."""
         delivery, package = opened.delivery, opened.package
@@ -278,6 +294,8 @@ class Executor:
             max_attempts = opened.package.options.max_attempts
             options = replace(options_of(opened.task, self.settings), max_attempts=max_attempts)
             outcome = decide(error, options, opened.delivery.attempt, self._result(opened))
+            if opened.is_once and isinstance(outcome, outcomes.Snoozed | outcomes.Retry):
+                outcome = outcomes.Failed(fault_of(error))
         return self._concluded(opened, outcome)
 
     def _concluded(self, opened: Opened, outcome: Outcome, value: Any = None) -> Attempted:

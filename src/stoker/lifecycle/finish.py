@@ -25,13 +25,14 @@ from stoker.following.follow import follow, transaction_for
 from stoker.ids import is_marked, is_step
 from stoker.models import Attempt, DeadLetter, Job, Step
 from stoker.models.statements import with_keys
-from stoker.package import JobOptions
+from stoker.package import JobOptions, Package
 
 from . import outcomes
 from .announcing import announce
 from .as_rows import as_attempt, as_ended, as_ending, as_job, package_of
 from .dead_letters import bury, resolve
 from .faults import plain_fault
+from .once import has_not_begun
 from .outcomes import Attempted, Failed, Fault, Outcome, Verdict
 from .outside import ensure_rows, known, record_outright
 from .retries import crash_delay_seconds
@@ -123,12 +124,16 @@ def _resolve(settings: Settings, attempted: Attempted) -> Verdict:
     if isinstance(outcome, outcomes.Crashed):
         crashes += 1
         fault = plain_fault(WorkerCrashed, outcome.detail)
-        options = _options(settings, attempted)
+        package = package_of(settings, attempted)
+        options = _options(settings, package)
         is_last = delivery.attempt >= options.max_attempts or crashes >= options.max_crashes
         outcome = _retry_unless(is_last, fault, "crash", crashes)
+        # A package that kills whoever opens it never begins: its crashes count all the same.
+        if is_last and crashes < options.max_crashes and has_not_begun(settings, package):
+            outcome = outcomes.Snoozed(0.0, "its cluster is gone, and it had not begun")
     elif isinstance(outcome, outcomes.TimedOut):
         fault = plain_fault(TaskKilled, outcome.detail)
-        options = _options(settings, attempted)
+        options = _options(settings, package_of(settings, attempted))
         is_last = delivery.attempt >= options.max_attempts
         outcome = _retry_unless(is_last, fault, "timeout", delivery.attempt)
     is_over = isinstance(outcome, outcomes.Cancelled | Failed)
@@ -141,8 +146,7 @@ def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outco
     return outcomes.Retry(fault, crash_delay_seconds(times), reason)
 
 
-def _options(settings: Settings, attempted: Attempted) -> JobOptions:
-    package = package_of(settings, attempted)
+def _options(settings: Settings, package: Package | None) -> JobOptions:
     if package is None:
         return JobOptions(max_attempts=settings.max_attempts, max_crashes=settings.max_crashes)
     return package.options

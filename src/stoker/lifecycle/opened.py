@@ -26,6 +26,8 @@ class Opened:
     is_atomic: bool
     started_at: float
     timeout_seconds: float | None
+    is_once: bool = False
+    """Whether the job must not begin if it has begun before."""
     result: Result[Any] | None = None
     """None while nobody asks for it."""
     on_completing: Callable[[], object] = lambda: None

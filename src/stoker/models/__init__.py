@@ -6,6 +6,7 @@ The wide ``Job`` row is written once when it is enqueued and once when it is fin
 """
 
 from .attempt import Attempt
+from .begun import Begun
 from .blocked import Blocked
 from .cancellation import Cancellation
 from .claimed import Claimed
@@ -31,6 +32,7 @@ from .workflow import Workflow
 
 __all__ = [
     "Attempt",
+    "Begun",
     "Blocked",
     "Cancellation",
     "Claimed",

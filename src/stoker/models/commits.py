@@ -1,10 +1,11 @@
-"""What is done after a commit."""
+"""Commits: what is done after one, and that there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from django.db import transaction
+from django.db import connections, transaction
 
 
 def after_commit(alias: str, call: Callable[[], object]) -> None:
@@ -15,3 +16,18 @@ def after_commit(alias: str, call: Callable[[], object]) -> None:
     ``functools.partial`` does: the lambda has one.
     """
     transaction.on_commit(lambda: call(), using=alias, robust=True)  # noqa: PLW0108 - see above
+
+
+@contextmanager
+def autocommit(alias: str) -> Iterator[None]:
+    """Also where the project commits by hand (``AUTOCOMMIT``): then nobody would commit this."""
+    connection = connections[alias]
+    if connection.in_atomic_block or connection.get_autocommit():
+        yield
+        return
+    connection.close()  # with what a task before has not committed
+    connection.set_autocommit(True)
+    try:
+        yield
+    finally:
+        connection.close()  # the next one is as the project wants it

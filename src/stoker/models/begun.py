@@ -1,0 +1,44 @@
+"""Jobs of tasks with ``at_most_once=True`` that have begun."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import models
+from django.db.models import Exists, OuterRef
+from django.utils import timezone
+
+from .job import Job
+from .statements import delete_by_key
+
+KEPT_SECONDS = 7 * 24 * 3600.0
+"""How long it is known at least that a job has begun. A job that has not ended stays known."""
+
+
+class BegunQuerySet(models.QuerySet["Begun"]):
+    def forget(self, seconds: float, limit: int) -> int:
+        """Delete up to so many that are older than that, and whose jobs have ended. Returns how
+        many."""
+        unended = Job.objects.using(self.db).filter(pk=OuterRef("pk"), status=None)
+        old = self.filter(begun_at__lt=timezone.now() - timedelta(seconds=seconds))
+        over = old.exclude(Exists(unended)).order_by("begun_at")
+        job_ids = list(over.values_list("pk", flat=True)[:limit])
+        delete_by_key(self, job_ids)
+        return len(job_ids)
+
+
+class Begun(models.Model):
+    """Its key is what makes sure that the job begins once: who cannot insert it, must not run."""
+
+    job_id = models.UUIDField(primary_key=True)
+    worker_id = models.CharField(max_length=128)
+    begun_at = models.DateTimeField(db_index=True)
+
+    objects = BegunQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = "begun job"
+        verbose_name_plural = "begun jobs"
+
+    def __str__(self) -> str:
+        return f"{self.job_id} by {self.worker_id}"

@@ -1,0 +1,103 @@
+"""A task with at_most_once=True begins once, whatever happens, on every broker."""
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.utils import timezone
+
+from stoker.brokers import broker_for
+from stoker.conf import settings_for
+from stoker.models import Begun, Job
+
+from tests.app import chaos, tasks
+from tests.app.models import Ledger
+from tests.cluster.clusters import is_alive, running_cluster, wait_for
+from tests.cluster.ends import End, end_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def began(result: Any) -> int:
+    return Ledger.objects.filter(job_id=result.id).count()
+
+
+def assert_was_refused(end: End) -> None:
+    assert end.dead_letter is not None
+    assert end.dead_letter.exception_class == "stoker.exceptions.AlreadyBegun"
+
+
+@pytest.mark.parametrize(
+    ("task", "concurrency"), [(chaos.run_once_until, 1), (chaos.run_once_async, 3)]
+)
+def test_interrupted_job_is_not_begun_again(task: Any, concurrency: int, tmp_path: Path) -> None:
+    """What a stop cuts off is given back uncounted; only other tasks are started again."""
+    may_end = tmp_path / "may end"
+    options = {"WORKERS": 1, "CONCURRENCY": concurrency}
+    with running_cluster(tmp_path, **options, SHUTDOWN_SECONDS=0) as first:
+        result = task.enqueue(str(may_end))
+        wait_for(lambda: began(result) == 1, first.tail)
+        assert first.stop() == 0
+    may_end.touch()
+    with running_cluster(tmp_path, **options) as second:
+        assert_was_refused(end_of(result, second))
+    assert began(result) == 1
+
+
+@pytest.mark.chaos
+def test_killed_job_is_a_dead_letter(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, WORKERS=1) as cluster:
+        result = chaos.run_once_until.enqueue(str(tmp_path / "never"))
+        wait_for(lambda: began(result) == 1, cluster.tail)
+        (worker,) = cluster.crew()["worker"]
+        worker.kill()
+        wait_for(lambda: not is_alive(worker), cluster.tail)
+        end = end_of(result, cluster)
+    assert end.dead_letter is not None
+    assert end.dead_letter.reason == "crash"
+    assert began(result) == 1
+
+
+def test_job_of_a_lost_host_runs_if_it_had_not_begun(tmp_path: Path) -> None:
+    """The store knows, also where the board is lost with the host."""
+    may_end = tmp_path / "may end"
+    may_end.touch()
+    unbegun, begun = [chaos.run_once_until.enqueue(str(may_end)) for _ in range(2)]
+    Begun.objects.create(job_id=begun.id, worker_id="lost", begun_at=timezone.now())
+    counted = tasks.add.using(max_attempts=1).enqueue(1, 2)
+    broker = broker_for(settings_for())
+    held: list[Any] = []
+
+    def are_claimed() -> bool:
+        held.extend(broker.claim([], 10, holder=uuid4(), lease_seconds=0.2))
+        return len(held) == 3
+
+    wait_for(are_claimed, lambda: str(held))
+    with running_cluster(tmp_path) as cluster:
+        end = end_of(unbegun, cluster)
+        assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
+        for result in (begun, counted):
+            end = end_of(result, cluster)
+            assert end.dead_letter is not None
+            assert end.dead_letter.reason == "crash"
+    assert [began(result) for result in (unbegun, begun)] == [1, 0]
+
+
+def test_job_that_snoozes_has_failed(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, WORKERS=1) as cluster:
+        end = end_of(chaos.snooze_once.enqueue(), cluster)
+    assert end.dead_letter is not None
+    assert end.dead_letter.exception_class == "stoker.exceptions.Snooze"
+
+
+def test_begun_jobs_are_forgotten_long_after_their_end() -> None:
+    waiting = chaos.snooze_once.enqueue()
+    Job.objects.get_or_create(
+        pk=waiting.id, defaults={"task": "t", "package": b"", "enqueued_at": timezone.now()}
+    )
+    for job_id in (waiting.id, uuid4()):
+        Begun.objects.create(job_id=job_id, worker_id="w", begun_at=timezone.now())
+    assert Begun.objects.forget(3600.0, 10) == 0
+    assert Begun.objects.forget(-1.0, 10) == 1
+    assert str(Begun.objects.get().pk) == waiting.id
