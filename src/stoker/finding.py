@@ -43,6 +43,12 @@ def find_task(path: str) -> Any:
     )
 
 
+def task_of(package: Any) -> Any:
+    """The task that runs the job of this Package, which stands a floor above. Raises UnknownTask."""
+    via = package.options.via
+    return find_task(via).under(package.task) if via else find_task(package.task)
+
+
 def _import(path: str) -> tuple[ModuleType, list[str]]:
     """The longest part of the path that is a module, and the names left over."""
     parts = path.split(".")

@@ -9,7 +9,7 @@ The bytes are an envelope (envelope.py) around a body (serializers.py). The body
      metadata]
 
 The identity is there only where it or what follows it is; the links are a dict of ``receives``,
-``each``, ``hooks`` and ``about``, and there only where one of these is.
+``each``, ``hooks``, ``about`` and ``via``, and there only where one of these is.
 
 Changing it, or the meaning of one of the codec's tags, takes a new version and a reader for the one
 before: see ``READERS``.
@@ -45,7 +45,7 @@ from .serializers import (
 LEAST_INFLATED_BYTES = 64 << 20
 INFLATED_TIMES = 64
 HEAD_FIELDS = 6
-LINKS = ("receives", "each", "hooks", "about")
+LINKS = ("receives", "each", "hooks", "about", "via")
 WITH_LINKS = 6
 
 
@@ -70,6 +70,9 @@ class JobOptions:
     """What is to be enqueued when it has ended: see stoker.following.hooks."""
     about: str = ""
     """Of a hook: the job that it is about, see there."""
+    via: str = ""
+    """Dotted path of the task that runs the job, where the package names a plain function that this
+    task calls; "" = the task that the package names."""
 
 
 # Not frozen, since there is one for each job: that would make it several times as slow to make.
@@ -79,7 +82,7 @@ class Package:
 
     job_id: UUID
     task: str
-    """Dotted path: module and qualified name of the task."""
+    """Dotted path: module and qualified name of the task, or of the function that it is ``via``."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     queue: str
@@ -239,7 +242,7 @@ def head_of(package: Package) -> list[Any]:
     given = package.options
     options: tuple[Any, ...]
     options = (given.max_attempts, given.max_crashes, given.timeout_seconds, given.expires_at)
-    if given.receives or given.each or given.hooks or given.about:
+    if given.receives or given.each or given.hooks or given.about or given.via:
         links = {name: getattr(given, name) for name in LINKS if getattr(given, name)}
         options += (given.identity, links)
     elif given.identity:

@@ -25,9 +25,10 @@ from django.db import IntegrityError, transaction
 
 from .conf import Settings, settings_for
 from .exceptions import InvalidSchedule, ScheduleExists, ScheduleNotFound
+from .finding import task_of
 from .ids import new_job_id
 from .lifecycle.firing import Firing
-from .lifecycle.schedule_rows import changed_state, fresh_state, scheduled_of, values_of
+from .lifecycle.schedule_rows import changed_state, fresh_state, opened, scheduled_of, values_of
 from .models import Schedule, Tick
 from .models.clock import database_now_us
 from .models.schedule import ScheduleQuerySet
@@ -120,7 +121,7 @@ def update(
                 f"A schedule has no {term!r}. There are: {', '.join(sorted(known))}."
             )
     changed = scheduled_of(settings, row) if when is None else when
-    return _change(settings, row, task or row.task, replace(changed, **terms))
+    return _change(settings, row, task or task_of(opened(settings, row)), replace(changed, **terms))
 
 
 def get(name: str, *, backend: str = "default") -> Schedule:

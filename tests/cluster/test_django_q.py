@@ -15,7 +15,6 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from stoker.contrib.django_q.calls import hook_task
 from stoker.contrib.django_q.models import OrmQ, Schedule, Task
 from stoker.contrib.django_q.tasks import (
     async_chain,
@@ -182,5 +181,5 @@ def test_each_task_has_one_row_and_one_hook_whoever_is_killed(tmp_path: Path, se
         assert [row.result for row in rows] == [0, 1, 2, 3]
     assert result(whole) == [*range(20)]
     assert Task.objects.count() == TASKS + 4 * CHAINS + 1
-    hooks = Job.objects.filter(task=hook_task.module_path)
+    hooks = Job.objects.filter(task=f"{HERE}.hook")
     assert hooks.count() == TASKS + 4 * CHAINS

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from stoker import codec
-from stoker.exceptions import UnknownTask
+from stoker.conf import Settings
+from stoker.exceptions import PackageError, UnknownTask
 from stoker.finding import find_task
 from stoker.key_templates import signature_of_call
+from stoker.models import DeadLetter
+from stoker.package import sealer_for
 
 CHECKED = (str, int, bool, float, list, dict)
 """Types that a value can be held against without a library."""
@@ -22,6 +25,16 @@ def as_text(value: Any) -> str:
         return json.dumps(codec.encode(value), indent=2, ensure_ascii=False)
     except codec.Refusal:
         return ""
+
+
+def runner_of(settings: Settings, letter: DeadLetter) -> str:
+    """The path of the task that takes the arguments: another one than the name of the job where
+    that is of a plain function."""
+    try:
+        package = sealer_for(settings).open_without_arguments(bytes(letter.package))
+    except PackageError:
+        return letter.task
+    return package.options.via or letter.task
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from stoker import dead_letters
 from stoker.dead_letters import Story
 from stoker.models import DeadLetter
 
-from .arguments import Edited, as_text
+from .arguments import Edited, as_text, runner_of
 from .letter_list import FILTERS, asked_of, newest_of, page_of
 from .letter_verbs import Choice, discard, requeue, requeue_edited, undo
 from .many_letters import Chosen, choices_of, many_named
@@ -141,7 +141,7 @@ class DeadLetterAdmin(StoreAdmin):
         """Sent again with other arguments."""
         visit.require("stoker.requeue_deadletter")
         story = dead_letters.get(object_id, backend=visit.alias)
-        task, post = story.letter.task, visit.request.POST
+        task, post = runner_of(visit.settings, story.letter), visit.request.POST
         problems: Sequence[str] = ()
         written = before = _written(story)
         if visit.request.method == "POST":

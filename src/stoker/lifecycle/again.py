@@ -8,7 +8,7 @@ from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.exceptions import UnknownTask
-from stoker.finding import find_task
+from stoker.finding import find_task, task_of
 from stoker.models import DeadLetter
 from stoker.progress import explained, package_of, progress_of_one
 from stoker.results import Result
@@ -46,7 +46,7 @@ def run_again(settings: Settings, job_id: UUID) -> Again:
         because = "What it was given came from another step of its workflow: retry that."
         return Again(None, because)
     try:
-        task = find_task(job.task)
+        task = task_of(package) if package.options.via else find_task(job.task)
     except UnknownTask as error:
         return Again(None, str(error))
     task = task.using(queue_name=job.queue, priority=job.priority, backend=settings.alias)

@@ -25,7 +25,7 @@ from stoker.exceptions import (
     TransactionLeftOpen,
     UnknownTask,
 )
-from stoker.finding import find_task
+from stoker.finding import task_of
 from stoker.models.job import moment
 from stoker.models.value_limit import LARGE_BYTES, refuse_too_large
 from stoker.options import options_of
@@ -45,6 +45,9 @@ from .retries import decide
 from .running import Running, conclude, current, running_result, somebody_listens
 from .time_limit import message, time_limit
 from .unrun import expired, unopened, unprepared
+
+MOST_FOUND = 10_000
+"""Plain functions that are called by their paths may be many."""
 
 
 class Executor:
@@ -133,7 +136,9 @@ class Executor:
             if expires_at is not None and started_at >= expires_at:
                 outcome = expired(started_at - expires_at)
                 return self._not_run(delivery, started_at, outcome, package)
-            task, is_async, is_atomic = self._found.get(package.task) or self._find(package.task)
+            task, is_async, is_atomic = self._found.get(
+                f"{package.task} {options.via}" if options.via else package.task
+            ) or self._find(package)
         except (PackageError, UnknownTask) as error:
             enqueued_at = package.enqueued_at if package else None
             outcome = unopened(self.settings, error, enqueued_at, delivery)
@@ -155,10 +160,17 @@ class Executor:
             outcome = unprepared(error, package, delivery)
             return self._not_run(delivery, started_at, outcome, package)
 
-    def _find(self, name: str) -> tuple[Any, bool, bool]:
-        task = find_task(name)
+    def _find(self, package: Package) -> tuple[Any, bool, bool]:
+        task = task_of(package)
         is_atomic = getattr(task, "atomic", False)
-        self._found[name] = found = task, iscoroutinefunction(task.func), is_atomic
+        via = package.options.via
+        if len(self._found) >= MOST_FOUND:
+            self._found.clear()
+        self._found[f"{package.task} {via}" if via else package.task] = found = (
+            task,
+            iscoroutinefunction(task.func),
+            is_atomic,
+        )
         return found
 
     def _atomic_limit(self, seconds: float | None) -> float | None:

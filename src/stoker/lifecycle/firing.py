@@ -18,7 +18,7 @@ from django.db.models import F
 from stoker.conf import Settings
 from stoker.events import call_project, tell
 from stoker.exceptions import DuplicateJob, InvalidSchedule
-from stoker.finding import find_task
+from stoker.finding import task_of
 from stoker.models import Job, Schedule, Tick
 from stoker.models.clock import DatabaseNow, database_now_us
 from stoker.models.tick import insert_ticks
@@ -244,7 +244,7 @@ class Firing:
 
     def _call(self, row: Schedule, moment_us: int) -> Result[Any]:
         package = opened(self._settings, row)
-        task = variant(self._settings, find_task(package.task), row.queue, row.priority)
+        task = variant(self._settings, task_of(package), row.queue, row.priority)
         moment = as_moment(moment_us).astimezone(zone_named(row.zone))
         kwargs = dict(package.kwargs)
         if row.moment_as:

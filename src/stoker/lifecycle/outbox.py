@@ -32,7 +32,7 @@ from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
-from stoker.finding import find_task
+from stoker.finding import task_of
 from stoker.guards.keys import UniqueClaim
 from stoker.models.guard_upkeep import look_after
 from stoker.models.isolation import deciding
@@ -253,6 +253,6 @@ class Relay:
         return Newcomer(package, message, result, UniqueClaim(UUID(key_id), *rest))
 
     def _line(self, newcomer: Newcomer) -> _Line:
-        task = find_task(newcomer.package.task).using(backend=self._settings.alias)
+        task = task_of(newcomer.package).using(backend=self._settings.alias)
         commitment = Commitment(is_made=True)
         return _Line(self._broker, commitment, Sealing(self._settings, task, commitment))

@@ -27,7 +27,7 @@ from stoker.compat import InvalidTask, task_backends, task_signals
 from stoker.conf import Settings
 from stoker.events import tell
 from stoker.exceptions import BrokerUnavailable, StokerError, UnreadablePackage
-from stoker.finding import find_task
+from stoker.finding import find_task, task_of
 from stoker.following.follow import transaction_for
 from stoker.following.reopen import reopen
 from stoker.guards.keys import UniqueClaim
@@ -234,7 +234,7 @@ class _Requeue:
             return Package(seen.job_id, seen.task, (), {}, seen.queue, seen.priority, 0.0)
 
     def _task(self, seen: DeadLetter, old: Package) -> Any:
-        task = find_task(old.task or seen.task)
+        task = task_of(old) if old.task else find_task(seen.task)
         changes: dict[str, Any] = {
             "queue_name": self._wish.queue or seen.queue,
             "priority": seen.priority,

@@ -24,7 +24,7 @@ from stoker.exceptions import BadSignature, InvalidSchedule, StokerError
 from stoker.finding import find_task
 from stoker.models import Schedule
 from stoker.models.clock import microseconds
-from stoker.package import Package, sealer_for
+from stoker.package import JobOptions, Package, sealer_for
 from stoker.schedule_options import LONGEST_NAME, Cron, Every, Once, Scheduled, as_sentence, is_name
 from stoker.schedule_plan import as_moment, as_us
 from stoker.wall_clock import zone_named
@@ -71,7 +71,7 @@ def values_of(
     }
     values["timing"] = _digest([values[key] for key in TIMING])
     values["definition"] = _digest([name, *values.values(), _written(when)])
-    values["package"] = _sealed(settings, schedule_id, found.module_path, when)
+    values["package"] = _sealed(settings, schedule_id, found, when)
     return values
 
 
@@ -209,8 +209,17 @@ def _timing_of(when: Scheduled) -> dict[str, Any]:
     return values
 
 
-def _sealed(settings: Settings, schedule_id: UUID, task: str, when: Scheduled) -> bytes:
-    package = Package(schedule_id, task, tuple(when.args), dict(when.kwargs), "", 0, 0.0)
+def _sealed(settings: Settings, schedule_id: UUID, task: Any, when: Scheduled) -> bytes:
+    package = Package(
+        schedule_id,
+        task.module_path,
+        tuple(when.args),
+        dict(when.kwargs),
+        "",
+        0,
+        0.0,
+        JobOptions(via=getattr(task, "via", "")),
+    )
     return sealer_for(settings).seal(package)
 
 

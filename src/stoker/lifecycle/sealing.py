@@ -158,6 +158,7 @@ class Sealing:
             timeout_seconds=self._options.timeout_seconds,
             expires_at=expires,
             hooks=self._hooks,
+            via=getattr(self._task, "via", ""),
         )
 
     @property

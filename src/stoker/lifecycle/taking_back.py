@@ -14,7 +14,7 @@ from django.db import OperationalError, connections, transaction
 from stoker.brokers import broker_for
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError
-from stoker.finding import find_task
+from stoker.finding import task_of
 from stoker.following.follow import record_taken_back, transaction_for
 from stoker.guards.keys import unique_of
 from stoker.models import Attempt, DeadLetter, Job, Requeue, UniqueKey
@@ -87,7 +87,7 @@ def _hand_key_back(settings: Settings, seen: DeadLetter, job_id: UUID) -> None:
     if row is not None:
         try:
             package = sealer_for(settings).open(bytes(row.package))
-            claim = unique_of(find_task(package.task), package.args, package.kwargs)
+            claim = unique_of(task_of(package), package.args, package.kwargs)
             key_ids |= {claim.key_id} if claim is not None else set()
         except (PackageError, StokerError):  # then it has no key of other arguments
             pass

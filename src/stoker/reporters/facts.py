@@ -10,7 +10,7 @@ from typing import Any
 from django.views.debug import SafeExceptionReporterFilter
 
 from stoker.exceptions import UnknownTask
-from stoker.finding import find_task
+from stoker.finding import task_of
 from stoker.lifecycle.failures import Failure
 from stoker.lifecycle.running import Running
 from stoker.lifecycle.scheduled import MOMENT, NAME
@@ -71,7 +71,7 @@ def arguments_of_failure(failure: Failure) -> Facts:
         return {}
     args, kwargs = failure.package.args, failure.package.kwargs
     try:
-        names = _names(find_task(failure.task), len(args))
+        names = _names(task_of(failure.package), len(args))
     except UnknownTask:  # nobody knows what they are
         names, args = _numbered(0, len(args)), (WITHHELD,) * len(args)
     given = dict(zip(names, args, strict=True)) | kwargs

@@ -10,7 +10,7 @@ from django.db import models
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
-from stoker.finding import find_task
+from stoker.finding import find_task, task_of
 from stoker.models import Job
 from stoker.models.clock import MICROSECONDS, database_now_us
 from stoker.package import Package, sealer_for
@@ -98,7 +98,10 @@ class Asked:
     def unknown_task(self) -> UnknownTask | None:
         """Why the task is not found here, with the code that this process has."""
         try:
-            find_task(self.task)
+            if isinstance(self.package, Package):
+                task_of(self.package)
+            else:
+                find_task(self.task)
         except UnknownTask as error:
             return error
         return None

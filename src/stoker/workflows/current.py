@@ -10,7 +10,6 @@ from django.db import transaction
 
 from stoker.conf import settings_for
 from stoker.exceptions import NotInWorkflow
-from stoker.finding import find_task
 from stoker.lifecycle.received import Values
 from stoker.lifecycle.running import Running, current
 from stoker.models import Step
@@ -93,7 +92,7 @@ def current_workflow() -> CurrentWorkflow:
     """
     running = current.get()
     if running is not None:
-        backend = find_task(running.task).backend
+        backend = running.backend
         settings = settings_for(backend)
         steps = Step.objects.using(settings.database).of_jobs([running.job_id])
         step = steps.defer("sealed", "value").first()

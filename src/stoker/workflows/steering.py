@@ -12,7 +12,7 @@ from stoker.brokers.base import Message
 from stoker.cancelling import cancel as cancel_job
 from stoker.conf import Settings
 from stoker.exceptions import WorkflowNotFound
-from stoker.finding import find_task
+from stoker.finding import task_of
 from stoker.following.advance import Advance
 from stoker.following.deliver import deliver
 from stoker.following.follow import end_waiting
@@ -130,7 +130,7 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
         priority=job.priority,
         package=data,
         enqueued_at=time.time(),
-        needs=needs_of_step(find_task(job.task), package.args, package.kwargs, options.receives),
+        needs=needs_of_step(task_of(package), package.args, package.kwargs, options.receives),
         stays_in_store=True,  # a part of this transaction, whatever the broker is
     )
     with deciding(alias):

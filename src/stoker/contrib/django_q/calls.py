@@ -6,14 +6,16 @@ None of these tasks can be enqueued over HTTP.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from django.conf import settings as django_settings
 from django.utils import timezone
 
 from stoker.exceptions import ConfigurationError, StokerError
+from stoker.finding import find_task
 from stoker.lifecycle.running import current
 from stoker.lifecycle.scheduled import scheduled_moment
 from stoker.models.commits import after_commit
@@ -31,7 +33,43 @@ class ItemsFailed(StokerError):
     """Some calls of an ``async_iter`` have failed."""
 
 
-class RecordedTask(Task[..., Any]):
+@dataclass(frozen=True, kw_only=True)
+class CallingTask(Task[..., Any]):
+    """A task that calls a function, under the name of which its jobs are shown."""
+
+    path: str = ""
+    """That of the function; "" = the task's own."""
+
+    @property
+    def module_path(self) -> str:
+        return self.path or self.own_path
+
+    @property
+    def name(self) -> str:
+        return self.module_path.rpartition(".")[2]
+
+    @property
+    def own_path(self) -> str:
+        return f"{self.func.__module__}.{self.func.__qualname__}"
+
+    @property
+    def via(self) -> str:
+        """What the packages of its jobs say runs them: see ``stoker.finding.task_of``."""
+        return self.own_path if self.path else ""
+
+    def under(self, path: str) -> Self:
+        """This task for the function at that path."""
+        return replace(self, path=path)
+
+    def __reduce__(self) -> Any:
+        return _task_under, (self.own_path, self.path, self.backend, self.queue_name)
+
+
+def _task_under(own_path: str, path: str, backend: str, queue_name: str) -> Any:
+    return replace(find_task(own_path), path=path, backend=backend, queue_name=queue_name)
+
+
+class RecordedTask(CallingTask):
     """A task of which each job that has ended is recorded as a row of the shim's ``Task``."""
 
     recorder: ClassVar[str] = RECORD
@@ -111,13 +149,13 @@ def run_hook(hook: str, task_id: str) -> None:
     function_at(hook)(task_of(task_id))
 
 
-def _task(function: Any, kind: type[Task[..., Any]] = RecordedTask, **options: Any) -> Any:
+def _task(function: Any, kind: type[CallingTask] = RecordedTask, **options: Any) -> Any:
     with suppress(ConfigurationError):  # whoever uses it is told
         options["queue_name"] = conf.queue()
     return kind(func=function, backend=conf.alias(), **options)
 
 
 call_task = _task(call)
-item_task = _task(call_item, Task)
+item_task = _task(call_item, CallingTask)
 collect_task = _task(collect, give_up_on=ItemsFailed)
-hook_task = _task(run_hook, Task)
+hook_task = _task(run_hook, CallingTask)

@@ -164,7 +164,9 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
     options = {**package, "task_name": package.get("name"), "cluster": package.get("cluster")}
     spec = {**spec_of(package["func"], options), "id": str(package["id"])}
     arguments = packed(settings, package.get("args") or (), package.get("kwargs") or {})
-    task = varied(call_task, {**options, "cluster": _cluster(key) or options["cluster"]})
+    task = varied(
+        call_task, spec["func"], {**options, "cluster": _cluster(key) or options["cluster"]}
+    )
     started = package.get("started")
     enqueued_at = as_timestamp(started if isinstance(started, datetime) else _now())
     digest = int.from_bytes(sha256(str(package["id"]).encode()).digest()[:8], "big")
@@ -184,6 +186,7 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
                 max_crashes=settings.max_crashes,
                 timeout_seconds=timeout,
                 hooks=hooks_of(settings, task),
+                via=task.via,
             ),
         )
     )

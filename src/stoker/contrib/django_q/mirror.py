@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.utils import timezone
 
 from stoker import schedules
-from stoker.exceptions import InvalidSchedule, ScheduleNotFound
+from stoker.exceptions import InvalidSchedule
 from stoker.models import Schedule as OwnSchedule
 from stoker.models.clock import database_now_us
 from stoker.schedule_options import Cron, Every, Once, Scheduled
@@ -38,9 +38,14 @@ UNITS = {
 }
 
 
-def own_name(schedule_id: int) -> str:
-    """The name of Stoker's schedule."""
-    return f"django_q:{schedule_id}"
+def name_of(row: Schedule) -> str:
+    """The name of Stoker's schedule: that of the row, or its function's where it has none; with its
+    number where another schedule has that name."""
+    wanted = str(row.name or row.func)
+    others = schedules.find(backend=conf.alias()).filter(name=wanted)
+    if row.own_id is not None:
+        others = others.exclude(pk=row.own_id)
+    return f"{wanted} #{row.pk}" if others.exists() else wanted
 
 
 def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
@@ -53,15 +58,20 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
         InvalidSchedule: with a sentence for what is wrong.
     """
     if row.repeats == 0 or row.next_run is None:
-        remove(row.pk)
+        remove(row)
         return
-    name, alias = own_name(row.pk), conf.alias()
-    known = _find(name)
+    alias, known = conf.alias(), _find(row)
+    name = name_of(row)
+    if known is not None and known.name != name:
+        schedules.find(backend=alias).filter(pk=known.pk).update(name=name)
     next_us = as_us(_aware(row.next_run).replace(microsecond=0))
     is_kept = known is not None and (keeps_moment or _shown_us(known) == next_us)
     when = _when(row, known if is_kept else None)
-    task = call_task.using(backend=alias)
+    task = call_task.under(row.func).using(backend=alias)
     own = schedules.upsert(name, task, when, backend=alias)
+    if row.own_id != own.pk:
+        row.own_id = own.pk
+        Schedule._base_manager.using(conf.database()).filter(pk=row.pk).update(own_id=own.pk)
     if is_kept or row.schedule_type == Schedule.CRON or own.is_paused:
         return
     if own.moment_us != next_us and next_us <= database_now_us(conf.database()):
@@ -69,17 +79,19 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
         schedules.find(backend=alias).filter(pk=own.pk).update(moment_us=next_us, due_us=next_us)
 
 
-def remove(schedule_id: int) -> None:
-    """There is no such row any more."""
-    schedules.delete(own_name(schedule_id), backend=conf.alias())
+def remove(row: Schedule) -> None:
+    """Delete Stoker's schedule of a row that is gone, or will not run any more."""
+    known = _find(row)
+    if known is not None:
+        schedules.delete(known.name, backend=conf.alias())
 
 
 def refresh(schedule_id: int) -> None:
     """Write into the row how far it has come: called after the commit of a tick. One that was to
     run once, and not to be kept, is deleted, as Django Q does."""
-    own = _find(own_name(schedule_id))
     plain = Schedule._base_manager.using(conf.database()).filter(pk=schedule_id)
     row = plain.first()
+    own = None if row is None else _find(row)
     if own is None or row is None:
         return
     if own.moment_us is None and row.schedule_type == Schedule.ONCE and own.repeats_left <= 0:
@@ -94,10 +106,10 @@ def refresh(schedule_id: int) -> None:
 
 def show_progress(rows: Sequence[Schedule]) -> None:
     """Let these rows show how far they have come."""
-    wanted = {own_name(row.pk): row for row in rows}
+    wanted = {row.own_id: row for row in rows if row.own_id is not None}
     if wanted:
-        for own in schedules.find(backend=conf.alias()).filter(name__in=wanted):
-            _show(wanted[own.name], own)
+        for own in schedules.find(backend=conf.alias()).filter(pk__in=wanted):
+            _show(wanted[own.pk], own)
 
 
 def moment_after(row: Schedule, moment: datetime) -> datetime | None:
@@ -214,11 +226,11 @@ def _named(text: str) -> dict[str, Any]:
         ) from None
 
 
-def _find(name: str) -> OwnSchedule | None:
-    try:
-        return schedules.get(name, backend=conf.alias())
-    except ScheduleNotFound:
+def _find(row: Schedule) -> OwnSchedule | None:
+    """Stoker's schedule of this row; None = it has none."""
+    if row.own_id is None:
         return None
+    return schedules.find(backend=conf.alias()).filter(pk=row.own_id).first()
 
 
 def _show(row: Schedule, own: OwnSchedule) -> None:

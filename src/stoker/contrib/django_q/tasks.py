@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -64,7 +65,7 @@ def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
         return _chain(steps, {**options, "chain": None})[0]
     if is_sync(options):
         return call_here(spec, arguments, options)
-    return as_id(varied(call_task, options).enqueue(spec, arguments).id)
+    return as_id(varied(call_task, spec["func"], options).enqueue(spec, arguments).id)
 
 
 def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
@@ -82,19 +83,21 @@ def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
     options["cached"] = options.get("iter_cached") or options.get("cached")
     spec = spec_of(func, options)
     settings, items = conf.settings(), [_as_arguments(one) for one in args_iter]
-    item: Spec = {"func": spec["func"]}
+    path = spec["func"]
+    item: Spec = {"func": path}
     whole = packed(settings, items, {})
     if is_sync(options):
         found = [call_item(item, packed(settings, one, kwargs)) for one in items]
-        return as_id(run_here(varied(collect_task, options), found, {**spec, "sync": True}, whole))
+        here = varied(collect_task, path, options)
+        return as_id(run_here(here, found, {**spec, "sync": True}, whole))
     # Neither is said of it: it only puts together what is there, as often as it takes.
-    callback = varied(collect_task, {**options, "timeout": None, "ack_failure": None})
+    callback = varied(collect_task, path, {**options, "timeout": None, "ack_failure": None})
     if not items:
         return as_id(callback.enqueue([], spec, whole).id)
-    task = varied(item_task, options)
+    task = varied(item_task, path, options)
     members = [task.s(item, packed(settings, one, kwargs)) for one in items]
     workflow = chord(group(members, on_failure="continue"), callback.s(spec, whole)).enqueue()
-    return _last_job(workflow.id, callback)
+    return _last_job(workflow.id)
 
 
 def async_chain(
@@ -135,8 +138,8 @@ def is_sync(options: Mapping[str, Any]) -> bool:
     return bool(conf.Conf.SYNC if sync is None else sync)
 
 
-def varied(task: Any, options: Mapping[str, Any]) -> Any:
-    """The task with what these options say."""
+def varied(task: Any, path: str, options: Mapping[str, Any]) -> Any:
+    """The task for the function at that path, with what these options say."""
     changes: dict[str, Any] = {"backend": conf.alias(), "queue_name": conf.queue()}
     if options.get("cluster"):
         changes["queue_name"] = conf.queue(str(options["cluster"]))
@@ -144,7 +147,7 @@ def varied(task: Any, options: Mapping[str, Any]) -> Any:
         changes["timeout"] = options["timeout"]
     if options.get("ack_failure"):
         changes["max_attempts"] = 1
-    return task.using(**changes)
+    return replace(task, path=path, **changes)
 
 
 def as_id(job_id: str) -> str:
@@ -155,7 +158,7 @@ def as_id(job_id: str) -> str:
 def call_here(spec: Spec, arguments: Any, options: Mapping[str, Any]) -> str:
     """Make the call here and now, and its hook's. Raises what the function raises; what goes wrong
     with the hook is logged, as the call is over by then."""
-    job_id = run_here(varied(call_task, options), {**spec, "sync": True}, arguments)
+    job_id = run_here(varied(call_task, spec["func"], options), {**spec, "sync": True}, arguments)
     if spec.get("hook"):
         from .calls import run_hook
 
@@ -179,7 +182,9 @@ def _chain(chain: Sequence[Any], options: Options) -> tuple[str, str]:
         return "", name
     if is_sync(options):
         return _chain_here(steps), name
-    nodes = [varied(call_task, own).si(spec, arguments) for own, spec, arguments in steps]
+    nodes = [
+        varied(call_task, spec["func"], own).si(spec, arguments) for own, spec, arguments in steps
+    ]
     workflow = stoker_chain(*nodes).enqueue()
     first = Step.objects.using(settings.database).filter(workflow_id=workflow.id, position=0)
     job_id = first.exclude(job_id=None).values_list("job_id", flat=True).get()
@@ -210,10 +215,11 @@ def _as_arguments(one: Any) -> list[Any]:
     return list(one) if isinstance(one, tuple | list) else [one]
 
 
-def _last_job(workflow_id: str, callback: Any) -> str:
-    """The job in which the results are put together. Its id is known from the beginning."""
+def _last_job(workflow_id: str) -> str:
+    """The job in which the results are put together: the second step of the chord. Its id is known
+    from the beginning."""
     steps = Step.objects.using(conf.database()).filter(workflow_id=workflow_id)
-    row = steps.filter(label=callback.module_path).exclude(job_id=None)
+    row = steps.filter(parent_id=workflow_id, position=1).exclude(job_id=None)
     return as_id(str(row.values_list("job_id", flat=True).get()))
 
 

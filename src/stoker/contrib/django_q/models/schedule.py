@@ -1,5 +1,5 @@
-"""``Schedule``: a row that says what is to run when, as Django Q has it. Stoker's own schedule of
-the name ``django_q:ID`` is what fires: it is changed in the transaction that changes the row, and
+"""``Schedule``: a row that says what is to run when, as Django Q has it. Stoker's own schedule,
+under the name of the row, is what fires: it is changed in the transaction that changes the row, and
 the row shows how far it has come."""
 
 from __future__ import annotations
@@ -111,6 +111,9 @@ class Schedule(models.Model):
     intended_date_kwarg = models.CharField(max_length=100, null=True, blank=True)  # noqa: DJ001 - as above
     """The keyword in which the function is given the moment that was meant, in ISO 8601."""
 
+    own_id = models.UUIDField(null=True, editable=False)
+    """Of Stoker's schedule, which fires."""
+
     objects: ClassVar[ScheduleManager] = ScheduleManager()
 
     class Meta:
@@ -157,7 +160,7 @@ class Schedule(models.Model):
 def _remove(instance: Schedule, **_: Any) -> None:
     from stoker.contrib.django_q.mirror import remove
 
-    remove(instance.pk)
+    remove(instance)
 
 
 post_delete.connect(_remove, sender=Schedule, dispatch_uid="stoker.contrib.django_q.schedule")
