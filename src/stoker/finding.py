@@ -44,7 +44,11 @@ def find_task(path: str) -> Any:
 
 
 def task_of(package: Any) -> Any:
-    """The task that runs the job of this Package, which stands a floor above. Raises UnknownTask."""
+    """Return the task that runs the job of this package.
+
+    Raises:
+        UnknownTask: there is none.
+    """
     via = package.options.via
     return find_task(via).under(package.task) if via else find_task(package.task)
 
