@@ -213,7 +213,11 @@ class TestFetching:
         assert task_backends["default"].get_result(result.id) == result
         assert async_to_sync(task_backends["default"].aget_result)(result.id) == result
 
-    @pytest.mark.parametrize("wrong", [str(uuid.uuid4()), "no id", "", "1", None, 7, "x" * 500])
+    @pytest.mark.parametrize(
+        "wrong",
+        # Its id must be the same in each worker of pytest-xdist.
+        [pytest.param(str(uuid.uuid4()), id="unknown"), "no id", "", "1", None, 7, "x" * 500],
+    )
     def test_an_id_that_nobody_has(self, wrong: Any) -> None:
         with pytest.raises(TaskResultDoesNotExist, match="There is no job"):
             task_backends["default"].get_result(wrong)

@@ -18,10 +18,12 @@ from stoker.models import Job, UniqueKey
 from tests.app.tasks import echo
 from tests.integration.work import work_off
 from tests.story.ledgers import unfinished
+from tests.story.unique_racer import WANTED
 
 PROCESSES = 8
 KEYS = 500
-SECONDS = float(os.environ.get("STOKER_RACE_SECONDS", "3"))
+DEEDS = int(os.environ.get("STOKER_TEST_RACE_DEEDS", "150"))
+"""Of each process, at least: it goes on until there were duplicates and rollbacks."""
 WAIT_SECONDS = 120
 
 PAUSE_SECONDS = 0.005
@@ -68,7 +70,7 @@ def test_no_key_ever_has_two_jobs(mode: str, seed: int) -> None:
             counts[name] = counts.get(name, 0) + count
     print(f"{mode}: {looks} looks, {counts}")
     assert [row for statement in seen for row in rows(statement)] == []
-    assert all(counts.get(name) for name in ("jobs", "duplicates", "rolled back"))
+    assert all(counts.get(name) for name in WANTED)
     while work_off():
         pass
     assert not unfinished()
@@ -92,7 +94,7 @@ def racing(mode: str, seed: int) -> Iterator[list[subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
     try:
         for number in range(PROCESSES):
-            orders = {"keys": KEYS, "mode": mode, "seed": seed + number, "seconds": SECONDS}
+            orders = {"keys": KEYS, "mode": mode, "seed": seed + number, "deeds": DEEDS}
             command = [sys.executable, "-m", "tests.story.unique_racer", json.dumps(orders)]
             processes.append(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
