@@ -61,57 +61,39 @@ UNIT = Part("unit", ("tests/unit", "tests/test_tidy.py"))
 
 # -- make test ------------------------------------------------------------------------------------
 
-# The logic runs once, on the database on which it matters most: PostgreSQL for what is stored and
-# served, SQLite for what starts processes, because that needs no server.
+STORE = (
+    "tests/conformance",
+    "tests/integration",
+    "tests/lifecycle",
+    "tests/workflows",
+    "tests/guards",
+)
+CLUSTERS = ("tests/story", "tests/cluster")
+ON_SQLITE = (
+    "tests/reporters",
+    "tests/testing",
+    "tests/contrib",
+    "tests/crash",
+    "tests/api",
+    "tests/test_deploy.py",
+    "tests/docs",
+    "tests/test_docs.py",
+    "tests/test_examples.py",
+)
+ON_POSTGRES = ("tests/api", "tests/dashboard", "tests/test_benchmark_guard.py")
+
+# Of these, `make test` leaves out what is marked `slow`, and what it runs on another database: see
+# HOMES in tests/conftest.py.
 QUICK = (
-    Part(
-        "sqlite",
-        (
-            "tests/cluster",
-            "tests/reporters",
-            "tests/guards",
-            "tests/lifecycle",
-            "tests/testing",
-            "tests/contrib",
-            "tests/crash",
-            "tests/test_deploy.py",
-            "tests/docs",
-            "tests/test_docs.py",
-            "tests/test_examples.py",
-        ),
-        workers=4,
-    ),
+    Part("sqlite", (*CLUSTERS, *ON_SQLITE, *STORE), workers=4),
     Part(
         "postgres",
-        (
-            "tests/story",
-            "tests/conformance",
-            "tests/integration",
-            "tests/workflows",
-            "tests/guards",
-            "tests/lifecycle",
-            "tests/api",
-            "tests/dashboard",
-            "tests/test_benchmark_guard.py",
-        ),
+        (*CLUSTERS, *STORE, *ON_POSTGRES),
         database="postgres",
         workers=4,
         needs=("postgres",),
     ),
-    Part(
-        "mariadb",
-        (
-            "tests/conformance/test_claim.py",
-            "tests/conformance/test_leases.py",
-            "tests/conformance/test_transactions.py",
-            "tests/conformance/test_guards.py",
-            "tests/guards/test_unique.py",
-            "tests/guards/test_database.py",
-            "tests/lifecycle",
-        ),
-        database="mariadb",
-        needs=("mariadb",),
-    ),
+    Part("mariadb", (*CLUSTERS, *STORE), database="mariadb", needs=("mariadb",)),
     Part("admin", ("tests/admin",), database="with_admin", needs=("postgres",)),
     Part("browser", ("tests/browser",), database="browser", needs=("postgres",)),
     Part(
@@ -136,27 +118,16 @@ DJANGOS = (
 
 # -- make test-all --------------------------------------------------------------------------------
 
-STORE = ("tests/conformance", "tests/integration", "tests/lifecycle", "tests/workflows")
-CLUSTERS = ("tests/story", "tests/cluster")
 ALL = (
     Part(
         "all-sqlite",
         (
             *CLUSTERS,
+            *ON_SQLITE,
             *STORE,
-            "tests/reporters",
-            "tests/guards",
-            "tests/testing",
-            "tests/contrib",
-            "tests/crash",
             "tests/typing",
-            "tests/api",
             "tests/test_benchmarks.py",
             "tests/test_benchmark_guard.py",
-            "tests/test_deploy.py",
-            "tests/docs",
-            "tests/test_docs.py",
-            "tests/test_examples.py",
         ),
         workers=4,
     ),
@@ -165,25 +136,16 @@ ALL = (
         (
             *CLUSTERS,
             *STORE,
-            "tests/guards",
-            "tests/api",
-            "tests/dashboard",
+            *ON_POSTGRES,
             "tests/typing",
             "tests/test_benchmarks.py",
-            "tests/test_benchmark_guard.py",
             "tests/test_peers.py",
         ),
         database="postgres",
         workers=4,
         needs=("postgres",),
     ),
-    Part(
-        "all-mariadb",
-        (*CLUSTERS, *STORE, "tests/guards"),
-        database="mariadb",
-        workers=4,
-        needs=("mariadb",),
-    ),
+    Part("all-mariadb", (*CLUSTERS, *STORE), database="mariadb", workers=4, needs=("mariadb",)),
     Part("all-admin", ("tests/admin",), database="with_admin", needs=("postgres",)),
     Part("all-browser", ("tests/browser",), database="browser", needs=("postgres",)),
     *(
@@ -305,13 +267,6 @@ def planted(session: nox.Session) -> None:
         )
 
 
-@nox.session(tags=["test", "all"])
-def demo(session: nox.Session) -> None:
-    """The example project with a real cluster."""
-    with _measured(session):
-        session.run("python", "-m", "examples.feeds.demo", env={"ONCE": "1"})
-
-
 def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> None:
     _skip_without(session, part.needs)
     environment = {
@@ -320,10 +275,8 @@ def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> 
         # Empty is as good as unset: else every process compiles the tests and us once more.
         "PYTHONDONTWRITEBYTECODE": "",
     }
-    marks = [mark for mark in (part.marks, "not slow" if is_quick else "") if mark]
-    with _measured(session), ExitStack() as stack:
-        if part.version:
-            environment |= _start_version(session, part.version, stack)
+    marks = [mark for mark in (part.marks, "not slow and not repeated" if is_quick else "") if mark]
+    with _measured(session):
         session.run(
             f"{_venv_for(session, part)}/bin/python",
             "-m",

@@ -35,6 +35,28 @@ SHARED_BY_FOLDER = {"browser", "reporters"}
 SHARED_BY_MODULE = {"cluster"}
 """In these folders the tests of a module share one."""
 SERVICES = ("redis", "memcached", "mongodb", "disque", "ironmq", "sqs")
+HOMES = {
+    "conformance": {"postgres"},
+    "integration": {"postgres"},
+    "workflows": {"postgres"},
+    "api": {"postgres"},
+    "dashboard": {"postgres"},
+    "guards": {"postgres", "sqlite"},
+    "lifecycle": {"postgres", "sqlite", "mariadb"},
+    "cluster": {"sqlite"},
+    "story": {"postgres", "on_redis"},
+}
+"""Folder -> databases on which `make test` runs its tests. On another one it runs only what is
+marked for that and for none of these; `make test-all` runs the rest."""
+CHOSEN_ON_MARIADB = (
+    "tests/conformance/test_claim.py",
+    "tests/conformance/test_guards.py",
+    "tests/conformance/test_leases.py",
+    "tests/conformance/test_transactions.py",
+    "tests/guards/test_database.py",
+    "tests/guards/test_unique.py",
+)
+"""Its locks and its isolation differ from PostgreSQL's."""
 SEED = "STOKER_TEST_SEED"
 AnyServer = TypeVar("AnyServer", bound=PrivateServer)
 
@@ -58,6 +80,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.option.seed}"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests of other databases, which have runs of their own; skip what is missing."""
     settings = os.environ.get("DJANGO_SETTINGS_MODULE", "tests.settings.sqlite")
@@ -68,6 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if group := group_of(item):
             item.add_marker(pytest.mark.xdist_group(group))
         wanted = {marker.name for marker in item.iter_markers()} & DATABASES
+        if is_repeated(item, wanted, ours):
+            item.add_marker(pytest.mark.repeated)
         (kept if not wanted or ours in wanted else left_out).append(item)
         for service in SERVICES:
             is_there = os.environ.get(f"STOKER_TEST_{service.upper()}_URL")
@@ -76,6 +101,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def is_repeated(item: pytest.Item, wanted: set[str], ours: str) -> bool:
+    """Tell whether `make test` runs this test on another database, where that is enough."""
+    homes = HOMES.get(item.nodeid.removeprefix("tests/").partition("/")[0])
+    if homes is None or ours in homes or (wanted and not wanted & homes):
+        return False
+    return not (ours == "mariadb" and item.nodeid.startswith(CHOSEN_ON_MARIADB))
 
 
 def group_of(item: pytest.Item) -> str:

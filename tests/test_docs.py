@@ -59,7 +59,6 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     walk.close()
 
 
-@pytest.mark.slow
 def test_what_the_tutorial_says_happens(walk: Walk) -> None:
     """Every command, every file, every answer."""
     walk.follow(TUTORIAL)
@@ -197,7 +196,7 @@ DATABASE_KEYS = {
 STRANGERS = {
     "COMMIT", "BEGIN", "COPY", "INSERT", "LISTEN", "NOTIFY", "NULL", "SIGTERM", "SIGINT", "SIGHUP",
     "OFF", "OFFSET", "SIGCONT", "SIGKILL", "SIGSTOP", "TMPDIR", "UUID", "UPDATE", "VACUUM",
-    "WAL", "FULL", "NORMAL",
+    "WAL", "FULL", "NORMAL", "NOREPL", "LOCATION", "HOMES",
     "STOKER_API", "APP_DIRS", "DIRS", "Q_CLUSTER", "Q_CLUSTER_NAME", "ALT_CLUSTERS",
 }  # fmt: skip
 

@@ -114,6 +114,7 @@ def test_the_demo_shows_the_main_job(play: Callable[..., Demo]) -> None:
     assert re.search(r"^  harbour-news.xml +trying again ", demo.told, re.MULTILINE), demo.told
 
 
+@pytest.mark.slow
 def test_the_demo_takes_other_feeds_and_other_ports(play: Callable[..., Demo]) -> None:
     """FEEDS names feeds; one that cannot be had is a failure; a taken port is left to its owner."""
     with SampleServer(in_haste=True) as server, socket.socket() as owner:
@@ -133,7 +134,15 @@ def test_the_demo_takes_other_feeds_and_other_ports(play: Callable[..., Demo]) -
     assert not is_taken or "on http://127.0.0.1:8000/" not in demo.told
 
 
-@pytest.mark.parametrize("moment", ["", "are served on", "Adding", "glacier-notes.xml     import"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "are served on",
+        pytest.param("Adding", marks=pytest.mark.slow),
+        pytest.param("glacier-notes.xml     import", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_leaves_nothing_behind(
     play: Callable[..., Demo], tmp_path: Path, moment: str
 ) -> None:
@@ -158,6 +167,7 @@ def test_a_process_that_dies_is_told(play: Callable[..., Demo]) -> None:
     assert "Cluster stoker started" in demo.told
 
 
+@pytest.mark.slow
 def test_the_demo_follows_feeds_that_are_added_later(play: Callable[..., Demo]) -> None:
     """It stays up for that: what is added on the page is imported, and shown."""
     import httpx
@@ -188,6 +198,7 @@ def test_the_importer_has_all_its_migrations(tmp_path: Path) -> None:
     assert "No changes detected" in manage(tmp_path, "makemigrations", "--check", "--dry-run")
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_and_comes_back() -> None:
     """Two clusters on two hosts: the other takes over, nothing is recorded twice."""
     run = subprocess.run(

@@ -18,8 +18,6 @@ from tests.browser.site import WSGI, running_site
 from tests.browser.window import Window
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _broken_again(db: None) -> Iterator[None]:

@@ -60,7 +60,9 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str]) -> None:
 # -- run ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.sqlite)])
+@pytest.mark.parametrize(
+    "start_method", ["fork", pytest.param("spawn", marks=[pytest.mark.sqlite, pytest.mark.slow])]
+)
 def test_drain_ends_when_there_is_nothing_to_do(start_method: str) -> None:
     job_ids = [result.id for result in write_ledger.enqueue_many([((), {})] * 50)]
     later = write_ledger.using(run_after=3600).enqueue()
@@ -124,7 +126,14 @@ def test_the_time_to_finish_can_be_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("way", ["manage.py", "-m django", "django-admin"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "manage.py",
+        pytest.param("-m django", marks=pytest.mark.slow),
+        pytest.param("django-admin", marks=pytest.mark.slow),
+    ],
+)
 def test_sighup_takes_up_new_code_in_the_same_process(tmp_path: Path, way: str) -> None:
     project = Project(tmp_path)
     settings = {"command": project.commands[way], "environment": project.environment}
@@ -191,6 +200,7 @@ def test_reload_follows_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
+@pytest.mark.slow
 def test_a_mistake_made_while_the_cluster_stops_is_waited_out(tmp_path: Path) -> None:
     project = Project(tmp_path)
     may_end = tmp_path / "may end"

@@ -151,6 +151,7 @@ def crew_of(process: Any) -> list[psutil.Process]:
 
 
 @pytest.mark.chaos
+@pytest.mark.slow
 def test_each_task_has_one_row_and_one_hook_whoever_is_killed(tmp_path: Path, seed: int) -> None:
     """Workers, monitor and pusher are killed while tasks, chains and an iteration run."""
     chance = random.Random(seed)

@@ -136,7 +136,9 @@ def test_finished_job_counts_its_attempt_if_worker_and_pusher_die(tmp_path: Path
 
 @anywhere
 @pytest.mark.chaos
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "start_method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
+)
 def test_clusters_work_and_die_alike_however_their_processes_are_started(
     start_method: str, tmp_path: Path
 ) -> None:

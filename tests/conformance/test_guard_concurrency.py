@@ -213,8 +213,13 @@ def _sweep() -> None:
     sweep_keys("default", None, 200, only_lines=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("look", [_forget_keys, _sweep], ids=["forgetting", "sweeping"])
+@pytest.mark.parametrize(
+    "look",
+    [
+        pytest.param(_forget_keys, id="forgetting"),
+        pytest.param(_sweep, id="sweeping", marks=pytest.mark.slow),
+    ],
+)
 def test_a_crowd(look: Callable[[], object], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due
     crowd = go(seed, look)

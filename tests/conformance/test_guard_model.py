@@ -392,7 +392,6 @@ def rolled_back_unless(is_committed: bool, stand: OrmStand) -> Iterator[None]:
             raise Rollback
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_guards_agree_with_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due

@@ -11,7 +11,7 @@ from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.cluster.ends import end_of, value_of
 from tests.reporters.receiver import silence
 
-pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.sqlite]
+pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.sqlite, pytest.mark.slow]
 
 FAILURES = 120
 """More than the queues of reporters hold."""

@@ -13,7 +13,7 @@ import pytest
 from tests.docs.pages import DOCS, steps_of
 from tests.testing.test_pytest_plugin import SETTINGS, is_registered
 
-pytestmark = [pytest.mark.slow, pytest.mark.sqlite]  # the project has a database of its own
+pytestmark = [pytest.mark.sqlite]  # the project has a database of its own
 
 PAGE = DOCS / "howto" / "test-your-tasks.md"
 

@@ -80,7 +80,6 @@ def test_without_a_database(stoker_inline, stoker_drain, stoker_enqueued):
 pytestmark = pytest.mark.sqlite
 
 
-@pytest.mark.slow
 def test_the_fixtures_of_a_project(tmp_path: Path) -> None:
     for name, text in {"settings": SETTINGS, "tasks": TASKS, "test_notes": TESTS}.items():
         (tmp_path / f"{name}.py").write_text(text)
