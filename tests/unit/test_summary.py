@@ -21,6 +21,9 @@ TESTS = """
 <testcase classname="tests.unit.test_summary" name="test_c" time="0">
   <skipped message="no chromium"/>
 </testcase>
+<testcase classname="" name="gw1" time="0">
+  <error message="collection failure"/>
+</testcase>
 </testsuite></testsuites>
 """
 
@@ -47,10 +50,11 @@ def test_failures_and_skips_stand_by_name_with_their_reason(
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     here = "tests/unit/test_summary.py"
     assert f"sqlite: {here}::TestB::test_b: assert 1 == 2" in lines
+    assert "sqlite: gw1: collection failure" in lines
     assert "demo: exit code 1" in lines
     assert f"sqlite: {here}::test_c: no chromium" in lines
     assert "mariadb: mariadb: not there" in lines
-    assert lines[-1] == "1 passed, 2 failed, 2 skipped in 6 s (5 s of processor time)"
+    assert lines[-1] == "1 passed, 3 failed, 2 skipped in 6 s (5 s of processor time)"
 
 
 def test_time_is_added_up_by_module(report: Path) -> None:
