@@ -276,7 +276,9 @@ def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> 
         "PYTHONDONTWRITEBYTECODE": "",
     }
     marks = [mark for mark in (part.marks, "not slow and not repeated" if is_quick else "") if mark]
-    with _measured(session):
+    with _measured(session), ExitStack() as stack:
+        if part.version:
+            environment |= _start_version(session, part.version, stack)
         session.run(
             f"{_venv_for(session, part)}/bin/python",
             "-m",
