@@ -68,7 +68,7 @@ def _measure(name: str) -> None:
 
 def _work(keys: int) -> float:
     """Enqueue jobs without a guard, or with a lock of so many keys; time their claims and acks."""
-    from stoker.brokers import broker_for
+    from stoker.brokers.adapters import broker_for
     from stoker.conf import settings_for
 
     broker, holder = broker_for(settings_for()), uuid.uuid4()
@@ -83,9 +83,9 @@ def _work(keys: int) -> float:
 
 
 def _message(key: int | None) -> Any:
-    from stoker.brokers.base import Message
-    from stoker.ids import new_job_id
+    from stoker.brokers.contract import Message
     from stoker.models.need import NewNeed
+    from stoker.values.ids import new_job_id
 
     needs = () if key is None else (NewNeed(_key(key), "lock", f"lock {key}"),)
     return Message(
@@ -95,7 +95,7 @@ def _message(key: int | None) -> Any:
 
 def _block(keys: int, each: int) -> None:
     """So many keys, each held by one that runs, with so many in its line."""
-    from stoker.brokers import broker_for
+    from stoker.brokers.adapters import broker_for
     from stoker.conf import settings_for
     from stoker.models import Blocked, GuardKey, Need, Ready
 

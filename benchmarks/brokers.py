@@ -78,8 +78,8 @@ def _by_stoker(
 ) -> tuple[float, dict[str, float]]:
     """Jobs per second from when the sealed jobs are given to the broker, all by one call, until the
     last is recorded and acked; and the processor seconds that it took, by process."""
-    from stoker.brokers import broker_for
-    from stoker.brokers.base import Message
+    from stoker.brokers.adapters import broker_for
+    from stoker.brokers.contract import Message
     from stoker.brokers.fronted import FrontedBroker
     from stoker.conf import settings_for
     from stoker.models import Job

@@ -14,9 +14,9 @@ from typing import Any
 
 from django.db import connections
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.cluster.channel import Stream
-from stoker.cluster.flights import Flights
+from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.wire import (
     open_job,
     open_successes,
@@ -24,9 +24,8 @@ from stoker.cluster.wire import (
     pack_report,
 )
 from stoker.conf import settings_for
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.successes import finish_together
+from stoker.jobs.execute import Executor
+from stoker.jobs.record import finish, finish_together
 from stoker.models import Job
 
 JOBS = 100

@@ -115,8 +115,8 @@ class Loads:
     def due(self) -> None:
         """All jobs become due at one moment."""
         from stoker.conf import settings_for
+        from stoker.jobs.package import sealer_for
         from stoker.models import Job
-        from stoker.package import sealer_for
 
         from benchmarks.tasks import clock
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 from django.db import connection
 from django.utils import timezone
 
-from stoker.ids import new_job_id
 from stoker.models import Job
+from stoker.values.ids import new_job_id
 
 from benchmarks.cluster import RunningCluster
 from benchmarks.tasks import nothing

@@ -13,10 +13,10 @@ from django.utils import timezone
 
 from stoker import Cron, schedules
 from stoker.conf import settings_for
-from stoker.ids import new_job_id
+from stoker.jobs.package import Package, sealer_for
 from stoker.models import Cluster, Job
-from stoker.models.clock import DatabaseNow
-from stoker.package import Package, sealer_for
+from stoker.store.clock import DatabaseNow
+from stoker.values.ids import new_job_id
 
 from tests.app import tasks
 

@@ -33,10 +33,10 @@ from django.core.management import CommandError, load_command_class
 from django.db import connection, models
 
 import stoker.models
-from stoker.api_settings import api_option_fields
 from stoker.compat import task_backends
 from stoker.conf import option_fields, problems
-from stoker.progress import JobState
+from stoker.jobs.states import JobState
+from stoker.setting_values import api_option_fields
 from stoker.testing import drain
 
 from tests.docs.calls import call_api

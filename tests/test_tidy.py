@@ -25,7 +25,7 @@ WRITTEN_BY_HAND = [path for path in FILES if "migrations" not in path.parts]
 MOST_LINES_OF_A_FILE = 500
 MOST_LINES_OF_A_FUNCTION = 50
 MOST_PARAMETERS = 6
-NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "service"}
+NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler"}
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -160,7 +160,7 @@ class Story:
     def judge(self, lost: list[str]) -> int:
         """Say what must be so, and whether it is."""
         from stoker.conf import settings_for
-        from stoker.doctor.examination import examine
+        from stoker.inspect.doctor.examination import examine
 
         charged = Counter(self.payments.values_list("order", flat=True))
         wanted = dict.fromkeys(range(1, 2 * ORDERS + 1), 1)

@@ -10,15 +10,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .backoff import constant as constant
-    from .backoff import exponential as exponential
-    from .backoff import linear as linear
+    from stoker.jobs.current import job as job
+    from stoker.jobs.results import Result as Result
+    from stoker.jobs.running import fencing_number as fencing_number
+    from stoker.jobs.states import JobState as JobState
+    from stoker.locks.lock import lock as lock
+    from stoker.schedules.fire import scheduled_moment as scheduled_moment
+    from stoker.tasks.backoff import constant as constant
+    from stoker.tasks.backoff import exponential as exponential
+    from stoker.tasks.backoff import linear as linear
+    from stoker.tasks.dead_letters import DeadLetters as DeadLetters
+    from stoker.tasks.decorator import Task as Task
+    from stoker.tasks.decorator import TaskContext as TaskContext
+    from stoker.tasks.decorator import task as task
+    from stoker.tasks.guards import InSequence as InSequence
+    from stoker.tasks.guards import Limit as Limit
+    from stoker.tasks.guards import Lock as Lock
+    from stoker.tasks.guards import Rate as Rate
+    from stoker.tasks.guards import Unique as Unique
+    from stoker.tasks.schedules import Cron as Cron
+    from stoker.tasks.schedules import every as every
+    from stoker.tasks.schedules import once as once
+    from stoker.tasks.signatures import chain as chain
+    from stoker.tasks.signatures import chord as chord
+    from stoker.tasks.signatures import group as group
+
     from .compat import TaskError as TaskError
     from .compat import TaskResultDoesNotExist as TaskResultDoesNotExist
-    from .composing import chain as chain
-    from .composing import chord as chord
-    from .composing import group as group
-    from .dead_letter_policy import DeadLetters as DeadLetters
     from .exceptions import Cancel as Cancel
     from .exceptions import DuplicateJob as DuplicateJob
     from .exceptions import JobCancelled as JobCancelled
@@ -35,24 +53,7 @@ if TYPE_CHECKING:
     from .exceptions import TaskCancelled as TaskCancelled
     from .exceptions import TaskTimeout as TaskTimeout
     from .exceptions import WorkflowNotFound as WorkflowNotFound
-    from .guard_options import InSequence as InSequence
-    from .guard_options import Limit as Limit
-    from .guard_options import Lock as Lock
-    from .guard_options import Rate as Rate
-    from .guard_options import Unique as Unique
     from .guards.limits import set_limit as set_limit
-    from .guards.locks import lock as lock
-    from .lifecycle.job import job as job
-    from .lifecycle.running import fencing_number as fencing_number
-    from .lifecycle.scheduled import scheduled_moment as scheduled_moment
-    from .progress import JobState as JobState
-    from .results import Result as Result
-    from .schedule_options import Cron as Cron
-    from .schedule_options import every as every
-    from .schedule_options import once as once
-    from .tasks import Task as Task
-    from .tasks import TaskContext as TaskContext
-    from .tasks import task as task
     from .workflows.current import acurrent_workflow as acurrent_workflow
     from .workflows.current import current_workflow as current_workflow
     from .workflows.results import WorkflowResult as WorkflowResult
@@ -62,52 +63,52 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Cancel": "exceptions",
-    "Cron": "schedule_options",
-    "DeadLetters": "dead_letter_policy",
+    "Cron": "tasks.schedules",
+    "DeadLetters": "tasks.dead_letters",
     "DuplicateJob": "exceptions",
-    "InSequence": "guard_options",
+    "InSequence": "tasks.guards",
     "JobCancelled": "exceptions",
     "JobFailed": "exceptions",
-    "JobState": "progress",
-    "Limit": "guard_options",
-    "Lock": "guard_options",
+    "JobState": "jobs.states",
+    "Limit": "tasks.guards",
+    "Lock": "tasks.guards",
     "LeaseLost": "exceptions",
     "LockBusy": "exceptions",
     "LockLost": "exceptions",
     "NotInJob": "exceptions",
     "NotInWorkflow": "exceptions",
-    "Rate": "guard_options",
-    "Result": "results",
+    "Rate": "tasks.guards",
+    "Result": "jobs.results",
     "ResultTimeout": "exceptions",
     "Retry": "exceptions",
     "Snooze": "exceptions",
     "StokerError": "exceptions",
-    "Task": "tasks",
-    "TaskContext": "tasks",
+    "Task": "tasks.decorator",
+    "TaskContext": "tasks.decorator",
     "TaskError": "compat",
     "TaskResultDoesNotExist": "compat",
     "TaskCancelled": "exceptions",
     "TaskTimeout": "exceptions",
-    "Unique": "guard_options",
+    "Unique": "tasks.guards",
     "WorkflowNotFound": "exceptions",
     "WorkflowResult": "workflows.results",
     "acurrent_workflow": "workflows.current",
-    "chain": "composing",
-    "chord": "composing",
-    "constant": "backoff",
-    "every": "schedule_options",
+    "chain": "tasks.signatures",
+    "chord": "tasks.signatures",
+    "constant": "tasks.backoff",
+    "every": "tasks.schedules",
     "current_workflow": "workflows.current",
-    "exponential": "backoff",
-    "fencing_number": "lifecycle.running",
-    "job": "lifecycle.job",
+    "exponential": "tasks.backoff",
+    "fencing_number": "jobs.running",
+    "job": "jobs.current",
     "get_workflow": "workflows.results",
-    "group": "composing",
-    "linear": "backoff",
-    "lock": "guards.locks",
-    "once": "schedule_options",
-    "scheduled_moment": "lifecycle.scheduled",
+    "group": "tasks.signatures",
+    "linear": "tasks.backoff",
+    "lock": "locks.lock",
+    "once": "tasks.schedules",
+    "scheduled_moment": "schedules.fire",
     "set_limit": "guards.limits",
-    "task": "tasks",
+    "task": "tasks.decorator",
 }
 """Name -> the module that it is from."""
 

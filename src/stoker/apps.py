@@ -55,15 +55,16 @@ def _names_reporters() -> bool:
 
 def _tune(connection: Any, **_: Any) -> None:
     if connection.vendor == "sqlite" and connection.alias in _tuned_databases():
-        from .models.sqlite_tuning import tune
+        from stoker.store.sqlite import tune
 
         tune(connection)
 
 
 def _tuned_databases() -> set[str]:
     """The stores of all backends that are Stoker's and want it."""
+    from stoker.tasks.decorator import own_backends
+
     from .exceptions import ConfigurationError
-    from .tasks import own_backends
 
     aliases = set()
     for backend in own_backends().values():

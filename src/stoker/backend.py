@@ -11,14 +11,16 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage
 
+from stoker.tasks.decorator import AbsentTask, Call, Task
+
 from .compat import BaseTaskBackend, InvalidTask
 from .conf import Settings, problems, read_settings, settings_for
 from .exceptions import ConfigurationError, InvalidTaskOption, UnknownTask
-from .tasks import AbsentTask, Call, Task
 
 if TYPE_CHECKING:
-    from .nodes import Node
-    from .results import Result
+    from stoker.jobs.results import Result
+    from stoker.tasks.signatures import Node
+
     from .workflows.results import WorkflowResult
 
 LONGEST_NAME = 255
@@ -110,7 +112,7 @@ class StokerBackend(BaseTaskBackend):
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Result[Any]:
         """Make a job of this call. See ``Task.enqueue``."""
         settings = self.settings
-        from .lifecycle.enqueue import enqueue
+        from stoker.jobs.enqueue import enqueue
 
         return enqueue(settings, task, args, kwargs)
 
@@ -122,14 +124,14 @@ class StokerBackend(BaseTaskBackend):
     def enqueue_many(self, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
         """Make a job of each call, all or none. See ``Task.enqueue_many``."""
         settings = self.settings
-        from .lifecycle.enqueue import enqueue_many
+        from stoker.jobs.enqueue import enqueue_many
 
         return enqueue_many(settings, task, calls)
 
     def enqueue_workflow(self, node: Node, name: str = "") -> WorkflowResult:
         """Make a workflow. See ``Node.enqueue``."""
         settings = self.settings
-        from .workflows.enqueue import enqueue
+        from stoker.workflows.create import enqueue
 
         return enqueue(settings, node, name)
 
@@ -140,7 +142,7 @@ class StokerBackend(BaseTaskBackend):
             TaskResultDoesNotExist: there is none with that id (any more), or it is no id.
         """
         settings = self.settings
-        from .results import fetch
+        from stoker.jobs.results import fetch
 
         return fetch(settings, result_id)
 

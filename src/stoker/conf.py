@@ -14,16 +14,13 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
-from .dead_letter_policy import DeadLetters, letter_policies
-from .declared_schedules import schedules_by_name
-from .exceptions import ConfigurationError
-from .schedule_options import Scheduled
-from .setting_problems import problems_of
-from .setting_values import (
+from stoker.exceptions import ConfigurationError
+from stoker.setting_values import (
     Check,
     LetterRetention,
     NamedReporter,
     Retention,
+    are_queue_names,
     backoff,
     compression,
     flag,
@@ -34,9 +31,12 @@ from .setting_values import (
     results_place,
     retention,
     seconds,
+    suggestion,
     text,
     whole,
 )
+from stoker.tasks.dead_letters import DeadLetters, letter_policies
+from stoker.tasks.schedules import Scheduled, schedules_by_name
 
 
 def option(key: str, default: Any, check: Check, doc: str) -> Any:
@@ -285,3 +285,42 @@ def _assemble(alias: str, params: Mapping[str, Any]) -> Settings:
     }
     queues = tuple(sorted(params.get("QUEUES", ["default"])))
     return Settings(alias=alias, queues=queues, **checked)
+
+
+ENTRY_KEYS = ("BACKEND", "QUEUES", "OPTIONS")
+"""What one entry of ``TASKS`` may have."""
+
+
+def problems_of(
+    alias: str, params: Mapping[str, Any], known: Mapping[str, Field[Any]]
+) -> list[str]:
+    """One sentence for each option that cannot be used.
+
+    Args:
+        alias: the name under ``TASKS``.
+        params: the entry of that name.
+        known: the options that there are, by key.
+    """
+    found = []
+    options = params.get("OPTIONS", {})
+    where = f'TASKS["{alias}"]["OPTIONS"]'
+    for key in params:
+        if key not in ENTRY_KEYS:
+            entry = f'TASKS["{alias}"]'
+            found.append(f"{entry} has no key {key!r}.{suggestion(str(key), ENTRY_KEYS)}")
+    if not are_queue_names(params.get("QUEUES", [])):
+        found.append(
+            f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters; '
+            "an empty one takes any name."
+        )
+    if not isinstance(options, Mapping):
+        return [*found, f"{where} must be a dict of options."]
+    for key, value in options.items():
+        if key not in known:
+            found.append(f"{where} has no option {key!r}.{suggestion(str(key), known)}")
+            continue
+        try:
+            known[key].metadata["check"](value)
+        except ValueError as error:
+            found.append(f'{where}["{key}"] is {value!r}, but {error}.')
+    return found

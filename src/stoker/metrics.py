@@ -21,8 +21,7 @@ from typing import Any
 
 from django.db.models import Sum
 
-from .conf import Settings
-from .figures import (
+from stoker.inspect.figures import (
     Backlog,
     Figures,
     Point,
@@ -33,9 +32,11 @@ from .figures import (
     backlog_of,
     figures_of,
 )
+from stoker.jobs.states import explained
+
+from .conf import Settings
 from .models import Sample, Tally
 from .models.metrics import COLUMNS, FINEST_SECONDS, FOLDS, SAMPLE_SECONDS, Sums, TallyRow
-from .progress import explained
 
 __all__ = [
     "Backlog",

@@ -21,18 +21,18 @@ from uuid import UUID
 
 from django.db.models import Model
 
-from stoker.models.commits import after_commit
+from stoker.brokers.adapters import broker_for
+from stoker.inspect.queue_depths import Pause, QueueDepth, pauses
+from stoker.inspect.queue_depths import queues as depths
+from stoker.jobs.cancel import cancel_those_waiting
+from stoker.jobs.states import explained
+from stoker.store.places import PLACES, WAITING
+from stoker.store.transactions import after_commit
+from stoker.values.progress import come_so_far
 
-from .brokers import broker_for
-from .cancelling import cancel_those_waiting
 from .conf import Settings, settings_for
 from .exceptions import QueueNotFound
-from .long_work import come_so_far
 from .models import PausedQueue
-from .models.places import PLACES, WAITING
-from .progress import explained
-from .queue_depths import Pause, QueueDepth, pauses
-from .queue_depths import queues as depths
 from .setting_values import checked_limit
 
 __all__ = ["Cleared", "Pause", "QueueDepth", "clear", "get", "list", "pause", "resume"]

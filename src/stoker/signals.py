@@ -6,6 +6,9 @@ otherwise. Further arguments may be added: receivers take ``**kwargs``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.dispatch import Signal
 
 pre_enqueue = Signal()
@@ -27,7 +30,7 @@ pre_execute = Signal()
 
 post_execute_in_worker = Signal()
 """In the worker, after each attempt, before it is recorded. ``task_result``: the attempt's;
-``outcome``: what it came to, of stoker.lifecycle.outcomes."""
+``outcome``: what it came to, of stoker.jobs.outcomes."""
 
 post_execute = Signal()
 """In the monitor, when a job is over and that is committed. ``task_result``: the job's;
@@ -40,9 +43,42 @@ In the monitor, after the commit. ``dead_letter``: its row."""
 
 attempt_failed = Signal()
 """An attempt failed, for good or to be tried again. ``failure``: a Failure, of
-stoker.lifecycle.failures. Once for each: in the worker, while the exception is being handled; in
+stoker.jobs.failures. Once for each: in the worker, while the exception is being handled; in
 the monitor, where the worker died of it or the cluster itself says that it failed."""
 
 post_tick = Signal()
 """In the scheduler, when a tick of a schedule is committed. ``fired``: a Fired, of
-stoker.lifecycle.firing: what became of it, and the job."""
+stoker.schedules.fire: what became of it, and the job."""
+
+
+event = Signal()
+"""Sent in whichever process it happens in, with ``name`` and ``facts`` (a dict)."""
+
+
+def tell(name: str, /, **facts: Any) -> None:
+    """Report that something happened. A reporter that fails harms nothing."""
+    event.send_robust(None, name=name, facts=facts)
+
+
+Call = Callable[[], object]
+_call_later: Callable[[str, Call], None] | None = None
+
+
+def call_project(what: str, call: Call) -> None:
+    """Call code of the project. In the monitor and the scheduler it runs in a thread of its own,
+    because it may never return; elsewhere now.
+
+    Args:
+        what: which code, for the log.
+        call: must not raise.
+    """
+    if _call_later is None:
+        call()
+    else:
+        _call_later(what, call)
+
+
+def call_project_with(call_later: Callable[[str, Call], None] | None) -> None:
+    """Have all project code of this process called in another way; None = at once."""
+    global _call_later
+    _call_later = call_later

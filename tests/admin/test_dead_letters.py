@@ -8,8 +8,8 @@ import pytest
 
 from stoker import dead_letters
 from stoker.conf import settings_for
+from stoker.jobs.package import sealer_for
 from stoker.models import DeadLetter, Job, Ready, Requeue
-from stoker.package import sealer_for
 
 from tests.admin.conftest import Visitor
 from tests.app import frail, tasks
@@ -44,8 +44,8 @@ def test_lists_and_their_filters(anna: Visitor) -> None:
 def test_pages_follow_one_another_and_leave_none_out(
     anna: Visitor, query: Any, are_together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.admin.letter_list.PAGE", 2)
-    monkeypatch.setattr("stoker.admin.letter_list.LOOKED_AT", 3)
+    monkeypatch.setattr("stoker.admin.dead_letter_lists.PAGE", 2)
+    monkeypatch.setattr("stoker.admin.dead_letter_lists.LOOKED_AT", 3)
     letters = [dead(frail.charge, f"order {number}") for number in range(7)]
     if are_together:
         DeadLetter.objects.update(failed_at=letters[0].failed_at)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stoker import chain, queues
+from stoker.jobs.states import JobState
 from stoker.models import Job, Ready, Tally
-from stoker.progress import JobState
 
 from tests.admin.conftest import Visitor
 from tests.app import frail, guarded, tasks

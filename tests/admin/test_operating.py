@@ -9,9 +9,9 @@ import pytest
 from django.utils import timezone
 
 from stoker import Cron, every, queues, schedules
-from stoker.admin.words import ago
+from stoker.admin.base import ago
 from stoker.models import Cluster, Job, PausedQueue, Schedule, Tally
-from stoker.models.clock import DatabaseNow
+from stoker.store.clock import DatabaseNow
 
 from tests.admin.conftest import Visitor
 from tests.app import tasks

@@ -12,7 +12,7 @@ sys.modules["pydantic"] = None
 import django
 django.setup()
 from django.core.management import call_command, load_command_class
-import stoker.testing, stoker.dead_letters, stoker.clusters
+import stoker.testing, stoker.dead_letters, stoker.operations.clusters
 call_command("check", "--fail-level", "ERROR")
 try:
     import stoker.api.urls
@@ -25,7 +25,8 @@ WITH = """
 import sys
 import django
 django.setup()
-import stoker.testing, stoker.dead_letters, stoker.clusters, stoker.management.commands.stoker
+import stoker.testing, stoker.dead_letters.service, stoker.operations.clusters
+import stoker.management.commands.stoker
 assert not {"ninja", "pydantic"} & set(sys.modules)
 """
 

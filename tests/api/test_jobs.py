@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.exposure import exposed_tasks
 from stoker.models import Deferred, Job, Ready
+from stoker.tasks.registry import exposed_tasks
 
 from tests.api.conftest import Caller
 from tests.app.exposed import add

@@ -11,7 +11,7 @@ from django.test import AsyncClient
 from django.utils import timezone
 
 from stoker.models import Cluster, Job, PausedQueue
-from stoker.models.clock import DatabaseNow
+from stoker.store.clock import DatabaseNow
 
 from tests.api.conftest import Caller
 from tests.app.tasks import add
@@ -50,7 +50,7 @@ def test_a_store_that_is_not_migrated_or_away_is_not_ready(
     nobody: Caller, anna: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("stoker.api.health.own_migrations", lambda: frozenset({"0099_later"}))
+        patch.setattr("stoker.api.views.health.own_migrations", lambda: frozenset({"0099_later"}))
         response = nobody.call("GET", "health/ready")
         assert (response.status_code, response.json()["because"]) == (
             503,

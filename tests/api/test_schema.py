@@ -21,10 +21,9 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from stoker import every, schedules
-from stoker.api.document import document_of
-from stoker.api.whole import api
+from stoker.api.urls import api, document_of
 from stoker.models import Cluster, DeadLetter, PausedQueue
-from stoker.models.clock import DatabaseNow
+from stoker.store.clock import DatabaseNow
 
 from tests.api.test_operating import sign_on
 from tests.app import frail

@@ -16,8 +16,8 @@ def begin(names: str) -> None:
 
 def hear_nothing(_: str) -> None:
     """A pooler that does not pass notifications on."""
-    from stoker.brokers import orm
-    from stoker.brokers.wake import NoWake
+    from stoker.brokers.contract import NoWake
+    from stoker.brokers.orm import broker as orm
 
     orm.open_wake = lambda _alias: NoWake()
 
@@ -64,7 +64,7 @@ def clock(seconds: str) -> None:
 
 def claim_and_forget(_: str) -> None:
     """A connection that breaks after the claim was carried out and before its answer came."""
-    from stoker.brokers.orm import OrmBroker
+    from stoker.brokers.orm.broker import OrmBroker
     from stoker.exceptions import BrokerUnavailable
 
     claim = OrmBroker.claim
@@ -82,7 +82,7 @@ def claim_and_forget(_: str) -> None:
 
 def doze(seconds: str) -> None:
     """A monitor that stands still for so long in the transaction that records its first failure."""
-    from stoker.brokers.orm import OrmBroker
+    from stoker.brokers.orm.broker import OrmBroker
 
     settle = OrmBroker.settle
     left = [1]
@@ -117,7 +117,7 @@ def lose_guards_answer(_: str) -> None:
 
     from django.db import OperationalError
 
-    from stoker.models.claiming import Claiming
+    from stoker.brokers.orm.claim import Claiming
 
     go_round = Claiming.go_round
     left = [1]

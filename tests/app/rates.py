@@ -6,7 +6,8 @@ import time
 from contextlib import suppress
 
 from stoker import task
-from stoker.cluster import wire, worker
+from stoker.cluster import wire
+from stoker.cluster.worker import worker
 
 _asked = threading.local()
 

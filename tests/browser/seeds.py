@@ -9,10 +9,10 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from stoker.histogram import class_of
 from stoker.models import Sample, Schedule, Tally, Tick
-from stoker.models.clock import MICROSECONDS
 from stoker.models.metrics import Place, Sums
+from stoker.store.clock import MICROSECONDS
+from stoker.values.histogram import class_of
 
 TASKS = (
     Place("payments", "shop.tasks.charge_card"),

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from stoker import queues
+from stoker.jobs.states import JobState
 from stoker.models import Cluster, DeadLetter, Job
-from stoker.progress import JobState
 
 from tests.app.models import Account
 from tests.browser.conftest import PASSWORD

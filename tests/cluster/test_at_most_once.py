@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from django.utils import timezone
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.models import Begun, Job
 

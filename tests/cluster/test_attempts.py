@@ -10,12 +10,12 @@ from uuid import UUID
 import pytest
 from django.db import connection
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Message
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Message
 from stoker.conf import settings_for
-from stoker.ids import new_job_id
+from stoker.jobs.package import JobOptions, Package, Sealer, sealer_for
 from stoker.models import Claimed, DeadLetter, Deferred, Job
-from stoker.package import JobOptions, Package, Sealer, sealer_for
+from stoker.values.ids import new_job_id
 
 from tests.app import chaos, tasks
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stoker import Task
-from stoker.cancelling import sweep_requests
 from stoker.conf import settings_for
+from stoker.jobs.cancel import sweep_requests
 from stoker.models import Cancellation, Claimed, Job, Need
 
 from tests.app import cancelling, tasks

@@ -10,13 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 from django.utils import timezone
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.cluster.board import Board, Occupied, board_path
 from stoker.cluster.plan import Plan
 from stoker.conf import settings_for
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
-from stoker.models.clock import DatabaseNow
+from stoker.store.clock import DatabaseNow
 
 from tests.app import tasks
 from tests.app.models import Ledger

@@ -7,11 +7,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Broker, Delivery, Return
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Broker, Delivery, Return
 from stoker.conf import settings_for
 from stoker.models import Attempt, Claimed, Cluster, Job
-from stoker.models.clock import database_now_us
+from stoker.store.clock import database_now_us
 
 from tests.app import chaos, tasks
 from tests.app.models import Ledger

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.compat import TaskResultStatus, task_backends
 from stoker.conf import settings_for
 from stoker.models import Attempt, Cluster, Job

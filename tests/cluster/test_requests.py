@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import clusters
 from stoker.exceptions import ClusterNotFound
 from stoker.models import Claimed, Cluster, Job, Ready
+from stoker.operations import clusters
 
 from tests.app import chaos, tasks
 from tests.app.models import Ledger

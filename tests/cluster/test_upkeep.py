@@ -11,15 +11,15 @@ from django.db import DatabaseError, connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Broker
-from stoker.cluster import pruning as pruning_module
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Broker
+from stoker.cluster import upkeep as pruning_module
 from stoker.cluster import upkeep as upkeep_module
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
-from stoker.events import event
 from stoker.models import Attempt, Claimed, Job, Lock
+from stoker.signals import event
 
 from tests.app import tasks
 

@@ -2,9 +2,9 @@
 
 import os
 
-from stoker.brokers import adapter_for
-from stoker.brokers.base import Broker
+from stoker.brokers.adapters import adapter_for
 from stoker.brokers.carried import CarriedBroker
+from stoker.brokers.contract import Broker
 from stoker.brokers.transport import Transport
 from stoker.conf import Settings
 

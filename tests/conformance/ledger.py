@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stoker.brokers.base import Broker, Delivery, LeaseId, Message, Return
+from stoker.brokers.contract import Broker, Delivery, LeaseId, Message, Return
 
 from tests.conformance.stands import message
 from tests.conformance.threads import patiently

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from stoker.brokers.base import Capabilities, Message
+from stoker.brokers.contract import Capabilities, Message
 from stoker.brokers.transport import Parcel, Transport, as_body, as_message
 from stoker.conf import Settings
 

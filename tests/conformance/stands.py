@@ -19,21 +19,21 @@ from django.db import connections, transaction
 from django.db.models import F
 from redis import Redis
 
-from stoker.brokers.base import Broker, Capabilities, Delivery, Message
 from stoker.brokers.carried import CarriedBroker
-from stoker.brokers.disque import DisqueTransport
+from stoker.brokers.contract import Broker, Capabilities, Delivery, Message
+from stoker.brokers.disque.transport import DisqueTransport
 from stoker.brokers.ironmq import IronmqTransport
 from stoker.brokers.memory import MemoryBroker
-from stoker.brokers.mongodb import MongodbBroker
-from stoker.brokers.mongodb_documents import connect as connect_to_mongodb
-from stoker.brokers.orm import OrmBroker
-from stoker.brokers.redis import RedisBroker
-from stoker.brokers.sqs import SqsTransport
+from stoker.brokers.mongodb.broker import MongodbBroker
+from stoker.brokers.mongodb.documents import connect as connect_to_mongodb
+from stoker.brokers.orm.broker import OrmBroker
+from stoker.brokers.redis.broker import RedisBroker
+from stoker.brokers.sqs.transport import SqsTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
-from stoker.ids import new_job_id
 from stoker.models import Claimed, Deferred
-from stoker.models.clock import MICROSECONDS, database_now_us, microseconds
+from stoker.store.clock import MICROSECONDS, database_now_us, microseconds
+from stoker.values.ids import new_job_id
 
 from tests.conformance.memory_transport import MemoryTransport
 from tests.servers.sqs import CREDENTIALS

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from stoker.brokers.base import Delivery, Return
+from stoker.brokers.contract import Delivery, Return
 from stoker.models import PausedQueue
 
 from tests.cluster.clusters import wait_for
@@ -24,7 +24,7 @@ def test_a_claim_looks_once_however_slow_it_is(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was stopped for a while must not say that there is nothing."""
-    monkeypatch.setattr("stoker.brokers.orm.LOOK_BEHIND_SECONDS", -1.0)
+    monkeypatch.setattr("stoker.brokers.orm.broker.LOOK_BEHIND_SECONDS", -1.0)
     (job_id,) = stand.put()
     assert stand.claim_one().job_id == job_id
 

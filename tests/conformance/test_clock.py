@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 
-from stoker.models.clock import MICROSECONDS, NOW_SQL, database_now_us
+from stoker.store.clock import MICROSECONDS, NOW_SQL, database_now_us
 
 from tests.servers.mariadb import PrivateMariadb
 

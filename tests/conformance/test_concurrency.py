@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from stoker.brokers.base import Broker, Delivery, Lease, Message, Return
+from stoker.brokers.contract import Broker, Delivery, Lease, Message, Return
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.ledger import Ledger

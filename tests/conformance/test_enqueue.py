@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.ids import new_job_id
+from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import Stand, message
 

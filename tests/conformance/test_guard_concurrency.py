@@ -17,13 +17,12 @@ import pytest
 from django.db import connection, transaction
 from psycopg import IsolationLevel
 
-from stoker.brokers import orm
-from stoker.brokers.base import Broker, Delivery, Message, Return
+from stoker.brokers.contract import Broker, Delivery, Message, Return
+from stoker.brokers.orm import broker as orm
+from stoker.guards.sweep import sweep_keys
 from stoker.models import GuardKey
-from stoker.models.conflicts import is_conflict
-from stoker.models.guard_upkeep import sweep_keys
-from stoker.models.isolation import deciding
 from stoker.models.need import NewNeed
+from stoker.store.transactions import deciding, is_conflict
 
 from tests.conformance.overlaps import Overlaps
 from tests.conformance.stands import OrmStand, message

@@ -9,10 +9,13 @@ from functools import partial
 
 import pytest
 
-from stoker.brokers import orm
-from stoker.brokers.base import Return
-from stoker.models import Blocked, GuardKey, Need, admission, guard_upkeep, turns
+from stoker.brokers.contract import Return
+from stoker.brokers.orm import broker as orm
+from stoker.guards import admission
+from stoker.guards import sweep as guard_upkeep
+from stoker.models import Blocked, GuardKey, Need
 from stoker.models.guard_key import GuardKeyQuerySet
+from stoker.store import turns
 
 from tests.conformance.stands import OrmStand
 from tests.conformance.test_guards import claim_ids, ids, need, put

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from stoker.brokers.base import Delivery, Return
+from stoker.brokers.contract import Delivery, Return
+from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.models import Blocked, Claimed, GuardKey, Need, Ready
-from stoker.models.guard_upkeep import forget_needs, sweep_keys
 from stoker.models.need import NewNeed
 
 from tests.conformance.stands import Stand
@@ -150,7 +150,7 @@ def test_who_is_turned_away_may_be_called_in_the_same_moment(stand: Stand) -> No
 
 
 def stand_lease(job_id: uuid.UUID) -> Any:
-    from stoker.brokers.base import Lease
+    from stoker.brokers.contract import Lease
 
     return Lease(job_id, Claimed.objects.get(pk=job_id).lease_id)
 

@@ -10,10 +10,11 @@ import pytest
 from django.db import DataError, OperationalError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from stoker.brokers.base import Delivery, Return
-from stoker.cluster.patience import set_deadlines
+from stoker.brokers.contract import Delivery, Return
+from stoker.brokers.patience import set_deadlines
 from stoker.exceptions import BrokerUnavailable
-from stoker.models import Ready, kept
+from stoker.models import Ready
+from stoker.store import prepared as kept
 
 from tests.conformance.stands import OrmStand, message
 

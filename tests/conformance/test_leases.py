@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.brokers.base import Delivery, Lease, Return
-from stoker.ids import new_job_id, new_lease_id
+from stoker.brokers.contract import Delivery, Lease, Return
+from stoker.values.ids import new_job_id, new_lease_id
 
 from tests.conformance.stands import LEASE_SECONDS, Stand
 

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.brokers import orm
-from stoker.brokers.base import Delivery, Lease, Return
-from stoker.models import watermarks
+from stoker.brokers.contract import Delivery, Lease, Return
+from stoker.brokers.orm import broker as orm
+from stoker.brokers.orm import claim as watermarks
 
 from tests.conformance.stands import MemoryStand, MongodbStand, OrmStand, Stand, message
 

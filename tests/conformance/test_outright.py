@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 from stoker.models import Job
 from stoker.models.job import NewJob
-from stoker.models.outright import Success, add_successful
+from stoker.store.insert import Success, add_successful
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 

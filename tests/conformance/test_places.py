@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.brokers.base import Return
-from stoker.ids import new_job_id
+from stoker.brokers.contract import Return
+from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import LEASE_SECONDS, Stand
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from stoker.brokers.base import Delivery, Return
-from stoker.cluster.patience import set_deadlines
-from stoker.models import Job, kept
-from stoker.models.ending import Ending
+from stoker.brokers.contract import Delivery, Return
+from stoker.brokers.patience import set_deadlines
+from stoker.models import Job
+from stoker.models.job import Ending
+from stoker.store import prepared as kept
 
 from tests.conformance.stands import OrmStand, message
 

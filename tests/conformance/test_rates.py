@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker.brokers.base import Delivery, Return
+from stoker.brokers.contract import Delivery, Return
 from stoker.models import GuardKey
-from stoker.models.clock import MICROSECONDS, microseconds
 from stoker.models.guard_key import GuardKeyQuerySet
 from stoker.models.need import NewNeed
+from stoker.store.clock import MICROSECONDS, microseconds
 
 from tests.conformance.stands import Stand
 
@@ -177,7 +177,7 @@ def test_who_has_no_rate_does_not_wait_behind_those_who_have(stand: Stand) -> No
 def test_as_long_as_somebody_may_wait_behind_them_the_next_claim_is_due(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.brokers.orm.LOOK_BEHIND_SECONDS", 0.0001)
+    monkeypatch.setattr("stoker.brokers.orm.broker.LOOK_BEHIND_SECONDS", 0.0001)
     put(stand, rate(1), 5)
     assert len(stand.claim(2)) == 1
     assert stand.claim(2) == []
@@ -190,7 +190,7 @@ def test_as_long_as_somebody_may_wait_behind_them_the_next_claim_is_due(
 def test_who_has_a_rate_does_not_wait_until_the_others_are_done(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.brokers.orm.PROMOTE_SECONDS", 600.0)
+    monkeypatch.setattr("stoker.brokers.orm.broker.PROMOTE_SECONDS", 600.0)
     first, second = put(stand, rate(1), 2)
     assert ids(claim(stand)) == [first]
     stand.put(10)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stoker.brokers.base import Broker, Lease, Return
+from stoker.brokers.contract import Broker, Lease, Return
 from stoker.models import Claimed
-from stoker.models.clock import MICROSECONDS
+from stoker.store.clock import MICROSECONDS
 
 from tests.conformance.stands import LEASE_SECONDS, OrmStand, Stand, message
 from tests.conformance.threads import together

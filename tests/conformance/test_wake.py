@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from stoker.brokers import orm_wake
-from stoker.brokers.base import Broker
-from stoker.brokers.fronted_wake import FrontedWake
-from stoker.brokers.wake import NoWake, Wake
+from stoker.brokers.contract import Broker, NoWake, Wake
+from stoker.brokers.fronted import FrontedWake
+from stoker.brokers.orm import wake as orm_wake
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.programs import enqueue

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from stoker.brokers.base import Broker
+from stoker.brokers.contract import Broker
 from stoker.exceptions import BrokerUnavailable
 
 from tests.conformance.stands import Stand

@@ -56,7 +56,7 @@ def replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 @mistake("a job is acked before it is recorded", "lost")
 def ack_before_record() -> None:
-    from stoker.brokers.orm import OrmBroker
+    from stoker.brokers.orm.broker import OrmBroker
     from stoker.cluster import monitor
 
     acked = threading.local()
@@ -79,7 +79,7 @@ def ack_before_record() -> None:
 
 @mistake("an attempt that crashed is not counted", "miscounted")
 def crashes_uncounted() -> None:
-    from stoker.lifecycle import finish
+    from stoker.jobs import record as finish
 
     @replace(finish, "_return")
     def give_back(right: Any, verdict: Any) -> Any:
@@ -91,8 +91,10 @@ def crashes_uncounted() -> None:
 
 @mistake("a lost lease is not noticed", "overlapping", "doubled", "miscounted")
 def extend_whatever() -> None:
-    from stoker.brokers.orm import OrmBroker
-    from stoker.cluster import pusher, watch, worker
+    from stoker.brokers.orm.broker import OrmBroker
+    from stoker.cluster import watch
+    from stoker.cluster.pusher import pusher
+    from stoker.cluster.worker import worker
 
     @replace(OrmBroker, "extend")
     def extend(right: Any, self: Any, leases: Any, **options: Any) -> Any:
@@ -139,7 +141,7 @@ def locks_by_age() -> None:
 def run_before_commit() -> None:
     from django.db import connections
 
-    from stoker.brokers.orm import OrmBroker
+    from stoker.brokers.orm.broker import OrmBroker
 
     @replace(OrmBroker, "enqueue")
     def enqueue(right: Any, self: Any, messages: Any) -> Any:
@@ -156,7 +158,7 @@ def run_before_commit() -> None:
 
 @mistake("a job waits for a second less than it should", "early")
 def a_second_early() -> None:
-    from stoker.brokers import orm
+    from stoker.brokers.orm import broker as orm
 
     @replace(orm, "as_new_job")
     def as_new_job(right: Any, message: Any) -> Any:
@@ -168,10 +170,10 @@ def a_second_early() -> None:
 
 @mistake("two clusters fire the same tick", "ticks")
 def ticks_twice() -> None:
-    from stoker.lifecycle import firing
     from stoker.models import Schedule
-    from stoker.models.clock import database_now_us
     from stoker.models.schedule import ScheduleQuerySet
+    from stoker.schedules import fire as firing
+    from stoker.store.clock import database_now_us
 
     @replace(ScheduleQuerySet, "hold")
     def hold(_right: Any, self: Any, schedule_id: Any) -> Any:
@@ -209,7 +211,7 @@ def enqueue_again() -> None:
 
 @mistake("leases that ran out are not taken over", "lost")
 def no_rescue() -> None:
-    from stoker.brokers.orm import OrmBroker
+    from stoker.brokers.orm.broker import OrmBroker
 
     replace(OrmBroker, "claim_expired")(lambda _right, _self, _limit, **_options: [])
     replace(OrmBroker, "expire_holder")(lambda _right, _self, _holder: 0)
@@ -217,6 +219,6 @@ def no_rescue() -> None:
 
 @mistake("a cluster waits for half a minute after an error of the database", "stalled")
 def long_waits() -> None:
-    from stoker.cluster import patience
+    from stoker.brokers import patience
 
     patience.FIRST_PAUSE_SECONDS = patience.LONGEST_PAUSE_SECONDS = 30.0

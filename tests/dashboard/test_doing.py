@@ -13,8 +13,8 @@ from django.test import Client
 from stoker import chain, every, queues, schedules
 from stoker.conf import settings_for
 from stoker.dashboard.urls import urlpatterns
+from stoker.jobs.states import JobState
 from stoker.models import Cluster, DeadLetter, Job, Workflow
-from stoker.progress import JobState
 from stoker.testing import drain
 
 from tests.app import frail, tasks

@@ -16,11 +16,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import chain, every, group, queues, schedules
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.dashboard import words
+from stoker.dashboard import labels as words
 from stoker.models import Cluster, DeadLetter, Tally
-from stoker.models.clock import DatabaseNow
+from stoker.store.clock import DatabaseNow
 from stoker.testing import drain
 
 from tests.app import flows, frail, tasks
@@ -191,7 +191,7 @@ def test_pages_follow_one_another(anna: Client) -> None:
 def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     anna: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stoker.models import job_search
+    from stoker.inspect import jobs as job_search
 
     monkeypatch.setattr(job_search, "LOOKED_AT", 10)
     wanted = tasks.add.enqueue(1, 2)

@@ -8,10 +8,10 @@ from typing import Any
 from django.db.models import F
 
 from stoker import queues
-from stoker.brokers.base import Return
-from stoker.cancelling import sweep_requests
+from stoker.brokers.contract import Return
 from stoker.cluster.upkeep import Upkeep
-from stoker.lifecycle.outcomes import Cancelled, Crashed, TimedOut
+from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.outcomes import Cancelled, Crashed, TimedOut
 from stoker.models import Claimed, Deferred
 from stoker.setting_values import Retention
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Lease
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Lease
 from stoker.cluster.plan import Plan
 from stoker.conf import settings_for
-from stoker.ids import parse_job_id
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted, Outcome
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Attempted, Outcome
+from stoker.jobs.record import finish
+from stoker.jobs.states import progress_of
 from stoker.models import (
     Attempt,
     Blocked,
@@ -24,7 +24,7 @@ from stoker.models import (
     Need,
     Ready,
 )
-from stoker.progress import progress_of
+from stoker.values.ids import parse_job_id
 
 
 class Stand:

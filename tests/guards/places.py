@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stoker.guards.locks import lock
-from stoker.guards.named_lock import NamedLock
+from stoker.locks.lock import NamedLock, lock
 
 TABLE = "stoker_tests_cache"
 

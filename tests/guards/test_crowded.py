@@ -5,13 +5,13 @@ import uuid
 
 import pytest
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery, Message
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery, Message
 from stoker.conf import settings_for
-from stoker.guards.crowded import crowded
-from stoker.ids import new_job_id
+from stoker.inspect.guards import crowded
+from stoker.inspect.stats import queues
 from stoker.models.need import NewNeed
-from stoker.stats import queues
+from stoker.values.ids import new_job_id
 
 pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
 

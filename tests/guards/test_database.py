@@ -9,16 +9,15 @@ from django.db import connection, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import settings_for
 from stoker.exceptions import LockBusy, NotMigrated
-from stoker.guards.lock_keys import key_of
-from stoker.guards.lock_store import LockClaim
-from stoker.guards.lock_stores import database_cache
-from stoker.guards.lock_stores.database_cache import DatabaseCacheLocks
-from stoker.guards.locks import lock
+from stoker.locks.lock import key_of, lock
+from stoker.locks.stores import database as database_cache
+from stoker.locks.stores.contract import LockClaim
+from stoker.locks.stores.database import DatabaseCacheLocks
 from stoker.models import Lock
 from stoker.models.lock import NOBODY
 

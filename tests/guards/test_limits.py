@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stoker import Limit, set_limit, task
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
 

@@ -10,8 +10,8 @@ import pytest
 from django.core.cache import caches
 
 from stoker.exceptions import ConfigurationError, LockBusy, LockLost
-from stoker.guards.lock_keys import key_of
-from stoker.guards.lock_stores.any_cache import FENCE_PREFIX, PREFIX
+from stoker.locks.lock import key_of
+from stoker.locks.stores.cache import FENCE_PREFIX, PREFIX
 from stoker.models import Lock
 
 from tests.app.models import Ledger

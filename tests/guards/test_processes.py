@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from stoker.exceptions import LockLost
-from stoker.guards.locks import lock
+from stoker.locks.lock import lock
 
 from tests.servers.process import wait_until
 

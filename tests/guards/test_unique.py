@@ -15,16 +15,16 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import DuplicateJob, InSequence, Lock, Rate, Unique
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery, Return
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery, Return
 from stoker.compat import InvalidTask, TaskResultDoesNotExist, task_signals
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
+from stoker.jobs.package import Package, sealer_for
+from stoker.jobs.results import Result
+from stoker.jobs.states import JobState
 from stoker.models import Blocked, DeadLetter, Deferred, Job, Need, Ready, UniqueKey
-from stoker.models.clock import MICROSECONDS, database_now_us
-from stoker.package import Package, sealer_for
-from stoker.progress import JobState
-from stoker.results import Result
+from stoker.store.clock import MICROSECONDS, database_now_us
 
 from tests.app.tasks import add, echo, fail
 from tests.integration.work import work_off

@@ -11,8 +11,8 @@ import pytest
 from django.db import connection, transaction
 
 from stoker import Unique
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
 from stoker.models import Claimed, Job, UniqueKey
 

@@ -12,14 +12,14 @@ import pytest
 from django.db import OperationalError, transaction
 
 from stoker import Lock, Unique
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery, Return
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery, Return
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.lifecycle.newcomers import Newcomers
+from stoker.jobs.intake import Newcomers
+from stoker.jobs.results import Result
 from stoker.models import Deferred, Job, UniqueKey
 from stoker.models.unique_key import KeySeen, UniqueKeyQuerySet
-from stoker.results import Result
 
 from tests.app.tasks import add, echo
 from tests.guards.sessions import PATIENCE_SECONDS, Session, session, wait_until_waiting

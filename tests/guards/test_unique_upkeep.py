@@ -8,14 +8,14 @@ import pytest
 from django.utils import timezone
 
 from stoker import Unique
-from stoker.brokers import broker_for
-from stoker.cluster import leftovers as leftovers_module
-from stoker.cluster.leftovers import Leftovers
+from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import settings_for
+from stoker.locks import sweep as leftovers_module
+from stoker.locks.sweep import Leftovers
 from stoker.models import Job, UniqueKey
-from stoker.models.clock import database_now_us
+from stoker.store.clock import database_now_us
 
 from tests.app.tasks import echo
 from tests.integration.work import claim, work_off

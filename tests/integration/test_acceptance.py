@@ -17,19 +17,19 @@ from django.dispatch import Signal
 from django.utils import timezone
 
 from stoker import JobState, dead_letters, task
-from stoker.brokers import broker_for
-from stoker.cluster.dead_letter_sweep import DeadLetterSweep
+from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import settings_for
 from stoker.dead_letters import Fate
+from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.exceptions import DeadLetterNotFound
-from stoker.ids import new_job_id
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Ready, Requeue
-from stoker.models.clock import DatabaseNow, microseconds
 from stoker.models.dead_letter import DeadLetterQuerySet
 from stoker.signals import dead_lettered, post_execute_in_worker, pre_execute
+from stoker.store.clock import DatabaseNow, microseconds
 from stoker.testing import drain
+from stoker.values.ids import new_job_id
 
 from tests.app import frail
 from tests.integration.letters import dead

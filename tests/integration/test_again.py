@@ -7,7 +7,7 @@ import pytest
 from stoker import chain, dead_letters
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
-from stoker.lifecycle.again import Again, run_again
+from stoker.dead_letters.requeueing import Again, run_again
 from stoker.models import Job, Ready
 
 from tests.app import frail, tasks

@@ -9,14 +9,14 @@ import pytest
 from django.utils import timezone
 
 from stoker import DeadLetters, dead_letters
-from stoker.brokers import broker_for
-from stoker.cluster.dead_letter_sweep import DeadLetterSweep
+from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import Settings, settings_for
+from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.models import Attempt, DeadLetter, Deferred, Job, Ready, Requeue
-from stoker.models.clock import MICROSECONDS, database_now_us
 from stoker.setting_values import LetterRetention
+from stoker.store.clock import MICROSECONDS, database_now_us
 
 from tests.app import frail
 from tests.integration.letters import at_once, dead

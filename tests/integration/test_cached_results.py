@@ -15,14 +15,15 @@ from django.core.cache import cache
 from django.core.checks import run_checks
 from django.test import override_settings
 
-from stoker import cached_results, group
-from stoker.cached_results import keep
+from stoker import group
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
-from stoker.events import event
+from stoker.jobs import cached_results
+from stoker.jobs.cached_results import keep
+from stoker.jobs.results import fetch, fetch_many
 from stoker.models import Attempt, DeadLetter, Job
 from stoker.models.job import moment
-from stoker.results import fetch, fetch_many
+from stoker.signals import event
 
 from tests.app import atomic as atomic_tasks
 from tests.app.models import Account

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
-from stoker.brokers.ironmq_messages import opened
-from stoker.brokers.lines import Line, in_turn, lines_of
-from stoker.brokers.lookout import Errand, Lookout
-from stoker.brokers.transport import as_body, as_message
+from stoker.brokers.carried import Errand, Lookout
+from stoker.brokers.ironmq import opened
+from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_of
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job, Ready, Relayed
 from stoker.models.need import NewNeed
@@ -268,7 +267,7 @@ class TestLookout:
     def test_what_nobody_takes_is_given_back(
         self, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stoker.brokers.lookout.KEEP_SECONDS", 0.05)
+        monkeypatch.setattr("stoker.brokers.carried.KEEP_SECONDS", 0.05)
         with closing(Lookout(transport)) as lookout:
             lookout.send_out(Errand(("default",), 1, frozenset()))
             transport.send([message()])

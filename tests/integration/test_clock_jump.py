@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from django.db import connection
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.cluster import upkeep as module
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep

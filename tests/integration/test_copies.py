@@ -11,12 +11,12 @@ from django.test.utils import CaptureQueriesContext
 
 from stoker.conf import settings_for
 from stoker.exceptions import NotSerializable, PackageTooLarge
-from stoker.guard_options import Lock
+from stoker.jobs.package import sealer_for
+from stoker.jobs.states import JobState
 from stoker.models import Deferred, Job, Need, Ready
-from stoker.models.statements import takes_copies
-from stoker.package import sealer_for
-from stoker.progress import JobState
 from stoker.signals import pre_enqueue
+from stoker.store.statements import takes_copies
+from stoker.tasks.guards import Lock
 
 from tests.app.tasks import add, echo
 from tests.integration.work import work_off

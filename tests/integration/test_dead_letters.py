@@ -11,8 +11,8 @@ from django.utils import timezone
 from stoker import DuplicateJob, Unique, dead_letters
 from stoker.dead_letters import Fate
 from stoker.exceptions import DeadLetterNotFound
+from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
-from stoker.models.guard_upkeep import forget_needs, sweep_keys
 
 from tests.app import frail
 from tests.integration.letters import at_once, dead

@@ -9,11 +9,11 @@ import pytest
 from django.db import connection
 from django.db.backends.signals import connection_created
 
-from stoker.cluster.patience import set_deadlines
+from stoker.brokers.patience import set_deadlines
 from stoker.conf import settings_for
-from stoker.ids import new_job_id
 from stoker.models import Job
 from stoker.models.job import NewJob
+from stoker.values.ids import new_job_id
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

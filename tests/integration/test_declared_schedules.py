@@ -9,12 +9,11 @@ from django.test import override_settings
 
 from stoker import Cron, every, schedules, task
 from stoker.conf import settings_for
-from stoker.declared_schedules import declared_tasks
-from stoker.events import event
 from stoker.exceptions import InvalidSchedule, InvalidTaskOption, ScheduleExists
-from stoker.lifecycle.declaring import Declared, Declaring, find_declared, problems
 from stoker.models import Edition, Schedule
-from stoker.schedule_options import Scheduled
+from stoker.schedules.declare import Declared, Declaring, find_declared, problems
+from stoker.signals import event
+from stoker.tasks.schedules import Scheduled, declared_tasks
 
 from tests.app.tasks import add, echo, nothing
 

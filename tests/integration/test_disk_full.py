@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import pytest
 from django.db import OperationalError, connection
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
+from stoker.jobs.execute import Executor
+from stoker.jobs.record import finish
 from stoker.models import Claimed, Job
 
 from tests.app import tasks

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from stoker.brokers import adapter_for, disque_nodes
-from stoker.brokers.disque import DisqueTransport
+from stoker.brokers.adapters import adapter_for
+from stoker.brokers.disque import nodes as disque_nodes
+from stoker.brokers.disque.transport import DisqueTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
@@ -220,7 +221,8 @@ class TestSettings:
         assert "on one node of Disque only" in sentence
 
     def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in [one for one in sys.modules if one.startswith("stoker.brokers.disque")]:
+        loaded = [one for one in sys.modules if one.startswith("stoker.brokers.disque.transport")]
+        for name in loaded:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "redis", None)
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[disque\]'"):

@@ -13,14 +13,14 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
-from stoker.doctor import examination, guards, look
-from stoker.doctor.examination import Finding, Report, examine
-from stoker.doctor.jobs import Jobs
-from stoker.doctor.schema import Indexes
-from stoker.ids import new_job_id
+from stoker.inspect.doctor import examination
+from stoker.inspect.doctor import examination as guards
+from stoker.inspect.doctor import looks as look
+from stoker.inspect.doctor.examination import Finding, Indexes, Report, examine
+from stoker.inspect.doctor.looks import Jobs
 from stoker.models import (
     Attempt,
     Blocked,
@@ -39,6 +39,7 @@ from stoker.models import (
     UniqueKey,
 )
 from stoker.testing import drain
+from stoker.values.ids import new_job_id
 
 from tests.app import frail, guarded, tasks
 from tests.integration.letters import dead

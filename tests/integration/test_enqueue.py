@@ -18,7 +18,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.compat import (
     TASKS_APP,
     DjangoTask,
@@ -36,12 +36,12 @@ from stoker.exceptions import (
     NotMigrated,
     NotSerializable,
 )
+from stoker.jobs.package import Package, sealer_for
+from stoker.jobs.results import Result
+from stoker.jobs.states import JobState
 from stoker.models import Deferred, Job, Ready
-from stoker.package import Package, sealer_for
-from stoker.progress import JobState
-from stoker.results import Result
 from stoker.signals import pre_enqueue
-from stoker.tasks import task
+from stoker.tasks.decorator import task
 
 from tests.app.tasks import add, add_later, echo, write_ledger
 from tests.integration.work import another_database, work_off

@@ -11,10 +11,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
-from stoker import ids
-from stoker.brokers import orm_wake
-from stoker.lifecycle import sealing
+from stoker.brokers.orm import wake as orm_wake
+from stoker.jobs import sealing
 from stoker.models import Deferred, Job, Ready
+from stoker.values import ids
 
 from tests.app.tasks import add
 

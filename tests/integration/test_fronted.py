@@ -16,15 +16,15 @@ from django.test.utils import CaptureQueriesContext
 from redis import Redis
 
 from stoker import Lock, Unique, group
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerError, BrokerUnavailable
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted, Crashed
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Attempted, Crashed
+from stoker.jobs.record import finish
+from stoker.jobs.states import JobState
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Outgoing, Ready
-from stoker.progress import JobState
 from stoker.signals import post_execute
 
 from tests.app import atomic as atomic_tasks

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stoker.brokers import adapter_for
+from stoker.brokers.adapters import adapter_for
 from stoker.brokers.ironmq import KEPT_SECONDS, IronmqTransport
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
-from stoker.cluster.history import History
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
+from stoker.cluster.upkeep import History
 from stoker.conf import Settings, settings_for
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import (
+from stoker.jobs.outcomes import (
     Attempted,
     Cancelled,
     Crashed,
@@ -25,11 +24,12 @@ from stoker.lifecycle.outcomes import (
     Snoozed,
     Succeeded,
 )
-from stoker.lifecycle.tallies import Tallies
+from stoker.jobs.package import sealer_for
+from stoker.jobs.record import finish
+from stoker.jobs.tallies import Tallies
 from stoker.metrics import Figures, by_queue, by_task, finest_step, history, totals
 from stoker.models import Job, Sample, Tally
 from stoker.models.metrics import FINEST_SECONDS, FOLDS, Place, Sums, fold_oldest
-from stoker.package import sealer_for
 
 from tests.app import tasks
 
@@ -186,7 +186,7 @@ def test_old_times_are_told_in_longer_steps(settings: Settings, now: float) -> N
 def test_queues_with_what_waits_in_them(
     settings: Settings, now: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cluster.history.time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr("stoker.cluster.upkeep.time", SimpleNamespace(time=lambda: now))
     tasks.nothing.enqueue_many([((), {})] * 3)
     tasks.nothing.using(queue_name="mail", run_after=60).enqueue()
     upkeep = History(settings, lambda: None)

@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.brokers import adapter_for
-from stoker.brokers.base import Lease, Return
-from stoker.brokers.mongodb import MongodbBroker
-from stoker.brokers.mongodb_documents import selections
+from stoker.brokers.adapters import adapter_for
+from stoker.brokers.contract import Lease, Return
+from stoker.brokers.mongodb.broker import MongodbBroker
+from stoker.brokers.mongodb.documents import selections
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
@@ -163,7 +163,7 @@ class TestSettings:
         assert "secret" not in str(caught.value)
 
     def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in [one for one in sys.modules if one.startswith("stoker.brokers.mongodb")]:
+        for name in [one for one in sys.modules if one.startswith("stoker.brokers.mongodb.broker")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "pymongo", None)
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[mongodb\]'"):

@@ -10,11 +10,11 @@ from django.db import transaction
 from django.utils import timezone
 
 from stoker import job
-from stoker.cluster.leftovers import Leftovers
 from stoker.conf import settings_for
 from stoker.dead_letters import requeue
 from stoker.exceptions import LeaseLost, NotInJob, NotSerializable
-from stoker.lifecycle.execute import Executor
+from stoker.jobs.execute import Executor
+from stoker.locks.sweep import Leftovers
 from stoker.models import Claimed, DeadLetter, Job, Note
 from stoker.models.note import UNKNOWN_SECONDS, ProgressReport
 from stoker.testing import drain

@@ -9,13 +9,13 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.lifecycle import outbox
-from stoker.lifecycle.outbox import relay_all
+from stoker.jobs import relay as outbox
+from stoker.jobs.relay import relay_all
+from stoker.jobs.states import JobState
 from stoker.models import Job, Outgoing
-from stoker.progress import JobState
 
 from tests.app.tasks import add
 from tests.integration.work import work_off

@@ -9,13 +9,13 @@ from django.core.management import call_command
 from django.db import transaction
 
 from stoker import queues
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import QueueNotFound
-from stoker.long_work import told_to
+from stoker.jobs.states import JobState
 from stoker.models import Job, PausedQueue
-from stoker.progress import JobState
 from stoker.testing import drain
+from stoker.values.progress import told_to
 
 from tests.app import guarded, tasks
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from stoker.brokers import adapter_for, broker_for, redis_relay
-from stoker.brokers.base import Return
-from stoker.brokers.redis import RedisBroker
-from stoker.brokers.redis_connection import weaknesses, without_password
+from stoker.brokers.adapters import adapter_for, broker_for
+from stoker.brokers.contract import Return
+from stoker.brokers.redis import broker as redis_relay
+from stoker.brokers.redis.broker import RedisBroker
+from stoker.brokers.redis.connection import weaknesses, without_password
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
@@ -71,7 +72,8 @@ class TestReaching:
             at(url)
 
     def test_without_its_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in [name for name in sys.modules if name.startswith("stoker.brokers.redis")]:
+        loaded = [name for name in sys.modules if name.startswith("stoker.brokers.redis.broker")]
+        for name in loaded:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "redis", None)
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[redis\]'"):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from stoker.brokers.base import Return
-from stoker.brokers.redis import RedisBroker
+from stoker.brokers.contract import Return
+from stoker.brokers.redis.broker import RedisBroker
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 

@@ -18,7 +18,6 @@ from django.db import OperationalError, connection, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import override_settings
 
-from stoker.cancelling import sweep_requests
 from stoker.compat import (
     TaskResultDoesNotExist,
     TaskResultMismatch,
@@ -27,11 +26,11 @@ from stoker.compat import (
 )
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, UnknownTask
+from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.results import Outage, Result, fetch, fetch_many
+from stoker.jobs.states import JobState
 from stoker.models import Attempt, Blocked, Cancellation, Claimed, Deferred, Job, Need, Ready
-from stoker.progress import JobState
-from stoker.results import Result, fetch, fetch_many
-from stoker.tasks import AbsentTask
-from stoker.waiting import Outage
+from stoker.tasks.decorator import AbsentTask
 
 from tests.app.cancelling import work_locked
 from tests.app.tasks import (

@@ -19,9 +19,9 @@ from stoker.exceptions import (
     UnknownTask,
     UnreadablePackage,
 )
-from stoker.lifecycle.firing import Fired, Firing
 from stoker.models import Schedule, Tick
-from stoker.models.clock import database_now_us
+from stoker.schedules.fire import Fired, Firing
+from stoker.store.clock import database_now_us
 from stoker.testing import drain, enqueued
 
 from tests.app.tasks import add, echo, nothing, tell_moment

@@ -7,11 +7,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Broker, Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Broker, Delivery
+from stoker.brokers.orm.claim import Claiming
 from stoker.conf import settings_for
 from stoker.models import Claimed, Job, Ready
-from stoker.models.claiming import Claiming
 
 from tests.app.tasks import add
 

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 
-from stoker.brokers import adapter_for
-from stoker.brokers.base import Return
-from stoker.brokers.sqs import SqsTransport
-from stoker.brokers.sqs_address import address_of
+from stoker.brokers.adapters import adapter_for
+from stoker.brokers.contract import Return
+from stoker.brokers.sqs.queues import address_of
+from stoker.brokers.sqs.transport import SqsTransport
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 from stoker.models import Relayed

@@ -11,14 +11,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker import queue_depths, stats
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import NotMigrated
-from stoker.ids import new_job_id
-from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready, counting
-from stoker.models.clock import DatabaseNow, microseconds
-from stoker.stats import QueueDepth
+from stoker.inspect import queue_depths, stats
+from stoker.inspect.stats import QueueDepth
+from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
+from stoker.store import counting
+from stoker.store.clock import DatabaseNow, microseconds
+from stoker.values.ids import new_job_id
 
 from tests.app.tasks import add, nothing
 

@@ -13,12 +13,12 @@ from uuid import UUID
 import pytest
 from django.test import override_settings
 
-from stoker.brokers import adapter_for, broker_for
+from stoker.brokers.adapters import adapter_for, broker_for
 from stoker.brokers.transport import Transport
 from stoker.conf import settings_for
-from stoker.ids import new_job_id
+from stoker.jobs.package import Package, sealer_for
 from stoker.models import DeadLetter, Job
-from stoker.package import Package, sealer_for
+from stoker.values.ids import new_job_id
 
 from tests.app.models import Ledger
 from tests.app.tasks import write_ledger

@@ -12,17 +12,17 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import chain, dead_letters, schedules
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
-from stoker.lifecycle import outcomes
-from stoker.lifecycle.faults import plain_fault
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted, Outcome
+from stoker.inspect.timeline import Moment, MomentKind, timeline
+from stoker.jobs import outcomes
+from stoker.jobs.faults import plain_fault
+from stoker.jobs.outcomes import Attempted, Outcome
+from stoker.jobs.record import finish
 from stoker.models import Attempt, Cluster, Deferred, Job, Note
-from stoker.models.clock import DatabaseNow, microseconds
-from stoker.schedule_options import Cron
-from stoker.timeline import Moment, MomentKind, timeline
+from stoker.store.clock import DatabaseNow, microseconds
+from stoker.tasks.schedules import Cron
 
 from tests.app import frail, guarded, tasks
 from tests.integration.letters import dead

@@ -7,15 +7,15 @@ import pytest
 from django.db import transaction
 
 from stoker import chain, dead_letters
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.dead_letters import Fate
-from stoker.lifecycle import outcomes
-from stoker.lifecycle.faults import plain_fault
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted
+from stoker.jobs import outcomes
+from stoker.jobs.faults import plain_fault
+from stoker.jobs.outcomes import Attempted
+from stoker.jobs.record import finish
+from stoker.jobs.states import JobState
 from stoker.models import DeadLetter, Job, Need, Ready, Requeue, Step, UniqueKey, Workflow
-from stoker.progress import JobState
 
 from tests.app import frail, tasks
 from tests.integration.letters import at_once, dead

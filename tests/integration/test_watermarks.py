@@ -12,10 +12,11 @@ from uuid import UUID
 import pytest
 from django.db import connection, connections, transaction
 
-from stoker.brokers.base import Broker, Delivery, Return
-from stoker.ids import new_job_id
-from stoker.models import Ready, watermarks
-from stoker.models.statements import moves_rows_in_one_statement
+from stoker.brokers.contract import Broker, Delivery, Return
+from stoker.brokers.orm import claim as watermarks
+from stoker.models import Ready
+from stoker.store.statements import moves_rows_in_one_statement
+from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import OrmStand, message
 from tests.conformance.test_plans import nodes
@@ -235,7 +236,7 @@ def test_an_older_job_goes_first_once_it_is_time_to_look(stand: OrmStand) -> Non
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr("stoker.models.watermarks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("stoker.brokers.orm.claim.time.monotonic", lambda: now[0])
     return now
 
 

@@ -15,17 +15,17 @@ from django.test import override_settings
 from django.utils import timezone
 
 from stoker import InSequence, Limit, Lock, Rate, chain, dead_letters, group, queues
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import PackageError
-from stoker.lifecycle import outbox
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Snoozed
+from stoker.jobs import relay as outbox
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Snoozed
+from stoker.jobs.package import sealer_for
+from stoker.jobs.record import finish
 from stoker.models import Claimed, Cluster, Deferred, Job, Ready, Tally
-from stoker.models.clock import DatabaseNow, microseconds
 from stoker.models.metrics import FINEST_SECONDS, Place, Sums
-from stoker.package import sealer_for
+from stoker.store.clock import DatabaseNow, microseconds
 from stoker.why import Answer, Kind, why
 
 from tests.app import guarded

@@ -9,11 +9,11 @@ from typing import Any
 
 from django.db import connections
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.conf import Settings, settings_for
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
+from stoker.jobs.execute import Executor
+from stoker.jobs.record import finish
 
 PATIENCE_SECONDS = 120
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from django.db import transaction
 
-from stoker.models.commits import after_commit
+from stoker.store.transactions import after_commit
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite]
 

@@ -10,16 +10,15 @@ import pytest
 from django.db import OperationalError, connection
 
 from stoker import task
-from stoker.brokers import broker_for
-from stoker.brokers.base import Broker, Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Broker, Delivery
 from stoker.compat import InvalidTask
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
-from stoker.lifecycle import atomic as machinery
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.opened import Opened
-from stoker.lifecycle.outcomes import Attempted, Cancelled, Failed, Retry, Snoozed, Succeeded
+from stoker.jobs import execute as machinery
+from stoker.jobs.execute import Executor, Opened
+from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Retry, Snoozed, Succeeded
+from stoker.jobs.record import finish
 from stoker.models import Attempt, Claimed, Job
 from stoker.testing import drain
 

@@ -9,8 +9,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker.ids import following_job_id, new_job_id
 from stoker.models import DeadLetter
+from stoker.values.ids import following_job_id, new_job_id
 
 WRITERS, ROUNDS = 2, 20
 

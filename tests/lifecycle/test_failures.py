@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.failures import Failure
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted, Crashed, Outcome, TimedOut
+from stoker.jobs.execute import Executor
+from stoker.jobs.failures import Failure
+from stoker.jobs.outcomes import Attempted, Crashed, Outcome, TimedOut
+from stoker.jobs.record import finish
 from stoker.models import Job
 from stoker.signals import attempt_failed, pre_enqueue
 

@@ -7,11 +7,10 @@ from uuid import uuid4
 import pytest
 from django.db import DatabaseError
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Broker, Delivery, Return
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Broker, Delivery, Return
 from stoker.conf import Retention, Settings, settings_for
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import (
+from stoker.jobs.outcomes import (
     Attempted,
     Cancelled,
     Crashed,
@@ -23,8 +22,9 @@ from stoker.lifecycle.outcomes import (
     Succeeded,
     TimedOut,
 )
+from stoker.jobs.package import sealer_for
+from stoker.jobs.record import finish
 from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
-from stoker.package import sealer_for
 from stoker.signals import dead_lettered
 
 from tests.app import tasks

@@ -13,8 +13,8 @@ import pytest
 from django.db import DatabaseError, connection
 
 from stoker import Lock, chain
-from stoker.brokers import broker_for
-from stoker.brokers.base import Broker, Delivery, Return
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Broker, Delivery, Return
 from stoker.cluster.wire import (
     Reported,
     open_report,
@@ -24,16 +24,15 @@ from stoker.cluster.wire import (
     pack_report,
 )
 from stoker.conf import Settings, settings_for
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted, Succeeded
-from stoker.lifecycle.successes import finish_together
-from stoker.lifecycle.tallies import Tallies
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Attempted, Succeeded
+from stoker.jobs.package import sealer_for
+from stoker.jobs.record import finish, finish_together
+from stoker.jobs.tallies import Tallies
 from stoker.models import Blocked, Claimed, DeadLetter, Job, Need, Requeue, Tally
-from stoker.models.clock import instant_us, instants_us
-from stoker.models.statements import takes_lists
-from stoker.package import sealer_for
 from stoker.signals import post_execute
+from stoker.store.clock import instant_us, instants_us
+from stoker.store.statements import takes_lists
 
 from tests.app import tasks
 

@@ -48,16 +48,12 @@ MISTAKES = (
     ),
     Mistake(
         "a job that was to wait counts as late",
-        (
-            Change(
-                "lifecycle/tallies.py", "if run_after else enqueued_at", "if False else enqueued_at"
-            ),
-        ),
+        (Change("jobs/tallies.py", "if run_after else enqueued_at", "if False else enqueued_at"),),
         ("tests/integration/test_metrics.py", "-k", "not_late"),
     ),
     Mistake(
         "nobody is told that the queue is paused",
-        (Change("why/ready.py", "        or _paused(asked)\n", ""),),
+        (Change("inspect/why/waiting.py", "        or _paused(asked)\n", ""),),
         ("tests/integration/test_why.py", "-k", "queue_is_paused"),
     ),
     Mistake(
@@ -71,14 +67,14 @@ MISTAKES = (
     ),
     Mistake(
         "the watchdog is fed though a loop hangs",
-        (Change("cluster/service_manager.py", " and self._watch.all_turn()", ""),),
+        (Change("cluster/sentinel.py", " and self._watch.all_turn()", ""),),
         ("tests/cluster/test_service.py", "-k", "no_watchdog"),
     ),
     Mistake(
         "a lost worker's failure is reported by nobody",
         (
             Change(
-                "lifecycle/announcing.py",
+                "jobs/announce.py",
                 "isinstance(verdict.attempted.outcome, outcomes.Crashed | outcomes.TimedOut)",
                 "isinstance(verdict.attempted.outcome, outcomes.TimedOut)",
             ),
@@ -109,17 +105,23 @@ MISTAKES = (
     ),
     Mistake(
         "MongoDB: whoever knows a job may end it",
-        (Change("brokers/mongodb_documents.py", '"lease": lease_id, "state"', '"state"'),),
+        (Change("brokers/mongodb/documents.py", '"lease": lease_id, "state"', '"state"'),),
         ("tests/conformance/test_leases.py", "-k", "mongodb and late_owner"),
     ),
     Mistake(
         "MongoDB: two claims take the same jobs",
-        (Change("brokers/mongodb.py", '{"_id": {"$in": ids}, **still}', '{"_id": {"$in": ids}}'),),
+        (
+            Change(
+                "brokers/mongodb/broker.py",
+                '{"_id": {"$in": ids}, **still}',
+                '{"_id": {"$in": ids}}',
+            ),
+        ),
         ("tests/conformance/test_concurrency.py", "-k", "mongodb and threads_claim"),
     ),
     Mistake(
         "MongoDB: a repeated relay of what has ended is a second job",
-        (Change("brokers/mongodb.py", ' | {"relayed": True}', ""),),
+        (Change("brokers/mongodb/broker.py", ' | {"relayed": True}', ""),),
         ("tests/integration/test_mongodb.py", "-k", "repeated_after_the_end"),
     ),
     Mistake(
@@ -164,7 +166,7 @@ MISTAKES = (
         "carried: what nobody takes stays with the lookout",
         (
             Change(
-                "brokers/lookout.py",
+                "brokers/carried.py",
                 "            self._transport.give_back(parcels)\n",
                 "            pass\n",
             ),
@@ -189,12 +191,24 @@ MISTAKES = (
     ),
     Mistake(
         "Disque: a job is on one node only",
-        (Change("brokers/disque.py", '["REPLICATE", self._nodes.copies]', '["REPLICATE", 1]'),),
+        (
+            Change(
+                "brokers/disque/transport.py",
+                '["REPLICATE", self._nodes.copies]',
+                '["REPLICATE", 1]',
+            ),
+        ),
         ("tests/integration/test_disque.py", "-k", "takes_no_job_with_it"),
     ),
     Mistake(
         "Redis: a relay of long ago is accepted",
-        (Change("brokers/redis.py", "(remember_seconds, until)", "(remember_seconds, 0.0)"),),
+        (
+            Change(
+                "brokers/redis/broker.py",
+                "(remember_seconds, until)",
+                "(remember_seconds, 0.0)",
+            ),
+        ),
         ("tests/integration/test_redis_server.py", "-k", "stopped_meanwhile"),
         needs_redis=True,
     ),
@@ -212,7 +226,7 @@ MISTAKES = (
     ),
     Mistake(
         "any task can be enqueued from outside",
-        (Change("exposure.py", "    if not task.exposed:\n        return\n", ""),),
+        (Change("tasks/registry.py", "    if not task.exposed:\n        return\n", ""),),
         ("tests/unit/test_exposure.py",),
     ),
     Mistake(
@@ -237,7 +251,7 @@ MISTAKES = (
         "who finds nothing behind the marks believes that there is nothing",
         (
             Change(
-                "models/watermarks.py",
+                "brokers/orm/claim.py",
                 "if self.are_good() and ((found := claim()) or is_more()):",
                 "if self.are_good() and ((found := claim()) or True):",
             ),
@@ -247,19 +261,19 @@ MISTAKES = (
     ),
     Mistake(
         "what falls due is left behind a mark",
-        (Change("brokers/orm.py", "        self._marks.lower(promoted)\n", ""),),
+        (Change("brokers/orm/broker.py", "        self._marks.lower(promoted)\n", ""),),
         ("tests/integration/test_watermarks.py", "-k", "falls_due"),
         database="postgres",
     ),
     Mistake(
         "a claim begins at the start each time",
-        (Change("models/watermarks.py", "= row[JOB_ID]", "= FIRST_ID"),),
+        (Change("brokers/orm/claim.py", "= row[JOB_ID]", "= FIRST_ID"),),
         ("tests/integration/test_watermarks.py", "-k", "walk"),
         database="postgres",
     ),
     Mistake(
         "a deferred job that comes late is left behind a mark",
-        (Change("brokers/orm.py", "has_looked = not self._marks.due_from_us", "pass"),),
+        (Change("brokers/orm/broker.py", "has_looked = not self._marks.due_from_us", "pass"),),
         ("tests/integration/test_watermarks.py", "-k", "deferred"),
         database="postgres",
     ),
@@ -267,7 +281,7 @@ MISTAKES = (
         "each package is opened twice",
         (
             Change(
-                "lifecycle/execute.py",
+                "jobs/execute.py",
                 "package = self._sealer.open(delivery.package)\n",
                 "package = self._sealer.open(delivery.package)\n"
                 + 12 * " "
@@ -280,7 +294,7 @@ MISTAKES = (
         "a claim takes from paused queues",
         (
             Change(
-                "brokers/orm.py",
+                "brokers/orm/broker.py",
                 "[name for name in named if name not in passed_over]",
                 "[*named]",
             ),
@@ -291,7 +305,7 @@ MISTAKES = (
         "what was fetched of a paused queue is handed out again",
         (
             Change(
-                "cluster/flights.py",
+                "cluster/pusher/flights.py",
                 "if not flight.delivery.package or flight.delivery.queue in self.paused:",
                 "if not flight.delivery.package:",
             ),
@@ -302,7 +316,7 @@ MISTAKES = (
         "the doctor makes lost jobs ready twice",
         (
             Change(
-                "doctor/jobs.py",
+                "inspect/doctor/looks.py",
                 "lost = [alive[one] for one in alive.keys() - places_of(self.alias, alive).keys()]",
                 "lost = [*alive.values()]",
             ),
@@ -313,7 +327,7 @@ MISTAKES = (
         "ack does not ask for the lease id",
         (
             Change(
-                "models/sql/claimed_ack.sql",
+                "store/sql/claimed_ack.sql",
                 "lease_id = ((SELECT %(leases)s::jsonb) ->> encode",
                 "0 < ((SELECT %(leases)s::jsonb) ->> encode",
             ),
@@ -329,7 +343,7 @@ MISTAKES = (
         "release does not ask for the lease id",
         (
             Change(
-                "models/sql/claimed_give_back.sql",
+                "store/sql/claimed_give_back.sql",
                 "lease_id = ((SELECT %(returns)s::jsonb) -> encode",
                 "0 < ((SELECT %(returns)s::jsonb) -> encode",
             ),
@@ -345,7 +359,7 @@ MISTAKES = (
         "rescue takes leases that are not over",
         (
             Change(
-                "models/sql/claimed_claim_expired.sql",
+                "store/sql/claimed_claim_expired.sql",
                 "leased_until_us < (extract",
                 "leased_until_us <> (extract",
                 times=2,
@@ -358,7 +372,7 @@ MISTAKES = (
         "a claim does not count the attempt",
         (
             Change(
-                "models/sql/claim.sql",
+                "store/sql/claim.sql",
                 "queue, rank, attempts + 1, crashes",
                 "queue, rank, attempts, crashes",
             ),
@@ -370,7 +384,7 @@ MISTAKES = (
         "a claim takes jobs of paused queues",
         (
             Change(
-                "models/sql/claim.sql",
+                "store/sql/claim.sql",
                 "WHERE queue <> ALL (ARRAY(SELECT queue FROM stoker_pausedqueue))",
                 "WHERE queue <> ''",
             ),
@@ -380,20 +394,20 @@ MISTAKES = (
     ),
     Mistake(
         "a plan that is kept reads a whole table",
-        (Change("models/kept.py", "-c enable_seqscan=off ", ""),),
+        (Change("store/prepared.py", "-c enable_seqscan=off ", ""),),
         ("tests/conformance/test_plans.py", "-k", "kept"),
         "postgres",
     ),
     Mistake(
         "leases are never extended",
-        (Change("cluster/leases.py", "        if old:\n", "        if not old:\n"),),
+        (Change("cluster/pusher/claims.py", "        if old:\n", "        if not old:\n"),),
         ("tests/unit/cluster/test_leases.py",),
     ),
     Mistake(
         "the fence counts from after the call",
         (
             Change(
-                "cluster/leases.py",
+                "cluster/pusher/claims.py",
                 "                flight.leased_at = now\n",
                 "                flight.leased_at = time.monotonic()\n",
             ),
@@ -409,7 +423,7 @@ MISTAKES = (
         "what is given back keeps its attempt",
         (
             Change(
-                "cluster/claims.py",
+                "cluster/pusher/claims.py",
                 "attempts=flight.delivery.attempt - 1",
                 "attempts=flight.delivery.attempt",
             ),
@@ -425,7 +439,7 @@ MISTAKES = (
         "ack and record are two transactions",
         (
             Change(
-                "lifecycle/finish.py",
+                "jobs/record.py",
                 "    with transaction_for(settings.database, over):\n",
                 "    if True:\n",
             ),
@@ -440,7 +454,7 @@ MISTAKES = (
         "of jobs that succeed together, ack and record are two transactions",
         (
             Change(
-                "lifecycle/successes.py",
+                "jobs/record.py",
                 "    with transaction.atomic(using=alias):\n",
                 "    if True:\n",
             ),
@@ -454,7 +468,7 @@ MISTAKES = (
     ),
     Mistake(
         "crashes are not counted",
-        (Change("lifecycle/finish.py", "        crashes += 1\n", "        crashes += 0\n"),),
+        (Change("jobs/record.py", "        crashes += 1\n", "        crashes += 0\n"),),
         (
             "tests/lifecycle/test_finish.py",
             "-k",
@@ -463,7 +477,7 @@ MISTAKES = (
     ),
     Mistake(
         "a snooze uses up an attempt",
-        (Change("lifecycle/finish.py", "        attempts -= 1\n", "        attempts -= 0\n"),),
+        (Change("jobs/record.py", "        attempts -= 1\n", "        attempts -= 0\n"),),
         (
             "tests/lifecycle/test_finish.py",
             "-k",
@@ -474,7 +488,7 @@ MISTAKES = (
         "a recall does not look what was started",
         (
             Change(
-                "cluster/recall.py",
+                "cluster/pusher/adoption.py",
                 "return not is_there or number <= last_started",
                 "return not is_there",
             ),
@@ -485,7 +499,7 @@ MISTAKES = (
         "a worker does not look whether a job was recalled",
         (
             Change(
-                "cluster/worker.py",
+                "cluster/worker/worker.py",
                 "place.RECALLED_THROUGH] >= number",
                 "place.RECALLED_THROUGH] < 0",
             ),
@@ -501,7 +515,7 @@ MISTAKES = (
         "a worker takes jobs from the line of a dead pusher",
         (
             Change(
-                "cluster/workload.py",
+                "cluster/worker/workload.py",
                 "elif line is self._line and not self.is_leaving:",
                 "elif not self.is_leaving:",
             ),
@@ -512,7 +526,7 @@ MISTAKES = (
         "a worker forgets what it has reported before it is recorded",
         (
             Change(
-                "cluster/workload.py",
+                "cluster/worker/workload.py",
                 "            self._reports[number] = report\n",
                 "            self._jobs.pop(number, None)\n",
             ),
@@ -523,7 +537,7 @@ MISTAKES = (
         "a new pusher gives back what it has not asked about",
         (
             Change(
-                "cluster/adoption.py",
+                "cluster/pusher/adoption.py",
                 "return self._expected is None or bool(self._expected)",
                 "return self._expected is None",
             ),
@@ -534,7 +548,7 @@ MISTAKES = (
         "an old death is held against a new lease",
         (
             Change(
-                "cluster/adoption.py",
+                "cluster/pusher/adoption.py",
                 "lease_mark(orphan.delivery.lease_id) == mark",
                 "lease_mark(orphan.delivery.lease_id) != 0",
             ),
@@ -583,7 +597,7 @@ MISTAKES = (
         "a transaction left open goes on into the next job",
         (
             Change(
-                "cluster/connections.py",
+                "cluster/worker/connections.py",
                 "(connection.in_atomic_block or is_open(connection))",
                 "not connection",
             ),
@@ -618,7 +632,7 @@ MISTAKES = (
                 "cluster/crew.py", "        connections.close_all()", "        connections.all()"
             ),
             Change(
-                "management/preflight.py",
+                "management/run.py",
                 "    connections.close_all()\n    for connection in connections.all",
                 "    for connection in [] and connections.all",
             ),
@@ -635,7 +649,7 @@ MISTAKES = (
         "a retry under concurrency reads the database on the event loop",
         (
             Change(
-                "cluster/run_concurrently.py",
+                "cluster/worker/runners.py",
                 "        if delivery.attempt > 1 or is_marked(delivery.job_id):",
                 "        if is_marked(delivery.job_id):",
             ),
@@ -651,7 +665,7 @@ MISTAKES = (
         "an atomic task is acked outside of its transaction",
         (
             Change(
-                "lifecycle/atomic.py",
+                "jobs/execute.py",
                 "            _refuse_stale(finish",
                 "        _refuse_stale(finish",
             ),
@@ -662,7 +676,7 @@ MISTAKES = (
         "an atomic task in a cluster is acked outside of its transaction",
         (
             Change(
-                "lifecycle/atomic.py",
+                "jobs/execute.py",
                 "            _refuse_stale(finish",
                 "        _refuse_stale(finish",
             ),
@@ -675,7 +689,7 @@ MISTAKES = (
         "an atomic task with a stale lease is committed",
         (
             Change(
-                "lifecycle/atomic.py",
+                "jobs/execute.py",
                 "    if stale:",
                 "    if not stale and stale:",
             ),
@@ -686,7 +700,7 @@ MISTAKES = (
         "the time limit of an atomic task goes on while it is recorded",
         (
             Change(
-                "lifecycle/execute.py",
+                "jobs/execute.py",
                 "        return run_and_record(",
                 "        with self._limit(9.0):\n          return run_and_record(",
             ),
@@ -697,7 +711,7 @@ MISTAKES = (
         "a unique key is taken from whoever has it by now",
         (
             Change(
-                "models/sql/unique_take_over.sql",
+                "store/sql/unique_take_over.sql",
                 "  AND stoker_unique.job_id = taking.old_job_id\n",
                 "",
             ),
@@ -721,7 +735,7 @@ MISTAKES = (
         "a unique key is taken without asking once more whether its job has ended",
         (
             Change(
-                "models/sql/unique_take_over.sql",
+                "store/sql/unique_take_over.sql",
                 "  AND {condition}\n",
                 "",
             ),
@@ -733,7 +747,7 @@ MISTAKES = (
         "a job that is kept is not held",
         (
             Change(
-                "models/waiting_jobs.py",
+                "store/waiting.py",
                 'SHARED = {"postgresql": "FOR SHARE"',
                 'SHARED = {"postgresql": ""',
             ),
@@ -745,7 +759,7 @@ MISTAKES = (
         "a job that was blocked while it was held is never called",
         (
             Change(
-                "lifecycle/enqueue.py",
+                "jobs/enqueue.py",
                 "                look_after(self._alias, self._neglected)\n",
                 "                pass\n",
             ),
@@ -769,7 +783,7 @@ MISTAKES = (
         "a replaced job keeps the package of another id",
         (
             Change(
-                "lifecycle/sealing.py",
+                "jobs/sealing.py",
                 "            data = self._sealer.seal(package)\n",
                 "            pass\n",
             ),
@@ -793,7 +807,7 @@ MISTAKES = (
         "who was cancelled before it began is not told",
         (
             Change(
-                "lifecycle/execute.py",
+                "jobs/execute.py",
                 "            opened.interruption.check()\n",
                 "",
             ),
@@ -802,14 +816,14 @@ MISTAKES = (
     ),
     Mistake(
         "a tick is fired before it is due",
-        (Change("lifecycle/firing.py", "        if row.due_us > now:", "        if not now:"),),
+        (Change("schedules/fire.py", "        if row.due_us > now:", "        if not now:"),),
         ("tests/integration/test_schedules.py", "-k", "becomes_a_job_once"),
     ),
     Mistake(
         "a tick that is there already is fired again",
         (
             Change(
-                "lifecycle/firing.py",
+                "schedules/fire.py",
                 "        insert_ticks(self._ticks, progress.ticks)",
                 "        self._ticks.bulk_create(progress.ticks, ignore_conflicts=True)",
             ),
@@ -818,19 +832,19 @@ MISTAKES = (
     ),
     Mistake(
         "of a time that comes twice, the second is taken",
-        (Change("wall_clock.py", "tzinfo=zone, fold=0", "tzinfo=zone, fold=1"),),
+        (Change("values/cron.py", "tzinfo=zone, fold=0", "tzinfo=zone, fold=1"),),
         ("tests/unit/schedules/test_rules.py",),
     ),
     Mistake(
         "an old edition of the code overrules the newest",
-        (Change("lifecycle/declaring.py", "if alive[:1] != [self._digest]:", "if not alive:"),),
+        (Change("schedules/declare.py", "if alive[:1] != [self._digest]:", "if not alive:"),),
         ("tests/integration/test_declared_schedules.py", "-k", "flap"),
     ),
     Mistake(
         "a group is over though members are open",
         (
             Change(
-                "following/advance.py",
+                "workflows/advance.py",
                 "open_ones = members.filter(state__in=OPEN)",
                 "open_ones = members.filter(state__in=())",
             ),
@@ -841,7 +855,7 @@ MISTAKES = (
         "what a failed attempt has added is part of the workflow",
         (
             Change(
-                "following/advance.py",
+                "workflows/advance.py",
                 "filter(state=State.HELD, added_in=attempt)",
                 "filter(state=State.HELD)",
             ),
@@ -852,7 +866,7 @@ MISTAKES = (
         "a step goes on as often as its end is recorded",
         (
             Change(
-                "following/advance.py",
+                "workflows/advance.py",
                 'steps = ours.filter(state=State.ENQUEUED).defer("sealed", "value")',
                 'steps = ours.defer("sealed", "value")',
             ),
@@ -864,7 +878,7 @@ MISTAKES = (
         "what was not signed is unpickled whatever it holds",
         (
             Change(
-                "contrib/django_q/old_pickles.py",
+                "contrib/django_q/importing.py",
                 "        if (module, name) not in PLAIN:",
                 "        if not module:",
             ),
@@ -908,7 +922,7 @@ MISTAKES = (
         "nobody is told of what fails together with what holds it",
         (
             Change(
-                "following/advance.py",
+                "workflows/advance.py",
                 "            self._call_back(wave)  # now",
                 "            # now",
             ),
@@ -919,7 +933,7 @@ MISTAKES = (
         "two who retry a workflow send the same job again",
         (
             Change(
-                "workflows/steering.py",
+                "workflows/control.py",
                 "if not reopen(alias, job.pk, job_id):",
                 "if not reopen(alias, job.pk, job_id) and False:",
             ),
@@ -930,7 +944,7 @@ MISTAKES = (
         "a failure whose ack was repeated counts twice",
         (
             Change(
-                "lifecycle/finish.py",
+                "jobs/record.py",
                 "done = _recorded(settings, verdicts) if is_again else set()",
                 "done: set[Lease] = set()",
             ),
@@ -946,13 +960,13 @@ MISTAKES = (
     ),
     Mistake(
         "a Redis whose memory is full lets no lease be extended",
-        (Change("brokers/lua/extend.lua", "go_on_when_full()", ""),),
+        (Change("brokers/redis/lua/extend.lua", "go_on_when_full()", ""),),
         ("tests/integration/test_redis_server.py", "-k", "full_memory"),
         needs_redis=True,
     ),
     Mistake(
         "the driver sends again what Redis may have done",
-        (Change("brokers/redis_connection.py", "Retry(NoBackoff(), 0)", "Retry(NoBackoff(), 3)"),),
+        (Change("brokers/redis/connection.py", "Retry(NoBackoff(), 0)", "Retry(NoBackoff(), 3)"),),
         ("tests/integration/test_redis_server.py", "-k", "repeated_by_the_driver"),
         needs_redis=True,
     ),
@@ -960,7 +974,7 @@ MISTAKES = (
         "a requeue that is taken back lets a halted sequence go on",
         (
             Change(
-                "lifecycle/taking_back.py", "        halt_again(alias, halts, seen.job_id)\n", ""
+                "dead_letters/requeueing.py", "        halt_again(alias, halts, seen.job_id)\n", ""
             ),
         ),
         ("tests/integration/test_undo_requeue.py", "-k", "sequence"),
@@ -969,7 +983,7 @@ MISTAKES = (
         "a job that has been tried is withdrawn with its requeue",
         (
             Change(
-                "lifecycle/taking_back.py",
+                "dead_letters/requeueing.py",
                 " or Attempt.objects.using(alias).filter(job_id=job_id).exists()",
                 "",
             ),
@@ -980,7 +994,7 @@ MISTAKES = (
         "a requeue that is taken back leaves its workflow running",
         (
             Change(
-                "following/follow.py",
+                "workflows/follow.py",
                 "    give_back(alias, job_id, failed_job_id)\n",
                 "",
             ),
@@ -991,7 +1005,7 @@ MISTAKES = (
         "a timeline leaves out an attempt of which nothing is known",
         (
             Change(
-                "timeline.py",
+                "inspect/timeline.py",
                 "yield Moment(kind=MomentKind.ATTEMPT_UNKNOWN, number=number)",
                 "pass",
             ),
@@ -1014,7 +1028,7 @@ MISTAKES = (
         "a verb of the admin asks for no permission",
         (
             Change(
-                "admin/store_admin.py",
+                "admin/base.py",
                 "            visit.require(verb.permission)\n",
                 "",
             ),
@@ -1026,7 +1040,7 @@ MISTAKES = (
         "the dashboard lets everybody in who is signed in",
         (
             Change(
-                "dashboard/door.py",
+                "dashboard/views.py",
                 "    if not visit.may(permission):",
                 "    if False:",
             ),
@@ -1048,7 +1062,7 @@ MISTAKES = (
         "the slowest line of a queue's ready jobs is not looked at",
         (
             Change(
-                "models/sql/ready_fronts.sql",
+                "store/sql/ready_fronts.sql",
                 "ready.{rank} > line.place",
                 "ready.{rank} < line.place",
             ),
@@ -1058,21 +1072,21 @@ MISTAKES = (
     Mistake(
         "on SQLite a claim takes a job that has got guards since it looked",
         tuple(
-            Change(f"models/sql/{name}.sql", " AND ready.guards = 0", "")
+            Change(f"store/sql/{name}.sql", " AND ready.guards = 0", "")
             for name in ("listed_lease", "listed_leave")
         ),
         ("tests/integration/test_sqlite_claims.py",),
     ),
     Mistake(
         "on SQLite a stale lease ends the one that is valid",
-        (Change("models/sql/listed_end.sql", " AND held.lease_id = given.value ->> 1", ""),),
+        (Change("store/sql/listed_end.sql", " AND held.lease_id = given.value ->> 1", ""),),
         ("tests/conformance/test_leases.py",),
     ),
     Mistake(
         "on SQLite nobody waits in the line of writers",
         (
             Change(
-                "models/sqlite_tuning.py",
+                "store/sqlite.py",
                 "if not is_busy or time.monotonic() >= until:\n                raise",
                 "raise",
             ),
@@ -1083,7 +1097,7 @@ MISTAKES = (
         "on SQLite a report of a write is taken for its commit",
         (
             Change(
-                "brokers/sqlite_wake.py",
+                "brokers/orm/wake.py",
                 "self.max_sleep_seconds = time.monotonic(), FIRST_LOOK_SECONDS",
                 "self.max_sleep_seconds = time.monotonic(), None",
             ),

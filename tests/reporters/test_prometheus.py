@@ -20,7 +20,8 @@ from stoker import queues
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import DeadLetter, Tally
 from stoker.models.metrics import Place, Sums
-from stoker.reporters import prometheus, prometheus_numbers
+from stoker.reporters import prometheus
+from stoker.reporters import prometheus as prometheus_numbers
 
 from tests.app import tasks
 from tests.reporters.conftest import TOKEN

@@ -286,7 +286,7 @@ def test_a_lost_worker_leaves_a_span(
 ) -> None:
     (span,) = spans_of(receiver, tell(name), CONSUMER)
     assert span["is_error"]
-    assert span["attributes"]["error.type"] == f"stoker.lifecycle.finish.{raised}"
+    assert span["attributes"]["error.type"] == f"stoker.jobs.record.{raised}"
     assert span["attributes"]["stoker.outcome"] == "failed"
     assert span["events"][0][1]["exception.type"].endswith(raised)
     if name == "hard time-out":
@@ -320,7 +320,7 @@ def test_metrics_of_runs_and_waiting(tell: Tell, receiver: Receiver) -> None:
 
     name = "messaging.process.duration"
     receiver.wait_for(lambda: points(name, "succeed", **{"stoker.outcome": "succeeded"}))
-    crashed = {"error.type": "stoker.lifecycle.finish.WorkerCrashed"}
+    crashed = {"error.type": "stoker.jobs.record.WorkerCrashed"}
     receiver.wait_for(lambda: points(name, "sleep", **crashed))
     (late,) = receiver.wait_for(lambda: points(name, "take_too_long"))
     assert (late["kind"], late["unit"], late["count"]) == ("histogram", "s", 1)

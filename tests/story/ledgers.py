@@ -3,11 +3,11 @@
 from collections import Counter, defaultdict
 from itertools import pairwise
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.carried import CarriedBroker
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import settings_for
-from stoker.doctor.examination import examine
+from stoker.inspect.doctor.examination import examine
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Outgoing, Ready
 
 from tests.app.models import Ledger

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from django.db import transaction
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job, Outgoing, Relayed

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from django.db import connections, transaction
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import settings_for
-from stoker.lifecycle.outbox import Relay
+from stoker.jobs.relay import Relay
 from stoker.models import Job, Outgoing, Ready, Relayed
 
 from tests.app.models import Ledger

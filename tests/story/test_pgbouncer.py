@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
 
-from stoker.cluster.patience import set_deadlines
+from stoker.brokers.patience import set_deadlines
 from stoker.conf import settings_for
 from stoker.models import Job
 

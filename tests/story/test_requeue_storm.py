@@ -16,11 +16,11 @@ import pytest
 from django.db import connection
 
 from stoker import dead_letters
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.lifecycle.requeue import Fate
+from stoker.dead_letters.requeueing import Fate
+from stoker.jobs.package import sealer_for
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Requeue
-from stoker.package import sealer_for
 
 from tests.app import tasks
 from tests.app.frail import in_storm

@@ -41,9 +41,9 @@ class Racer:
 
     def __init__(self, orders: dict[str, Any]) -> None:
         from stoker import Unique
-        from stoker.brokers import broker_for
+        from stoker.brokers.adapters import broker_for
         from stoker.conf import settings_for
-        from stoker.lifecycle.execute import Executor
+        from stoker.jobs.execute import Executor
 
         from tests.app.tasks import echo
 
@@ -121,9 +121,9 @@ class Racer:
 
     def work(self) -> None:
         """What a cluster does, but for a pause in between."""
-        from stoker.brokers.base import Return
+        from stoker.brokers.contract import Return
         from stoker.exceptions import BrokerUnavailable
-        from stoker.lifecycle.finish import finish
+        from stoker.jobs.record import finish
 
         queues = [f"key-{self._key()}" for _ in range(CLAIMED_QUEUES)]
         claimed = self.broker.claim(queues, 20, holder=uuid.uuid4(), lease_seconds=600)

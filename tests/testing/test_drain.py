@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from stoker.compat import task_signals
-from stoker.lifecycle.outcomes import Retry
+from stoker.jobs.outcomes import Retry
 from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
 from stoker.testing import drain, enqueued
 

@@ -20,9 +20,9 @@ from stoker.compat import (
     task_backends,
 )
 from stoker.exceptions import ConfigurationError
-from stoker.progress import JobState, Progress
-from stoker.results import Result
-from stoker.tasks import Task, task
+from stoker.jobs.results import Result
+from stoker.jobs.states import JobState, Progress
+from stoker.tasks.decorator import Task, task
 
 from tests.app import tasks
 
@@ -99,7 +99,7 @@ from stoker import exponential, task
 @task(max_attempts=3, backoff=exponential())
 def mine(): ...
 loaded = [name for name in sys.modules if name.startswith("stoker.")]
-forbidden = tuple(f"stoker.{part}" for part in ("models", "brokers", "lifecycle", "results"))
+forbidden = tuple(f"stoker.{part}" for part in ("models", "brokers", "jobs"))
 found = [name for name in loaded if name.startswith(forbidden)]
 assert not found, found
 """

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.backoff import Backoff, as_backoff, constant, exponential, linear
 from stoker.exceptions import InvalidTaskOption
+from stoker.tasks.backoff import Backoff, as_backoff, constant, exponential, linear
 
 pytestmark = pytest.mark.unit
 

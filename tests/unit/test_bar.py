@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from stoker.long_work import come_so_far, told_to
 from stoker.management.bar import bar
+from stoker.values.progress import come_so_far, told_to
 
 pytestmark = pytest.mark.unit
 

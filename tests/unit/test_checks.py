@@ -10,12 +10,12 @@ from django.core import checks
 from django.core.checks.registry import registry
 from django.test import override_settings
 
-from stoker import Cron, broker_checks
+from stoker import Cron
 from stoker import checks as ours
-from stoker.api_settings import api_settings
 from stoker.compat import TASKS_APP, task_backends
 from stoker.exceptions import ConfigurationError
 from stoker.reporters import desk
+from stoker.setting_values import api_settings
 
 pytestmark = pytest.mark.unit
 
@@ -40,7 +40,7 @@ def test_the_default_settings_are_sound() -> None:
 
 def test_every_id_stands_in_the_table() -> None:
     told = set(re.findall(r"stoker\.[EW]\d{3}", ours.__doc__ or ""))
-    code = "".join(inspect.getsource(module) for module in (ours, broker_checks, desk))
+    code = "".join(inspect.getsource(module) for module in (ours, desk))
     used = set(re.findall(r'id="(stoker\.[EW]\d{3})"', code))
     assert used == told
 
@@ -248,5 +248,5 @@ def test_w008_modules_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -
     def break_down(_: str) -> None:
         raise ImportError("no module named 'shop'")
 
-    monkeypatch.setattr("stoker.lifecycle.declaring.autodiscover_modules", break_down)
+    monkeypatch.setattr("stoker.schedules.declare.autodiscover_modules", break_down)
     assert [message.id for message in ours.check_schedules()] == ["stoker.W008"]

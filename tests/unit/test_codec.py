@@ -20,9 +20,9 @@ from django.utils.safestring import mark_safe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import codec
-from stoker.codec import MOST_LEVELS, Refusal
-from stoker.serializers import value_as_json
+from stoker.values import codec
+from stoker.values.codec import MOST_LEVELS, Refusal
+from stoker.values.serializers import value_as_json
 
 pytestmark = pytest.mark.unit
 

@@ -18,15 +18,15 @@ from django.test import override_settings
 from stoker.cluster.process import log_to_console
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
-from stoker.durations import in_words
 from stoker.exceptions import ConfigurationError
+from stoker.inspect.stats import ClusterState
 from stoker.management.commands.stoker import SUBCOMMANDS, Command
 from stoker.management.dead import Dead
 from stoker.management.enqueue import json_of, json_or_text, moment, written
 from stoker.management.health import judge, longest_silence
 from stoker.management.run import plan_of, queues_of
 from stoker.management.subcommand import MEANINGS, ExitCode, as_json, one_sentence
-from stoker.stats import ClusterState
+from stoker.values.durations import in_words
 
 pytestmark = pytest.mark.unit
 

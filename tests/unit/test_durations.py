@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from stoker.durations import duration_seconds
+from stoker.values.durations import duration_seconds
 
 pytestmark = pytest.mark.unit
 

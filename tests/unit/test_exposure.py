@@ -6,7 +6,7 @@ import pytest
 
 from stoker import task
 from stoker.exceptions import InvalidTaskOption, UnknownTask
-from stoker.exposure import exposed_task, exposed_tasks
+from stoker.tasks.registry import exposed_task, exposed_tasks
 
 HERE = __name__
 

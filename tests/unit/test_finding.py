@@ -8,8 +8,8 @@ from django.utils.functional import SimpleLazyObject
 
 from stoker.compat import DjangoTask
 from stoker.exceptions import UnknownTask
-from stoker.finding import find_task
-from stoker.tasks import task
+from stoker.tasks.decorator import task
+from stoker.tasks.registry import find_task
 
 pytestmark = pytest.mark.unit
 

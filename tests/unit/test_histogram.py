@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from stoker.histogram import (
+from stoker.values.histogram import (
     FIRST_SECONDS,
     LAST,
     add_written,

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
+from stoker.jobs.running import Running, current
 from stoker.json_lines import JsonLines
-from stoker.lifecycle.running import Running, current
 from stoker.reporters.logs import put_into_words
 
 pytestmark = pytest.mark.unit

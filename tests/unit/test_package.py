@@ -17,9 +17,7 @@ from django.test import override_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import codec
 from stoker.conf import Settings
-from stoker.envelope import Envelope
 from stoker.exceptions import (
     BadSignature,
     ConfigurationError,
@@ -28,7 +26,17 @@ from stoker.exceptions import (
     PackageTooLarge,
     UnreadablePackage,
 )
-from stoker.package import JOB, READERS, VALUE, JobOptions, Package, Sealer, sealer_for
+from stoker.jobs.package import (
+    JOB,
+    READERS,
+    VALUE,
+    Envelope,
+    JobOptions,
+    Package,
+    Sealer,
+    sealer_for,
+)
+from stoker.values import codec
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from stoker.exceptions import NotSerializable, PackageTooLarge
-from stoker.ids import LINKED, is_linked, new_job_id, new_job_numbers
-from stoker.package import JobOptions, Package, Sealer
-from stoker.packages_alike import Alike, snapshot
+from stoker.jobs.enqueue import Alike, snapshot
+from stoker.jobs.package import JobOptions, Package, Sealer
+from stoker.values.ids import LINKED, is_linked, new_job_id, new_job_numbers
 
 pytestmark = pytest.mark.unit
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stoker.compat import TaskResultStatus
+from stoker.jobs.states import JobState, Progress
 from stoker.models import Attempt, Job
-from stoker.progress import JobState, Progress
 
 pytestmark = pytest.mark.unit
 

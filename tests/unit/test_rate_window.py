@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.rate_window import (
+from stoker.values.rates import (
     CLOCK_US,
     ENTRIES,
     LONGEST_MARGIN_US,

@@ -16,7 +16,7 @@ from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext_lazy
 
 from stoker.exceptions import NotSerializable
-from stoker.package import JobOptions, Package, Sealer
+from stoker.jobs.package import JobOptions, Package, Sealer
 
 from tests.app.models import Account
 

@@ -12,12 +12,12 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from stoker.backoff import exponential
 from stoker.compat import TASKS_APP, DjangoTask, InvalidTask, TaskContext, is_task
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption, UnknownTask
-from stoker.options import Changes, Options, options_of
-from stoker.tasks import Task, absent_task, option_fields, own_backends, task
+from stoker.tasks.backoff import exponential
+from stoker.tasks.decorator import Task, absent_task, option_fields, own_backends, task
+from stoker.tasks.options import Changes, Options, options_of
 
 pytestmark = pytest.mark.unit
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from stoker.backoff import DEFAULT, constant, exponential
 from stoker.compat import DjangoTask
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption
-from stoker.options import as_timestamp, expires_at
-from stoker.tasks import options_of, task
+from stoker.tasks.backoff import DEFAULT, constant, exponential
+from stoker.tasks.decorator import options_of, task
+from stoker.tasks.options import as_timestamp, expires_at
 
 pytestmark = pytest.mark.unit
 

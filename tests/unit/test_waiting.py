@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from stoker import waiting
 from stoker.exceptions import BrokerUnavailable
+from stoker.jobs import results as waiting
 
 pytestmark = pytest.mark.unit
 

@@ -7,12 +7,12 @@ import random
 import uuid
 from collections.abc import Sequence
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery, Return
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery, Return
 from stoker.conf import settings_for
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Attempted
+from stoker.jobs.record import finish
 from stoker.models import Ready
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from stoker import Snooze, chain, current_workflow, dead_letters, get_workflow, group, task
-from stoker.brokers import broker_for
-from stoker.cancelling import sweep_requests
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
+from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.execute import Executor
+from stoker.jobs.record import finish
 from stoker.models import Cancellation
-from stoker.nodes import Node
+from stoker.tasks.signatures import Node
 from stoker.testing import drain
-from stoker.workflows import steering
+from stoker.workflows import control as steering
 
 from tests.workflows.tasks import DONE, FAILING, give_up, note
 

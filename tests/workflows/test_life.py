@@ -8,17 +8,17 @@ import pytest
 from django.utils import timezone
 
 from stoker import chain, chord, dead_letters, get_workflow, group, queues
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
-from stoker.cluster.workflow_sweep import WorkflowSweep
 from stoker.conf import settings_for
-from stoker.following.ended import Ended
-from stoker.following.follow import follow
-from stoker.lifecycle.outbox import relay_all
+from stoker.jobs.relay import relay_all
+from stoker.jobs.results import fetch
 from stoker.models import Job, Ready, Step, Workflow
-from stoker.results import fetch
 from stoker.testing import drain
+from stoker.workflows.deliver import Ended
+from stoker.workflows.follow import follow
+from stoker.workflows.sweep import WorkflowSweep
 
 from tests.workflows.tasks import DONE, FAILING, double, note, say, tell, tell_result, total
 
@@ -160,7 +160,7 @@ def test_what_such_a_broker_was_never_given(settings: Any, monkeypatch: Any) -> 
     options = {"BROKER": "memory://"}
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
     with monkeypatch.context() as patch:
-        patch.setattr("stoker.following.deliver.bring", lambda *_: None)
+        patch.setattr("stoker.workflows.deliver.bring", lambda *_: None)
         workflow = chain(note.si("a"), note.si("b")).enqueue()
         assert not drain()
     assert relay_all(settings_for(), lambda: None) == 1

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from stoker import chain, get_workflow, group
 from stoker.conf import settings_for
-from stoker.lifecycle.outcomes import Attempted
-from stoker.nodes import Chain, Group, Node, Signature
-from stoker.package import sealer_for
+from stoker.jobs.outcomes import Attempted
+from stoker.jobs.package import sealer_for
+from stoker.tasks.signatures import Chain, Group, Node, Signature
 
 from tests.workflows.runner import Runner
 from tests.workflows.tasks import DONE, FAILING, say

@@ -12,10 +12,10 @@ import pytest
 from django.db import connections
 
 from stoker import chain, chord, get_workflow, group
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
+from stoker.jobs.execute import Executor
+from stoker.jobs.record import finish
 from stoker.models import Job, Step, Workflow
 from stoker.testing import drain
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-from stoker import codec
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
-from stoker.finding import find_task
-from stoker.key_templates import signature_of_call
+from stoker.jobs.package import sealer_for
 from stoker.models import DeadLetter
-from stoker.package import sealer_for
+from stoker.tasks.guards import signature_of_call
+from stoker.tasks.registry import find_task
+from stoker.values import codec
 
 CHECKED = (str, int, bool, float, list, dict)
 """Types that a value can be held against without a library."""

@@ -8,14 +8,12 @@ from typing import Any
 from django.contrib import admin
 from django.http.response import HttpResponseBase
 
-from stoker import clusters
-from stoker.events import tell
+from stoker.inspect.stats import ClusterState
 from stoker.models import Cluster
-from stoker.stats import ClusterState
+from stoker.operations import clusters
+from stoker.signals import tell
 
-from .store_admin import Outcome, StoreAdmin, Verb
-from .visit import Visit
-from .words import ago, duration, shown_moment
+from .base import Outcome, StoreAdmin, Verb, Visit, ago, duration, shown_moment
 
 MEBIBYTE = 1 << 20
 

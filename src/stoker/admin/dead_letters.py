@@ -8,17 +8,38 @@ from typing import Any
 from django.contrib import admin
 from django.http.response import HttpResponseBase
 
-from stoker import dead_letters
-from stoker.dead_letters import Story
+from stoker.dead_letters import service as dead_letters
+from stoker.dead_letters.service import Story
 from stoker.models import DeadLetter
 
 from .arguments import Edited, as_text, runner_of
-from .letter_list import FILTERS, asked_of, newest_of, page_of
-from .letter_verbs import Choice, discard, requeue, requeue_edited, undo
-from .many_letters import Chosen, choices_of, many_named
-from .store_admin import Outcome, StoreAdmin, Verb, first_sentence, reason_of, run
-from .visit import Visit
-from .words import ago, first_line, shown, shown_moment
+from .base import (
+    Outcome,
+    StoreAdmin,
+    Verb,
+    Visit,
+    ago,
+    first_line,
+    first_sentence,
+    reason_of,
+    run,
+    shown,
+    shown_moment,
+)
+from .dead_letter_lists import (
+    FILTERS,
+    Choice,
+    Chosen,
+    asked_of,
+    choices_of,
+    discard,
+    many_named,
+    newest_of,
+    page_of,
+    requeue,
+    requeue_edited,
+    undo,
+)
 
 MOST_FAULTS = 100
 FAULTS_OF = 10_000

@@ -3,26 +3,206 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin
 from django.http import HttpResponseRedirect
 from django.http.response import HttpResponseBase
+from django.utils import timezone
 
 from stoker.compat import TaskResultDoesNotExist
-from stoker.ids import parse_job_id
-from stoker.models import DeadLetter, Job, UniqueKey
-from stoker.models.job_search import COUNTED, STATES, JobFilter, JobSearch, tally
-from stoker.progress import JobState, progress_of, progress_of_one
+from stoker.dead_letters.requeueing import run_again
+from stoker.exceptions import PackageError
+from stoker.guards.keys import ids_of_unique_text
+from stoker.inspect.jobs import COUNTED, STATES, JobFilter, JobSearch, tally
+from stoker.inspect.timeline import Moment, MomentKind, Timeline, timeline
+from stoker.jobs.package import Package
+from stoker.jobs.results import fetch, result_of
+from stoker.jobs.states import JobState, Progress, package_of, progress_of, progress_of_one
+from stoker.models import DeadLetter, Job, Step, Tally, UniqueKey
+from stoker.values.ids import parse_job_id
 from stoker.why import why
 
-from .job_page import job_context
-from .job_verbs import cancel, rerun
-from .store_admin import Outcome, StoreAdmin, Verb, reason_of, run_one_of_many
-from .unique_keys import key_ids_of
-from .visit import Visit
-from .words import ago, first_line, shown_moment
+from .base import (
+    Outcome,
+    StoreAdmin,
+    Verb,
+    Visit,
+    ago,
+    duration,
+    first_line,
+    reason_of,
+    run_one_of_many,
+    shown,
+    shown_moment,
+)
+
+MOST_STEPS = 60
+NOT_YET = (Step.State.HELD, Step.State.PENDING)
+GOOD = (MomentKind.SUCCEEDED, MomentKind.RESOLVED)
+BAD = (
+    MomentKind.ATTEMPT_FAILED,
+    MomentKind.ATTEMPT_TIMED_OUT,
+    MomentKind.ATTEMPT_CRASHED,
+    MomentKind.FAILED,
+    MomentKind.DEAD_LETTERED,
+)
+
+
+def job_context(visit: Visit, job_id: UUID, progress: Progress) -> dict[str, Any]:
+    """For the template."""
+    job, package = progress.job, package_of(visit.settings, progress.job)
+    life = timeline(visit.settings, job_id, progress)
+    return {
+        "title": life.task or str(job_id),
+        "job_id": job_id,
+        "job": job,
+        "state": progress.state.value,
+        "facts": _facts(progress, package),
+        "moments": [_moment(visit, one) for one in life.moments],
+        "args": None if package is None else [shown(value) for value in package.args],
+        "kwargs": {} if package is None else {k: shown(v) for k, v in package.kwargs.items()},
+        "value": _value(visit, job_id, progress),
+        "failures": list(reversed(progress.failures)),
+        "steps": _steps(visit, life.moments, job_id),
+        "letter_url": _letter_url(visit, life.moments),
+        "has_letter": _has_letter(life),
+    }
+
+
+def _facts(progress: Progress, package: Package | None) -> list[tuple[str, str]]:
+    job = progress.job
+    if job is None:
+        return [("kept by", "its broker alone, until it has ended")]
+    most = f" of at most {package.options.max_attempts}" if package is not None else ""
+    facts = [
+        ("queue", job.queue),
+        ("priority", str(job.priority)),
+        ("enqueued", f"{shown_moment(job.enqueued_at)}, {ago(job.enqueued_at)}"),
+        ("attempts", f"{progress.attempts}{most}"),
+    ]
+    if job.run_after is not None:
+        facts.append(("not before", shown_moment(job.run_after)))
+    if job.finished_at is not None:
+        facts.append(("finished", f"{shown_moment(job.finished_at)}, {ago(job.finished_at)}"))
+    if job.worker_id:
+        facts.append(("worker", job.worker_id))
+    if job.reason:
+        facts.append(("reason", job.reason))
+    if package is not None and package.options.identity:
+        facts.append(("unique key", package.options.identity.rpartition(" ")[0]))
+    return facts
+
+
+def _moment(visit: Visit, moment: Moment) -> dict[str, Any]:
+    colour = "good" if moment.kind in GOOD else "bad" if moment.kind in BAD else ""
+    links = []
+    if moment.job_id is not None:
+        links.append((f"job {moment.job_id}", visit.at("job_change", moment.job_id)))
+    if moment.dead_letter_id is not None:
+        links.append(("dead letter", visit.at("deadletter_change", moment.dead_letter_id)))
+    return {
+        "title": moment.kind.label,
+        "number": moment.number,
+        "at": shown_moment(moment.at) if moment.at else "",
+        "is_now": moment.is_now,
+        "until": f"until {shown_moment(moment.until)}, {ago(moment.until)}" if moment.until else "",
+        "took": f"took {duration(moment.seconds)}" if moment.seconds is not None else "",
+        "text": moment.text,
+        "by": moment.by,
+        "worker": moment.worker_id,
+        "links": links,
+        "colour": "wait" if moment.is_now else colour,
+    }
+
+
+def _value(visit: Visit, job_id: UUID, progress: Progress) -> str | None:
+    """What it returned; None = nothing was kept."""
+    if progress.job is None or progress.job.value is None:
+        return None
+    try:
+        return shown(result_of(visit.settings, job_id, progress).return_value)
+    except (ValueError, PackageError) as error:
+        return f"cannot be read here: {error}"
+
+
+def _steps(visit: Visit, moments: Any, job_id: UUID) -> list[dict[str, Any]]:
+    """The first steps of its workflow."""
+    workflow_id = next((one.workflow_id for one in moments if one.workflow_id is not None), None)
+    if workflow_id is None:
+        return []
+    steps = Step.objects.using(visit.database).filter(workflow_id=workflow_id)
+    tasks = steps.filter(kind=Step.Kind.TASK).defer("sealed", "value")
+    rows = list(tasks.order_by("pk")[:MOST_STEPS])
+    return [
+        {
+            "label": row.label,
+            "role": row.role,
+            "state": row.state,
+            "is_this": row.job_id == job_id,
+            "url": visit.at("job_change", row.job_id) if row.state not in NOT_YET else "",
+        }
+        for row in rows
+    ]
+
+
+def _has_letter(life: Timeline) -> bool:
+    """Whether its dead letter is to be seen to still."""
+    kinds = {one.kind for one in life.moments}
+    closed = {MomentKind.RESOLVED, MomentKind.DISCARDED}
+    return MomentKind.DEAD_LETTERED in kinds and not kinds & closed
+
+
+def _letter_url(visit: Visit, moments: Any) -> str:
+    letter_id = next((one.dead_letter_id for one in moments if one.dead_letter_id), None)
+    return "" if letter_id is None else visit.at("deadletter_change", letter_id)
+
+
+def cancel(visit: Visit, object_id: str, because: str) -> Outcome:
+    """Withdraw it where it waits, or have it ended where it runs."""
+    reason = f"cancelled by {visit.by}" + (f": {because}" if because else "")
+    result = fetch(visit.settings, object_id)
+    if not result.cancel(reason[:255]):
+        return Outcome(f"The job had ended already: {result.state}.", is_good=False)
+    if result.state == JobState.RUNNING:
+        return Outcome("The job was told to end. That takes a moment.")
+    return Outcome("The job is cancelled.")
+
+
+def rerun(visit: Visit, object_id: str, because: str) -> Outcome:
+    """A new job with the same arguments."""
+    job_id = parse_job_id(object_id)
+    if job_id is None:
+        raise TaskResultDoesNotExist(f"{object_id!r} is no id of a job.")
+    again = run_again(visit.settings, job_id)
+    to = visit.at("job_change", again.result.id) if again.result is not None else ""
+    if again.because:
+        return Outcome(again.because, False, to)
+    return Outcome("Enqueued again with the same arguments: this is the new job.", to=to)
+
+
+SINCE = timedelta(days=1)
+MOST_TASKS = 500
+
+
+def key_ids_of(alias: str, text: str, task: str) -> list[UUID]:
+    """The keys that this text may be: of everybody, and of each task of which something was
+    recorded lately.
+
+    Args:
+        text: as it comes out of the task's own, as "feed:7" of ``Unique("feed:{feed}")``.
+        task: its dotted path, where it is known.
+    """
+    if task:
+        return ids_of_unique_text(text, [task])
+    since = int((timezone.now() - SINCE).timestamp())
+    tallies = Tally.objects.using(alias).between(since, timezone.now().timestamp())
+    tasks = tallies.order_by().values_list("task", flat=True).distinct()[:MOST_TASKS]
+    return ids_of_unique_text(text, tasks)
+
 
 PAGE = 50
 KEY = "key:"

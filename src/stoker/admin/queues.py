@@ -14,9 +14,7 @@ from stoker import metrics, queues
 from stoker.models import PausedQueue
 from stoker.queues import QueueDepth
 
-from .store_admin import Outcome, StoreAdmin, Verb
-from .visit import Visit
-from .words import ago, duration, shown_moment
+from .base import Outcome, StoreAdmin, Verb, Visit, ago, duration, shown_moment
 
 RATE_OVER = timedelta(minutes=5)
 MOST_CLEARED = 1000

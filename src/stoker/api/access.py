@@ -2,17 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import wraps
+from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
-from django.http import HttpRequest
+from django.contrib.auth.decorators import login_not_required
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from ninja import Router
+from ninja.parser import Parser
 from ninja.security.base import AuthBase
 from ninja.utils import check_csrf
 
-from stoker.api_settings import api_settings
+from stoker.setting_values import api_settings
 
-from .problems import Refusal
+from .problems import Problem, Refusal, problem
+
+DEEPEST = 100
+NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+METHODS_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
+
+
+class StrictParser(Parser):
+    """JSON as the standard has it, and nothing in it that no database takes."""
+
+    def parse_body(self, request: HttpRequest) -> Any:
+        # Sent in chunks to an ASGI server, it does not say before how long it is.
+        _refuse_larger(len(request.body))
+        try:
+            value = json.loads(request.body, parse_float=_finite, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise Refusal(400, f"The body is not JSON: {error}.") from error
+        _refuse_what_no_store_takes(value)
+        return value
+
+
+def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """The view, with what all have in common."""
+
+    @wraps(view)
+    def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            refuse_unreadable(request)
+            response = _as_get(view, request, *args, **kwargs)
+        except Refusal as refusal:
+            response = problem(refusal.status, refusal.detail, **refusal.more)
+        if response.status_code == 405 and "Allow" in response.headers:
+            allowed = response.headers["Allow"]
+            response = problem(405, f"This address takes {allowed}.")
+            response.headers["Allow"] = allowed
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    # Every call makes its own transactions, and says by itself who may do what.
+    return transaction.non_atomic_requests(login_not_required(inside))
+
+
+def refuse_unreadable(request: HttpRequest) -> None:
+    """Raises Refusal for a request that no view has to look at."""
+    if "\x00" in request.path or any(
+        "\x00" in text for name, values in request.GET.lists() for text in (name, *values)
+    ):
+        raise Refusal(400, "The address has a NUL character in it, which no store takes.")
+    if request.method in METHODS_WITHOUT_BODY:
+        return
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    _refuse_larger(int(length) if str(length).isdigit() else math.inf)
+    if int(length) and request.content_type != "application/json":
+        raise Refusal(415, "Send JSON, with Content-Type: application/json.")
+
+
+def _refuse_larger(length: float) -> None:
+    most = api_settings().max_body_bytes
+    if length > most:
+        raise Refusal(413, f"The request is larger than {most} bytes.")
+
+
+def not_found(_request: HttpRequest, **_: Any) -> HttpResponse:
+    return problem(404, "There is nothing at this address.")
+
+
+def _as_get(
+    view: Callable[..., HttpResponseBase], request: HttpRequest, *args: Any, **kwargs: Any
+) -> HttpResponseBase:
+    """HEAD is GET, without the content: servers leave that out."""
+    if request.method != "HEAD":
+        return view(request, *args, **kwargs)
+    request.method = "GET"
+    try:
+        return view(request, *args, **kwargs)
+    finally:
+        request.method = "HEAD"
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_what_no_store_takes(value: Any) -> None:
+    """Raises Refusal for NUL characters and halves of surrogate pairs, wherever they are, and for
+    what is nested too deeply to be read again."""
+    left = [(value, 1)]
+    while left:
+        one, depth = left.pop()
+        if depth > DEEPEST:
+            raise Refusal(400, f"The body is nested deeper than {DEEPEST} levels.")
+        if isinstance(one, str) and NO_TEXT.search(one):
+            raise Refusal(
+                400, "The body has a NUL character or half of one in it: no store takes that."
+            )
+        if isinstance(one, dict):
+            left += [(part, depth + 1) for part in (*one.keys(), *one.values())]
+        elif isinstance(one, list):
+            left += [(part, depth + 1) for part in one]
 
 
 class SessionUser(AuthBase):
@@ -84,3 +199,65 @@ def permitted(user: Any, permissions: Sequence[str]) -> Any:
 def name_of(request: HttpRequest) -> str:
     """Who calls, as histories keep it."""
     return str(request.auth.get_username())[:150]  # type: ignore[attr-defined] # ninja sets it
+
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+PROBLEMS = (400, 401, 403, 404, 422, 503)
+"""What every call may come to."""
+PROBLEMS_OF_BODIES = (413, 415)
+PROBLEMS_OF_OPEN = (400, 404, 422)
+
+
+class Open(Enum):
+    """In the place of permissions."""
+
+    TO_ALL = "to all"
+    """Anybody may call, without saying who he is. For what a probe of a platform asks."""
+
+
+class Routes(Router):
+    """Routes of one kind of thing. There is no route without ``permissions``."""
+
+    def route(
+        self,
+        method: str,
+        path: str,
+        *,
+        permissions: tuple[str, ...] | Open,
+        answers: dict[int, Any],
+        example: Any = None,
+    ) -> Callable[[View], View]:
+        """Declare a route.
+
+        Args:
+            permissions: all of these are needed, as ``stoker.view_job``.
+            answers: status -> shape; ``...`` = a problem.
+            example: of what is sent.
+        """
+        is_open = isinstance(permissions, Open)
+        needed: tuple[str, ...] = () if isinstance(permissions, Open) else permissions
+        if not is_open and not needed:
+            raise ValueError(f"{method} {path} names no permission")
+        problems: tuple[int, ...] = PROBLEMS_OF_OPEN if is_open else PROBLEMS
+        if method != "GET":
+            problems += PROBLEMS_OF_BODIES
+        extra: dict[str, Any] = {"x-permissions": list(needed)}
+        if example is not None:
+            extra["requestBody"] = {"content": {"application/json": {"example": example}}}
+
+        def declare(view: View) -> View:
+            self.add_api_operation(
+                path,
+                [method],
+                view,
+                auth=None if is_open else [SessionUser(needed), TokenUser(needed)],
+                response=dict.fromkeys(problems, Problem)
+                | {status: Problem if one is ... else one for status, one in answers.items()},
+                operation_id=view.__name__,
+                url_name=view.__name__,
+                openapi_extra=extra,
+            )
+            return view
+
+        return declare

@@ -17,7 +17,6 @@ from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from pydantic import ConfigDict
 
-from stoker.api_settings import api_settings
 from stoker.compat import InvalidTask, TaskResultDoesNotExist
 from stoker.exceptions import (
     BrokerError,
@@ -34,6 +33,7 @@ from stoker.exceptions import (
     UnknownTask,
     UnreadablePackage,
 )
+from stoker.setting_values import api_settings
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -10,9 +10,9 @@ from uuid import UUID
 from ninja import Schema
 from pydantic import ConfigDict, field_validator
 
-from stoker.guards.crowded import Crowded
+from stoker.inspect.guards import Crowded
+from stoker.inspect.stats import ClusterState, DeadLetterCounts, FinishedCounts
 from stoker.queues import QueueDepth
-from stoker.stats import ClusterState, DeadLetterCounts, FinishedCounts
 from stoker.why import Kind
 
 from .values import plain

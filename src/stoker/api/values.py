@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
-from stoker.tasks import own_backends
+from stoker.tasks.decorator import own_backends
 
 from .problems import Refusal
 

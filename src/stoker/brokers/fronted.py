@@ -9,21 +9,21 @@ Which of the two a lease is of, its id says: the store's are numbers, a broker's
 
 from __future__ import annotations
 
+import selectors
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from stoker.brokers.orm.broker import OrmBroker
 from stoker.conf import Settings
 from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
-from stoker.models.statements import with_keys
+from stoker.store.statements import with_keys
 
-from .base import Broker, Delivery, Extension, Lease, Message, Return
-from .fronted_wake import FrontedWake
-from .orm import OrmBroker
-from .wake import Wake
+from .contract import Broker, Delivery, Extension, Lease, Message, Return, Wake
 
 LONGEST_NAME = 100
 """Of a queue, as the store keeps it."""
@@ -293,3 +293,48 @@ def _refuse_name(queue: str) -> None:
             f"There is no queue {queue!r}: a name has 1 to {LONGEST_NAME} characters, none of them "
             "NUL."
         )
+
+
+class FrontedWake(Wake):
+    """Sleeps on both.
+
+    Args:
+        look_at_store: called when something has come there.
+    """
+
+    def __init__(self, store: Wake, behind: Wake, look_at_store: Callable[[], object]) -> None:
+        self._look_at_store = look_at_store
+        self._store = store
+        self._behind = behind
+        self._both: Any = selectors.DefaultSelector()
+        self._watched: set[int] = set()
+        self._note_longest_sleep()
+
+    def fileno(self) -> int | None:
+        """One descriptor for those of both, which change when a connection is opened anew."""
+        wanted = {number for one in (self._store, self._behind) if (number := one.fileno())}
+        for number in self._watched - wanted:
+            with suppress(KeyError, OSError):  # it is closed, and so not watched any more
+                self._both.unregister(number)
+        for number in wanted:
+            with suppress(KeyError):
+                self._both.register(number, selectors.EVENT_READ)
+        self._watched = wanted
+        return self._both.fileno() if wanted else None
+
+    def is_due(self) -> bool:
+        has_store_woken = self._store.is_due()
+        if has_store_woken:
+            self._look_at_store()
+        has_woken = self._behind.is_due() or has_store_woken
+        self._note_longest_sleep()
+        return has_woken
+
+    def close(self) -> None:
+        self._store.close()
+        self._behind.close()
+        self._both.close()
+
+    def _note_longest_sleep(self) -> None:
+        longest = [one.max_sleep_seconds for one in (self._store, self._behind)]
+        self.max_sleep_seconds = min((one for one in longest if one is not None), default=None)

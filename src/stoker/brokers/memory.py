@@ -13,10 +13,9 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
-from stoker.ids import new_lease_id
+from stoker.values.ids import new_lease_id
 
-from .base import Broker, Capabilities, Delivery, Lease, Message, Return
-from .wake import Wake
+from .contract import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
 
 
 @dataclass(slots=True)

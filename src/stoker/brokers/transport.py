@@ -10,19 +10,21 @@ A message travels as one line of JSON, which says what the broker must know, and
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
-from stoker.ids import derived_job_id
+from stoker.values.ids import derived_job_id
 
-from .base import Capabilities, Message
+from .contract import Capabilities, Message
 
 if TYPE_CHECKING:
     from stoker.conf import Settings
+
 
 HEAD_BYTES = 2000
 """What the line before the package takes at most."""
@@ -171,3 +173,33 @@ def _can_be_stored(message: Message) -> bool:
         and -(2**15) < message.priority < 2**15
         and all(type(one) in (int, float) and 0 <= one < LAST_SECOND for one in moments)
     )
+
+
+BANDS = ("high", "usual", "low")
+
+
+class Line(NamedTuple):
+    """One line."""
+
+    band: str
+    queue: str
+
+
+def band_of(priority: int) -> str:
+    if not priority:
+        return BANDS[1]
+    return BANDS[0] if priority > 0 else BANDS[2]
+
+
+def lines_of(queues: Iterable[str]) -> list[Line]:
+    """Every line that these queues may have."""
+    return [Line(band, queue) for queue in dict.fromkeys(queues) for band in BANDS]
+
+
+def in_turn(lines: Collection[Line], turn: int) -> Iterator[Line]:
+    """Urgent ones first; of equally urgent ones another one first each time."""
+    urgent_first = sorted(lines, key=lambda line: (BANDS.index(line.band), line.queue))
+    for _, some in itertools.groupby(urgent_first, key=lambda line: line.band):
+        alike = list(some)
+        start = turn % len(alike)
+        yield from alike[start:] + alike[:start]

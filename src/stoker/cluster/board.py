@@ -41,7 +41,7 @@ from uuid import UUID
 
 from django.db import connections
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.conf import Settings
 
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(

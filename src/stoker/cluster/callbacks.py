@@ -12,9 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.events import tell
-
-from .connections import tidy_connections
+from stoker.cluster.worker.connections import tidy_connections
+from stoker.signals import tell
 
 LIMIT_SECONDS = 30.0
 MOST_STUCK = 3

@@ -16,24 +16,23 @@ from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Lease
-from stoker.events import call_project_with, tell
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Lease
+from stoker.brokers.patience import Patience, set_deadlines
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
-from stoker.ids import id_of
-from stoker.lifecycle.failures import tell_failure
-from stoker.lifecycle.faults import fault_of
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Failed, Succeeded
-from stoker.lifecycle.successes import finish_together
-from stoker.lifecycle.tallies import Tallies
-from stoker.models.conflicts import is_conflict, is_locked_out, is_session_ended
-from stoker.models.locked_jobs import locked_jobs
+from stoker.jobs.failures import tell_failure
+from stoker.jobs.faults import fault_of
+from stoker.jobs.outcomes import Failed, Succeeded
+from stoker.jobs.record import finish, finish_together
+from stoker.jobs.tallies import Tallies
+from stoker.signals import call_project_with, tell
+from stoker.store.locked_jobs import locked_jobs
+from stoker.store.transactions import is_conflict, is_locked_out, is_session_ended
+from stoker.values.ids import id_of
 
 from . import board as place
 from .callbacks import Callbacks
 from .channel import Closed, Stream
-from .patience import Patience, set_deadlines
 from .process import Child
 from .wire import Reported, as_failed, open_report, open_successes, parted
 

@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NoReturn
 
 from stoker.json_lines import JsonLines
@@ -23,6 +24,22 @@ from stoker.json_lines import JsonLines
 from .board import Board
 from .channel import Closed, Control
 from .plan import Plan
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """The resident memory of a process now; 0 where it can't be read.
+
+    Args:
+        pid: None = this process.
+    """
+    try:
+        statm = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii")
+        return int(statm.split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
 
 ORPHANED = 70
 """The exit code of a process whose sentinel is gone."""
@@ -33,10 +50,10 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULTS = {signal.SIGINT: signal.default_int_handler}
 
 ENTRANCES = {
-    "pusher": "stoker.cluster.pusher",
+    "pusher": "stoker.cluster.pusher.pusher",
     "monitor": "stoker.cluster.monitor",
     "scheduler": "stoker.cluster.scheduler",
-    "worker": "stoker.cluster.worker",
+    "worker": "stoker.cluster.worker.worker",
 }
 """Role -> the module whose ``main(child)`` is that process."""
 

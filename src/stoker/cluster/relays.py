@@ -13,12 +13,11 @@ from copy import deepcopy
 
 from django.db import connections
 
-from stoker.brokers import outboxes_of
+from stoker.brokers.adapters import outboxes_of
+from stoker.brokers.patience import limit_calls
 from stoker.conf import Settings
-from stoker.events import tell
-from stoker.lifecycle.outbox import relay_from
-
-from .patience import limit_calls
+from stoker.jobs.relay import relay_from
+from stoker.signals import tell
 
 LOOK_SECONDS = 0.5
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0

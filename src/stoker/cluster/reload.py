@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from stoker.events import tell
+from stoker.signals import tell
 
 LOOK_SECONDS = 1.0
 TRIAL = "STOKER_TRIAL"

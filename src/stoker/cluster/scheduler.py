@@ -8,16 +8,16 @@ import time
 
 from django.db import connections
 
-from stoker.brokers import broker_for
-from stoker.events import call_project_with
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.patience import set_deadlines
+from stoker.schedules.ticking import LOOK_SECONDS, Ticks
+from stoker.signals import call_project_with
 
 from . import board as place
 from .callbacks import Callbacks
 from .channel import is_readable
-from .patience import set_deadlines
 from .process import Child
 from .relays import Relays
-from .ticks import LOOK_SECONDS, Ticks
 from .upkeep import Upkeep
 
 FAREWELL_SECONDS = 5.0

@@ -10,47 +10,54 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from django.db import Error, InterfaceError, OperationalError, connections
+from django.db import Error, InterfaceError, OperationalError, connections, models
+from django.utils import timezone
 
-from stoker.brokers import outboxes_of
-from stoker.brokers.base import Broker, Return
-from stoker.cancelling import sweep_requests
+from stoker.brokers.adapters import outboxes_of
+from stoker.brokers.contract import Broker, Return
 from stoker.conf import Settings
-from stoker.events import tell
+from stoker.dead_letters.search import told_by_dead_letters
+from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.exceptions import StokerError
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outbox import relay_from
-from stoker.lifecycle.outcomes import Attempted, Crashed
-from stoker.lifecycle.tallies import Tallies
+from stoker.guards.sweeping import GuardSweep
+from stoker.inspect.queue_depths import queues
+from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.outcomes import Attempted, Crashed
+from stoker.jobs.record import finish
+from stoker.jobs.relay import relay_from
+from stoker.jobs.tallies import Tallies
+from stoker.locks.sweep import Leftovers
 from stoker.models import (
+    Attempt,
     Blocked,
     Claimed,
     Cluster,
     Deferred,
     GuardKey,
+    Job,
     Lock,
     Need,
     Outgoing,
     Ready,
+    Sample,
     Schedule,
+    Tally,
 )
-from stoker.models.clock import MICROSECONDS, database_now_us
-from stoker.models.conflicts import is_locked_out
-from stoker.models.locked_jobs import locked_jobs
-from stoker.models.statements import moves_rows_in_one_statement
+from stoker.models.metrics import FOLDS, PEAKS, SAMPLE_SECONDS, fold_oldest, forget_before
+from stoker.signals import tell
+from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.locked_jobs import locked_jobs
+from stoker.store.statements import moves_rows_in_one_statement
+from stoker.store.transactions import is_locked_out
+from stoker.workflows.sweep import WorkflowSweep
 
 from .board import Board, board_path, job_lease
-from .dead_letter_sweep import DeadLetterSweep
-from .guard_sweep import GuardSweep
-from .history import History
-from .leftovers import Leftovers
 from .plan import Plan
-from .pruning import Pruning
-from .workflow_sweep import WorkflowSweep
 
 BATCH = 500
 LOCK = "stoker:upkeep"
@@ -336,3 +343,125 @@ class Upkeep:
             with suppress(Error):
                 connections[self._alias].close()
             return False
+
+
+MOST_FOLDS = 200
+"""In one go. There are a few each minute; more after a time without upkeep."""
+
+
+class History:
+    """The history of one store.
+
+    Args:
+        beat: called again and again: a sign of life.
+    """
+
+    def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
+        self._settings = settings
+        self._beat = beat
+        self._noted_start = 0
+        """The minute of the last look."""
+        self._tables = (
+            Tally.objects.using(settings.database),
+            Sample.objects.using(settings.database),
+        )
+
+    def note_backlogs(self) -> None:
+        """One look at the queues for each minute, whoever does it."""
+        if not self._settings.keep_metrics_seconds:
+            return
+        start = int(time.time()) // SAMPLE_SECONDS * SAMPLE_SECONDS
+        if start == self._noted_start:
+            return
+        samples = Sample.objects.using(self._settings.database)
+        if not samples.filter(seconds=SAMPLE_SECONDS, start=start).exists():
+            samples.bulk_create(
+                Sample(
+                    start=start,
+                    seconds=SAMPLE_SECONDS,
+                    queue=queue.name,
+                    **{name: getattr(queue, name) for name in PEAKS},
+                )
+                for queue in queues(self._settings)
+            )
+        self._noted_start = start
+
+    def tidy(self) -> int:
+        """Fold what has grown old, and forget what is past its keeping. Returns how often."""
+        now = time.time()
+        return self._fold(now) + self._forget(now - self._settings.keep_metrics_seconds)
+
+    def _fold(self, now: float) -> int:
+        folded = 0
+        for rows in self._tables:
+            for fold in FOLDS:
+                for _ in range(MOST_FOLDS):
+                    if not fold_oldest(rows, fold, now):
+                        break
+                    folded += 1
+                    self._beat()
+        return folded
+
+    def _forget(self, before: float) -> int:
+        forgotten = 0
+        for rows in self._tables:
+            while forget_before(rows, before):
+                forgotten += 1
+                self._beat()
+        return forgotten
+
+
+class Pruning:
+    """The results of one store.
+
+    Args:
+        beat: called again and again: a sign of life.
+    """
+
+    def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._beat = beat
+
+    def prune(self) -> int:
+        """Remove results that are past their keeping, in batches, by index."""
+        keep = self._settings.keep_results
+        limits = (
+            ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
+            ((Job.Status.FAILED, Job.Status.CANCELLED), keep.failed_seconds, keep.failed_count),
+        )
+        removed = 0
+        for statuses, seconds, count in limits:
+            for status in statuses:
+                removed += self._prune_older(status, seconds) + self._prune_beyond(status, count)
+        if removed:
+            tell("pruned", count=removed)
+        return removed
+
+    def _prune_older(self, status: str, seconds: float | None) -> int:
+        if seconds is None:
+            return 0
+        limit = timezone.now() - timedelta(seconds=seconds)
+        return self._delete(self._finished(status).filter(finished_at__lt=limit))
+
+    def _prune_beyond(self, status: str, count: int | None) -> int:
+        if count is None:
+            return 0
+        newest_first = self._finished(status).order_by("-finished_at", "-pk")
+        oldest_kept = newest_first[count : count + 1].values_list("finished_at", flat=True).first()
+        if oldest_kept is None:
+            return 0
+        return self._delete(self._finished(status).filter(finished_at__lte=oldest_kept))
+
+    def _finished(self, status: str) -> models.QuerySet[Job]:
+        return Job.objects.using(self._alias).filter(status=status)
+
+    def _delete(self, jobs: models.QuerySet[Job]) -> int:
+        removed = 0
+        while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
+            told_of = told_by_dead_letters(self._alias, job_ids)
+            forgotten = [job_id for job_id in job_ids if job_id not in told_of]
+            Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
+            removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
+            self._beat()
+        return removed

@@ -25,9 +25,8 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from stoker.brokers.base import Delivery
-from stoker.ids import id_of, is_unmarked
-from stoker.lifecycle.outcomes import (
+from stoker.brokers.contract import Delivery
+from stoker.jobs.outcomes import (
     KINDS,
     Attempted,
     Crashed,
@@ -39,7 +38,8 @@ from stoker.lifecycle.outcomes import (
     Succeeded,
     TimedOut,
 )
-from stoker.models.ending import Successes
+from stoker.models.job import Successes
+from stoker.values.ids import id_of, is_unmarked
 
 from .board import lease_clock_ns
 

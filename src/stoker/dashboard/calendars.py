@@ -12,9 +12,9 @@ from django.db.models import F, Sum
 from django.db.models.functions import Mod
 from django.utils import timezone
 
-from stoker import schedules
 from stoker.models import Schedule, Tick
-from stoker.models.clock import MICROSECONDS
+from stoker.schedules import service as schedules
+from stoker.store.clock import MICROSECONDS
 
 DAYS = 7
 DAYS_TO_COME = 2

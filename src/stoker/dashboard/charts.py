@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from stoker.metrics import Point
 
-from . import words
+from . import labels as words
 from .spans import DAY, Span
 
 WIDTH, HEIGHT = 600.0, 120.0

@@ -14,8 +14,8 @@ from typing import Any
 from stoker import metrics
 from stoker.metrics import Point, QueueFigures, TaskFigures
 
+from .request_context import Visit
 from .spans import Span
-from .visit import Visit
 
 KEPT_SECONDS = {"hour": 2.0, "day": 20.0, "week": 60.0}
 MOST_KEPT = 200

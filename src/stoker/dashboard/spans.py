@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from .visit import Visit
+from .request_context import Visit
 
 HOUR, DAY = 3600, 86400
 CHOICES = {"hour": (HOUR, 60), "day": (DAY, 1800), "week": (7 * DAY, 3 * HOUR)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.urls import path
 from django.utils.module_loading import autodiscover_modules
 
+from stoker.dashboard.pages.live import live
+
 from . import assets
-from .live import live
 from .pages import clusters, dead_letters, job, jobs, overview, queues, schedules, tasks, workflows
 
 # So that a job can be sent again, and its task's options be shown, by a process that only serves.

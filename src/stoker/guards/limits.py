@@ -7,15 +7,15 @@ from uuid import UUID
 
 from django.db import transaction
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.definition import Task
 from stoker.exceptions import ConfigurationError
+from stoker.jobs.states import explained
 from stoker.models import GuardKey, Need
-from stoker.models.clock import database_now_us
-from stoker.models.commits import after_commit
-from stoker.models.turns import call_next
-from stoker.progress import explained
+from stoker.store.clock import database_now_us
+from stoker.store.transactions import after_commit
+from stoker.store.turns import call_next
+from stoker.tasks.task import Task
 
 from .keys import id_and_name
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stoker.long_work import told_to
+from stoker.values.progress import told_to
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from django.core.management.base import CommandParser
 
-from stoker import clusters
-from stoker.durations import in_words
 from stoker.exceptions import ClusterNotFound
+from stoker.operations import clusters
+from stoker.values.durations import in_words
 
 from .subcommand import (
     ExitCode,

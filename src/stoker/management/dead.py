@@ -8,13 +8,13 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from stoker import dead_letters
-from stoker.dead_letters import Story
+from stoker.dead_letters import service as dead_letters
+from stoker.dead_letters.service import Story
 from stoker.models import Attempt, DeadLetter, Requeue
 
-from .dead_changes import Discard, Purge, RequeueLetters
-from .dead_undo import Undo
-from .dead_words import (
+from .dead_changes import Discard, Purge, RequeueLetters, Undo
+from .enqueue import written
+from .labels import (
     add_filters,
     as_plain,
     filters_of,
@@ -23,7 +23,6 @@ from .dead_words import (
     positive,
     shown_moment,
 )
-from .enqueue import written
 from .subcommand import (
     ExitCode,
     Subcommand,

@@ -7,13 +7,12 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from stoker import dead_letters
-from stoker.dead_letters import Answer, Bulk, Fate
+from stoker.dead_letters import service as dead_letters
+from stoker.dead_letters.service import Answer, Bulk, Fate
 
 from .bar import bar
-from .dead_answers import say_bulk
-from .dead_words import FILTERS, add_filters, duration, filters_of, positive
 from .enqueue import json_of, moment
+from .labels import FILTERS, add_filters, duration, filters_of, positive
 from .subcommand import (
     ExitCode,
     Subcommand,
@@ -25,6 +24,75 @@ from .subcommand import (
     user,
     within_deadlines,
 )
+
+MOST_SHOWN = 20
+
+
+def say_bulk(command: Subcommand, bulk: Bulk, done: str, options: dict[str, Any]) -> ExitCode:
+    """How many were done, and why others were not.
+
+    Args:
+        done: how it is called when it is done, as "requeued".
+        options: with ``json`` and ``dry_run``.
+
+    Returns:
+        What the command ends with.
+    """
+    if options["json"]:
+        others = [
+            {
+                "id": str(one.dead_letter_id),
+                "fate": one.fate.value,
+                "job_id": None if one.job_id is None else str(one.job_id),
+                "because": one.because,
+            }
+            for one in bulk.others
+        ]
+        shape = {"matched": bulk.matched, "done": bulk.done, "others": others}
+        command.say(as_json({**shape, "dry_run": options["dry_run"]}))
+    elif options["dry_run"]:
+        command.say(f"{bulk.matched:,} would be {done}")
+    else:
+        command.say(f"{bulk.done:,} {done}")
+        for one in bulk.others[:MOST_SHOWN]:
+            command.say(f"{one.dead_letter_id} was not: {one.because}")
+        if len(bulk.others) > MOST_SHOWN:
+            more = len(bulk.others) - MOST_SHOWN
+            command.say(f"and {more:,} more were not (--json tells all)")
+    return ExitCode.NO if bulk.others else ExitCode.DONE
+
+
+class Undo(Subcommand):
+    name = "undo"
+    summary = "Take requeues back whose jobs have not begun."
+    description = """\
+Take the requeue of dead letters back, by their ids, as long as the new job has not begun: it is
+cancelled, and the dead letter is open as it was before. A job that has begun goes on: you are told
+which it is.
+
+--json writes one object, as `dead requeue` does; fate is under_way (it has begun), not_requeued or
+closed."""
+    examples = """\
+  manage.py stoker dead undo 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "the bank is not back"
+  manage.py stoker dead list --state requeued"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("ids", nargs="+", metavar="ID", help="Ids of dead letters.")
+        parser.add_argument(
+            "--by", metavar="NAME", help="Who does it. Default: the user who runs this."
+        )
+        parser.add_argument("--because", default="", metavar="TEXT", help="Why: kept with the job.")
+        add_backend(parser)
+        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        alias = within_deadlines(backend_settings(options["backend"])).alias
+        letters = [dead_letters.get(one, backend=alias).letter for one in options["ids"]]
+        common = {"by": options["by"] or user(), "because": options["because"], "backend": alias}
+        answers = [dead_letters.undo_requeue(one.pk, **common) for one in letters]
+        others = [one for one in answers if one.fate is not Fate.TAKEN_BACK]
+        bulk = Bulk(len(answers), len(answers) - len(others), others)
+        return say_bulk(self, bulk, "taken back", {**options, "dry_run": False})
 
 
 class _Change(Subcommand):

@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from stoker.doctor.examination import MOST_ROWS, Finding, Report, examine
+from stoker.inspect.doctor.examination import MOST_ROWS, Finding, Report, examine
 
 from .bar import bar
-from .dead_words import positive
+from .labels import positive
 from .subcommand import (
     ExitCode,
     Subcommand,

@@ -14,9 +14,9 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from stoker.compat import InvalidTask
-from stoker.durations import duration_seconds
 from stoker.exceptions import DuplicateJob, JobFailed, ResultTimeout
-from stoker.finding import find_task
+from stoker.tasks.registry import find_task
+from stoker.values.durations import duration_seconds
 
 from .subcommand import (
     ExitCode,

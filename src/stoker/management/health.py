@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from stoker.cluster.loops import local_clusters
-from stoker.cluster.watch import hang_seconds
-from stoker.clusters import judge as judge_clusters
-from stoker.clusters import longest_silence
+from stoker.cluster.watch import hang_seconds, local_clusters
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
-from stoker.stats import ClusterState, clusters
+from stoker.inspect.stats import ClusterState, clusters
+from stoker.operations.clusters import judge as judge_clusters
+from stoker.operations.clusters import longest_silence
 
 from .subcommand import (
     ExitCode,

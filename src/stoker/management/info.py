@@ -8,10 +8,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from stoker.durations import in_words
-from stoker.guards.crowded import Crowded, CrowdedKey, crowded
-from stoker.queue_depths import QueueDepth
-from stoker.stats import (
+from stoker.inspect.guards import Crowded, CrowdedKey, crowded
+from stoker.inspect.queue_depths import QueueDepth
+from stoker.inspect.stats import (
     ClusterState,
     Overview,
     WorkerState,
@@ -19,6 +18,7 @@ from stoker.stats import (
     overview,
     state_of,
 )
+from stoker.values.durations import in_words
 
 from .queues import told
 from .subcommand import (

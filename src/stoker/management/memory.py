@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandParser
 
-from stoker.stats import ClusterState, clusters
+from stoker.inspect.stats import ClusterState, clusters
 
 from .info import table_lines
 from .subcommand import (

@@ -2,26 +2,240 @@
 
 from __future__ import annotations
 
+import select
 import sys
+import termios
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+import tty
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.db import DatabaseError, InterfaceError
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from stoker.compat import task_backends
 from stoker.conf import Settings
+from stoker.exceptions import StokerError
+from stoker.inspect.queue_depths import QueueDepth, queues
+from stoker.inspect.stats import ClusterState, clusters, dead_letters, longest_silence, state_of
+from stoker.metrics import by_queue
+from stoker.values.durations import in_words
 
-from .monitored import Seen, look
 from .subcommand import (
     ExitCode,
     Subcommand,
     as_json,
     backend_settings,
+    one_sentence,
     positive_seconds,
     within_deadlines,
 )
+
+PERIOD_SECONDS = 60
+
+Rows = tuple[str, Sequence[str], list[Sequence[str]]]
+"""Title, columns, rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What became of one queue in the last minute."""
+
+    queue: str
+    finished: int
+    failed: int
+    retried: int
+    per_second: float
+    run_p95_seconds: float | None
+    wait_p95_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenBackend:
+    """One backend at one moment."""
+
+    name: str
+    queues: tuple[QueueDepth, ...]
+    clusters: tuple[ClusterState, ...]
+    dead_letters: int
+    last_minute: tuple[Pace, ...]
+    max_silence_seconds: float
+    """For how long a cluster that is well may give no sign of life."""
+
+    def tables(self) -> Iterator[Rows]:
+        """What is shown of it."""
+        yield "clusters", CLUSTER_COLUMNS, list(self._cluster_rows())
+        yield "queues", QUEUE_COLUMNS, list(self._queue_rows())
+        yield "workers", WORKER_COLUMNS, list(_worker_rows(self.clusters))
+        yield f"dead letters: {self.dead_letters:,}", (), []
+
+    def _cluster_rows(self) -> Iterator[Sequence[str]]:
+        for one in self.clusters:
+            started_at = one.started_at
+            now = datetime.now(started_at.tzinfo)
+            busy = sum(1 for worker in one.workers if worker.running)
+            yield (
+                f"{one.name} on {one.host}",
+                str(one.pid),
+                state_of(one, self.max_silence_seconds),
+                f"{busy} of {len(one.workers)} busy",
+                f"{one.leases:,}",
+                f"{in_words(one.silent_seconds)} ago",
+                in_words((now - started_at).total_seconds()),
+            )
+
+    def _queue_rows(self) -> Iterator[Sequence[str]]:
+        paces = {one.queue: one for one in self.last_minute}
+        for queue in self.queues:
+            pace = paces.get(queue.name)
+            about = "" if queue.is_exact else "~"
+            waited = queue.oldest_ready_seconds
+            yield (
+                f"{queue.name} (paused)" if queue.paused is not None else queue.name,
+                f"{about}{queue.ready:,}",
+                f"{about}{queue.deferred:,}",
+                f"{about}{queue.blocked:,}",
+                f"{about}{queue.running:,}",
+                "" if waited is None else in_words(waited),
+                f"{pace.per_second:,.1f}" if pace is not None else "0.0",
+                f"{pace.failed:,}" if pace is not None else "0",
+                _time(pace.run_p95_seconds if pace is not None else None),
+                _time(pace.wait_p95_seconds if pace is not None else None),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look."""
+
+    taken_at: datetime
+    backends: tuple[SeenBackend, ...]
+
+
+CLUSTER_COLUMNS = ("cluster", "process", "state", "workers", "leases", "last sign of life", "up")
+QUEUE_COLUMNS = (
+    "queue", "ready", "deferred", "blocked", "running", "next has waited", "done/s", "failed/min",
+    "p95 run", "p95 wait",
+)  # fmt: skip
+WORKER_COLUMNS = ("worker", "process", "jobs done", "runs", "for")
+
+
+def look(settings: Iterable[Settings]) -> Seen:
+    """These backends now.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    return Seen(datetime.now(UTC), tuple(_look(one) for one in settings))
+
+
+def _look(settings: Settings) -> SeenBackend:
+    now = datetime.now(UTC)
+    paces = (
+        Pace(
+            queue=one.queue,
+            finished=one.figures.finished,
+            failed=one.figures.failed,
+            retried=one.figures.retried,
+            per_second=round(one.figures.finished / PERIOD_SECONDS, 3),
+            run_p95_seconds=one.figures.run.p95,
+            wait_p95_seconds=one.figures.wait.p95,
+        )
+        for one in by_queue(settings, now - timedelta(seconds=PERIOD_SECONDS), now)
+    )
+    return SeenBackend(
+        name=settings.alias,
+        queues=queues(settings),
+        clusters=clusters(settings),
+        dead_letters=dead_letters(settings).total,
+        last_minute=tuple(paces),
+        max_silence_seconds=longest_silence(settings),
+    )
+
+
+def _worker_rows(known: Iterable[ClusterState]) -> Iterator[Sequence[str]]:
+    for cluster in known:
+        for worker in cluster.workers:
+            place = (f"{worker.number} on {cluster.host}", str(worker.pid), f"{worker.jobs_done:,}")
+            for job in worker.running:
+                yield (*place, f"{job.task or 'a job'} {job.job_id}", in_words(job.seconds))
+            if not worker.running:
+                yield (*place, "idle", "")
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1000:,.1f} ms" if seconds < 1 else in_words(seconds)
+
+
+STYLES = {"running": "green", "quiet": "yellow", "stopping": "yellow"}
+
+
+def watch(settings: Sequence[Settings], interval_seconds: float) -> None:
+    """Show these backends until q is pressed. While the store is out of reach, that is shown."""
+    live = Live(Text("Looking ..."), console=Console(), screen=True, auto_refresh=False)
+    with live, keys():
+        while True:
+            live.update(_try_look(settings), refresh=True)
+            if is_quit_within(interval_seconds):
+                return
+
+
+def screen_of(seen: Seen) -> RenderableType:
+    """One look, as it is shown."""
+    parts: list[RenderableType] = []
+    for backend in seen.backends:
+        parts.append(Text(f"{backend.name}  {seen.taken_at.astimezone():%H:%M:%S}", style="bold"))
+        for title, columns, rows in backend.tables():
+            parts.append(_table(title, columns, rows) if rows else Text(f"{title}", style="dim"))
+    parts.append(Text("q: leave", style="dim"))
+    return Group(*parts)
+
+
+def _try_look(settings: Sequence[Settings]) -> RenderableType:
+    try:
+        return screen_of(look(settings))
+    except (StokerError, DatabaseError, InterfaceError) as error:
+        return Text(one_sentence(error), style="red")
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", expand=False, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    return table
+
+
+@contextmanager
+def keys() -> Iterator[None]:
+    """Let keys be heard as they are pressed."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def is_quit_within(seconds: float) -> bool:
+    """Wait so long for a key. Whether it was q, or nobody is there to press one any more."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        ready, _, _ = select.select([sys.stdin], [], [], left)
+        if ready and sys.stdin.read(1) in ("q", "Q", ""):
+            return True
+    return False
 
 
 class Monitor(Subcommand):
@@ -65,8 +279,6 @@ rich: pip install 'django-stoker[terminal]'. Elsewhere, or without it, it writes
         settings = [within_deadlines(one) for one in _backends(options["backend"])]
         is_plain = options["once"] or options["json"] or not self._has_screen()
         if not is_plain:
-            from .monitor_screen import watch
-
             watch(settings, options["interval"])
             return ExitCode.DONE
         while True:

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from stoker import queues
 
 from .bar import bar
-from .dead_words import positive
+from .labels import positive
 from .subcommand import (
     ExitCode,
     Subcommand,

@@ -209,7 +209,7 @@ has_own_process: ContextVar[bool] = ContextVar("has_own_process", default=False)
 def within_deadlines(settings: Settings) -> Settings:
     """From here on, no call to the store takes longer than ``DATABASE_SECONDS``; but a program that
     uses ``call_command`` has its connections as they were."""
-    from stoker.cluster.patience import set_deadlines
+    from stoker.brokers.patience import set_deadlines
 
     if has_own_process.get():
         set_deadlines(settings, is_cluster=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from stoker.ids import parse_job_id
+from stoker.values.ids import parse_job_id
 from stoker.why import Answer, Kind, why
 
 from .subcommand import (

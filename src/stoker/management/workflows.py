@@ -9,11 +9,9 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from stoker.models import Workflow
-from stoker.workflows.listing import list_workflows
-from stoker.workflows.results import WorkflowResult, get_workflow
-from stoker.workflows.views import WorkflowStep
+from stoker.workflows.results import WorkflowResult, WorkflowStep, get_workflow, list_workflows
 
-from .dead_words import positive
+from .labels import positive
 from .subcommand import (
     ExitCode,
     Subcommand,

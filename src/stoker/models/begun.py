@@ -8,8 +8,9 @@ from django.db import models
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
+from stoker.store.statements import delete_by_key
+
 from .job import Job
-from .statements import delete_by_key
 
 KEPT_SECONDS = 7 * 24 * 3600.0
 """How long it is known at least that a job has begun. A job that has not ended stays known."""

@@ -8,13 +8,14 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .ready import Place, Ready, lock_line
-from .statements import (
+from stoker.store.statements import (
     delete_by_key,
     delete_returning_guards,
     fetch,
     moves_rows_in_one_statement,
 )
+
+from .ready import Place, Ready, lock_line
 
 
 class Line(NamedTuple):

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.db import models
 
-from .stored_text import stored_text
+from stoker.values.text import stored_text
 
 AT_ONCE = 500
 

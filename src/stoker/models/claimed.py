@@ -9,14 +9,10 @@ from uuid import UUID
 
 from django.db import connections, models, transaction
 
-from .arrays import list_literal
-from .clock import DatabaseNow, database_now_us
-from .deferred import Deferred
-from .isolation import deciding
-from .job import Job
-from .ready import Place, Ready
-from .rows import as_uuid
-from .statements import (
+from stoker.store.clock import DatabaseNow, database_now_us
+from stoker.store.prepared import list_literal
+from stoker.store.statements import (
+    as_uuid,
     delete_by_key,
     fetch,
     lock_by_key,
@@ -25,7 +21,12 @@ from .statements import (
     update_by_key,
     with_keys,
 )
-from .turns import free
+from stoker.store.transactions import deciding
+from stoker.store.turns import free
+
+from .deferred import Deferred
+from .job import Job
+from .ready import Place, Ready
 
 LeaseKey = tuple[UUID, int]
 Claim = tuple[Any, ...]

@@ -9,8 +9,9 @@ from uuid import UUID
 
 from django.db import models
 
+from stoker.store.clock import MICROSECONDS, DatabaseNow, microseconds
+
 from .claimed import Claimed
-from .clock import MICROSECONDS, DatabaseNow, microseconds
 from .job import moment
 
 

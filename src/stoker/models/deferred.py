@@ -7,14 +7,15 @@ from uuid import UUID
 
 from django.db import connections, models, transaction
 
-from .clock import DatabaseNow
-from .ready import Place, Ready
-from .statements import (
+from stoker.store.clock import DatabaseNow
+from stoker.store.statements import (
     delete_by_key,
     delete_returning_guards,
     fetch,
     moves_rows_in_one_statement,
 )
+
+from .ready import Place, Ready
 
 
 class DeferredQuerySet(models.QuerySet["Deferred"]):

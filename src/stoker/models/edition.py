@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.db import IntegrityError, models, transaction
 
-from .clock import DatabaseNow, microseconds
+from stoker.store.clock import DatabaseNow, microseconds
 
 
 class EditionQuerySet(models.QuerySet["Edition"]):

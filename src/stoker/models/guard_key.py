@@ -11,18 +11,18 @@ from uuid import UUID
 from django.db import connections, models
 from django.db.models import Exists, OuterRef
 
-from stoker.rate_window import RateRule
-
-from .clock import database_now_us
-from .need import Need, StatedNeed
-from .rows import Written
-from .statements import (
+from stoker.store.clock import database_now_us
+from stoker.store.statements import (
+    Written,
     delete_by_key,
     fetch,
     lock_by_key,
     moves_rows_in_one_statement,
     with_keys,
 )
+from stoker.values.rates import RateRule
+
+from .need import Need, StatedNeed
 
 COLUMNS = (
     "id", "kind", "name", "fence", "places", "places_by", "has_line", "period_us", "burst",

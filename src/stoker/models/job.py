@@ -6,20 +6,29 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, connections, models, transaction
 from django.utils import timezone
 
-from .clock import instant_us, microseconds
+from stoker.store.clock import instant_us, instants_us, microseconds
+from stoker.store.prepared import array_literal, list_literal
+from stoker.store.statements import (
+    Written,
+    columns,
+    fetch,
+    insert_rows,
+    moves_a_list_in_json,
+    moves_rows_in_one_statement,
+    with_keys,
+)
+
 from .deferred import Deferred
-from .ending import Ending, Successes, ending_rows, endings_as_arrays
 from .need import Need, NewNeed
 from .ready import Place, Ready
-from .rows import Written, insert_rows
-from .statements import fetch, moves_a_list_in_json, moves_rows_in_one_statement, with_keys
 
 COLUMNS = (
     "id", "task", "queue", "priority", "package", "enqueued_at", "run_after", "attempts",
@@ -275,3 +284,98 @@ def as_parameters(job: NewJob) -> dict[str, Any]:
 def _as_arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
     rows = [as_parameters(job) for job in jobs]
     return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+SUCCESSFUL = "SUCCESSFUL"
+"""As ``Job.Status`` has it, which is made later."""
+
+
+class Ending(NamedTuple):
+    """How a job ended, as the store keeps it."""
+
+    job_id: UUID
+    status: str
+    attempts: int
+    worker_id: str
+    started_at: float | None
+    finished_at: float
+    value: bytes | None = None
+    reason: str = ""
+
+
+class Successes(NamedTuple):
+    """How jobs ended well, by columns: there are many, and an object for each would cost more than
+    all that is done with it."""
+
+    job_ids: Sequence[str]
+    """The 32 digits of each; each once."""
+    lease_ids: Sequence[int]
+    attempts: Sequence[int]
+    worker_ids: Sequence[str]
+    started_at: Sequence[float]
+    """Seconds since 1970, as all moments here."""
+    finished_at: Sequence[float]
+    values: Sequence[bytes]
+    queues: Sequence[str]
+    tasks: Sequence[str]
+    enqueued_at: Sequence[float]
+    run_after: Sequence[float | None]
+
+    def as_arrays(self) -> dict[str, str]:
+        """For ``job_finish.sql``."""
+        count = len(self.job_ids)
+        return {
+            "id": list_literal(self.job_ids),
+            "status": list_literal(repeat(SUCCESSFUL, count)),
+            "attempts": list_literal(map(str, self.attempts)),
+            "worker_id": array_literal(self.worker_ids),
+            "started_us": list_literal(map(str, instants_us(self.started_at))),
+            "finished_us": list_literal(map(str, instants_us(self.finished_at))),
+            "value": list_literal([f'"\\\\x{value.hex()}"' for value in self.values]),
+            "reason": list_literal(repeat('""', count)),
+        }
+
+    def as_rows(self, written: Written) -> list[tuple[Any, ...]]:
+        """The values of an UPDATE of one row each; the key comes last."""
+        started = written.moments(self.started_at)
+        finished = written.moments(self.finished_at)
+        same = (self.attempts, self.worker_ids, started, finished, self.values)
+        return list(zip(repeat(SUCCESSFUL), *same, repeat(""), self.job_ids))
+
+
+def endings_as_arrays(endings: Sequence[Ending]) -> dict[str, Any]:
+    """For ``job_finish.sql``."""
+    names = (
+        "id", "status", "attempts", "worker_id", "started_us", "finished_us", "value", "reason",
+    )  # fmt: skip
+    rows = [
+        (
+            ending.job_id,
+            ending.status,
+            ending.attempts,
+            ending.worker_id,
+            instant_us(ending.started_at),
+            instant_us(ending.finished_at),
+            ending.value,
+            ending.reason[:255],
+        )
+        for ending in endings
+    ]
+    return dict(zip(names, columns(rows, len(names)), strict=True))
+
+
+def ending_rows(endings: Sequence[Ending], written: Written) -> list[tuple[Any, ...]]:
+    """The values of an UPDATE of one row each; the key comes last."""
+    return [
+        (
+            ending.status,
+            ending.attempts,
+            ending.worker_id,
+            written.moment(ending.started_at),
+            written.moment(ending.finished_at),
+            written.data(ending.value),
+            ending.reason[:255],
+            written.id(ending.job_id),
+        )
+        for ending in endings
+    ]

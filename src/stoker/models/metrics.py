@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from django.db import connections, models, transaction
 
-from stoker.histogram import add_written, written
+from stoker.values.histogram import add_written, written
 
 FINEST_SECONDS = 10
 SAMPLE_SECONDS = 60

@@ -8,9 +8,15 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .listing import fetch_each, update_each
-from .rows import Written, as_uuid, insert_rows
-from .statements import delete_by_key, with_keys
+from stoker.store.statements import (
+    Written,
+    as_uuid,
+    delete_by_key,
+    fetch_each,
+    insert_rows,
+    update_each,
+    with_keys,
+)
 
 
 class NewNeed(NamedTuple):

@@ -11,10 +11,11 @@ from django.db import connections, models
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
+from stoker.store.statements import delete_by_key
+
 from .claimed import Claimed
 from .dead_letter import DeadLetter
 from .job import Job
-from .statements import delete_by_key
 
 LONGEST_MESSAGE = 255
 KEPT_SECONDS = 600.0

@@ -19,8 +19,7 @@ from django.db import connections, models, router
 from django.utils import timezone
 
 from stoker.exceptions import BrokerUnavailable
-
-from .statements import delete_by_key, with_keys
+from stoker.store.statements import delete_by_key, with_keys
 
 LOOK_FOR_TABLE_SECONDS = 60.0
 SILENT_SECONDS = 30.0

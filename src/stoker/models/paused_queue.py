@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from django.db import models
 
-from .clock import MICROSECONDS, database_now_us
+from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.values.text import stored_text
+
 from .job import moment
-from .stored_text import stored_text
 
 
 class PausedQueueQuerySet(models.QuerySet["PausedQueue"]):

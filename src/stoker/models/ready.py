@@ -8,11 +8,13 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .rows import Written, as_uuid, insert_rows
-from .statements import (
+from stoker.store.statements import (
+    Written,
     about,
+    as_uuid,
     delete_returning_guards,
     fetch,
+    insert_rows,
     joins_a_list_in_json,
     moves_a_list_in_json,
     takes_lists,

@@ -9,8 +9,8 @@ from uuid import UUID
 from django.db import connections, models
 from django.db.models.functions import Now
 
-from .arrays import list_literal
-from .statements import (
+from stoker.store.prepared import list_literal
+from stoker.store.statements import (
     fetch,
     hexes,
     moves_a_list_in_json,

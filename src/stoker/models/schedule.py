@@ -12,17 +12,15 @@ from django.db import connections, models, transaction
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from stoker.cron import CronRule, IntervalRule, OnceRule, Rule
-from stoker.schedule_options import as_sentence
-from stoker.schedule_plan import Course, Misfire, as_moment
-from stoker.schedule_words import in_words
-from stoker.wall_clock import zone_named
+from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.prepared import Compiled
+from stoker.store.statements import Written
+from stoker.tasks.schedules import as_sentence
+from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, in_words, zone_named
+from stoker.values.ticks import Course, Misfire, as_moment
 
-from .clock import DatabaseNow, microseconds
-from .compiled import Compiled
 from .job import Job
 from .lock import NOBODY
-from .rows import Written
 
 
 class ScheduleQuerySet(models.QuerySet["Schedule"]):

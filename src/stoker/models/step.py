@@ -19,8 +19,14 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .rows import Written, insert_rows
-from .statements import columns, fetch, moves_rows_in_one_statement, update_by_key
+from stoker.store.statements import (
+    Written,
+    columns,
+    fetch,
+    insert_rows,
+    moves_rows_in_one_statement,
+    update_by_key,
+)
 
 COLUMNS = (
     "id", "workflow_id", "parent_id", "job_id", "sealed", "position", "kind", "role", "label",

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from .rows import Written, insert_rows
+from stoker.store.statements import Written, insert_rows
 
 
 class TickQuerySet(models.QuerySet["Tick"]):

@@ -13,15 +13,14 @@ from uuid import UUID
 
 from django.db import IntegrityError, connections, models, transaction
 
-from .clock import NOW_SQL, database_now_us
-from .dead_letter import UNCLOSED
-from .job import Job, NewJob, as_parameters
-from .requeue import Requeue
-from .rows import Written, as_uuid, insert_rows
-from .statements import (
+from stoker.store.clock import NOW_SQL, database_now_us
+from stoker.store.statements import (
+    Written,
+    as_uuid,
     columns,
     delete_by_key,
     fetch,
+    insert_rows,
     joins_a_list_in_json,
     listed,
     lock_by_key,
@@ -29,6 +28,10 @@ from .statements import (
     statement,
     with_keys,
 )
+
+from .dead_letter import UNCLOSED
+from .job import Job, NewJob, as_parameters
+from .requeue import Requeue
 
 INSERTED = ("key_id", "name", "job_id", "taken_us", "until_us")
 LAST_US = 2**63 - 1

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import F
 from django.db.models.functions import Now
 
-from .statements import lock_by_key
+from stoker.store.statements import lock_by_key
 
 
 class WorkflowQuerySet(models.QuerySet["Workflow"]):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 from uuid import UUID
 
-from stoker.lifecycle.failures import Failure
-from stoker.lifecycle.firing import Fired
-from stoker.lifecycle.outcomes import Outcome
-from stoker.lifecycle.running import Running
-from stoker.results import Result
+from stoker.jobs.failures import Failure
+from stoker.jobs.outcomes import Outcome
+from stoker.jobs.results import Result
+from stoker.jobs.running import Running
+from stoker.schedules.fire import Fired
 
 
 class Reporter:
@@ -45,7 +45,7 @@ class Reporter:
         killed, does not come so far: of that only ``on_failure`` tells.
 
         Args:
-            outcome: what it came to, see stoker.lifecycle.outcomes: ``outcome.kind`` is
+            outcome: what it came to, see stoker.jobs.outcomes: ``outcome.kind`` is
                 ``succeeded``, ``failed``, ``retry``, ``snoozed`` or ``cancelled``.
         """
 

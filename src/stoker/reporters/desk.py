@@ -4,30 +4,163 @@ reporter wants, so a project without reporters pays nothing, and what a reporter
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 
 from django.core.checks import CheckMessage, Error
 from django.dispatch import Signal
+from django.utils.module_loading import import_string
 
 from stoker import signals
 from stoker.conf import settings_for
-from stoker.events import tell
 from stoker.exceptions import ConfigurationError
-from stoker.lifecycle.failures import Failure
-from stoker.lifecycle.firing import Fired
-from stoker.lifecycle.outcomes import Outcome
-from stoker.lifecycle.running import current
-from stoker.results import Result
-from stoker.tasks import own_backends
+from stoker.jobs.failures import Failure
+from stoker.jobs.outcomes import Outcome
+from stoker.jobs.results import Result
+from stoker.jobs.running import current
+from stoker.schedules.fire import Fired
+from stoker.setting_values import NamedReporter
+from stoker.signals import tell
+from stoker.tasks.decorator import own_backends
 
 from .base import Reporter
-from .loading import load
-from .mailbox import Mailbox
+
+GROUP = "stoker.reporters"
+OWN = {
+    "sentry": "stoker.reporters.sentry.SentryReporter",
+    "rollbar": "stoker.reporters.rollbar.RollbarReporter",
+    "opentelemetry": "stoker.reporters.opentelemetry.OpenTelemetryReporter",
+    "prometheus": "stoker.reporters.prometheus.PrometheusReporter",
+}
+
+
+def load(alias: str, named: NamedReporter) -> Reporter:
+    """Make a reporter, with its options.
+
+    Raises:
+        ConfigurationError: with a sentence that says why not.
+    """
+    where = f'TASKS["{alias}"]["OPTIONS"]["REPORTERS"]'
+    kind = _find(where, named.name)
+    if not (isinstance(kind, type) and issubclass(kind, Reporter)):
+        raise ConfigurationError(
+            f"{where} has {named.name!r}, which is no subclass of stoker.reporters.base.Reporter."
+        )
+    try:
+        return kind(**named.options)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{where}: {named.name!r} does not take its options: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _find(where: str, name: str) -> object:
+    try:
+        if name in OWN:
+            return import_string(OWN[name])
+        for point in entry_points(group=GROUP):
+            if point.name == name:
+                return point.load()
+        if "." in name:
+            return import_string(name)
+    except ModuleNotFoundError as error:
+        if name not in OWN:
+            raise _not_imported(where, name, error) from error
+        raise ConfigurationError(
+            f"{where} has {name!r}, which needs the package {error.name!r}: "
+            f"pip install 'django-stoker[{name}]'."
+        ) from error
+    except Exception as error:
+        raise _not_imported(where, name, error) from error
+    known = ", ".join(sorted({*OWN, *(point.name for point in entry_points(group=GROUP))}))
+    raise ConfigurationError(
+        f"{where} has {name!r}, and there is no reporter of that name: write one of {known}, or "
+        "the dotted path of a class."
+    )
+
+
+def _not_imported(where: str, name: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where} has {name!r}, which cannot be imported: {type(error).__name__}: {error}."
+    )
+
+
+MOST_WAITING = 100
+
+_mailboxes: WeakSet[Mailbox] = WeakSet()
+
+
+class Mailbox:
+    """That of one reporter in this process. Its thread begins with the first letter, and keeps no
+    process from ending."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self.dropped = 0
+        """How many letters found no room."""
+        self.begin_anew()
+        _mailboxes.add(self)
+
+    def begin_anew(self) -> None:
+        """In a forked child there is no thread, and the letters are the parent's to send."""
+        self._waiting: queue.Queue[Callable[[], object]] = queue.Queue(MOST_WAITING)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, send: Callable[[], object]) -> None:
+        """Have it called soon, unless too many wait already. ``send`` must not raise."""
+        try:
+            self._start()
+            self._waiting.put_nowait(send)
+        except (queue.Full, RuntimeError):  # RuntimeError: there can be no further thread
+            self.dropped += 1
+            if _is_round(self.dropped):
+                tell("reports_dropped", reporter=self._owner, count=self.dropped)
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all are sent, so long at most."""
+        waiting = self._waiting
+        with waiting.all_tasks_done:
+            waiting.all_tasks_done.wait_for(lambda: not waiting.unfinished_tasks, seconds)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                name = f"stoker-{self._owner}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            send = self._waiting.get()
+            try:
+                send()
+            finally:
+                del send
+                self._waiting.task_done()
+
+
+def _is_round(number: int) -> bool:
+    """Whether it is 1, 10, 100, ...: how often to tell of something that goes on."""
+    return str(number).rstrip("0") == "1"
+
+
+def _begin_anew() -> None:
+    for mailbox in list(_mailboxes):
+        mailbox.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
 
 HOOKS: dict[str, Signal] = {
     "begin": signals.post_spawn,

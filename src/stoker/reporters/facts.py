@@ -10,12 +10,12 @@ from typing import Any
 from django.views.debug import SafeExceptionReporterFilter
 
 from stoker.exceptions import UnknownTask
-from stoker.finding import task_of
-from stoker.lifecycle.failures import Failure
-from stoker.lifecycle.running import Running
-from stoker.lifecycle.scheduled import MOMENT, NAME
-from stoker.lifecycle.sealing import WORKFLOW
-from stoker.results import Result
+from stoker.jobs.failures import Failure
+from stoker.jobs.results import Result
+from stoker.jobs.running import Running
+from stoker.jobs.sealing import WORKFLOW
+from stoker.schedules.fire import MOMENT, NAME
+from stoker.tasks.registry import task_of
 
 LONGEST_VALUE = 500
 WITHHELD = "[withheld]"

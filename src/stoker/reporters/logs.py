@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stoker.events import event
-from stoker.lifecycle.running import current
+from stoker.jobs.running import current
+from stoker.signals import event
 
 logger = logging.getLogger("stoker")
 

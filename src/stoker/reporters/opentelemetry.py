@@ -15,10 +15,10 @@ from django.utils.module_loading import import_string
 from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
-from stoker.lifecycle.failures import Failure
-from stoker.lifecycle.outcomes import Cancelled, Failed, Outcome, Retry
-from stoker.lifecycle.running import Running
-from stoker.results import Result
+from stoker.jobs.failures import Failure
+from stoker.jobs.outcomes import Cancelled, Failed, Outcome, Retry
+from stoker.jobs.results import Result
+from stoker.jobs.running import Running
 
 from .base import Reporter
 

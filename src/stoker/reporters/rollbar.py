@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import rollbar
 
-from stoker.lifecycle.failures import Failure
+from stoker.jobs.failures import Failure
 
 from .base import Reporter
 from .facts import arguments_of_failure, facts_of_failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from .prometheus_view import metrics
+from .prometheus import metrics
 
 app_name = "stoker-metrics"
 urlpatterns = [path("", metrics, name="metrics")]

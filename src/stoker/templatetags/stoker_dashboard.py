@@ -11,8 +11,9 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from stoker.dashboard import assets, words
-from stoker.dashboard.visit import APP
+from stoker.dashboard import assets
+from stoker.dashboard import labels as words
+from stoker.dashboard.request_context import APP
 
 register = template.Library()
 

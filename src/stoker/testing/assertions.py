@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.compat import task_signals
 from stoker.conf import settings_for
 from stoker.exceptions import as_seconds

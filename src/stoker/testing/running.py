@@ -11,24 +11,16 @@ from typing import Any
 
 from django.db import connections
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import PackageError
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import (
-    Attempted,
-    Cancelled,
-    Failed,
-    Outcome,
-    Retry,
-    Snoozed,
-    Succeeded,
-)
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Outcome, Retry, Snoozed, Succeeded
+from stoker.jobs.package import sealer_for
+from stoker.jobs.record import finish
+from stoker.jobs.results import Result, fetch
 from stoker.models import PausedQueue
-from stoker.package import sealer_for
-from stoker.results import Result, fetch
 
 from .calls import call
 from .store import bring_forward, promote_due
@@ -53,7 +45,7 @@ class Ran:
     attempt: int
     """Which attempt this was, from 1."""
     outcome: Outcome
-    """What it came to: of stoker.lifecycle.outcomes. A Retry has the delay that would have been."""
+    """What it came to: of stoker.jobs.outcomes. A Retry has the delay that would have been."""
     backend: str = field(repr=False)
 
     @property

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from stoker.brokers.base import Broker, Message
+from stoker.brokers.contract import Broker, Message
 from stoker.brokers.memory import MemoryBroker
-from stoker.brokers.orm import OrmBroker
+from stoker.brokers.orm.broker import OrmBroker
 from stoker.exceptions import ConfigurationError
 from stoker.models import Blocked, Deferred, Job, Ready
-from stoker.options import as_timestamp
+from stoker.tasks.options import as_timestamp
 
 AT_ONCE = 500
 

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 
 from django.utils import timezone
 
-from stoker import schedules
 from stoker.conf import settings_for
-from stoker.lifecycle.declaring import Declaring, find_declared
-from stoker.lifecycle.firing import Fired, Firing
-from stoker.options import as_timestamp
-from stoker.schedule_plan import as_moment
+from stoker.schedules import service as schedules
+from stoker.schedules.declare import Declaring, find_declared
+from stoker.schedules.fire import Fired, Firing
+from stoker.tasks.options import as_timestamp
+from stoker.values.ticks import as_moment
 
 
 def declare(backend: str = "default") -> None:

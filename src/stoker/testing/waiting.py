@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Message
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Message
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import PackageError
+from stoker.jobs.package import sealer_for
 from stoker.models.job import moment
-from stoker.package import sealer_for
 
 from .calls import call
 from .store import waiting

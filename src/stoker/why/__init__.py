@@ -8,7 +8,7 @@
     answer.kind, answer.sentence, answer.advice, answer.facts
 """
 
-from .answer import Answer, Kind
-from .look import why
+from stoker.inspect.why.answer import Answer, Kind
+from stoker.inspect.why.look import why
 
 __all__ = ["Answer", "Kind", "why"]

@@ -10,12 +10,12 @@ from django.db import transaction
 
 from stoker.conf import settings_for
 from stoker.exceptions import NotInWorkflow
-from stoker.lifecycle.received import Values
-from stoker.lifecycle.running import Running, current
+from stoker.jobs.received import Values
+from stoker.jobs.running import Running, current
 from stoker.models import Step
-from stoker.nodes import as_node
+from stoker.tasks.signatures import as_node
 
-from .making import Maker, Place, reads
+from .create import Maker, Place, reads
 from .results import WorkflowResult, get_workflow
 
 

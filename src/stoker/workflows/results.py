@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -21,12 +22,102 @@ from stoker.exceptions import (
     WorkflowNotFound,
     as_seconds,
 )
-from stoker.ids import parse_job_id
-from stoker.models import Step, Workflow
-from stoker.progress import explained
-from stoker.waiting import Outage, pauses, refuse_endless_wait
+from stoker.jobs.received import Values
+from stoker.jobs.results import Outage, Result, fetch, pauses, refuse_endless_wait
+from stoker.jobs.states import explained
+from stoker.models import Job, Step, Workflow
+from stoker.values.ids import parse_job_id
 
-from .views import KeptValues, WorkflowProgress, WorkflowStep, read_steps
+AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowProgress:
+    """How far a workflow is, in tasks. The numbers add up to ``total``."""
+
+    total: int
+    """How many tasks it has, those included that were added while it ran."""
+    waiting: int
+    """Their turn has not come; in a workflow that has ended it never will."""
+    enqueued: int
+    """They have jobs, which wait or run."""
+    successful: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowStep:
+    """One step, as it was when it was looked at."""
+
+    id: str
+    parent_id: str | None
+    """What holds it; None for the outermost."""
+    position: int
+    """Among those of its parent, from 0."""
+    kind: str
+    """task, chain, group, chord or map."""
+    role: str
+    """step; or undo or error, which belong to the step ``parent_id``."""
+    state: str
+    """HELD, PENDING, ENQUEUED, STARTED, UNDOING, SUCCESSFUL, FAILED or CANCELLED."""
+    label: str
+    """The task's dotted path, or a name."""
+    job_id: str | None
+    """Of a task: its newest job."""
+    backend: str
+
+    @property
+    def result(self) -> Result[Any]:
+        """Of its job. Raises TaskResultDoesNotExist where that is not kept, or not there yet."""
+        return fetch(settings_for(self.backend), self.job_id)
+
+
+def read_steps(rows: Any, backend: str) -> Iterator[WorkflowStep]:
+    """These steps in the order of their ids, a thousand at a time."""
+    after: UUID | None = None
+    while True:
+        later = rows if after is None else rows.filter(pk__gt=after)
+        part = list(later.defer("sealed", "value").order_by("pk")[:AT_ONCE])
+        for row in part:
+            yield WorkflowStep(
+                id=str(row.pk),
+                parent_id=None if row.parent_id is None else str(row.parent_id),
+                position=row.position,
+                kind=row.kind,
+                role=row.role,
+                state=row.state,
+                label=row.label,
+                job_id=None if row.job_id is None else str(row.job_id),
+                backend=backend,
+            )
+        if len(part) < AT_ONCE:
+            return
+        after = part[-1].pk
+
+
+class KeptValues(Values):
+    """Also those that no step is given: as they are kept with the jobs."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._jobs = Job.objects.using(settings.database)
+
+    def _filled(self, members: list[Step]) -> list[Step]:
+        missing = {
+            one.job_id: one for one in members if one.value is None and one.job_id is not None
+        }
+        if missing:
+            rows = self._jobs.filter(pk__in=missing).values_list("pk", "value")
+            for job_id, value in rows:
+                missing[job_id].value = value
+        return members
+
+    def _own(self, step: Step) -> Any:
+        if step.value is None and step.job_id is not None:
+            self._filled([step])
+        return super()._own(step)
+
 
 State = Step.State
 
@@ -177,7 +268,7 @@ class WorkflowResult:
         Args:
             reason: kept with it, at most 255 characters.
         """
-        from .steering import cancel
+        from .control import cancel
 
         is_cancelled = cancel(self._settings, self._row.pk, reason)
         self.refresh()
@@ -193,7 +284,7 @@ class WorkflowResult:
         Raises:
             WorkflowNotFound: it is not there (any more).
         """
-        from .steering import retry
+        from .control import retry
 
         count = retry(self._settings, self._row.pk, by, because)
         self.refresh()
@@ -266,3 +357,28 @@ def _row_of(settings: Settings, workflow_id: UUID) -> Workflow:
             f"There is no workflow {workflow_id}: it was never committed, or is not kept any more."
         )
     return row
+
+
+def list_workflows(
+    settings: Settings, state: str | None = None, after: str | None = None, limit: int = 20
+) -> list[WorkflowResult]:
+    """Up to ``limit`` workflows of a backend, by id, which sorts as they were made.
+
+    Args:
+        state: RUNNING, SUCCESSFUL, FAILED or CANCELLED; None = all.
+        after: the id of the last one of the page before.
+
+    Raises:
+        ValueError: ``after`` is no id.
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    rows = Workflow.objects.using(settings.database).filter(backend=settings.alias)
+    if state is not None:
+        rows = rows.filter(state=state)
+    if after is not None:
+        parsed = parse_job_id(after)
+        if parsed is None:
+            raise ValueError(f"{after!r} is no id of a workflow")
+        rows = rows.filter(pk__lt=parsed)
+    with explained(settings.database):
+        return [WorkflowResult(row) for row in rows.order_by("-pk")[:limit]]

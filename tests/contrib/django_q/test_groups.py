@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.contrib.django_q.models import Task
 from stoker.contrib.django_q.tasks import (
@@ -28,8 +28,8 @@ from stoker.contrib.django_q.tasks import (
     result_group_cached,
 )
 from stoker.exceptions import JobFailed
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Attempted, Crashed
+from stoker.jobs.outcomes import Attempted, Crashed
+from stoker.jobs.record import finish
 from stoker.testing import drain
 
 from tests.contrib.django_q import functions

@@ -17,9 +17,15 @@ from django.test import override_settings
 from django.utils.dateparse import parse_datetime
 
 from stoker.contrib.django_q import conf
+from stoker.contrib.django_q.importing import (
+    NotReadable,
+    OldPackage,
+    OldSchedule,
+    OldTask,
+    read_package,
+    read_plain,
+)
 from stoker.contrib.django_q.models import Schedule, Task
-from stoker.contrib.django_q.old_pickles import NotReadable, read_package, read_plain
-from stoker.contrib.django_q.old_tables import OldPackage, OldSchedule, OldTask
 from stoker.contrib.django_q.tasks import result
 from stoker.models import Job
 from stoker.testing import drain

@@ -23,9 +23,9 @@ from stoker.contrib.django_q.tasks import (
     result,
     schedule,
 )
-from stoker.lifecycle.firing import Firing
 from stoker.models import DeadLetter, Job, Step
 from stoker.models import Schedule as OwnSchedule
+from stoker.schedules.fire import Firing
 from stoker.testing import drain
 from stoker.why import why
 

@@ -16,10 +16,10 @@ from stoker.contrib.django_q.mirror import refresh
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.tasks import result, schedule
 from stoker.exceptions import InvalidSchedule
-from stoker.lifecycle.firing import Firing
 from stoker.models import Schedule as OwnSchedule
-from stoker.schedule_plan import as_us
+from stoker.schedules.fire import Firing
 from stoker.testing import drain
+from stoker.values.ticks import as_us
 
 from tests.contrib.django_q import functions
 

@@ -8,7 +8,7 @@ import pytest
 from django.core.checks import CheckMessage
 from django.test import override_settings
 
-from stoker.brokers import broker_for
+from stoker.brokers.adapters import broker_for
 from stoker.conf import problems as problems_of_tasks
 from stoker.conf import read_settings
 from stoker.contrib.django_q.checks import check_q_cluster

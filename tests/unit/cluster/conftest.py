@@ -6,27 +6,28 @@ from typing import Any
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.cluster.board import Board
-from stoker.cluster.flights import Flights
 from stoker.cluster.plan import Plan
-from stoker.cluster.recall import Recall
-from stoker.cluster.roster import Roster
+from stoker.cluster.pusher.adoption import Recall
+from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.roster import Roster
 
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
-    "adoption", "board", "claims", "flights", "leases", "patience", "pauses", "recall", "restarts",
-    "roster", "tempo", "watch", "workload",
+    "brokers.patience", "cluster.crew", "cluster.pusher.adoption", "cluster.pusher.claims",
+    "cluster.pusher.flights", "cluster.pusher.requests", "cluster.pusher.roster", "cluster.watch",
+    "cluster.wire", "cluster.worker.workload",
 )  # fmt: skip
-"""Modules of the cluster that look at the clock."""
+"""Modules of the cluster that read the clock."""
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for name in TIMED:
-        monkeypatch.setattr(f"stoker.cluster.{name}.time", clock)
+        monkeypatch.setattr(f"stoker.{name}.time", clock)
     return clock
 
 

@@ -3,9 +3,9 @@
 import struct
 from uuid import UUID
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.cluster.board import Board, Occupied, lease_mark
-from stoker.ids import new_job_id, new_lease_id
+from stoker.values.ids import new_job_id, new_lease_id
 
 WORKERS = 2
 SLOTS = 3

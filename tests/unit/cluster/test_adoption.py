@@ -6,17 +6,16 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
-from stoker.cluster.adoption import PATIENCE_SECONDS, Adoption
 from stoker.cluster.board import Board, Occupied, lease_mark
 from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.flights import Flights
-from stoker.cluster.recall import Recall
-from stoker.cluster.roster import LOST_REPORT, Roster
+from stoker.cluster.pusher.adoption import PATIENCE_SECONDS, Adoption, Recall
+from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.roster import LOST_REPORT, Roster
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import Job, Report, open_outcome, pack_job
-from stoker.lifecycle.outcomes import Crashed
+from stoker.jobs.outcomes import Crashed
 
 from tests.unit.cluster.parts import Clock, finish, make_delivery, occupy
 

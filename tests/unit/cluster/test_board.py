@@ -9,7 +9,7 @@ import pytest
 
 from stoker.cluster import board as place
 from stoker.cluster.board import FINISHED, Board, Occupied, lease_mark
-from stoker.ids import new_job_id, new_lease_id
+from stoker.values.ids import new_job_id, new_lease_id
 
 from tests.unit.cluster.parts import SLOTS, WORKERS, finish, make_delivery, occupy
 

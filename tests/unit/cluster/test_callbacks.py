@@ -7,7 +7,7 @@ import pytest
 
 from stoker.cluster import callbacks as module
 from stoker.cluster.callbacks import MOST_STUCK, Callbacks
-from stoker.events import event
+from stoker.signals import event
 
 PATIENCE_SECONDS = 60.0
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.brokers.base import Delivery
-from stoker.cluster.flights import Flight, Flights
+from stoker.brokers.contract import Delivery
+from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.wire import Report
 
 pytestmark = pytest.mark.unit

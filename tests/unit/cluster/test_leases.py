@@ -6,16 +6,16 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.brokers.base import Delivery, Extension, Lease, Message
+from stoker.brokers.contract import Delivery, Extension, Lease, Message
 from stoker.brokers.memory import MemoryBroker
+from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
-from stoker.cluster.flights import Flights
-from stoker.cluster.leases import Leases
-from stoker.cluster.patience import Patience
 from stoker.cluster.plan import Plan
+from stoker.cluster.pusher.claims import Leases
+from stoker.cluster.pusher.flights import Flights
 from stoker.exceptions import BrokerUnavailable
-from stoker.ids import new_job_id
+from stoker.values.ids import new_job_id
 
 from tests.unit.cluster.parts import Clock
 

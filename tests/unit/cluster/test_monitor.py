@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DataError, OperationalError
 
-from stoker.brokers.base import Delivery, Lease
+from stoker.brokers.contract import Delivery, Lease
 from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Control, Stream, socket_pair
@@ -17,7 +17,7 @@ from stoker.cluster.monitor import LARGE_BYTES, Monitor
 from stoker.cluster.plan import Plan
 from stoker.cluster.wire import Reported, open_report, pack_for_monitor, pack_job, pack_report
 from stoker.exceptions import BrokerUnavailable
-from stoker.lifecycle.outcomes import Attempted, Failed, Outcome, Succeeded
+from stoker.jobs.outcomes import Attempted, Failed, Outcome, Succeeded
 
 from tests.unit.cluster.parts import Clock
 

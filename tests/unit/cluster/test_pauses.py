@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
-from stoker.cluster.flights import Flights
-from stoker.cluster.patience import Patience
-from stoker.cluster.pauses import LOOK_SECONDS, Pauses
+from stoker.brokers.patience import Patience
 from stoker.cluster.plan import Plan
-from stoker.cluster.recall import Recall
+from stoker.cluster.pusher.adoption import Recall
+from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.requests import PAUSES_SECONDS, Pauses
 from stoker.exceptions import BrokerUnavailable
 
 from tests.unit.cluster.parts import Clock
@@ -45,7 +45,7 @@ def table() -> Table:
 @pytest.fixture
 def patience(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Patience:
     monkeypatch.setattr(
-        "stoker.cluster.patience.connections", {"default": SimpleNamespace(close=int)}
+        "stoker.brokers.patience.connections", {"default": SimpleNamespace(close=int)}
     )
     return Patience(plan.settings, MemoryBroker(replace(plan.settings, broker="memory://")))
 
@@ -62,7 +62,7 @@ def test_claims_cost_a_look_twice_a_second_at_most(
 ) -> None:
     for _ in range(100):
         assert pauses.are_known(patience)
-        clock.turn(LOOK_SECONDS / 10)
+        clock.turn(PAUSES_SECONDS / 10)
     assert table.looks == 10
 
 
@@ -82,9 +82,9 @@ def test_after_a_claim_that_sees_pauses_itself_one_looks_unless_one_just_has(
     for _ in range(100):
         pauses.look_again()
         pauses.look_if_due(patience)
-        clock.turn(LOOK_SECONDS / 10)
+        clock.turn(PAUSES_SECONDS / 10)
     assert table.looks == 10
-    clock.turn(LOOK_SECONDS)
+    clock.turn(PAUSES_SECONDS)
     assert pauses.next_look() == float("inf"), "and is not woken for it"
 
 
@@ -93,11 +93,11 @@ def test_no_claim_is_made_by_who_cannot_read_the_pauses(
 ) -> None:
     assert pauses.are_known(patience)
     table.is_away = True
-    clock.turn(LOOK_SECONDS)
+    clock.turn(PAUSES_SECONDS)
     assert not pauses.are_known(patience)
     table.is_away = False
     assert not pauses.are_known(patience), "it is too early to ask again"
-    clock.turn(LOOK_SECONDS)
+    clock.turn(PAUSES_SECONDS)
     assert pauses.are_known(patience)
 
 
@@ -120,13 +120,13 @@ def test_an_end_of_a_pause_is_told(
     pauses.on_resume = lambda: told.append("resumed")
     table.paused = {"mail"}
     assert pauses.are_known(patience)
-    clock.turn(LOOK_SECONDS)
+    clock.turn(PAUSES_SECONDS)
     pauses.look_if_due(patience)
     assert pauses.queues == {"mail"}
     table.paused = set()
     pauses.look_if_due(patience)
     assert not told, "it has looked a moment ago"
-    clock.turn(LOOK_SECONDS)
+    clock.turn(PAUSES_SECONDS)
     pauses.look_if_due(patience)
     assert told == ["resumed"]
 

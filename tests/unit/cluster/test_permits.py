@@ -9,23 +9,20 @@ from uuid import UUID
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
+from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
-from stoker.cluster.adoption import Adoption
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.claims import RATED_SECONDS, Claims
-from stoker.cluster.flights import Flights
-from stoker.cluster.patience import Patience
-from stoker.cluster.pauses import Pauses
-from stoker.cluster.permits import REMEMBERED, Permits
 from stoker.cluster.plan import Plan
-from stoker.cluster.recall import Recall
-from stoker.cluster.roster import Roster
-from stoker.cluster.tempo import SHORTEST_PAUSE_SECONDS
+from stoker.cluster.pusher.adoption import Adoption, Recall
+from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Claims
+from stoker.cluster.pusher.flights import REMEMBERED, Flights, Permits
+from stoker.cluster.pusher.requests import Pauses
+from stoker.cluster.pusher.roster import Roster
 from stoker.cluster.wire import Job, is_over, pack_job, permit_of
-from stoker.cluster.worker import Worker
+from stoker.cluster.worker.worker import Worker
 
 from tests.unit.cluster.parts import Clock, make_delivery
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cluster.restarts import LONGEST_PAUSE_SECONDS, Restarts
+from stoker.cluster.crew import LONGEST_PAUSE_SECONDS, Restarts
 
 from tests.unit.cluster.parts import Clock
 

@@ -6,16 +6,16 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
 from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.flights import Flights
-from stoker.cluster.recall import SETTLES_SECONDS, UNFAIR_SECONDS, Recall
-from stoker.cluster.roster import LOST_REPORT, Roster
+from stoker.cluster.pusher.adoption import SETTLES_SECONDS, UNFAIR_SECONDS, Recall
+from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.roster import LOST_REPORT, Roster
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import open_outcome
-from stoker.lifecycle.outcomes import Crashed, TimedOut
+from stoker.jobs.outcomes import Crashed, TimedOut
 
 from tests.unit.cluster.parts import Clock, finish, occupy
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cluster.tempo import OVERDUE_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS, Tempo
+from stoker.cluster.pusher.claims import OVERDUE_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS, Tempo
 
 from tests.unit.cluster.parts import Clock
 

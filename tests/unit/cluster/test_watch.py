@@ -11,7 +11,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
 from stoker.cluster.plan import Plan
 from stoker.cluster.watch import Watch, describe_exit, is_fenced
-from stoker.events import event
+from stoker.signals import event
 
 from tests.unit.cluster.parts import Clock, occupy
 

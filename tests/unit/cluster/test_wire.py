@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.cluster.wire import open_job, open_report, pack_job, pack_report, parted
-from stoker.ids import LINKED, STEP, is_marked, is_unmarked, new_job_id, none_is_marked
-from stoker.lifecycle.outcomes import (
+from stoker.jobs.outcomes import (
     KINDS,
     Attempted,
     Cancelled,
@@ -21,6 +20,7 @@ from stoker.lifecycle.outcomes import (
     Succeeded,
     TimedOut,
 )
+from stoker.values.ids import LINKED, STEP, is_marked, is_unmarked, new_job_id, none_is_marked
 
 pytestmark = pytest.mark.unit
 

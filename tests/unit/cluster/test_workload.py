@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.cluster.board import MOST_UNRECORDED
 from stoker.cluster.channel import Closed, Stream, socket_pair
 from stoker.cluster.wire import Job, Report, pack_job
-from stoker.cluster.workload import Workload
+from stoker.cluster.worker.workload import Workload
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker.events import event
-from stoker.guards import clock as real_clock
+from stoker.locks import holding as real_clock
+from stoker.signals import event
 
 from tests.unit.guards.stores import Clock, MemoryLocks
 

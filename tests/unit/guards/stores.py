@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from stoker.guards.holding import Terms
-from stoker.guards.lock_store import LockClaim, LockStore
+from stoker.locks.holding import Terms
+from stoker.locks.stores.contract import LockClaim, LockStore
 
 
 class MemoryLocks(LockStore):

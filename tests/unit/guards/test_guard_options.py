@@ -10,12 +10,11 @@ import pytest
 
 import stoker
 from stoker import DuplicateJob, InSequence, Limit, Lock, Rate, Unique
-from stoker.absent import absent_task
 from stoker.compat import DjangoTask, TaskContext
 from stoker.exceptions import InvalidTaskOption, StokerError
-from stoker.key_templates import names_in, signature_of_call
-from stoker.options import CHANGES, GUARDS, OPTIONS, is_guarded
-from stoker.tasks import task
+from stoker.tasks.decorator import absent_task, task
+from stoker.tasks.guards import names_in, signature_of_call
+from stoker.tasks.options import CHANGES, GUARDS, OPTIONS, is_guarded
 
 pytestmark = pytest.mark.unit
 

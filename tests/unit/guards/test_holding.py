@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.guards.holding import Holding
+from stoker.locks.holding import Holding
 
 from tests.unit.guards.stores import Clock, MemoryLocks, terms
 

@@ -17,13 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import InSequence, Limit, Lock, Rate, Unique
-from stoker.absent import absent_task
 from stoker.compat import DjangoTask, TaskContext
-from stoker.definition import Task
 from stoker.exceptions import InvalidTaskOption, NotSerializable
 from stoker.guards.keys import UniqueClaim, needs_of, unique_of
 from stoker.models.need import Need, NewNeed
-from stoker.tasks import task
+from stoker.tasks.decorator import absent_task, task
+from stoker.tasks.task import Task
 
 pytestmark = pytest.mark.unit
 

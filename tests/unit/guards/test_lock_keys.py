@@ -9,7 +9,7 @@ from django.core.cache.backends.base import memcache_key_warnings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.guards.lock_keys import LONGEST_KEY, key_of, refuse_bad_name
+from stoker.locks.lock import LONGEST_KEY, key_of, refuse_bad_name
 
 pytestmark = pytest.mark.unit
 

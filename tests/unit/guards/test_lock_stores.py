@@ -9,13 +9,10 @@ import pytest
 from django.core.cache.backends.base import BaseCache
 
 from stoker.exceptions import ConfigurationError
-from stoker.guards.lock_stores.any_cache import AnyCacheLocks, whole
-from stoker.guards.lock_stores.choice import store_for
-from stoker.guards.lock_stores.database import DatabaseLocks
-from stoker.guards.lock_stores.database_cache import DatabaseCacheLocks
-from stoker.guards.lock_stores.memcached import MemcachedLocks
-from stoker.guards.lock_stores.redis import RedisLocks
-from stoker.guards.locks import lock
+from stoker.locks.lock import lock
+from stoker.locks.stores.cache import AnyCacheLocks, MemcachedLocks, RedisLocks, whole
+from stoker.locks.stores.choice import store_for
+from stoker.locks.stores.database import DatabaseCacheLocks, DatabaseLocks
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,7 @@ from uuid import uuid4
 import pytest
 
 from stoker.exceptions import LockBusy, LockLost, LockMisused, StokerError
-from stoker.guards.locks import lock
-from stoker.guards.named_lock import NamedLock
+from stoker.locks.lock import NamedLock, lock
 
 from tests.unit.guards.stores import Clock, MemoryLocks, terms
 
@@ -131,7 +130,7 @@ def test_the_same_object_cannot_wait_twice(held: NamedLock, store: MemoryLocks) 
 
 async def _with_a_true_clock(story: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.guards.clock.now", time.monotonic)
+        patch.setattr("stoker.locks.holding.now", time.monotonic)
         return await story()
 
 

@@ -8,8 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.guards.holding import Holding
-from stoker.guards.renewal import Renewal
+from stoker.locks.holding import Holding, Renewal
 
 from tests.unit.guards.stores import Clock, MemoryLocks, terms
 

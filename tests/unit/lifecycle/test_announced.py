@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.compat import TASKS_APP, task_signals
 from stoker.conf import settings_for
-from stoker.ids import new_job_id
-from stoker.lifecycle import outcomes
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.outcomes import Attempted
-from stoker.lifecycle.running import is_heard, somebody_listens
-from stoker.package import JobOptions, Package, sealer_for
+from stoker.jobs import outcomes
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Attempted
+from stoker.jobs.package import JobOptions, Package, sealer_for
+from stoker.jobs.running import is_heard, somebody_listens
 from stoker.signals import post_execute_in_worker, pre_execute
+from stoker.values.ids import new_job_id
 
 from tests.app import tasks
 

@@ -11,9 +11,8 @@ from functools import partial
 import pytest
 
 from stoker.exceptions import TaskCancelled
-from stoker.lifecycle import interruption as machinery
-from stoker.lifecycle.interruption import Interruption
-from stoker.lifecycle.time_limit import time_limit
+from stoker.jobs import interruption as machinery
+from stoker.jobs.interruption import Interruption, time_limit
 
 LONG_SECONDS = 60.0
 

@@ -7,9 +7,9 @@ import pytest
 
 from stoker.conf import Settings
 from stoker.exceptions import Cancel, Retry, Snooze, TaskTimeout
-from stoker.lifecycle import outcomes
-from stoker.lifecycle.retries import CRASH_DELAY_CAP_SECONDS, crash_delay_seconds, decide
-from stoker.options import TaskOptions, options_of
+from stoker.jobs import outcomes
+from stoker.jobs.retries import CRASH_DELAY_CAP_SECONDS, crash_delay_seconds, decide
+from stoker.tasks.options import TaskOptions, options_of
 
 pytestmark = pytest.mark.unit
 

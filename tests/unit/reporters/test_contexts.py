@@ -15,14 +15,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from stoker.brokers.base import Delivery
+from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
-from stoker.ids import new_job_id
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.opened import Opened
-from stoker.lifecycle.outcomes import Attempted, Failed, Retry, Succeeded
-from stoker.package import JobOptions, Package, sealer_for
+from stoker.jobs.execute import Executor, Opened
+from stoker.jobs.outcomes import Attempted, Failed, Retry, Succeeded
+from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.reporters.desk import desk
+from stoker.values.ids import new_job_id
 
 pytestmark = pytest.mark.unit
 

@@ -15,10 +15,9 @@ from django.test import override_settings
 from stoker import signals
 from stoker.conf import read_settings
 from stoker.exceptions import ConfigurationError
-from stoker.reporters import loading
+from stoker.reporters import desk as loading
 from stoker.reporters.base import Reporter
-from stoker.reporters.desk import HOOKS, check_reporters
-from stoker.reporters.mailbox import MOST_WAITING, Mailbox
+from stoker.reporters.desk import HOOKS, MOST_WAITING, Mailbox, check_reporters
 from stoker.setting_values import NamedReporter
 
 from tests.app import tasks

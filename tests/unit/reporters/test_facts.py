@@ -5,13 +5,13 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.cron import NAMES
-from stoker.lifecycle.failures import Failure
-from stoker.lifecycle.outcomes import Fault
+from stoker.jobs.failures import Failure
+from stoker.jobs.outcomes import Fault
+from stoker.jobs.package import Package
 from stoker.models import Schedule
-from stoker.package import Package
 from stoker.reporters.facts import LONGEST_VALUE, arguments_of_failure, facts_of_failure
-from stoker.reporters.sentry_monitors import LONGEST_SLUG, monitor_config, slug_of
+from stoker.reporters.sentry import LONGEST_SLUG, monitor_config, slug_of
+from stoker.values.cron import NAMES
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.cron import IntervalRule
-from stoker.schedule_plan import MOST_AT_ONCE, MOST_COUNTED, Course, Misfire, plan
+from stoker.values.cron import IntervalRule
+from stoker.values.ticks import MOST_AT_ONCE, MOST_COUNTED, Course, Misfire, plan
 
 pytestmark = pytest.mark.unit
 

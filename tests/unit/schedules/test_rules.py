@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from stoker.cron import CronRule, IntervalRule, OnceRule, Rule
+from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule
 
 pytestmark = pytest.mark.unit
 

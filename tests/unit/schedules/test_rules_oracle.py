@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from stoker.cron import CALENDAR_DAYS, CALENDAR_MONTHS, CronRule, IntervalRule, Rule
+from stoker.values.cron import CALENDAR_DAYS, CALENDAR_MONTHS, CronRule, IntervalRule, Rule
 
 from tests.unit.schedules.oracle import ALL, LAST, changes, first_showing, minutes, zones
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stoker.exceptions import JobFailed
-from stoker.waiting import pauses
+from stoker.jobs.results import pauses
 
 from . import caching, conf
 from .models import Task
@@ -152,7 +152,7 @@ def delete_cached(task_id: str, broker: Any = None) -> bool:
 
 def queue_size(broker: Any = None) -> int:
     """How many jobs wait in the queue of this cluster; those that run are not among them."""
-    from stoker.queue_depths import queues
+    from stoker.inspect.queue_depths import queues
 
     name = getattr(broker, "list_key", None) or conf.queue()
     return sum(

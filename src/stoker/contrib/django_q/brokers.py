@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker import queues
-from stoker.queue_depths import queues as depths
+from stoker.inspect.queue_depths import queues as depths
 
 from . import conf
 from .asking import queue_size

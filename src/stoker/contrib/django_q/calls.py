@@ -15,11 +15,11 @@ from django.conf import settings as django_settings
 from django.utils import timezone
 
 from stoker.exceptions import ConfigurationError, StokerError
-from stoker.finding import find_task
-from stoker.lifecycle.running import current
-from stoker.lifecycle.scheduled import scheduled_moment
-from stoker.models.commits import after_commit
-from stoker.tasks import Task
+from stoker.jobs.running import current
+from stoker.schedules.fire import scheduled_moment
+from stoker.store.transactions import after_commit
+from stoker.tasks.decorator import Task
+from stoker.tasks.registry import find_task
 
 from . import conf
 from .inline import inline

@@ -9,7 +9,7 @@ from typing import Self
 
 from django.utils import timezone
 
-from stoker.stats import ClusterState, clusters
+from stoker.inspect.stats import ClusterState, clusters
 
 from . import conf
 

@@ -10,7 +10,7 @@ from django.conf import settings as django_settings
 
 from stoker.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
 from stoker.conf import Settings, settings_for
-from stoker.tasks import own_backends
+from stoker.tasks.decorator import own_backends
 
 from .translation import CACHED_SECONDS, entry_of, read_cluster
 

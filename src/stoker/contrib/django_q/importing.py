@@ -5,6 +5,11 @@ interrupted and begun again, and nothing comes twice.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import io
+import pickle
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,26 +17,201 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
+from django.apps.registry import Apps
+from django.conf import settings
 from django.core.management.color import no_style
+from django.core.signing import BadSignature, TimestampSigner, b64_decode
 from django.db import connections, models, transaction
 from django.utils import timezone
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Message
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Message
 from stoker.exceptions import InvalidSchedule, StokerError
-from stoker.ids import LINKED, derived_job_id
-from stoker.lifecycle.hooking import hooks_of
-from stoker.long_work import come_so_far
-from stoker.options import as_timestamp
-from stoker.package import JobOptions, Package, sealer_for
+from stoker.jobs.package import JobOptions, Package, sealer_for
+from stoker.jobs.sealing import hooks_of
+from stoker.tasks.options import as_timestamp
+from stoker.values.ids import LINKED, derived_job_id
+from stoker.values.progress import come_so_far
 
 from . import conf
 from .calls import call_task
 from .models import Imported, Schedule, Task
-from .old_pickles import NotReadable, read_package, read_plain
-from .old_tables import OldPackage, OldSchedule, OldTask, is_there, rows
 from .spec import packed, spec_of
 from .tasks import varied
+
+PLAIN = {
+    ("builtins", "complex"),
+    ("builtins", "frozenset"),
+    ("builtins", "set"),
+    ("collections", "OrderedDict"),
+    ("datetime", "date"),
+    ("datetime", "datetime"),
+    ("datetime", "time"),
+    ("datetime", "timedelta"),
+    ("datetime", "timezone"),
+    ("decimal", "Decimal"),
+    ("uuid", "SafeUUID"),
+    ("uuid", "UUID"),
+    ("zoneinfo", "ZoneInfo._unpickle"),
+}
+MOST_BYTES = 64 << 20
+
+
+class NotReadable(ValueError):
+    """It is not read, and why."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in PLAIN:
+            raise NotReadable(f"it has a {module}.{name}, and was not signed")
+        return super().find_class(module, name)
+
+
+def read_package(payload: str, name: str) -> dict[str, Any]:
+    """The package of a job that waits.
+
+    Args:
+        name: of Q_CLUSTER, with which it was salted.
+
+    Raises:
+        NotReadable: its signature is wrong, or it cannot be unpickled here.
+    """
+    signer = TimestampSigner(
+        key=settings.SECRET_KEY, salt=name, fallback_keys=settings.SECRET_KEY_FALLBACKS
+    )
+    try:
+        text = signer.unsign(payload)
+    except BadSignature:
+        raise NotReadable(
+            f"its signature is not that of SECRET_KEY with the name {name!r} of Q_CLUSTER"
+        ) from None
+    try:
+        found = pickle.loads(_inflated(text))  # noqa: S301 - it was signed by this project
+    except Exception as error:
+        raise NotReadable(f"it cannot be unpickled: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict) or not {"id", "func"} <= found.keys():
+        raise NotReadable("it is no package of Django Q")
+    return found
+
+
+def read_plain(text: str | None) -> Any:
+    """An argument or a result that was kept.
+
+    Raises:
+        NotReadable: it is not made of plain values.
+    """
+    if not text:
+        return None
+    try:
+        return _PlainUnpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
+    except NotReadable:
+        raise
+    except (binascii.Error, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise NotReadable(f"it cannot be unpickled: {error}") from None
+    except Exception as error:
+        raise NotReadable(f"it cannot be unpickled: {type(error).__name__}") from error
+
+
+def _inflated(text: str) -> bytes:
+    data = text.encode()
+    if data[:1] != b".":
+        return b64_decode(data)
+    inflater = zlib.decompressobj()
+    found = inflater.decompress(b64_decode(data[1:]), MOST_BYTES)
+    if inflater.unconsumed_tail:
+        raise NotReadable(f"it has more than {MOST_BYTES:,} bytes")
+    return found
+
+
+AT_ONCE = 500
+
+
+class _Meta:
+    apps = Apps()  # of its own: these are none of the project's models
+    app_label = "django_q_old"
+    managed = False
+
+
+class OldTask(models.Model):
+    id = models.CharField(max_length=32, primary_key=True)
+    name = models.CharField(max_length=100)
+    func = models.CharField(max_length=256)
+    hook = models.CharField(max_length=256, null=True)  # noqa: DJ001 - as it is there
+    args = models.TextField(null=True)  # noqa: DJ001 - as above
+    kwargs = models.TextField(null=True)  # noqa: DJ001 - as above
+    result = models.TextField(null=True)  # noqa: DJ001 - as above
+    group = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
+    cluster = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
+    started = models.DateTimeField()
+    stopped = models.DateTimeField()
+    success = models.BooleanField(default=True)
+    attempt_count = models.IntegerField(default=0)
+
+    class Meta(_Meta):
+        db_table = "django_q_task"
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
+class OldSchedule(models.Model):
+    name = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
+    func = models.CharField(max_length=256)
+    hook = models.CharField(max_length=256, null=True)  # noqa: DJ001 - as above
+    args = models.TextField(null=True)  # noqa: DJ001 - as above
+    kwargs = models.TextField(null=True)  # noqa: DJ001 - as above
+    schedule_type = models.CharField(max_length=2)
+    minutes = models.IntegerField(null=True)
+    repeats = models.IntegerField(default=-1)
+    next_run = models.DateTimeField(null=True)
+    cron = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
+    task = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
+    cluster = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
+    intended_date_kwarg = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
+
+    class Meta(_Meta):
+        db_table = "django_q_schedule"
+
+    def __str__(self) -> str:
+        return str(self.name or self.func)
+
+
+class OldPackage(models.Model):
+    key = models.CharField(max_length=100)
+    payload = models.TextField()
+    lock = models.DateTimeField(null=True)
+
+    class Meta(_Meta):
+        db_table = "django_q_ormq"
+
+    def __str__(self) -> str:
+        return str(self.key)
+
+
+def is_there(model: type[models.Model], alias: str) -> bool:
+    """Whether the database has this table."""
+    return model._meta.db_table in connections[alias].introspection.table_names()
+
+
+def rows(model: type[models.Model], alias: str) -> Iterator[dict[str, Any]]:
+    """All rows, in the order of their ids, as dicts of the columns that there are."""
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        found = connection.introspection.get_table_description(cursor, model._meta.db_table)
+    names = {column.name for column in found}
+    present = [one.attname for one in model._meta.concrete_fields if one.column in names]
+    after: Any = None
+    while True:
+        later = model._base_manager.using(alias).order_by("pk")
+        if after is not None:
+            later = later.filter(pk__gt=after)
+        part = list(later.values(*present)[:AT_ONCE])
+        yield from part
+        if len(part) < AT_ONCE:
+            return
+        after = part[-1]["id"]
+
 
 SCHEDULE_COLUMNS = (
     "name", "func", "hook", "args", "kwargs", "schedule_type", "minutes", "repeats", "next_run",

@@ -11,17 +11,17 @@ from uuid import UUID, uuid4
 
 from django.db import transaction
 
-from stoker.brokers import broker_for
-from stoker.brokers.base import Delivery
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery
 from stoker.exceptions import ConfigurationError, JobFailed
-from stoker.ids import new_lease_id
-from stoker.lifecycle.execute import Executor
-from stoker.lifecycle.finish import finish
-from stoker.lifecycle.outcomes import Succeeded
-from stoker.lifecycle.sealing import Sealing
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Succeeded
+from stoker.jobs.record import finish
+from stoker.jobs.results import Commitment
+from stoker.jobs.sealing import Sealing
 from stoker.models import Claimed, Job, Ready
-from stoker.models.clock import database_now_us
-from stoker.waiting import Commitment
+from stoker.store.clock import database_now_us
+from stoker.values.ids import new_lease_id
 
 from . import conf
 

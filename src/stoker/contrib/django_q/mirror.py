@@ -10,13 +10,13 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.utils import timezone
 
-from stoker import schedules
 from stoker.exceptions import InvalidSchedule
 from stoker.models import Schedule as OwnSchedule
-from stoker.models.clock import database_now_us
-from stoker.schedule_options import Cron, Every, Once, Scheduled
-from stoker.schedule_plan import as_moment, as_us
-from stoker.wall_clock import zone_named
+from stoker.schedules import service as schedules
+from stoker.store.clock import database_now_us
+from stoker.tasks.schedules import Cron, Every, Once, Scheduled
+from stoker.values.cron import zone_named
+from stoker.values.ticks import as_moment, as_us
 
 from . import conf
 from .calls import call_task

@@ -17,11 +17,11 @@ from django.db.models.signals import post_save
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageError
-from stoker.following.ended import Ended
+from stoker.jobs.package import Package, sealer_for
 from stoker.models import Attempt, Job
-from stoker.models.commits import after_commit
 from stoker.models.job import moment
-from stoker.package import Package, sealer_for
+from stoker.store.transactions import after_commit
+from stoker.workflows.deliver import Ended
 
 from . import conf
 from .caching import keep

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
-from stoker.package import sealer_for
+from stoker.jobs.package import sealer_for
 
 from . import conf
 from .functions import function_at, path_of

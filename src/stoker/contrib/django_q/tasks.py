@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from stoker.composing import chain as stoker_chain
-from stoker.composing import chord, group
 from stoker.models import Step
+from stoker.tasks.signatures import chain as stoker_chain
+from stoker.tasks.signatures import chord, group
 
 from . import conf
 from .asking import (

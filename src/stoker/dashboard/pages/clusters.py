@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker import clusters
-from stoker.clusters import ClusterState
-from stoker.dashboard.door import Done, Page, Refusal, action, page
-from stoker.dashboard.visit import Visit
+from stoker.dashboard.request_context import Visit
+from stoker.dashboard.views import Done, Page, Refusal, action, page
 from stoker.models import Cluster
+from stoker.operations import clusters
+from stoker.operations.clusters import ClusterState
 
 
 @page("stoker.view_cluster")

@@ -9,14 +9,14 @@ from uuid import UUID
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from stoker import dead_letters
-from stoker.dashboard import words
-from stoker.dashboard.door import Done, Page, Refusal, action, page
-from stoker.dashboard.visit import Visit
-from stoker.dead_letters import Answer, Bulk, Fate
+from stoker.dashboard import labels as words
+from stoker.dashboard.request_context import Visit
+from stoker.dashboard.views import Done, Page, Refusal, action, page
+from stoker.dead_letters import service as dead_letters
+from stoker.dead_letters.search import Filter, Search
+from stoker.dead_letters.service import Answer, Bulk, Fate
 from stoker.exceptions import DeadLetterNotFound
-from stoker.models.dead_letter_search import Filter, Search
-from stoker.progress import explained
+from stoker.jobs.states import explained
 
 from .job import shown
 

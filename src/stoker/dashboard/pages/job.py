@@ -6,17 +6,16 @@ from pprint import pformat
 from typing import Any
 from uuid import UUID
 
-from stoker.dashboard.door import Done, Page, Refusal, action, page
-from stoker.dashboard.visit import Visit
+from stoker.dashboard.request_context import Visit
+from stoker.dashboard.views import Done, Page, Refusal, action, page
+from stoker.dead_letters.requeueing import run_again
 from stoker.exceptions import PackageError
-from stoker.ids import parse_job_id
-from stoker.lifecycle.again import run_again
+from stoker.inspect.timeline import Moment, MomentKind, row_of, timeline
+from stoker.jobs.package import Package
+from stoker.jobs.results import fetch, result_of
+from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
 from stoker.models import DeadLetter
-from stoker.moments import Moment, MomentKind
-from stoker.package import Package
-from stoker.progress import JobState, Progress, explained, package_of, progress_of_one
-from stoker.results import fetch, result_of
-from stoker.timeline import row_of, timeline
+from stoker.values.ids import parse_job_id
 from stoker.why import why
 
 LONGEST_SHOWN = 20_000

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.brokers import broker_for
-from stoker.dashboard.door import Page, Refusal, page
-from stoker.dashboard.visit import Visit
-from stoker.ids import parse_job_id
+from stoker.brokers.adapters import broker_for
+from stoker.dashboard.request_context import Visit
+from stoker.dashboard.views import Page, Refusal, page
+from stoker.inspect.jobs import COUNTED, STATES, JobFilter, JobSearch, tally
+from stoker.inspect.timeline import seconds_between
+from stoker.jobs.states import JobState, explained
 from stoker.models import Job
-from stoker.models.job_search import COUNTED, STATES, JobFilter, JobSearch, tally
-from stoker.moments import seconds_between
-from stoker.progress import JobState, explained
+from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 50
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from stoker import queues
-from stoker.clusters import longest_silence
 from stoker.dashboard import figures
 from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
-from stoker.dashboard.door import Page, page
+from stoker.dashboard.request_context import Visit
 from stoker.dashboard.spans import span_of
-from stoker.dashboard.visit import Visit
+from stoker.dashboard.views import Page, page
+from stoker.inspect.queue_depths import QueueDepth
+from stoker.jobs.states import explained
 from stoker.models import Cluster, DeadLetter
-from stoker.models.clock import MICROSECONDS, DatabaseNow
-from stoker.models.counting import Number
-from stoker.progress import explained
-from stoker.queue_depths import QueueDepth
+from stoker.operations.clusters import longest_silence
+from stoker.store.clock import MICROSECONDS, DatabaseNow
+from stoker.store.counting import Number
 
 TASKS = 10
 QUEUES = 12

@@ -7,11 +7,11 @@ from typing import Any
 from stoker import queues
 from stoker.dashboard import figures
 from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
-from stoker.dashboard.door import Done, Page, Refusal, action, page
+from stoker.dashboard.request_context import Visit
 from stoker.dashboard.spans import span_of
-from stoker.dashboard.visit import Visit
-from stoker.models.job_search import JobFilter, JobSearch
-from stoker.progress import explained
+from stoker.dashboard.views import Done, Page, Refusal, action, page
+from stoker.inspect.jobs import JobFilter, JobSearch
+from stoker.jobs.states import explained
 
 from .jobs import with_states
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from stoker import schedules
 from stoker.dashboard.calendars import Calendar, days_of, hours_of
-from stoker.dashboard.door import Done, Page, Refusal, action, page
-from stoker.dashboard.visit import Visit
+from stoker.dashboard.request_context import Visit
+from stoker.dashboard.views import Done, Page, Refusal, action, page
 from stoker.exceptions import PackageError, ScheduleNotFound, StokerError
+from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
-from stoker.models.clock import MICROSECONDS
 from stoker.models.job import moment
-from stoker.progress import explained
+from stoker.schedules import service as schedules
+from stoker.store.clock import MICROSECONDS
 
 from .job import shown
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from stoker.dashboard import figures
 from stoker.dashboard.charts import latency_chart, throughput_chart, wait_chart
-from stoker.dashboard.door import Page, Refusal, page
+from stoker.dashboard.request_context import Visit
 from stoker.dashboard.spans import span_of
-from stoker.dashboard.visit import Visit
+from stoker.dashboard.views import Page, Refusal, page
 from stoker.exceptions import UnknownTask
-from stoker.finding import find_task
-from stoker.models.job_search import JobFilter, JobSearch
-from stoker.progress import explained
+from stoker.inspect.jobs import JobFilter, JobSearch
+from stoker.jobs.states import explained
+from stoker.tasks.registry import find_task
 
 from .jobs import with_states
 

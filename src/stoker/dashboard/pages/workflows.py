@@ -8,14 +8,14 @@ from uuid import UUID
 
 from django.db.models import Count, QuerySet
 
-from stoker.dashboard.door import Done, Page, Refusal, action, page
 from stoker.dashboard.graph import drawn
-from stoker.dashboard.visit import Visit
+from stoker.dashboard.request_context import Visit
+from stoker.dashboard.views import Done, Page, Refusal, action, page
 from stoker.exceptions import StokerError, WorkflowNotFound
-from stoker.ids import parse_job_id
+from stoker.jobs.states import explained
 from stoker.models import Step, Workflow
 from stoker.models.step import GROUPS
-from stoker.progress import explained
+from stoker.values.ids import parse_job_id
 from stoker.workflows.results import WorkflowResult
 
 ON_A_PAGE = 30

@@ -31,9 +31,8 @@ def _import_if_new(using: str, plan: Any = None, **_: Any) -> None:
     if not is_new:
         return
     from stoker.contrib.django_q import conf
-    from stoker.contrib.django_q.importing import import_tables
+    from stoker.contrib.django_q.importing import import_tables, is_there
     from stoker.contrib.django_q.models import Schedule
-    from stoker.contrib.django_q.old_tables import is_there
 
     if is_there(Schedule, conf.database()):
         import_tables(using, conf.Conf.PREFIX, dry_run=False)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from django.db import models
 from django.db.models import F
 
-from stoker.cancelling import cancel
 from stoker.contrib.django_q import conf
 from stoker.exceptions import PackageError
+from stoker.jobs.cancel import cancel
+from stoker.jobs.package import sealer_for
 from stoker.models import Claimed, Job
-from stoker.package import sealer_for
-from stoker.schedule_plan import as_moment
+from stoker.values.ticks import as_moment
 
 
 class OrmQQuerySet(models.QuerySet["OrmQ"]):

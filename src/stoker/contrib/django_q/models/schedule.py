@@ -25,7 +25,7 @@ def now() -> datetime:
 
 def validate_cron(value: str) -> None:
     """Raises ValidationError for what is no rule of five fields, or six."""
-    from stoker.schedule_options import Cron
+    from stoker.tasks.schedules import Cron
 
     try:
         Cron(value)

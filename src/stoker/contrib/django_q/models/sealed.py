@@ -8,7 +8,7 @@ from django.db import models
 
 from stoker.contrib.django_q import conf
 from stoker.exceptions import PackageError
-from stoker.package import sealer_for
+from stoker.jobs.package import sealer_for
 
 
 class Raw(bytes):

@@ -1,0 +1,79 @@
+"""Clusters and their workers: seen, asked to be quiet, to go on, to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+
+from stoker.api.access import Routes, name_of
+from stoker.api.problems import Refusal
+from stoker.api.shapes import ClusterList
+from stoker.api.values import Backend, settings_of
+from stoker.inspect.stats import ClusterState
+from stoker.operations import clusters
+from stoker.signals import tell
+
+routes = Routes(tags=["clusters"])
+
+
+@routes.route("GET", "/clusters", permissions=("stoker.view_cluster",), answers={200: ClusterList})
+def list_clusters(request: HttpRequest, backend: Backend = None) -> Any:
+    """The clusters with their workers, and what each of them runs."""
+    return {"clusters": clusters.find(backend=settings_of(backend).alias)}
+
+
+@routes.route(
+    "GET",
+    "/clusters/{cluster_id}",
+    permissions=("stoker.view_cluster",),
+    answers={200: ClusterState},
+)
+def get_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
+    """One cluster with its workers."""
+    return clusters.get(cluster_id, backend=settings_of(backend).alias)
+
+
+@routes.route(
+    "POST",
+    "/clusters/{cluster_id}/quiet",
+    permissions=("stoker.quiet_cluster",),
+    answers={200: ClusterState, 409: ...},
+)
+def quiet_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
+    """Ask a cluster to take no more jobs; what runs goes on. It does so within a second."""
+    return _ask(request, clusters.quiet, cluster_id, backend)
+
+
+@routes.route(
+    "POST",
+    "/clusters/{cluster_id}/resume",
+    permissions=("stoker.quiet_cluster",),
+    answers={200: ClusterState, 409: ...},
+)
+def resume_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
+    """Ask a cluster that is quiet to take jobs again."""
+    return _ask(request, clusters.resume, cluster_id, backend)
+
+
+@routes.route(
+    "POST",
+    "/clusters/{cluster_id}/stop",
+    permissions=("stoker.stop_cluster",),
+    answers={200: ClusterState, 409: ...},
+)
+def stop_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
+    """Ask a cluster to stop, as SIGTERM does. Whatever started it may start another."""
+    return _ask(request, clusters.stop, cluster_id, backend)
+
+
+def _ask(
+    request: HttpRequest, ask: Callable[..., bool], cluster_id: UUID, backend: str | None
+) -> ClusterState:
+    alias = settings_of(backend).alias
+    if not ask(cluster_id, backend=alias):
+        raise Refusal(409, "The cluster was asked to stop already, and does.")
+    tell("cluster_asked", by=name_of(request), cluster_id=cluster_id, what=ask.__name__)
+    return clusters.get(cluster_id, backend=alias)

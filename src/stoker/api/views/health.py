@@ -1,0 +1,122 @@
+"""Health: for probes of platforms and monitors. And the status of everything at one glance."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.migrations.recorder import MigrationRecorder
+from django.http import HttpRequest
+from ninja import Status
+
+from stoker import migrations
+from stoker.api.access import Open, Routes
+from stoker.api.shapes import Shape, StatusShape
+from stoker.api.values import Backend, settings_of
+from stoker.conf import Settings
+from stoker.exceptions import StokerError
+from stoker.inspect.guards import crowded
+from stoker.inspect.stats import clusters, overview
+from stoker.operations.clusters import Health, judge, longest_silence
+
+routes = Routes(tags=["health"])
+
+
+class Live(Shape):
+    """This process answers."""
+
+    live: Literal[True] = True
+
+
+class Ready(Shape):
+    """Whether jobs can be enqueued here, and whether anybody does them."""
+
+    ready: bool
+    """The store is reachable and migrated."""
+    because: str
+    """Why not."""
+    clusters: Literal["alive", "none", "unknown"]
+    """Whether a cluster on any host does its work, as `stoker health --any-host` says. It does not
+    decide over `ready`."""
+
+
+class ClustersHealth(Shape):
+    """What `manage.py stoker health --any-host` says."""
+
+    healthy: bool
+    because: str
+
+
+@routes.route("GET", "/health/live", permissions=Open.TO_ALL, answers={200: Live})
+def live(request: HttpRequest) -> Live:
+    """Whether this web process answers. Asks no database, so it says nothing about one."""
+    return Live()
+
+
+@routes.route("GET", "/health/ready", permissions=Open.TO_ALL, answers={200: Ready, 503: Ready})
+def ready(request: HttpRequest, backend: Backend = None) -> Status[Ready]:
+    """Whether the store can be reached and has its tables: 503 if not."""
+    settings = settings_of(backend)
+    try:
+        recorder = MigrationRecorder(connections[settings.database])
+        applied = recorder.migration_qs.filter(app="stoker").values_list("name", flat=True)
+        is_migrated = recorder.has_table() and own_migrations() <= set(applied)
+    except (DatabaseError, InterfaceError):
+        return _not_ready("the store is out of reach")
+    if not is_migrated:
+        return _not_ready("manage.py migrate is due")
+    try:
+        is_alive = health_of_clusters(settings).is_good
+    except (StokerError, DatabaseError, InterfaceError):
+        return _not_ready("the store is out of reach")
+    return Status(200, Ready(ready=True, because="", clusters="alive" if is_alive else "none"))
+
+
+@routes.route(
+    "GET",
+    "/health/clusters",
+    permissions=("stoker.view_cluster",),
+    answers={200: ClustersHealth, 503: ClustersHealth},
+)
+def clusters_health(request: HttpRequest, backend: Backend = None) -> Status[ClustersHealth]:
+    """Whether a cluster does its work, on any host: 503 if none does."""
+    settings = settings_of(backend)
+    health = health_of_clusters(settings)
+    shape = ClustersHealth(healthy=health.is_good, because=health.sentence)
+    return Status(200 if health.is_good else 503, shape)
+
+
+@routes.route(
+    "GET",
+    "/status",
+    permissions=("stoker.view_cluster", "stoker.view_job", "stoker.view_deadletter"),
+    answers={200: StatusShape},
+)
+def status(request: HttpRequest, backend: Backend = None) -> Any:
+    """Queues, clusters and what their workers run, dead letters, guards: what `manage.py stoker
+    info --json` says."""
+    settings = settings_of(backend)
+    return {**asdict(overview(settings)), "guards": asdict(crowded(settings))}
+
+
+def _not_ready(because: str) -> Status[Ready]:
+    return Status(503, Ready(ready=False, because=because, clusters="unknown"))
+
+
+def health_of_clusters(settings: Settings) -> Health:
+    """Of those on any host."""
+    known = clusters(settings)
+    if not known:
+        sentence = f"No cluster of the backend {settings.alias!r} runs: start one by `stoker run`."
+        return Health(False, sentence)
+    return judge(known, longest_silence(settings))
+
+
+@cache
+def own_migrations() -> frozenset[str]:
+    """The names of all that the tables need."""
+    (folder,) = migrations.__path__
+    return frozenset(path.stem for path in Path(folder).glob("0*.py"))

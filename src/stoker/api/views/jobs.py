@@ -1,0 +1,343 @@
+"""Whether a task takes these arguments: their names and, as far as annotations say, their types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from inspect import Parameter, Signature
+from typing import Annotated, Any, get_type_hints
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Header, Status
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from stoker.api.access import Routes, name_of
+from stoker.api.problems import Refusal
+from stoker.api.shapes import (
+    AttemptShape,
+    ExposedTask,
+    JobShape,
+    ProgressShape,
+    Shape,
+    TaskList,
+    WhyShape,
+)
+from stoker.api.values import (
+    Backend,
+    Moment,
+    Name,
+    Strict,
+    Why,
+    plain,
+    settings_of,
+    unnamed_backend,
+)
+from stoker.conf import Settings
+from stoker.exceptions import PackageError
+from stoker.jobs.results import Result, fetch, result_of
+from stoker.jobs.states import not_there, package_of, progress_of_one
+from stoker.tasks.guards import Unique, signature_of_call
+from stoker.tasks.registry import exposed_task, exposed_tasks
+from stoker.why import Kind, why
+
+
+def checked_call(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as the function is to have them: a text is made a datetime where it says so.
+
+    Raises:
+        Refusal: it does not take these; each that is wrong is told.
+    """
+    signature = signature_of(task)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        detail = f"{task.func.__name__}{signature} cannot be called so: {error}."
+        raise Refusal(422, detail) from None
+    problems: list[dict[str, Any]] = []
+    adapters = adapters_of(task.func, task.takes_context)
+    by_place = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = {one.kind: one.name for one in signature.parameters.values()}
+    checked_args = []
+    for place, value in enumerate(args):
+        is_named = place < len(by_place)
+        name = by_place[place].name if is_named else rest[Parameter.VAR_POSITIONAL]
+        checked_args.append(_checked(adapters.get(name), value, ["args", place], problems))
+    checked_kwargs = {}
+    for name, value in kwargs.items():
+        known = name if name in signature.parameters else rest[Parameter.VAR_KEYWORD]
+        checked_kwargs[name] = _checked(adapters.get(known), value, ["kwargs", name], problems)
+    if problems:
+        first = problems[0]
+        where = ".".join(str(part) for part in first["where"])
+        raise Refusal(422, f"{where}: {first['problem']}", errors=problems)
+    return checked_args, checked_kwargs
+
+
+def signature_of(task: Any) -> Signature:
+    """What its enqueue takes."""
+    signature = signature_of_call(task.func, task.takes_context)
+    if signature is None:  # it does not say: anything
+        return Signature(
+            [
+                Parameter("args", Parameter.VAR_POSITIONAL),
+                Parameter("kwargs", Parameter.VAR_KEYWORD),
+            ]
+        )
+    return signature
+
+
+@lru_cache(maxsize=1024)
+def adapters_of(function: Any, takes_context: bool) -> Mapping[str, TypeAdapter[Any]]:
+    """Parameter -> what checks its values. Without those of which that cannot be told."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # imported for type checkers only
+        return {}
+    hints.pop("return", None)
+    found = {}
+    for name, hint in hints.items():
+        try:
+            found[name] = TypeAdapter(hint)
+        except (PydanticUserError, TypeError):
+            continue
+    return found
+
+
+def _checked(
+    adapter: TypeAdapter[Any] | None, value: Any, where: list[Any], problems: list[dict[str, Any]]
+) -> Any:
+    if adapter is None:
+        return value
+    try:
+        return adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        problems += [
+            {"where": ["body", *where, *map(str, one["loc"])], "problem": one["msg"]}
+            for one in error.errors(include_url=False, include_input=False, include_context=False)
+        ]
+        return value
+
+
+routes = Routes(tags=["jobs"])
+
+IDEMPOTENCE_SECONDS = 86400.0
+LONGEST_DELAY_SECONDS = 10 * 365 * 86400
+
+
+class NewJob(Shape):
+    """A call of a task that is to be made a job."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    task: Name
+    """The name under which it is exposed: see `tasks`."""
+    args: Annotated[list[Any], Field(max_length=1000)] = []
+    kwargs: dict[str, Any] = {}
+    queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """Default: the task's."""
+    priority: Annotated[int, Strict, Field(ge=-100, le=100)] | None = None
+    """Higher runs first. Default: the task's."""
+    run_after: Moment | None = None
+    """Not before."""
+    run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
+    """Not before so many seconds from now; in the place of `run_after`."""
+
+
+class Enqueued(Shape):
+    """The job that was made."""
+
+    id: UUID
+    task: str
+    state: str
+    was_duplicate: bool
+    """No job was made: this is the one that has the unique key, or the Idempotency-Key."""
+
+
+class Cancelling(Shape):
+    """Why."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    because: Why = ""
+
+
+NO_REASON = Cancelling()
+
+
+@routes.route("GET", "/tasks", permissions=("stoker.add_job",), answers={200: TaskList})
+def list_tasks(request: HttpRequest) -> Any:
+    """The tasks that may be enqueued, with what they take."""
+    shown = [
+        ExposedTask(
+            name=name,
+            queue=task.queue_name,
+            priority=task.priority,
+            parameters={
+                parameter.name: str(parameter)
+                for parameter in signature_of(task).parameters.values()
+            },
+            description=(task.func.__doc__ or "").strip().partition("\n")[0],
+        )
+        for name, task in exposed_tasks().items()
+    ]
+    return {"tasks": shown}
+
+
+@routes.route(
+    "POST",
+    "/jobs",
+    permissions=("stoker.add_job",),
+    answers={201: Enqueued, 200: Enqueued, 409: ...},
+    example={"task": "shop.tasks.send_welcome", "args": [7], "run_after_seconds": 60},
+)
+def enqueue_job(
+    request: HttpRequest,
+    response: HttpResponse,
+    body: NewJob,
+    backend: Backend = None,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            min_length=1,
+            max_length=100,
+            pattern="^[ -~]+$",
+            description="The same user's second request with the same key within a day makes no "
+            "second job. For tasks without a unique key of their own.",
+        ),
+    ] = None,
+) -> Any:
+    """Make a job of a call of an exposed task. 200 instead of 201: there is one already."""
+    task = varied(exposed_task(body.task), body, backend)
+    if idempotency_key is not None:
+        task = at_most_once(task, body.task, f"{request.auth.pk}:{idempotency_key}")  # type: ignore[attr-defined] # ninja sets it
+    settings_of(task.backend)
+    args, kwargs = checked_call(task, body.args, body.kwargs)
+    result = task.enqueue(*args, **kwargs)
+    response.headers["Location"] = address_of(request, result)
+    shape = Enqueued(
+        id=UUID(result.id), task=body.task, state=result.state, was_duplicate=result.was_duplicate
+    )
+    return Status(200 if result.was_duplicate else 201, shape)
+
+
+@routes.route("GET", "/jobs/{job_id}", permissions=("stoker.view_job",), answers={200: JobShape})
+def get_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
+    """A job: where it is, its attempts and errors, and what it returned."""
+    return shape_of(settings_of(backend), job_id)
+
+
+@routes.route(
+    "GET", "/jobs/{job_id}/why", permissions=("stoker.view_job",), answers={200: WhyShape}
+)
+def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
+    """Why a job is not running, and what to do about it; or where it runs, or how it ended."""
+    answer = why(settings_of(backend), job_id)
+    if answer.kind == Kind.UNKNOWN:
+        raise not_there(job_id)
+    return WhyShape(
+        kind=answer.kind,
+        sentence=answer.sentence,
+        advice=answer.advice,
+        needs_somebody=answer.kind.needs_somebody,
+        task=answer.task,
+        queue=answer.queue,
+        facts=dict(answer.facts),
+    )
+
+
+@routes.route(
+    "POST",
+    "/jobs/{job_id}/cancel",
+    permissions=("stoker.cancel_job",),
+    answers={200: JobShape, 409: ...},
+    example={"because": "ordered twice"},
+)
+def cancel_job(
+    request: HttpRequest, job_id: UUID, body: Cancelling = NO_REASON, backend: Backend = None
+) -> Any:
+    """Cancel a job that waits, or have one ended that runs: that takes a moment. 409: it has ended
+    already."""
+    settings = settings_of(backend)
+    reason = f"cancelled by {name_of(request)}" + (f": {body.because}" if body.because else "")
+    if not fetch(settings, str(job_id)).cancel(reason[:255]):
+        shape = shape_of(settings, job_id)
+        raise Refusal(409, f"The job has ended already: {shape.state}.", state=shape.state)
+    return shape_of(settings, job_id)
+
+
+def address_of(request: HttpRequest, result: Result[Any]) -> str:
+    """Where the job can be looked at that this request made."""
+    address = f"{request.path.rstrip('/')}/{result.id}"
+    if result.backend == unnamed_backend():
+        return address
+    return f"{address}?{urlencode({'backend': result.backend})}"
+
+
+def varied(task: Any, body: NewJob, backend: str | None) -> Any:
+    """The task with what the request says differently."""
+    if body.run_after is not None and body.run_after_seconds is not None:
+        raise Refusal(422, "Say run_after or run_after_seconds, not both.")
+    delay = body.run_after_seconds
+    changes = {
+        "backend": None if backend is None else settings_of(backend).alias,
+        "queue_name": body.queue,
+        "priority": body.priority,
+        "run_after": body.run_after if delay is None else delay,
+    }
+    return task.using(**{name: value for name, value in changes.items() if value is not None})
+
+
+def at_most_once(task: Any, name: str, key: str) -> Any:
+    """The task, of which a second job with this key is not made within a day."""
+    if task.unique is not None:
+        raise Refusal(422, f"{name} has a unique key of its own, so it takes no Idempotency-Key.")
+    unique = Unique(lambda: f"idempotency key {key}", within=IDEMPOTENCE_SECONDS)
+    return task.using(unique=unique)
+
+
+def shape_of(settings: Settings, job_id: UUID) -> JobShape:
+    """The job as it is now.
+
+    Raises:
+        TaskResultDoesNotExist: there is none.
+    """
+    progress = progress_of_one(settings, job_id)
+    job, package = progress.job, package_of(settings, progress.job)
+    result = result_of(settings, job_id, progress)
+    report = result.progress
+    return JobShape(
+        id=job_id,
+        task=job.task if job else "",
+        queue=job.queue if job else "",
+        priority=job.priority if job else 0,
+        state=progress.state.value,
+        attempts=progress.attempts,
+        enqueued_at=job.enqueued_at if job else None,
+        run_after=job.run_after if job else None,
+        started_at=progress.started_at,
+        finished_at=job.finished_at if job else None,
+        args=None if package is None else plain(package.args),
+        kwargs=None if package is None else plain(package.kwargs),
+        return_value=_value_of(result),
+        reason=job.reason if job else "",
+        errors=[AttemptShape.model_validate(one) for one in progress.failures],
+        progress=report and ProgressShape(**report._asdict()),
+    )
+
+
+def _value_of(result: Result[Any]) -> Any:
+    try:
+        return plain(result.return_value)
+    except (ValueError, PackageError):
+        return None

@@ -1,0 +1,187 @@
+"""Schedules: seen, run now, paused, resumed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Path, Status
+from pydantic import ConfigDict, Field
+
+from stoker.api.access import Routes, name_of
+from stoker.api.problems import Refusal, first_line
+from stoker.api.shapes import Shape
+from stoker.api.values import Backend, Why, cursor_of, mark_of, settings_of
+from stoker.models import Schedule
+from stoker.schedules import service as schedules
+from stoker.values.ticks import as_moment
+
+routes = Routes(tags=["schedules"])
+
+LONGEST_PAGE = 200
+ScheduleName = Annotated[str, Path(..., min_length=1, max_length=255)]
+
+
+class PausingSchedule(Shape):
+    """Why."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    because: Why = ""
+
+
+NO_REASON = PausingSchedule()
+
+
+class ScheduleShape(Shape):
+    """One schedule, and how far it has come."""
+
+    name: str
+    source: str
+    """code, settings or row: where it is declared."""
+    task: str
+    queue: str
+    """Empty: the task's."""
+    priority: int | None
+    kind: str
+    """cron, interval or once."""
+    rule: str
+    """In words; empty where it cannot be read."""
+    expression: str
+    """Of cron."""
+    zone: str
+    misfire: str
+    overlap: str
+    is_paused: bool
+    paused_at: datetime | None
+    paused_by: str
+    paused_because: str
+    problem: str
+    """Why its tick could not be fired, while it is so."""
+    next_moment: datetime | None
+    """null: there is none any more, or it is paused."""
+    last_moment: datetime | None
+    last_job_id: UUID | None
+    fired_count: int
+    missed_count: int
+
+
+class SchedulePage(Shape):
+    """Some schedules, by name."""
+
+    schedules: list[ScheduleShape]
+    next: str | None
+    """For `after`; null on the last page."""
+
+
+class Run(Shape):
+    """The job that was made."""
+
+    job_id: UUID
+
+
+@routes.route(
+    "GET", "/schedules", permissions=("stoker.view_schedule",), answers={200: SchedulePage}
+)
+def list_schedules(
+    request: HttpRequest,
+    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
+    after: Annotated[str, Field(max_length=2000)] | None = None,
+    backend: Backend = None,
+) -> Any:
+    """A page of schedules, by name."""
+    rows = schedules.find(backend=settings_of(backend).alias).order_by("name")
+    mark = mark_of(after)
+    found = list((rows if mark is None else rows.filter(name__gt=mark))[: limit + 1])
+    shown = found[:limit]
+    return SchedulePage(
+        schedules=[shape_of(row) for row in shown],
+        next=cursor_of(shown[-1].name) if len(found) > limit else None,
+    )
+
+
+@routes.route(
+    "POST",
+    "/schedules/{path:schedule}/run",
+    permissions=("stoker.run_schedule",),
+    answers={201: Run},
+)
+def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend = None) -> Any:
+    """Enqueue its job now, paused or not. Its next tick comes as it would have come."""
+    alias = settings_of(backend).alias
+    result = schedules.run_now(schedule, by=name_of(request), backend=alias)
+    return Status(201, Run(job_id=UUID(result.id)))
+
+
+@routes.route(
+    "POST",
+    "/schedules/{path:schedule}/pause",
+    permissions=("stoker.pause_schedule",),
+    answers={200: ScheduleShape},
+    example={"because": "the printer is broken"},
+)
+def pause_schedule(
+    request: HttpRequest,
+    schedule: ScheduleName,
+    body: PausingSchedule = NO_REASON,
+    backend: Backend = None,
+) -> ScheduleShape:
+    """Fire no tick until it is resumed. What falls due in between is left out."""
+    alias, by = settings_of(backend).alias, name_of(request)
+    return shape_of(schedules.pause(schedule, by=by, because=body.because, backend=alias))
+
+
+@routes.route(
+    "POST",
+    "/schedules/{path:schedule}/resume",
+    permissions=("stoker.pause_schedule",),
+    answers={200: ScheduleShape, 409: ...},
+)
+def resume_schedule(
+    request: HttpRequest, schedule: ScheduleName, backend: Backend = None
+) -> ScheduleShape:
+    """Let it go on, from the next moment on. 409: its rule cannot be read."""
+    try:
+        return shape_of(schedules.resume(schedule, backend=settings_of(backend).alias))
+    except ValueError as error:
+        raise Refusal(409, f"Its rule cannot be read: {first_line(error)}.") from error
+
+
+# Last: a name may have slashes in it, and so be what the others end with.
+@routes.route(
+    "GET",
+    "/schedules/{path:schedule}",
+    permissions=("stoker.view_schedule",),
+    answers={200: ScheduleShape},
+)
+def get_schedule(
+    request: HttpRequest, schedule: ScheduleName, backend: Backend = None
+) -> ScheduleShape:
+    """One schedule."""
+    return shape_of(schedules.get(schedule, backend=settings_of(backend).alias))
+
+
+def shape_of(row: Schedule) -> ScheduleShape:
+    """As it is shown, also where its rule cannot be read."""
+    try:
+        rule = row.words
+    except ValueError:
+        rule = ""
+    same = {
+        name: getattr(row, name)
+        for name in ScheduleShape.model_fields
+        if name not in ("rule", "paused_at", "next_moment", "last_moment")
+    }
+    return ScheduleShape(
+        **same,
+        rule=rule,
+        paused_at=_moment(row.paused_us),
+        next_moment=None if row.is_paused else _moment(row.moment_us),
+        last_moment=_moment(row.last_moment_us),
+    )
+
+
+def _moment(instant_us: int | None) -> datetime | None:
+    return None if instant_us is None else as_moment(instant_us)

@@ -1,0 +1,346 @@
+"""The contract between Stoker and the place where packages wait: bytes in, leases out.
+
+::
+
+    enqueue(messages)                       waiting
+    claim(queues, limit, holder)            waiting -> leased, attempt counted, fresh lease id
+    extend(leases)                          leased, for longer
+    ack(leases)                             leased  -> gone
+    release(returns)                        leased  -> waiting again, now or later
+    claim_expired(limit, holder)            lease over -> leased by the rescuer, fresh lease id
+
+Extend, ack and release name the lease id. A lease that is not the job's current one is *stale*:
+nothing is changed for it, and it is returned, so that its holder knows that it has lost the job.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from stoker.models.need import NewNeed
+
+if TYPE_CHECKING:
+    from stoker.conf import Settings
+
+
+LeaseId = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a broker can do by itself; what it can't is done in front of it."""
+
+    transactional: bool = False
+    """Enqueue, ack and release join the store's transaction."""
+    shared: bool = True
+    """Every process sees the same jobs."""
+    announces: bool = False
+    """Who adds a job tells sleeping pushers by doing so."""
+    delay: bool = True
+    priority: bool = True
+    look_up: bool = True
+    """Waiting jobs can be found and withdrawn by their id."""
+    lists_holders: bool = True
+    """The leases of one holder can be listed."""
+    lease_extension: bool = True
+    guards: bool = False
+    """Locks, limits, rates and sequences are kept by it."""
+    atomic: bool = False
+    """Jobs may be recorded in the transaction in which they run."""
+    max_payload_bytes: int | None = None
+    max_delay_seconds: float | None = None
+    max_lease_seconds: float | None = None
+
+    def allow(self, message: Message) -> bool:
+        """Whether such a broker does everything for this job that is asked for."""
+        if message.stays_in_store or (message.needs and not self.guards):
+            return False
+        if self.max_payload_bytes is not None and len(message.package) > self.max_payload_bytes:
+            return False
+        if message.run_after is None:
+            return True
+        most, delay_seconds = self.max_delay_seconds, message.run_after - time.time()
+        return self.delay and (most is None or delay_seconds <= most)
+
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
+class Message:
+    """One job on its way in."""
+
+    job_id: UUID
+    task: str
+    queue: str
+    priority: int
+    package: bytes
+    run_after: float | None = None
+    """Seconds since 1970, UTC; None = at once."""
+    enqueued_at: float = 0.0
+    needs: Sequence[NewNeed] = ()
+    """Its guards: of brokers that have the capability ``guards`` only."""
+    is_fresh: bool = False
+    """Whether nobody can have enqueued this id before."""
+    stays_in_store: bool = False
+    """Whether it waits in the store whatever the broker is: it is unique, or of an atomic task."""
+
+
+class Lease(NamedTuple):
+    """The right to a job until it ends, is extended, acked or released."""
+
+    job_id: UUID
+    lease_id: LeaseId
+
+
+class Delivery(NamedTuple):
+    """One claimed job."""
+
+    job_id: UUID
+    lease_id: LeaseId
+    package: bytes
+    queue: str
+    priority: int
+    attempt: int
+    """Which attempt this is, from 1, this claim included."""
+    crashes: int = 0
+    """How many of the attempts before ended with the worker's death."""
+    fence: int = 0
+    """The fencing number, where the job has guards: higher than any that one of its keys had."""
+    permit_seconds: float = 0.0
+    """How long from the claim's beginning on it may be started, if it has a rate; 0 = as long as
+    the lease lasts."""
+    refused: str = ""
+    """Why a guard will not have it run at all: it ends as cancelled, unrun."""
+    run_after: float | None = None
+    """The moment that it was enqueued for, in seconds since 1970. None = at once, or the broker
+    does not say: for metrics only."""
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.job_id, self.lease_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A leased job on its way back."""
+
+    lease: Lease
+    delay_seconds: float = 0.0
+    attempts: int = 0
+    """Attempts used so far, as the next claim shall find them: it adds one."""
+    crashes: int = 0
+
+
+class Extension(NamedTuple):
+    """What became of leases that were to be extended; all others were."""
+
+    stale: set[Lease]
+    """Somebody else has the job, or it has ended."""
+    locked: set[Lease]
+    """Another transaction holds the lease, so that it ends when it would have ended."""
+
+
+class Broker(ABC):
+    """One place where packages wait. Methods may raise BrokerUnavailable: try again then."""
+
+    capabilities: Capabilities = Capabilities()
+    relays_at_once: int = 500
+    """Jobs of an outbox that it is given together: if that fails, all of them are sent again."""
+    sees_pauses: bool = False
+    """Whether its claims see for themselves which queues are paused."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def joins(self, message: Message) -> bool:
+        """Whether an enqueue of this is part of the store's transaction."""
+        return self.capabilities.transactional
+
+    @property
+    def inside(self) -> Broker | None:
+        """That part of it whose every change is part of the store's transaction."""
+        return self if self.capabilities.transactional else None
+
+    def is_inside(self, lease: Lease) -> bool:
+        """Whether the end of this lease is part of the store's transaction."""
+        return self.capabilities.transactional
+
+    @abstractmethod
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        """Add jobs; all or none. A job id that is there already is not added again."""
+
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
+        """Add jobs that come from an outbox. One that was relayed before is not added again, even
+        if it has ended since: a broker that forgets those remembers these.
+
+        Args:
+            messages: the jobs.
+            until: what ``relay_until`` said before the outbox was read. The broker refuses them
+                later than that; 0 = it never does.
+        """
+        self.enqueue(messages)
+
+    def relay_until(self) -> float:
+        """Until when, on the broker's clock, what is read from an outbox from now on may be
+        relayed; 0 = at any time. After that somebody else may have relayed it long ago."""
+        return 0.0
+
+    def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
+        """The outbox has these no more, so they need not be remembered for long. Best effort."""
+
+    @abstractmethod
+    def claim(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
+        permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
+    ) -> list[Delivery]:
+        """Lease up to ``limit`` due jobs of these queues to ``holder``, highest priority first,
+        then first in first out. No queue named = every queue; but none of ``passed_over``. Of jobs
+        with a rate, which must be started at once, up to ``rated_limit``; the time that they are
+        given is ``permit_seconds`` at least, at the expense of the rate."""
+
+    @abstractmethod
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        """Let each lease end ``lease_seconds`` from now. Returns the stale ones."""
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        """Extend these leases, but wait for no transaction that holds one of them."""
+        return Extension(self.extend(leases, lease_seconds=lease_seconds), set())
+
+    @abstractmethod
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
+        """Forget these jobs, of which ``failed`` became dead letters. Returns the stale ones."""
+
+    @abstractmethod
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        """Let these jobs wait again. Returns the stale ones."""
+
+    def settle(
+        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+    ) -> set[Lease]:
+        """Ack and release, as one step where the broker can. Returns the stale ones."""
+        stale = self.ack(over, failed=failed) if over else set()
+        return stale | (self.release(again) if again else set())
+
+    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
+        """Ack many in the open transaction, each job once; by its 32 digits. False: this cannot be
+        done, or one of them is stale: then the caller must roll back."""
+        return False
+
+    @property
+    def leaves_doubt(self) -> bool:
+        """Whether the last claim may have leased more than it returned, since the answer to a
+        statement was lost."""
+        return False
+
+    @abstractmethod
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        """Take over jobs whose lease is over, with a fresh lease id. ``attempt`` is the attempt
+        that was lost; it is not counted again."""
+
+    @abstractmethod
+    def expire_holder(self, holder: UUID) -> int:
+        """End all leases of a holder that is known to be dead. Returns how many."""
+
+    @abstractmethod
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
+        """What a holder has leased (packages left out, as ``b""``, where the store has them).
+
+        Args:
+            packages: whether the caller needs them.
+        """
+
+    @abstractmethod
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Remove jobs that wait. Returns those removed; a leased job is left alone."""
+
+    def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Those that may wait where this broker cannot look them up, as far as it knows."""
+        return set()
+
+    @abstractmethod
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Job id -> "ready", "deferred", "blocked" or "running", for those that are here."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
+
+    @abstractmethod
+    def purge(self, queue: str) -> int:
+        """Remove every waiting job of a queue. Returns how many."""
+
+    @abstractmethod
+    def ping(self) -> None:
+        """Raises BrokerUnavailable when the broker does not answer."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """What it is, for screens: ``{"broker": ..., "server": ...}``."""
+
+    def weaknesses(self) -> list[str]:
+        """What about the server's configuration may lose jobs: sentences that say what to do.
+        Raises: BrokerUnavailable."""
+        return []
+
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+        """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise.
+
+        Args:
+            queues: where they came.
+            inside: whether to the store; else to the broker outside it, if this is one.
+        """
+
+    def open_wake(self) -> Wake:
+        """What a pusher of this broker sleeps on."""
+        return NoWake()
+
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        """Seconds until the next deferred job is due; None when none is known.
+
+        Args:
+            rated: whether jobs that wait for their rate count, too.
+        """
+        return None
+
+    def close(self) -> None:
+        """Give connections back; the next call opens new ones."""
+
+
+class Wake(ABC):
+    """Something a pusher can sleep on until a job may have come. Polling stays the correct path."""
+
+    max_sleep_seconds: float | None = None
+    """Sleep no longer than this: the source has to be asked, it doesn't call. Another value may
+    hold after each time that it was asked."""
+
+    tells_all = False
+    """Whether nothing comes without its telling: then one look each time is enough."""
+
+    def fileno(self) -> int | None:
+        """A file descriptor that becomes readable, or None."""
+        return None
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether something may have come since the last call. Never blocks, never raises."""
+
+    def close(self) -> None:
+        """Give the resources back."""
+
+
+class NoWake(Wake):
+    """Nothing to sleep on but time."""
+
+    def is_due(self) -> bool:
+        return False

@@ -1,0 +1,224 @@
+"""Disque: any number of nodes, each of which takes and hands out jobs.
+
+A job is acknowledged when the store has it (see ``carried``). Disque keeps copies on several nodes,
+hands a job out again when its retry time is over, and may do so more than once: the store knows
+what has come before. So whatever fails here can be tried again, on another node.
+
+Queues are named ``stoker:<cluster>:<band>:<queue>``; the band is the sign of the priority. A claim
+takes urgent jobs first; within a band, Disque's order counts until a job is in the store.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from stoker.brokers.contract import Capabilities, Message
+from stoker.brokers.transport import (
+    BANDS,
+    Line,
+    Parcel,
+    Transport,
+    as_body,
+    as_message,
+    band_of,
+    in_turn,
+    lines_of,
+)
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
+
+from .nodes import Node, Nodes, without_password
+
+AT_ONCE = 500
+TTL_SECONDS = 10 * 365 * 86_400
+"""Disque drops jobs after that. No cluster runs for longer than anybody would wait."""
+NAMES_SECONDS = 1.0
+"""How long the names of queues are good for."""
+
+
+class DisqueTransport(Transport):
+    """The nodes that the URL names, and those that they name.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+
+    capabilities = Capabilities(
+        priority=False,
+        look_up=False,
+        max_payload_bytes=256 << 10,
+        max_delay_seconds=86_400.0,
+    )
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._nodes = Nodes(settings)
+        self._prefix = f"stoker:{settings.cluster}:"
+        self._lines: list[Line] = []
+        self._lines_until = 0.0
+        self._turn = 0
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def send(self, messages: Sequence[Message]) -> None:
+        commands = [self._addjob(message) for message in messages]
+        for start in range(0, len(commands), AT_ONCE):
+            self._send(commands[start : start + AT_ONCE])
+
+    def _send(self, commands: list[list[Any]]) -> None:
+        """What one node does not take, the next may."""
+        failures: list[Exception] = []
+        for node in self._nodes.each():
+            answers = self._nodes.answers(node, commands)
+            failed = [isinstance(answer, Exception) for answer in answers]
+            failures += itertools.compress(answers, failed)
+            commands = list(itertools.compress(commands, failed))
+            if not commands:
+                return
+        refusals = [one for one in failures if isinstance(one, ResponseError)]
+        raise self._nodes.explain((refusals or failures)[0])
+
+    def _addjob(self, message: Message) -> list[Any]:
+        name = self._name(Line(band_of(message.priority), message.queue))
+        command = ["ADDJOB", name, as_body(message), self._nodes.copy_milliseconds]
+        command += ["REPLICATE", self._nodes.copies]
+        if message.run_after is not None:
+            delay_seconds = -int(time.time() - message.run_after)  # rounded up
+            command += ["DELAY", delay_seconds] if delay_seconds > 0 else []
+        return [*command, "RETRY", round(self.parcel_seconds), "TTL", TTL_SECONDS]
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        passed_over: Collection[str] = (),
+        wait_seconds: float = 0.0,
+    ) -> list[Parcel]:
+        """From the node that is nearest to where the jobs come from. One that has none asks the
+        others while it lets somebody wait; who does not wait asks them himself."""
+        lines = self._wanted(queues, passed_over)
+        if not lines or limit <= 0:
+            time.sleep(wait_seconds / 4)
+            return []
+        self._turn += 1
+        own = {self._name(line): line.queue for line in in_turn(lines, self._turn)}
+        found: list[Parcel] = []
+        while len(found) < limit:
+            wanted = min(limit - len(found), AT_ONCE)
+            jobs = self._jobs(list(own), wanted, 0.0 if found else wait_seconds)
+            found += [Parcel(as_message(body, own[name.decode()]), one) for name, one, body in jobs]
+            if len(jobs) < wanted:
+                break
+        self._nodes.note_origins(parcel.receipt for parcel in found)
+        return found
+
+    def _jobs(self, names: Sequence[str], count: int, wait_seconds: float) -> list[Any]:
+        how = ["TIMEOUT", round(wait_seconds * 1000)] if wait_seconds else ["NOHANG"]
+        command = ["GETJOB", *how, "COUNT", count, "FROM", *names]
+        if wait_seconds:
+            return self._nodes.ask(command, wait_seconds=wait_seconds) or []
+        return self._nodes.first_answer(command) or []
+
+    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        answers = self._nodes.answers(None, [["WORKING", parcel.receipt] for parcel in parcels])
+        held = zip(parcels, answers, strict=True)
+        return [parcel for parcel, answer in held if not isinstance(answer, Exception)]
+
+    def drop(self, parcels: Sequence[Parcel]) -> None:
+        self._acknowledge([parcel.receipt for parcel in parcels])
+
+    def _acknowledge(self, job_ids: Sequence[bytes]) -> None:
+        for start in range(0, len(job_ids), AT_ONCE):
+            self._nodes.ask(["ACKJOB", *job_ids[start : start + AT_ONCE]])
+
+    def give_back(self, parcels: Sequence[Parcel]) -> None:
+        with suppress(BrokerUnavailable):  # they come again when their retry time is over
+            self._nodes.ask(["NACK", *[parcel.receipt for parcel in parcels]])
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Leave out queues without a job: a node names a queue for a while after its last job."""
+        counts: Counter[str] = Counter()
+        for node in self._nodes.reachable():
+            lines = list(self._found_on(node))
+            lengths = self._nodes.answers(node, [["QLEN", self._name(line)] for line in lines])
+            for line, length in zip(lines, lengths, strict=True):
+                if isinstance(length, int) and length:
+                    counts[line.queue] += length
+        return counts
+
+    def purge(self, queue: str) -> int:
+        """Also what is not due yet."""
+        names = [self._name(line) for line in lines_of([queue])]
+        states = [word for one in ("queued", "active") for word in ("STATE", one)]
+        job_ids = {
+            job_id
+            for node in self._nodes.reachable()
+            for name in names
+            for job_id in self._scan(node, "JSCAN", "COUNT", AT_ONCE, "QUEUE", name, *states)
+        }
+        self._acknowledge(list(job_ids))
+        return len(job_ids)
+
+    def ping(self) -> None:
+        self._nodes.ask(["PING"])
+
+    def info(self) -> dict[str, Any]:
+        told = self._nodes.ask(["INFO", "server"]).decode(errors="replace")
+        said = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+        version = said.get("disque_version", "")
+        return {"broker": without_password(self.settings), "server": f"Disque {version}".strip()}
+
+    def weaknesses(self) -> list[str]:
+        return self._nodes.weaknesses()
+
+    def close(self) -> None:
+        self._nodes.close()
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    def _wanted(self, queues: Sequence[str], passed_over: Collection[str]) -> list[Line]:
+        lines = lines_of(queues) if queues else self._known_lines()
+        return [line for line in lines if line.queue not in passed_over]
+
+    def _known_lines(self) -> list[Line]:
+        if time.monotonic() >= self._lines_until:
+            nodes = self._nodes.reachable()
+            self._lines = list({line for node in nodes for line in self._found_on(node)})
+            self._lines_until = time.monotonic() + NAMES_SECONDS
+        return self._lines
+
+    def _found_on(self, node: Node) -> Iterator[Line]:
+        for name in self._scan(node, "QSCAN", "COUNT", AT_ONCE):
+            rest = name.decode(errors="replace")
+            if rest.startswith(self._prefix):
+                band, _, queue = rest.removeprefix(self._prefix).partition(":")
+                if band in BANDS:
+                    yield Line(band, queue)
+
+    def _name(self, line: Line) -> str:
+        return f"{self._prefix}{line.band}:{line.queue}"
+
+    def _scan(self, node: Node, command: str, *words: Any) -> Iterator[bytes]:
+        cursor: bytes | str = "0"
+        while True:
+            (answer,) = self._nodes.answers(node, [[command, cursor, *words]])
+            if isinstance(answer, ResponseError):
+                raise self._nodes.explain(answer)
+            if isinstance(answer, Exception):
+                return  # the node is away, and the others tell of what they have
+            cursor, found = answer
+            yield from found
+            if int(cursor) == 0:
+                return

@@ -1,0 +1,383 @@
+"""MongoDB: jobs in one collection of a database, one document each.
+
+A document's ``state`` says where the job is. It only changes in updates that name the state or the
+lease that it must have had; the server's clock (``$$NOW``) decides about leases and due times::
+
+    ready     queue, rank (minus the priority), package, attempts, crashes
+    deferred  the same, and due
+    running   the same, and lease, holder, until
+    over      nothing but when: a job that came from an outbox, remembered for a day
+
+There are no transactions: jobs that are enqueued together may come in part when the connection is
+lost in between. Whoever enqueues is told so, and may repeat it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from pymongo import DeleteMany, UpdateMany
+from pymongo.errors import BulkWriteError, PyMongoError
+from pymongo.uri_parser import parse_uri
+
+from stoker.brokers.contract import (
+    Broker,
+    Capabilities,
+    Delivery,
+    Lease,
+    Message,
+    NoWake,
+    Return,
+    Wake,
+)
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
+from stoker.values.ids import new_lease_id
+
+from .documents import (
+    LONG_AGO,
+    Connection,
+    as_deliveries,
+    as_document,
+    batches,
+    connect,
+    in_seconds,
+    selections,
+    sound_url,
+    without_password,
+)
+
+SETTLING_SECONDS = 60.0
+"""How long nobody else can take a job over while its end is being carried out."""
+DUPLICATE_KEY = 11000
+WAITING = {"$in": ["ready", "deferred"]}
+OVER = [{"$replaceWith": {"_id": "$_id", "state": "over", "over": "$$NOW"}}]
+
+
+class MongodbBroker(Broker):
+    """Jobs in the collection ``stoker_<cluster>`` of the database that the URL names.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+
+    capabilities = Capabilities(max_payload_bytes=15 * 2**20)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._connection = Connection(settings)
+        if settings.broker.startswith("mongodb://"):
+            with sound_url(settings):
+                parse_uri(settings.broker)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        self._insert([as_document(message) for message in messages])
+
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
+        self._insert([as_document(message) | {"relayed": True} for message in messages])
+
+    def _insert(self, documents: list[dict[str, Any]]) -> None:
+        if not documents:
+            return
+        with self._asked() as jobs:
+            try:
+                jobs.insert_many(documents, ordered=False)
+            except BulkWriteError as error:
+                wrong = error.details["writeErrors"] + error.details["writeConcernErrors"]
+                if any(one["code"] != DUPLICATE_KEY for one in wrong):
+                    raise
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
+        permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
+    ) -> list[Delivery]:
+        line: dict[str, Any] = {"state": "ready"}
+        if queues or passed_over:
+            line["queue"] = {"$in": list(queues)} if queues else {"$nin": list(passed_over)}
+        if queues and passed_over:
+            line["queue"]["$nin"] = list(passed_over)
+        found: list[Any] = []
+        with self._asked() as jobs:
+            if limit > 0:
+                due = {"state": "deferred", "due": {"$lte": self._now()}}
+                jobs.update_many(due, {"$set": {"state": "ready"}, "$unset": {"due": ""}})
+            while len(found) < limit:
+                first = jobs.find(line, {"_id": 1}).sort([("rank", 1), ("_id", 1)])
+                ids = [one["_id"] for one in first.limit(limit - len(found))]
+                if not ids:
+                    break
+                found += self._lease(ids, {"state": "ready"}, holder, lease_seconds)
+        return as_deliveries(found)
+
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        if limit <= 0:
+            return []
+        with self._asked() as jobs:
+            over = {"state": "running", "until": {"$lt": self._now()}}
+            ids = [one["_id"] for one in jobs.find(over, {"_id": 1}).sort("until", 1).limit(limit)]
+            found = self._lease(ids, over, holder, lease_seconds) if ids else []
+        return as_deliveries(found)
+
+    def _lease(
+        self, ids: list[UUID], still: dict[str, Any], holder: UUID, lease_seconds: float
+    ) -> list[Any]:
+        """Lease those of these that are ``still`` so: another may be quicker."""
+        lease_id = f"{new_lease_id():x}"
+        change: dict[str, Any] = {
+            "state": "running",
+            "lease": lease_id,
+            "holder": holder,
+            "until": in_seconds(lease_seconds),
+        }
+        if still["state"] == "ready":
+            change["attempts"] = {"$add": ["$attempts", 1]}
+        jobs = self._collection()
+        if not jobs.update_many({"_id": {"$in": ids}, **still}, [{"$set": change}]).matched_count:
+            return []
+        return list(jobs.find({"_id": {"$in": ids}, "lease": lease_id}))
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        distinct = set(leases)
+        longer = [{"$set": {"until": in_seconds(lease_seconds)}}]
+        changes = [UpdateMany(one, longer) for one in selections(distinct)]
+        if not changes:
+            return set()
+        with self._asked() as jobs:
+            if jobs.bulk_write(changes, ordered=False).matched_count == len(distinct):
+                return set()
+            ids = [lease.job_id for lease in distinct]
+            known = {
+                Lease(one["_id"], one["lease"])
+                for some in batches(ids)
+                for one in jobs.find({"_id": {"$in": some}, "state": "running"}, {"lease": 1})
+            }
+        return distinct - known
+
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
+        return self.settle(leases, (), failed=failed)
+
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        return self.settle((), returns)
+
+    def settle(
+        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+    ) -> set[Lease]:
+        leases = [*over, *(back.lease for back in again)]
+        stale = self.extend(leases, lease_seconds=SETTLING_SECONDS)
+        changes: list[Any] = []
+        for one in selections(set(over) - stale):
+            changes.append(UpdateMany({**one, "relayed": True}, OVER))
+            changes.append(DeleteMany({**one, "relayed": {"$ne": True}}))
+        alike: dict[tuple[float, int, int], set[Lease]] = defaultdict(set)
+        for back in again:
+            alike[max(0.0, back.delay_seconds), back.attempts, back.crashes].add(back.lease)
+        for (delay_seconds, attempts, crashes), some in alike.items():
+            change: dict[str, Any] = {"state": "ready", "attempts": attempts, "crashes": crashes}
+            if delay_seconds:
+                change |= {"state": "deferred", "due": in_seconds(delay_seconds)}
+            waits: list[dict[str, Any]] = [
+                {"$set": change},
+                {"$unset": ["lease", "holder", "until"]},
+            ]
+            changes += [UpdateMany(one, waits) for one in selections(some - stale)]
+        if changes:
+            with self._asked() as jobs:
+                jobs.bulk_write(changes, ordered=False)
+        return stale
+
+    def expire_holder(self, holder: UUID) -> int:
+        theirs = {"holder": holder, "state": "running", "until": {"$gt": LONG_AGO}}
+        with self._asked() as jobs:
+            return int(jobs.update_many(theirs, {"$set": {"until": LONG_AGO}}).matched_count)
+
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
+        """With their packages: no other place has them."""
+        with self._asked() as jobs:
+            return as_deliveries(jobs.find({"holder": holder, "state": "running"}))
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        gone: set[UUID] = set()
+        with self._asked() as jobs:
+            for some in batches(job_ids):
+                for one in jobs.find({"_id": {"$in": some}, "state": WAITING}, {"_id": 1}):
+                    this = {"_id": one["_id"], "state": WAITING}
+                    if self._remove(this):
+                        gone.add(one["_id"])
+        return gone
+
+    def purge(self, queue: str) -> int:
+        return self._remove({"queue": queue, "state": WAITING})
+
+    def _remove(self, wanted: dict[str, Any]) -> int:
+        """What came from an outbox is remembered: it must not come again."""
+        with self._asked() as jobs:
+            kept = jobs.update_many({**wanted, "relayed": True}, OVER).matched_count
+            return int(kept + jobs.delete_many(wanted).deleted_count)
+
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        found: dict[UUID, str] = {}
+        with self._asked() as jobs:
+            for some in batches(job_ids):
+                here = {"_id": {"$in": some}, "state": {"$ne": "over"}}
+                found |= {one["_id"]: one["state"] for one in jobs.find(here, {"state": 1})}
+        return found
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        each = {"_id": {"queue": "$queue", "state": "$state"}, "count": {"$sum": 1}}
+        sizes: dict[str, dict[str, int]] = {}
+        with self._asked() as jobs:
+            here = {"$match": {"state": {"$ne": "over"}}}
+            for one in jobs.aggregate([here, {"$group": each}]):
+                none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
+                queue = sizes.setdefault(one["_id"]["queue"], none)
+                queue[one["_id"]["state"]] = one["count"]
+        return sizes
+
+    def ping(self) -> None:
+        with self._asked() as jobs:
+            jobs.database.command("ping")
+
+    def info(self) -> dict[str, Any]:
+        with self._asked() as jobs:
+            version = jobs.database.client.server_info()["version"]
+        where = without_password(self.settings.broker)
+        return {"broker": where, "server": f"MongoDB {version}"}
+
+    # -- waking up --------------------------------------------------------------------------------
+
+    def open_wake(self) -> Wake:
+        return open_mongodb_wake(lambda: connect(self.settings))
+
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        with self._asked() as jobs:
+            first = jobs.find_one({"state": "deferred"}, {"due": 1}, sort=[("due", 1)])
+            if first is None:
+                return None
+            due: datetime = first["due"]
+            return max(0.0, (due - self._now()).total_seconds())
+
+    # -- the server -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _collection(self) -> Any:
+        return self._connection.jobs()
+
+    def _now(self) -> datetime:
+        """What the server's clock says."""
+        now: datetime = self._collection().database.command("hello")["localTime"]
+        return now.replace(tzinfo=UTC)
+
+    @contextmanager
+    def _asked(self) -> Iterator[Any]:
+        try:
+            yield self._collection()
+        except PyMongoError as error:
+            where = without_password(self.settings.broker)
+            raise BrokerUnavailable(f"{where} did not carry this out: {error}") from error
+
+
+RECONNECT_SECONDS = 2.0
+WAIT_MS = 500
+"""How long the server keeps a question open; the longest that ``close`` waits."""
+CAME = [
+    {"$match": {"operationType": {"$in": ["insert", "update", "replace"]}}},
+    {"$match": {"fullDocument.state": {"$in": ["ready", "deferred"]}}},
+    {"$project": {"_id": 1, "operationType": 1}},
+]
+"""Of updates too: jobs that are released. What is leased by now is not told of."""
+
+
+def open_mongodb_wake(connect: Callable[[], tuple[Any, Any]]) -> Wake:
+    """Something to sleep on, or nothing where the server has no change streams.
+
+    Args:
+        connect: opens a client, and gives it and the jobs.
+    """
+    try:
+        client, jobs = connect()
+        with suppress(PyMongoError):
+            if "setName" in client.admin.command("hello") or client.is_mongos:
+                return MongodbWake(client, jobs)
+        client.close()
+    except PyMongoError:
+        pass
+    return NoWake()
+
+
+class MongodbWake(Wake):
+    """A thread that listens on a connection of its own, and writes to a pipe."""
+
+    def __init__(self, client: Any, jobs: Any) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._is_listening = threading.Event()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="stoker-wake", daemon=True)
+        self._thread.start()
+        self._is_listening.wait(RECONNECT_SECONDS)
+
+    def fileno(self) -> int | None:
+        return None if self._is_over.is_set() else self._read
+
+    def is_due(self) -> bool:
+        if self._is_over.is_set():
+            return False
+        with suppress(BlockingIOError):
+            return bool(os.read(self._read, 4096))
+        return False
+
+    def close(self) -> None:
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._client.close()
+        self._thread.join()
+        os.close(self._read)
+        os.close(self._write)
+
+    def _listen(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(PyMongoError):
+                self._follow()
+            self._is_over.wait(RECONNECT_SECONDS)
+
+    def _follow(self) -> None:
+        options = {"full_document": "updateLookup", "max_await_time_ms": WAIT_MS}
+        with self._jobs.watch(CAME, **options) as changes:
+            if self._is_listening.is_set():
+                self._call()  # something may have come between two connections
+            self._is_listening.set()
+            while changes.alive and not self._is_over.is_set():
+                if changes.try_next() is not None:
+                    self._call()
+
+    def _call(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._write, b"!")

@@ -1,0 +1,170 @@
+"""What the MongoDB broker keeps, and how it reaches it: connection, documents, indexes."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions
+from pymongo import IndexModel, MongoClient, ReadPreference, WriteConcern
+from pymongo.errors import ConfigurationError as WrongOption
+from pymongo.errors import InvalidURI
+
+from stoker.brokers.contract import Delivery, Lease, Message
+from stoker.conf import Settings
+from stoker.exceptions import ConfigurationError
+
+AT_ONCE = 1000
+REMEMBERED_SECONDS = 24 * 3600
+"""How long the id of a job that came from an outbox is kept after its end."""
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+INDEXES = [
+    IndexModel([("state", 1), ("queue", 1), ("rank", 1), ("_id", 1)], name="line"),
+    IndexModel([("state", 1), ("rank", 1), ("_id", 1)], name="every_line"),
+    IndexModel([("state", 1), ("due", 1)], name="due"),
+    IndexModel([("state", 1), ("until", 1)], name="until"),
+    IndexModel([("holder", 1)], name="holder", sparse=True),
+    IndexModel([("over", 1)], name="over", expireAfterSeconds=REMEMBERED_SECONDS),
+]
+
+
+class Connection:
+    """A client of this process: it does not survive a fork. It connects when it is used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._client: Any = None
+        self._jobs: Any = None
+        self._process_id = 0
+        self._has_indexes = False
+        self._lock = threading.Lock()
+
+    def jobs(self) -> Any:
+        """The collection of the jobs, with its indexes."""
+        with self._lock:
+            if self._client is None or self._process_id != os.getpid():
+                self._client, self._jobs = connect(self._settings)
+                self._process_id, self._has_indexes = os.getpid(), False
+            if not self._has_indexes:
+                self._jobs.create_indexes(INDEXES)
+                self._has_indexes = True
+            return self._jobs
+
+    def close(self) -> None:
+        """Hang up; the next use connects again."""
+        with self._lock:
+            client, self._client = self._client, None
+            if client is not None and self._process_id == os.getpid():
+                client.close()
+
+
+def connect(settings: Settings) -> tuple[Any, Any]:
+    """A client, and the collection of the jobs. It connects when it is used.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+    limit_ms = max(1, int(settings.database_seconds * 1000))
+    with sound_url(settings):
+        client: Any = MongoClient(
+            settings.broker,
+            serverSelectionTimeoutMS=limit_ms,
+            connectTimeoutMS=limit_ms,
+            socketTimeoutMS=limit_ms,
+            waitQueueTimeoutMS=limit_ms,
+        )
+    return client, client.get_default_database("stoker").get_collection(
+        f"stoker_{settings.cluster}",
+        CodecOptions(tz_aware=True, uuid_representation=UuidRepresentation.STANDARD),
+        ReadPreference.PRIMARY,
+        WriteConcern("majority", wtimeout=limit_ms),
+    )
+
+
+@contextmanager
+def sound_url(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except (InvalidURI, WrongOption, ValueError) as error:
+        raise ConfigurationError(
+            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is no URL of a MongoDB: {error}. '
+            "Write mongodb://host:27017/database."
+        ) from error
+
+
+def as_document(message: Message) -> dict[str, Any]:
+    if not isinstance(message.package, bytes):
+        raise TypeError(f"A package is bytes, not {message.package!r}.")
+    document = {
+        "_id": message.job_id,
+        "state": "ready",
+        "queue": message.queue,
+        "rank": -message.priority,
+        "package": message.package,
+        "attempts": 0,
+        "crashes": 0,
+    }
+    if message.run_after is not None:
+        due = LONG_AGO + timedelta(milliseconds=math.ceil(message.run_after * 1000))
+        document |= {"state": "deferred", "due": due}
+    return document
+
+
+def in_seconds(seconds: float) -> dict[str, Any]:
+    """So much later than now, on the server's clock, which counts in milliseconds."""
+    return {"$add": ["$$NOW", math.ceil(seconds * 1000)]}
+
+
+def selections(leases: Iterable[Lease]) -> list[dict[str, Any]]:
+    """Return queries for the jobs that are still leased by these leases.
+
+    The ids are sorted: where a server locks documents, two updates that name the same jobs lock
+    them in the same order.
+    """
+    by_lease: dict[Any, list[UUID]] = defaultdict(list)
+    for lease in sorted(leases, key=lambda lease: lease.job_id):
+        by_lease[lease.lease_id].append(lease.job_id)
+    return [
+        {"_id": {"$in": some}, "lease": lease_id, "state": "running"}
+        for lease_id, ids in by_lease.items()
+        for some in batches(ids)
+    ]
+
+
+def batches(ids: Sequence[UUID]) -> Iterator[list[UUID]]:
+    for start in range(0, len(ids), AT_ONCE):
+        yield list(ids[start : start + AT_ONCE])
+
+
+def as_deliveries(jobs: Iterable[dict[str, Any]]) -> list[Delivery]:
+    """In their order. What lacks something was written by others, and will be a dead letter; what
+    has no id of ours is no job."""
+    found = [_as_delivery(job) for job in jobs if isinstance(job["_id"], UUID)]
+    return sorted(found, key=lambda one: (-one.priority, one.job_id))
+
+
+def _as_delivery(job: dict[str, Any]) -> Delivery:
+    package = job.get("package")
+    return Delivery(
+        job["_id"],
+        job["lease"],
+        package if isinstance(package, bytes) else b"",
+        str(job.get("queue", "")),
+        -(job.get("rank") or 0),
+        job.get("attempts") or 1,
+        job.get("crashes") or 0,
+    )
+
+
+def without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

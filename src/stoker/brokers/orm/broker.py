@@ -1,0 +1,432 @@
+"""Database errors in the contract's words, with what is to be done about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from types import TracebackType
+from typing import Any
+from uuid import UUID
+
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
+
+from stoker.brokers.contract import (
+    Broker,
+    Capabilities,
+    Delivery,
+    Extension,
+    Lease,
+    Message,
+    Return,
+    Wake,
+)
+from stoker.conf import Settings
+from stoker.exceptions import (
+    BrokerUnavailable,
+    ConfigurationError,
+    NotMigrated,
+    PoolerRefused,
+    RowsLocked,
+)
+from stoker.guards.admission import Rated
+from stoker.guards.sweep import call_due, look_after
+from stoker.models import Attempt, Claimed, Deferred, Job
+from stoker.models.claimed import Claim, GivenBack
+from stoker.models.job import NewJob
+from stoker.signals import tell
+from stoker.store import places
+from stoker.store.clock import microseconds
+from stoker.store.places import withdraw
+from stoker.store.statements import moves_rows_in_one_statement
+from stoker.store.transactions import after_commit, is_locked_out
+from stoker.values.ids import new_lease_id
+
+from .claim import Claiming, Leasing, Watermarks, what_is_due
+from .wake import add_and_tell, open_wake, wake_up
+
+
+class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
+    """Database errors of the block as Stoker's own, with a sentence that says what to do.
+
+    Args:
+        alias: of the database.
+    """
+
+    __slots__ = ("_alias",)
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, OperationalError | InterfaceError | ProgrammingError):
+            told = explain(error, self._alias)
+            if told is not error:
+                raise told from error
+
+
+def explain(error: Exception, alias: str) -> Exception:
+    """The error of Stoker's own that says what to do about this one; else the error itself."""
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lowered = message.lower()
+    signs = ["no such table", "no such column", "unknown column"]
+    if isinstance(error, ProgrammingError):  # else it is the database itself, or the role
+        signs += ["does not exist", "doesn't exist"]
+    if any(sign in lowered for sign in signs):
+        return NotMigrated(
+            f"Stoker's tables are not in the database {alias!r} yet ({message}). "
+            f"Run: python manage.py migrate --database {alias}"
+        )
+    if isinstance(error, ProgrammingError):
+        return error
+    if "unsupported startup parameter" in lowered:
+        return PoolerRefused(
+            f"The database {alias!r} is behind a pooler like PgBouncer ({message}): set "
+            f'"DISABLE_SERVER_SIDE_CURSORS": True in DATABASES["{alias}"].'
+        )
+    if is_locked_out(error):
+        return RowsLocked(
+            f"Another transaction holds rows of the database {alias!r} that are needed: {message}"
+        )
+    return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")
+
+
+def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
+    """With this one object for the lease id: so it is sent to a worker only once."""
+    return [
+        Delivery(job_id, lease_id, bytes(package), *rest) for job_id, _, package, *rest in claims
+    ]
+
+
+def lease_keys(leases: Sequence[Lease]) -> list[tuple[UUID, int]]:
+    return [(lease.job_id, int(lease.lease_id)) for lease in leases]
+
+
+def given_back(returns: Sequence[Return]) -> list[GivenBack]:
+    return [
+        GivenBack(
+            back.lease.job_id,
+            int(back.lease.lease_id),
+            microseconds(back.delay_seconds),
+            back.attempts,
+            back.crashes,
+        )
+        for back in returns
+    ]
+
+
+PROMOTE_AT_ONCE = 500
+"""Deferred jobs moved per statement when they fall due."""
+PROMOTE_SECONDS = 0.1
+"""How often due jobs are moved while claims come back full: a backlog must not hold them back."""
+TRUST_SECONDS = 1.0
+"""How long it is believed that nothing falls due, once asked. Somebody may enqueue what is due
+sooner; then a claim finds nothing, and looks, or it finds others, which go first this once."""
+LOOK_BEHIND_SECONDS = 0.05
+"""How long a claim goes on that finds none but jobs which a guard turns away: others wait behind
+them."""
+CAREFUL_SECONDS = 10.0
+"""How long claims do not wait for keys of guards after they met one that was locked for long."""
+PURGE_AT_ONCE = 500
+
+
+class OrmBroker(Broker):
+    """Jobs in the tables of one database alias (``orm://ALIAS``)."""
+
+    capabilities = Capabilities(transactional=True, guards=True, atomic=True)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.alias = settings.database
+        self._promote_at = 0.0
+        self._had_room = True
+        self._nothing_due_until = 0.0
+        """As far as was known when somebody asked; monotonic seconds."""
+        self._is_more_behind = False
+        self._leaves_doubt = False
+        self._marks = Watermarks(self.alias)
+        self._careful_until = 0.0
+        self._knows_rates = False
+        """Whether there was ever a job with a rate."""
+        if self.alias not in connections:
+            raise ConfigurationError(
+                f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
+                f"but DATABASES has no {self.alias!r}."
+            )
+        self.sees_pauses = moves_rows_in_one_statement(connections[self.alias])
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        with explained(self.alias):
+            if len(messages) == 1 and messages[0].is_fresh:
+                add_and_tell(self.alias, as_new_job(messages[0]))
+            else:
+                Job.objects.using(self.alias).add([as_new_job(message) for message in messages])
+
+    def claim(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
+        permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
+    ) -> list[Delivery]:
+        rated = Rated(rated_limit, microseconds(permit_seconds), time.monotonic())
+        leasing = Leasing(new_lease_id(), holder, microseconds(lease_seconds))
+
+        def claim_ready() -> list[Delivery]:
+            named = dict.fromkeys(queues or self._marks.queues)
+            served = [name for name in named if name not in passed_over]
+            return self._claim_ready(served, limit, leasing, rated)
+
+        def claim() -> list[Delivery]:
+            return self._marks.guide(claim_ready, queues, lambda: self._is_more_behind)
+
+        with explained(self.alias):
+            now = time.monotonic()
+            has_looked = self._had_room or now >= self._promote_at
+            if has_looked := has_looked and now >= self._nothing_due_until:
+                has_looked = not self._marks.due_from_us  # else not everywhere
+                self._promote_due(rated_limit)
+            elif self._knows_rates:  # they wait for a turn, not for the others to be done
+                self._call_due(rated_limit)
+            deliveries = claim()
+            if not deliveries and not has_looked and self._promote_due(rated_limit):
+                deliveries = claim()
+        self._had_room = len(deliveries) < limit
+        self._knows_rates = self._knows_rates or any(one.permit_seconds for one in deliveries)
+        return deliveries
+
+    def _claim_ready(
+        self, served: Sequence[str], limit: int, leasing: Leasing, rated: Rated
+    ) -> list[Delivery]:
+        """Nothing may be raised once something is leased: its holder would not know of it."""
+        waits = time.monotonic() >= self._careful_until
+        claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks, waits=waits)
+        deliveries: list[Delivery] = []
+        self._leaves_doubt = False
+        until = time.monotonic() + LOOK_BEHIND_SECONDS
+        self._is_more_behind = bool(served)
+        try:
+            while self._is_more_behind and not deliveries:
+                for claims in claiming.go_round():
+                    deliveries += deliveries_of(claims, leasing.lease_id)
+                self._is_more_behind = not claiming.is_over
+                if time.monotonic() >= until:  # after a round: however slow, a claim looks once
+                    break
+        except DatabaseError as error:
+            if is_locked_out(error):
+                self._be_careful()
+            elif not deliveries:
+                raise
+            else:
+                self._leaves_doubt = True
+            tell("guards_put_off", error=error)
+        if claiming.has_met_locks:
+            self._be_careful()
+        return deliveries
+
+    @property
+    def leaves_doubt(self) -> bool:
+        return self._leaves_doubt
+
+    def _be_careful(self) -> None:
+        """Another transaction holds keys of guards, for longer than any of ours would: for the next
+        claims, do not wait for such keys."""
+        self._careful_until = time.monotonic() + CAREFUL_SECONDS
+
+    def _promote_due(self, rated_limit: int) -> int:
+        """Move jobs whose moment has come to where claims find them."""
+        self._promote_at = time.monotonic() + PROMOTE_SECONDS
+        from_us = self._marks.due_from_us
+        due = what_is_due(self.alias, from_us)
+        called = self._call_due(rated_limit) if due.keys else 0
+        deferred = Deferred.objects.using(self.alias)
+        promoted = deferred.promote(PROMOTE_AT_ONCE, from_us) if due.jobs else []
+        if due.jobs:
+            self._marks.begin_due_at(due.first_us)
+        self._marks.lower(promoted)
+        return called + len(promoted)
+
+    def _call_due(self, rated_limit: int) -> int:
+        called = call_due(self.alias, rated_limit)
+        if called:
+            self._marks.forget()
+        return called
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        stale, locked = self.extend_unlocked(leases, lease_seconds=lease_seconds)
+        if locked:  # whoever has them may end these leases: only then is known which are stale
+            with explained(self.alias):
+                valid = Claimed.objects.using(self.alias).extend_waiting(
+                    lease_keys(list(locked)), microseconds(lease_seconds)
+                )
+            stale |= {lease for lease in locked if (lease.job_id, lease.lease_id) not in valid}
+        return stale
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        with explained(self.alias):
+            valid, locked = Claimed.objects.using(self.alias).extend(
+                lease_keys(leases), microseconds(lease_seconds)
+            )
+        if len(valid) == len(leases):  # nearly always
+            return Extension(set(), set())
+        keyed = {(lease.job_id, lease.lease_id): lease for lease in leases}
+        return Extension(
+            {lease for key, lease in keyed.items() if key not in valid and key not in locked},
+            {keyed[key] for key in locked},
+        )
+
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
+        return self.settle(leases, (), failed=failed)
+
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        return self.settle((), returns)
+
+    def settle(
+        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+    ) -> set[Lease]:
+        if again:
+            self._marks.forget()
+        with explained(self.alias):
+            claimed = Claimed.objects.using(self.alias)
+            freed = claimed.settle(lease_keys(over), given_back(again), failed)
+        self._call(freed.queues)
+        if len(freed.valid) == len(over) + len(again):  # nearly always
+            return set()
+        leases = [*over, *(back.lease for back in again)]
+        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
+
+    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
+        with explained(self.alias):
+            queues = Claimed.objects.using(self.alias).end_all(job_ids, lease_ids)
+        self._call(queues or ())
+        return queues is not None
+
+    def _call(self, queues: Collection[str]) -> None:
+        """Somebody's turn has come there: it counts from the commit on."""
+        if queues:
+            after_commit(self.alias, lambda: self.wake_up(queues))
+
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        lease_id = new_lease_id()
+        with explained(self.alias):
+            rows = Claimed.objects.using(self.alias).claim_expired(
+                limit, lease_id=lease_id, holder=holder, lease_us=microseconds(lease_seconds)
+            )
+        return deliveries_of(rows, lease_id)
+
+    def expire_holder(self, holder: UUID) -> int:
+        with explained(self.alias):
+            return Claimed.objects.using(self.alias).expire_holder(holder)
+
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
+        with explained(self.alias):
+            rows = list(Claimed.objects.using(self.alias).filter(holder=holder))
+        return [
+            Delivery(row.job_id, row.lease_id, b"", row.queue, -row.rank, row.attempts, row.crashes)
+            for row in rows
+        ]
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        with explained(self.alias), transaction.atomic(using=self.alias):
+            gone, key_ids = withdraw(self.alias, job_ids)
+            if key_ids:
+                after_commit(self.alias, lambda: self._look_after(key_ids))
+        return gone
+
+    def _look_after(self, key_ids: Collection[UUID]) -> None:
+        """Others may come, now that the transaction has ended: its keys were not locked."""
+        with explained(self.alias):
+            queues = look_after(self.alias, key_ids)
+        if queues:
+            self.wake_up(queues)
+
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        with explained(self.alias):
+            return places.whereabouts(self.alias, job_ids)
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        with explained(self.alias):
+            return places.sizes(self.alias)
+
+    def purge(self, queue: str) -> int:
+        """Remove every waiting job of a queue, with all that is kept of it, in batches."""
+        removed = 0
+        with explained(self.alias):
+            while job_ids := self._waiting_in(queue):
+                removed += self._purge(job_ids)
+        return removed
+
+    def _waiting_in(self, queue: str) -> list[UUID]:
+        """Up to so many jobs of one table: while they are purged, others may move to a table that
+        had none a moment ago."""
+        for model in places.WAITING.values():
+            waiting = model.objects.using(self.alias).filter(queue=queue)
+            if job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
+                return job_ids
+        return []
+
+    def _purge(self, job_ids: Sequence[UUID]) -> int:
+        """In one transaction: a job row without a place where it waits would be a lost job."""
+        with transaction.atomic(using=self.alias):
+            gone = self.withdraw(job_ids)
+            Attempt.objects.using(self.alias).filter(job_id__in=gone).delete()
+            Job.objects.using(self.alias).filter(pk__in=gone).delete()
+        return len(gone)
+
+    def ping(self) -> None:
+        with explained(self.alias), connections[self.alias].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    def info(self) -> dict[str, Any]:
+        connection = connections[self.alias]
+        with explained(self.alias):
+            version = ".".join(str(part) for part in connection.get_database_version())
+        return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
+
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+        wake_up(self.alias)
+
+    def open_wake(self) -> Wake:
+        return open_wake(self.alias)
+
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        with explained(self.alias):
+            if self._is_more_behind:
+                return 0.0
+            asked_at = time.monotonic()
+            due = what_is_due(self.alias, rated=rated).seconds
+        if rated:
+            certain = TRUST_SECONDS if due is None else min(due, TRUST_SECONDS)
+            self._nothing_due_until = asked_at + certain
+        return due
+
+    def close(self) -> None:
+        connections[self.alias].close()
+
+
+def as_new_job(message: Message) -> NewJob:
+    return NewJob(
+        message.job_id,
+        message.task,
+        message.queue,
+        message.priority,
+        message.package,
+        message.enqueued_at,
+        message.run_after,
+        message.needs,
+    )

@@ -1,0 +1,367 @@
+"""Where a claim begins: at what this process has claimed last, not at the start of the line.
+
+The entries of jobs that were claimed stay in the index until a vacuum removes them, which it cannot
+while somebody holds an old snapshot; and each claim from the start walks over all of them. But what
+is behind a mark is not always gone: jobs come there late (a transaction that took long, a host
+whose clock is slow), come back (retried, given back, called), or were locked when they were passed.
+So marks are good for a moment only. Nothing depends on them but the time that a claim takes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from django.db import connections, transaction
+
+from stoker.guards.admission import Admitted, Rated, admit
+from stoker.models.claimed import Claim, Claimed, with_packages
+from stoker.models.job import as_seconds
+from stoker.models.need import Need
+from stoker.models.paused_queue import PausedQueue
+from stoker.models.ready import Place, Ready, look_at_line
+from stoker.store.clock import MICROSECONDS, NOW_SQL, database_now_us
+from stoker.store.statements import (
+    Written,
+    delete_by_key,
+    fetch,
+    insert_rows,
+    moves_a_list_in_json,
+    moves_rows_in_one_statement,
+)
+from stoker.store.transactions import deciding
+from stoker.values.ids import id_of
+
+T = TypeVar("T")
+
+JOB_ID, QUEUE, PRIORITY = 0, 3, 4
+"""Of a ``Claim``."""
+FIRST_RANK, LAST_RANK = -32768, 32767
+FIRST_ID = UUID(int=0)
+SHARE = 10
+"""Looking from the start may take one part of so many of the time."""
+LONGEST_SECONDS = 5.0
+"""For so long at most a job behind a mark waits while others are claimed."""
+NEW_QUEUES_SECONDS = 0.1
+"""For so long at most jobs of a queue that was not known are passed over while others are claimed.
+To look for such queues with each claim would make a small one twice as dear."""
+DEAR = 2
+"""So many times as long as by the marks: else it does not matter where a claim begins."""
+FEW = 20
+"""What is the same for every claim takes as long as so many jobs."""
+
+
+class Watermarks:
+    """The marks of one process, for each queue and rank. There are none where the claim cannot be
+    told where to begin.
+
+    Args:
+        alias: of the database.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._marks: dict[str, dict[int, UUID]] = {}
+        self._good_until = 0.0
+        self._first_due_us = 0
+        self._dearest = 0.0
+        """What a job may take by the marks, if they are to be worth it; seconds."""
+        self.queues: list[str] = []
+        """Where jobs were at the last look from the start, or came since."""
+        self._look_for_queues_at = 0.0
+
+    def are_good(self) -> bool:
+        """Whether it is too early for the next look from the start."""
+        return time.monotonic() < self._good_until
+
+    def forget(self) -> None:
+        """Look from the start next time."""
+        self._good_until = 0.0
+        self._first_due_us = 0
+        self._marks.clear()
+
+    @property
+    def due_from_us(self) -> int:
+        """Deferred jobs that are due before that are not to be looked for now."""
+        return self._first_due_us if self.are_good() else 0
+
+    def begin_due_at(self, first_us: int | None) -> None:
+        """The first of the deferred jobs was due then, and it is past that: who is deferred from
+        now on is due later."""
+        self._first_due_us = first_us or 0
+
+    def guide(
+        self, claim: Callable[[], list[T]], named: Sequence[str], is_more: Callable[[], bool]
+    ) -> list[T]:
+        """Have it claim by the marks, if they are good; else, or when it finds nothing so, from the
+        start: who finds nothing has looked everywhere.
+
+        Args:
+            claim: takes where to begin from ``spans``.
+            named: the queues; none = all that have jobs.
+            is_more: whether it had no time to look at all that is there.
+        """
+        if not named and self.are_good():
+            self._look_for_queues()
+        began = time.monotonic()
+        if self.are_good() and ((found := claim()) or is_more()):
+            if _each(began, found) > self._dearest:
+                self.forget()
+            return found
+        began = time.monotonic()
+        self.forget()
+        if not named:
+            self.queues = Ready.objects.using(self._alias).queues()
+        found = claim()
+        if moves_rows_in_one_statement(connections[self._alias]):
+            now = time.monotonic()
+            self._good_until = now + min(SHARE * (now - began), LONGEST_SECONDS)
+            self._dearest = _each(began, found) / DEAR
+        return found
+
+    def _look_for_queues(self) -> None:
+        """Learn of queues whose first jobs have come since the last look."""
+        now = time.monotonic()
+        if now < self._look_for_queues_at:
+            return
+        self._look_for_queues_at = now + NEW_QUEUES_SECONDS
+        known = {"known": self.queues}
+        rows = fetch(connections[self._alias], "new_queues", known)
+        self.queues += sorted({queue for (queue,) in rows})
+
+    def note(self, rows: Iterable[Claim], guarded: Sequence[Claim]) -> None:
+        """A claim has come to these rows, in the order of the line. Those with guards may stay."""
+        last = {(row[QUEUE], row[PRIORITY]): row for row in rows}
+        first_to_stay = {(row[QUEUE], row[PRIORITY]): row for row in reversed(guarded)}
+        for (queue, priority), row in {**last, **first_to_stay}.items():
+            self._marks.setdefault(queue, {})[-priority] = row[JOB_ID]
+
+    def lower(self, places: Iterable[Place]) -> None:
+        """These jobs have come to the line, where they may be before a mark."""
+        for place in places:
+            marks = self._marks.get(place.queue, {})
+            if place.job_id < marks.get(place.rank, FIRST_ID):
+                marks[place.rank] = place.job_id
+            if place.queue not in self.queues:
+                self.queues.append(place.queue)
+
+    def spans(self, queues: Iterable[str]) -> dict[str, list[Any]]:
+        """Their lines in parts: each from a mark to the rank of the next, the first from the start,
+        the last to the end. As arrays, in order, for ``claim.sql``."""
+        spans: dict[str, list[Any]] = {
+            name: [] for name in ("queues", "span_queues", "low_ranks", "low_ids", "high_ranks")
+        }
+        for queue in queues:
+            spans["queues"].append(queue)
+            starts = [(FIRST_RANK, FIRST_ID), *sorted(self._marks.get(queue, {}).items())]
+            ends = [rank - 1 for rank, _ in starts[1:]] + [LAST_RANK]
+            for (rank, job_id), end in zip(starts, ends, strict=True):
+                spans["span_queues"].append(queue)
+                spans["low_ranks"].append(rank)
+                spans["low_ids"].append(job_id)
+                spans["high_ranks"].append(end)
+        return spans
+
+
+def _each(began: float, found: Sized) -> float:
+    return (time.monotonic() - began) / (len(found) + FEW)
+
+
+class Due(NamedTuple):
+    """Where something waits whose moment has come."""
+
+    jobs: bool
+    """Among the deferred jobs."""
+    keys: bool
+    """Among the keys of guards: a rate has a permit again, or a turn was missed."""
+    first_us: int | None
+    """When the first of the deferred jobs is due, on the database's clock."""
+    seconds: float | None
+    """Until the first of all is due, 0 when it is overdue; None where nothing waits."""
+
+
+def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
+    """One look at the left edges of two indexes.
+
+    Args:
+        alias: of the database.
+        from_us: deferred jobs that are due before it are not looked for.
+        rated: whether jobs that wait for their rate count, too.
+    """
+    connection = connections[alias]
+    parameters = {"from_us": from_us, "but": "" if rated else Need.Kind.RATE.value}
+    now = NOW_SQL[connection.vendor]
+    ((first_us, key_us, now_us),) = fetch(connection, "what_is_due", parameters, now=now)
+    found = [due_us - now_us for due_us in (first_us, key_us) if due_us is not None]
+    return Due(
+        first_us is not None and first_us <= now_us,
+        key_us is not None and key_us <= now_us,
+        first_us,
+        max(0, min(found)) / MICROSECONDS if found else None,
+    )
+
+
+LOOK_MOST = 500
+"""How many ready jobs are looked at in one transaction."""
+CLAIMED_JOB_ID, GUARDS, RANK_AND_JOB_ID = itemgetter(0), itemgetter(5), itemgetter(2, 0)
+"""Of a ``Place``."""
+LEASE_ID = 1
+"""Of a ``Claim``."""
+
+
+class Leasing(NamedTuple):
+    """What all leases of one claim have in common."""
+
+    lease_id: int
+    holder: UUID
+    lease_us: int
+
+
+class Claiming:
+    """Moves ready jobs of these queues to claimed, best rank first, then oldest.
+
+    Where guards turn all of them away that a round looks at, others may be ready behind them: the
+    next round looks at twice as many.
+
+    Args:
+        alias: of the database.
+        queues: their names, each once.
+        limit: how many jobs at most.
+        rated: what is wanted of jobs with a rate.
+        marks: from where on to look, in the first round.
+        waits: whether to wait for guard keys that other transactions hold, see ``admit``.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        queues: Sequence[str],
+        limit: int,
+        leasing: Leasing,
+        rated: Rated,
+        marks: Watermarks,
+        *,
+        waits: bool = True,
+    ) -> None:
+        self.is_over = False
+        """Whether nothing is ready any more for which there is room; else one may go on."""
+        self.has_met_locks = False
+        """Whether jobs were deferred because other transactions hold keys that they need."""
+        self._waits = waits
+        self._alias = alias
+        self._queues = queues
+        self._limit = limit
+        self._leasing = leasing
+        self._rated = rated
+        self._marks = marks
+        self._look = limit
+
+    def go_round(self) -> Iterator[list[Claim]]:
+        """What has been given is leased, even if the next step raises."""
+        look, self._look = self._look, max(self._limit, min(2 * self._look, LOOK_MOST))
+        connection = connections[self._alias]
+        if moves_rows_in_one_statement(connection) and look == self._limit:
+            spans = self._marks.spans(self._queues)
+            wanted = {**spans, "limit": look, **self._leasing._asdict()}
+            found: list[Claim] = fetch(connection, "claim", wanted)
+            guarded = [row for row in found if row[LEASE_ID] is None]
+            self._marks.note(found, guarded)
+            self.is_over = not guarded
+            yield [row for row in found if row[LEASE_ID] is not None] if guarded else found
+            if guarded:
+                room = self._limit - len(found) + len(guarded)
+                yield self._decide(partial(self._lock, [row[0] for row in guarded]), room, room)
+        elif moves_a_list_in_json(connection):
+            yield self._claim_listed(look)
+        elif Ready.objects.using(self._alias).filter(queue__in=self._queues).exists():
+            yield self._decide(partial(self._best, look), look, self._limit)
+        else:  # without a transaction, which on an old SQLite would be everybody's only one
+            self.is_over = True
+
+    def _decide(self, lock: Callable[[], list[Place]], look: int, room: int) -> list[Claim]:
+        """Lease those of these ready jobs that no guard holds back."""
+        with deciding(self._alias):
+            places = lock()
+            if any(place.guards for place in places):
+                decision = admit(self._alias, places, room, self._rated, waits=self._waits)
+                self.has_met_locks = self.has_met_locks or decision.has_met_locks
+                if decision.has_called:
+                    self._marks.forget()
+                are_all = len(places) < look and not decision.has_called
+                self.is_over = are_all or not decision.turned_away
+                return self._lease(decision.admitted)
+            self.is_over = True
+            taken = places[:room]
+            ready = Ready.objects.using(self._alias)
+            delete_by_key(ready, [place.job_id for place in taken])
+            return self._lease([Admitted(place) for place in taken])
+
+    def _lock(self, job_ids: Sequence[UUID]) -> list[Place]:
+        waiting = Ready.objects.using(self._alias).filter(pk__in=job_ids)
+        locked = waiting.order_by("rank", "job_id").select_for_update(skip_locked=True)
+        return [Place(*row) for row in locked.values_list(*Place._fields)]
+
+    def _best(self, look: int) -> list[Place]:
+        ready = Ready.objects.using(self._alias)
+        paused = self._paused_here()
+        served = [queue for queue in self._queues if queue not in paused]
+        best = [place for queue in served for place in ready.lock_first(queue, look)]
+        if len(served) > 1:
+            best.sort(key=lambda place: (place.rank, place.job_id))
+        return best[:look]
+
+    def _paused_here(self) -> Collection[str]:
+        """What ``claim.sql`` sees for itself; elsewhere the caller has seen to it."""
+        sees_pauses = moves_rows_in_one_statement(connections[self._alias])
+        return PausedQueue.objects.using(self._alias).names() if sees_pauses else ()
+
+    def _claim_listed(self, look: int) -> list[Claim]:
+        """What can be done without keeping all other writers waiting is done before and after the
+        transaction. Whoever was quicker in between has the job."""
+        connection, line = connections[self._alias], self._first_listed(look)
+        if any(map(GUARDS, line)):
+            return self._decide(partial(self._best, look), look, self._limit)
+        self.is_over = True
+        if not line:
+            return []
+        listed = {"job_ids": json.dumps([*map(CLAIMED_JOB_ID, line[: self._limit])])}
+        leasing = {**self._leasing._asdict(), "holder": self._leasing.holder.hex}
+        with transaction.atomic(using=self._alias, savepoint=False):
+            now = NOW_SQL[connection.vendor]
+            fetch(connection, "listed_lease", {**listed, **leasing}, now=now)
+            fetch(connection, "listed_leave", listed)
+        found = fetch(connection, "listed_claims", {**listed, "lease_id": leasing["lease_id"]})
+        return [
+            (id_of(int(key, 16)), *rest, due and as_seconds(connection, due))
+            for key, *rest, due in found
+        ]
+
+    def _first_listed(self, look: int) -> list[tuple[Any, ...]]:
+        ready = Ready.objects.using(self._alias)
+        line = [row for queue in self._queues for row in look_at_line(ready, look, queue=queue)]
+        if len(self._queues) > 1:
+            line.sort(key=RANK_AND_JOB_ID)
+        return line[:look]
+
+    def _lease(self, admitted: Sequence[Admitted]) -> list[Claim]:
+        """The jobs are not in ready any more."""
+        lease_id, holder, lease_us = self._leasing
+        places = [one.place._replace(attempts=one.place.attempts + 1) for one in admitted]
+        if not places:
+            return []
+        until_us = database_now_us(self._alias) + lease_us
+        written = Written(connections[self._alias])
+        lease = (lease_id, written.id(holder), until_us)
+        rows = [(*lease, written.id(place.job_id), *place[1:]) for place in places]
+        names = ("lease_id", "holder", "leased_until_us", *Place._fields)
+        insert_rows(Claimed.objects.using(self._alias), names, rows)
+        claims = with_packages(self._alias, lease_id, places)
+        return [
+            (*claim[:7], one.fence, one.permit_seconds, one.refused, claim[-1])
+            for claim, one in zip(claims, admitted, strict=True)
+        ]

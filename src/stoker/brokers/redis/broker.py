@@ -1,0 +1,440 @@
+"""Redis and Valkey, alone, by sentinels, or as a cluster.
+
+One script for each step, so that each happens whole or not at all. Leases and delays are judged by
+the server's clock. A reply that is lost leaves nothing in doubt for long: what a claim leased is
+found by its holder, a relay and a settlement can be repeated. The keys are named at the top of
+``lua/common.lua``; all have one tag, so that a Redis cluster keeps them in one slot.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import cache, cached_property, partial
+from importlib.resources import files
+from typing import Any
+from uuid import UUID
+
+from stoker.brokers.contract import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
+from stoker.store.clock import MICROSECONDS, microseconds
+from stoker.values.ids import new_lease_id
+
+from .connection import (
+    FAILURES,
+    about,
+    connect,
+    disconnect,
+    explained,
+    weaknesses,
+    without_password,
+)
+
+KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
+
+
+class RedisBroker(Broker):
+    """Jobs in one Redis, kept under names that begin with the cluster's."""
+
+    capabilities = Capabilities(announces=True)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.prefix = f"{{stoker:{settings.cluster}}}"
+        self._keys = [f"{self.prefix}:{name}" for name in KEYS]
+        self.channel = f"{self.prefix}:wake"
+        with suppress(BrokerUnavailable):  # of a cluster nobody answers now: the next call connects
+            _ = self.client
+        self._clock = ServerClock(lambda: int(self._run("now", [])))
+        self._scripts: dict[str, Callable[..., Any]] = {}
+
+    @cached_property
+    def client(self) -> Any:
+        """Raises: BrokerUnavailable."""
+        return connect(self.settings)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        """All or none of as many as Redis takes at once: see ``redis_relay.LOAD_JOBS``."""
+        self._enqueue(messages)
+
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
+        self._enqueue(messages, REMEMBERED_SECONDS, until)
+
+    def relay_until(self) -> float:
+        return self._clock.now() + RELAY_SECONDS
+
+    def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
+        with suppress(BrokerUnavailable, *FAILURES):
+            for some in batches([job_id.hex for job_id in job_ids]):
+                forget_us = microseconds(self._clock.now() + LATE_SECONDS)
+                self.client.zadd(self._keys[5], dict.fromkeys(some, forget_us), xx=True)
+
+    def _enqueue(
+        self, messages: Sequence[Message], remember_seconds: float = 0.0, until: float = 0.0
+    ) -> None:
+        for some in loads(messages):
+            arguments: list[Any] = [self.channel, *map(microseconds, (remember_seconds, until))]
+            for one in some:
+                due = "" if one.run_after is None else microseconds(one.run_after)
+                arguments += [one.job_id.hex, one.package, one.queue, -one.priority, due]
+            if self._run("enqueue", arguments) < 0:
+                self._clock.ask_again()
+                raise BrokerUnavailable(TOO_LATE)
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        holder: UUID,
+        lease_seconds: float,
+        rated_limit: int = 1,
+        permit_seconds: float = 0.0,
+        passed_over: Collection[str] = (),
+    ) -> list[Delivery]:
+        lease_id = _lease_id()
+        head = [limit, lease_id, holder.hex, microseconds(lease_seconds), len(queues)]
+        return deliveries(self._run("claim", [*head, *queues, *passed_over]), lease_id)
+
+    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+        lease_id = _lease_id()
+        head = [limit, lease_id, holder.hex, microseconds(lease_seconds)]
+        return deliveries(self._run("claim_expired", head), lease_id)
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        if not leases:
+            return set()
+        arguments = [microseconds(lease_seconds), named(leases)]
+        return {leases[place] for place in self._run("extend", arguments)}
+
+    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
+        return self.settle(leases, (), failed=failed)
+
+    def release(self, returns: Sequence[Return]) -> set[Lease]:
+        return self.settle((), returns)
+
+    def settle(
+        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+    ) -> set[Lease]:
+        leases = [*over, *(back.lease for back in again)]
+        arguments: list[Any] = [len(over), named(leases)]
+        for back in again:
+            arguments += [microseconds(back.delay_seconds), back.attempts, back.crashes]
+        if not leases:
+            return set()
+        stale = {leases[place] for place in self._run("settle", arguments)}
+        if any(back.delay_seconds <= 0 for back in again):
+            self.wake_up(())
+        return stale
+
+    def expire_holder(self, holder: UUID) -> int:
+        return int(self._run("expire_holder", [holder.hex]))
+
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
+        """With their packages: no other place has them."""
+        found = []
+        for ids in self._pages("leases"):
+            for job_id, known in zip(ids, self._run("look", ids), strict=True):
+                if known and known[5] == holder.hex.encode():
+                    found.append((job_id, known))
+        ids = [job_id for job_id, _ in found]
+        contents = self._packages(ids) if packages else [b""] * len(ids)
+        return [
+            delivery([job_id, package, *known[:5]])
+            for (job_id, known), package in zip(found, contents, strict=True)
+        ]
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        gone: set[UUID] = set()
+        for some in batches([job_id.hex for job_id in job_ids]):
+            gone |= {UUID(one.decode()) for one in self._run("withdraw", some)}
+        return gone
+
+    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        found = {}
+        for some in batches([job_id.hex for job_id in job_ids]):
+            for job_id, known in zip(some, self._run("look", some), strict=True):
+                if known:
+                    found[UUID(job_id)] = state(known)
+        return found
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
+        sizes: dict[str, dict[str, int]] = {}
+        with self._explained():
+            names = sorted(self.client.smembers(self._keys[4]))
+            for name in names:
+                ready = self.client.zcard(f"{self.prefix}:ready:".encode() + name)
+                sizes[name.decode()] = none | {"ready": ready}
+        for place in ("deferred", "leases"):
+            for ids in self._pages(place):
+                for known in self._run("look", ids):
+                    if known:
+                        size = sizes.setdefault(known[0].decode(), none.copy())
+                        size[state(known)] += state(known) != "ready"
+        return {queue: size for queue, size in sizes.items() if any(size.values())}
+
+    def purge(self, queue: str) -> int:
+        removed = 0
+        ready = f"{self.prefix}:ready:{queue}"
+        seen: list[bytes] = []
+        while (ids := self._first(ready)) != seen:  # what is damaged stays
+            removed += len(self._run("withdraw", ids))
+            seen = ids
+        for ids in list(self._pages("deferred")):
+            known = zip(ids, self._run("look", ids), strict=True)
+            ours = [one for one, what in known if what and what[0].decode() == queue]
+            removed += len(self._run("withdraw", ours)) if ours else 0
+        return removed
+
+    def ping(self) -> None:
+        with self._explained():
+            self.client.ping()
+
+    def info(self) -> dict[str, Any]:
+        with self._explained():
+            server = about(self.client, "server")
+        kind = "Valkey" if "valkey_version" in server else "Redis"
+        version = server.get("valkey_version") or server["redis_version"]
+        return {"broker": without_password(self.settings.broker), "server": f"{kind} {version}"}
+
+    def weaknesses(self) -> list[str]:
+        with self._explained():
+            return weaknesses(self.client)
+
+    # -- waking up --------------------------------------------------------------------------------
+
+    def wake_up(self, queues: Iterable[str], *, inside: bool = False) -> None:
+        with suppress(BrokerUnavailable, *FAILURES):
+            self.client.publish(self.channel, "")
+
+    def open_wake(self) -> RedisWake:
+        return RedisWake(partial(connect, self.settings), self.channel)
+
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        wait_us = self._run("next_due", [])
+        return None if wait_us is None else max(0, wait_us) / MICROSECONDS
+
+    def close(self) -> None:
+        if "client" in vars(self):
+            disconnect(self.client)
+
+    # -- the server -------------------------------------------------------------------------------
+
+    def _run(self, name: str, arguments: Sequence[Any]) -> Any:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self.client.register_script(_script(name))
+        with self._explained():
+            return script(keys=self._keys, args=arguments)
+
+    def _first(self, key: str) -> list[bytes]:
+        with self._explained():
+            return list(self.client.zrange(key, 0, AT_ONCE - 1))
+
+    def _pages(self, place: str) -> Iterator[list[bytes]]:
+        """All ids of a sorted set, as they are found while it changes."""
+        key, cursor = f"{self.prefix}:{place}", 0
+        while True:
+            with self._explained():
+                cursor, found = self.client.zscan(key, cursor, count=AT_ONCE)
+            if found:
+                yield [job_id for job_id, _ in found]
+            if not cursor:
+                return
+
+    def _packages(self, job_ids: Sequence[bytes]) -> list[bytes]:
+        packages: list[bytes] = []
+        for some in batches(list(job_ids)):
+            with self._explained():
+                packages += [one or b"" for one in self.client.hmget(self._keys[1], some)]
+        return packages
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self.settings.broker)
+
+
+@cache
+def _script(name: str) -> str:
+    folder = files(__package__) / "lua"
+    common, own = (folder / f"{one}.lua" for one in ("common", name))
+    return common.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
+
+
+def _lease_id() -> str:
+    return f"{new_lease_id():x}"
+
+
+def named(leases: Sequence[Lease]) -> str:
+    """In one argument: each of its own would cost more than what is done with it."""
+    return "".join([f"{job_id.hex},{lease_id};" for job_id, lease_id in leases])
+
+
+def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:
+    if not told:
+        return []
+    ids, queues, ranks, attempts, crashes = json.loads(told[0])
+    return [
+        Delivery(UUID(job_id), lease_id, package, queue, -rank, *counts)
+        for job_id, package, queue, rank, *counts in zip(
+            ids, told[1:], queues, ranks, attempts, crashes, strict=True
+        )
+    ]
+
+
+def delivery(row: Sequence[Any]) -> Delivery:
+    job_id, package, queue, rank, attempts, crashes, lease_id = row
+    return Delivery(
+        UUID(job_id.decode()),
+        lease_id.decode(),
+        package,
+        queue.decode(),
+        -int(rank),
+        int(attempts),
+        int(crashes),
+    )
+
+
+def state(known: Sequence[Any]) -> str:
+    if known[4]:
+        return "running"
+    return "deferred" if known[6] else "ready"
+
+
+AT_ONCE = 500
+RELAY_SECONDS = 60.0
+"""How long after an outbox was read what was found there may be added."""
+LATE_SECONDS = 600.0
+"""How long a job is remembered that its outbox has no more: longer than anybody can be late, with
+room for a server's clock that is set back."""
+TOO_LATE = (
+    f"What was read from the outbox reached Redis more than {RELAY_SECONDS:.0f} seconds later, and "
+    "was not added: it will be read again."
+)
+REMEMBERED_SECONDS = 24 * 3600.0
+"""The same, of one that may still be in its outbox, because who relayed it died."""
+LOAD_JOBS = 100_000
+"""Redis takes a million words in one command, and a job has five."""
+LOAD_BYTES = 256 << 20
+
+
+class ServerClock:
+    """The server's clock as this process can tell it, without asking each time.
+
+    Args:
+        ask: gives what the server's clock says, in microseconds since 1970.
+    """
+
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self._ask = ask
+        self._lead: float | None = None
+        """Of the server's clock over our monotonic one, in seconds."""
+
+    def now(self) -> float:
+        """Seconds since 1970. It asks at first only."""
+        if self._lead is None:
+            self._lead = self._ask() / MICROSECONDS - time.monotonic()
+        return time.monotonic() + self._lead
+
+    def ask_again(self) -> None:
+        """It was wrong: ask before the next answer."""
+        self._lead = None
+
+
+def batches(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """As many ids as a script takes."""
+    for start in range(0, len(ids), AT_ONCE):
+        yield ids[start : start + AT_ONCE]
+
+
+def loads(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """As many at once as the server takes."""
+    start, load_bytes = 0, 0
+    for place, message in enumerate(messages):
+        load_bytes += len(message.package)
+        if place - start >= LOAD_JOBS or (load_bytes > LOAD_BYTES and place > start):
+            yield messages[start:place]
+            start, load_bytes = place, len(message.package)
+    if messages:
+        yield messages[start:]
+
+
+RECONNECT_SECONDS = 2.0
+
+
+class RedisWake(Wake):
+    """A connection of its own that listens.
+
+    Args:
+        connect: gives a client that is nobody else's.
+    """
+
+    def __init__(self, connect: Callable[[], Any], channel: str) -> None:
+        self._connect = connect
+        self._client: Any = None
+        self._channel = channel
+        self._listening: Any = None
+        self._try_again_at = 0.0
+        self._has_listened = False
+        self._was_deaf = False
+        """Whether something may have come between two connections."""
+        self._listen()
+
+    def fileno(self) -> int | None:
+        self._listen()
+        connection = None if self._listening is None else self._listening.connection
+        socket = getattr(connection, "_sock", None)
+        return None if socket is None else int(socket.fileno())
+
+    def is_due(self) -> bool:
+        self._listen()
+        missed, self._was_deaf = self._was_deaf, False
+        if self._listening is None:
+            return False
+        heard = False
+        try:
+            while (message := self._listening.get_message(timeout=0)) is not None:
+                heard = heard or message["type"] == "message"
+        except FAILURES:
+            self._hang_up()
+            return True
+        return heard or missed
+
+    def close(self) -> None:
+        self._hang_up()
+        self._try_again_at = float("inf")
+        if self._client is not None:
+            with suppress(*FAILURES):
+                self._client.close()
+
+    def _listen(self) -> None:
+        if self._listening is not None or time.monotonic() < self._try_again_at:
+            return
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            self._listening = self._client.pubsub()
+            self._listening.subscribe(self._channel)
+        except (BrokerUnavailable, *FAILURES):
+            self._hang_up()
+        else:
+            self._was_deaf = self._has_listened
+            self._has_listened = True
+
+    def _hang_up(self) -> None:
+        listening, self._listening = self._listening, None
+        self._try_again_at = time.monotonic() + RECONNECT_SECONDS
+        if listening is not None:
+            with suppress(*FAILURES):
+                listening.close()

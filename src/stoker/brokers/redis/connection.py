@@ -1,0 +1,158 @@
+"""How Redis or Valkey is reached: alone, by its sentinels, or as a cluster; and what to tell about
+its configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import RedisClusterException, RedisError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
+
+PORTS = {"redis+sentinel": 26379, "redis+cluster": 6379}
+FAILURES = (RedisError, RedisClusterException, OSError)
+"""What the driver raises."""
+SECRET_OPTION = re.compile(r"([?&][a-z_]*password=)[^&]*")
+OLDEST = (5, 0)
+"""From then on a script may ask for the time and write afterwards."""
+
+
+def connect(settings: Settings) -> Any:
+    """A client of the server, of the master that sentinels name, or of a cluster. It connects when
+    it is used; a cluster is asked at once who is in it.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+        BrokerUnavailable: nobody of a cluster answers.
+    """
+    seconds = settings.database_seconds
+    options: dict[str, Any] = {
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "socket_keepalive": True,
+        "health_check_interval": 30,
+        # Who repeats an enqueue whose answer was lost could make a second job of one that has
+        # ended meanwhile; and a deadline that is waited for several times is none.
+        "retry": Retry(NoBackoff(), 0),
+    }
+    try:
+        parts = urlsplit(settings.broker)
+        if parts.scheme == "redis+sentinel":
+            return _master(parts, options)
+        if parts.scheme == "redis+cluster":
+            with explained(settings.broker):
+                return _cluster(parts, options)
+        if parts.scheme != "unix":
+            int(parts.path.strip("/") or 0)  # the driver takes any other for 0
+        return redis.Redis.from_url(settings.broker, **options)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"BROKER is {without_password(settings.broker)!r}, which cannot be used: {error}. "
+            "Write redis://HOST:PORT/DATABASE, say redis://127.0.0.1:6379/0."
+        ) from error
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Raises: BrokerUnavailable, in the place of the driver's own errors."""
+    try:
+        yield
+    except FAILURES as error:
+        where = without_password(url)
+        raise BrokerUnavailable(
+            f"{where} did not carry this out: {error}{_advice(error)}"
+        ) from error
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    user, at, rest = SECRET_OPTION.sub(r"\1...", url).rpartition("@")
+    return f"{user.partition('://')[0]}://{rest}" if at else rest
+
+
+def weaknesses(client: Any) -> list[str]:
+    """What about the server's configuration may lose jobs: a sentence for each, which says what to
+    do. What the server does not tell is taken to be well."""
+    memory, persistence = about(client, "memory"), about(client, "persistence")
+    server = about(client, "server")
+    found = []
+    policy = str(memory.get("maxmemory_policy", "noeviction"))
+    if int(memory.get("maxmemory", 0)) and policy != "noeviction":
+        found.append(
+            f"Redis may evict jobs when its memory is full: maxmemory-policy is {policy}. Set it "
+            "to noeviction, or use a Redis that is not a cache."
+        )
+    if not int(persistence.get("aof_enabled", 1)):
+        found.append(
+            "Redis forgets jobs when it crashes: appendonly is no. Set appendonly yes and "
+            "appendfsync always; with appendfsync everysec it forgets those of the last second."
+        )
+    version = str(server.get("redis_version", "5.0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        found.append(f"Redis {version} is too old: use 5.0 or later, or Valkey.")
+    return found
+
+
+def disconnect(client: Any) -> None:
+    """Close its connections; the next call opens new ones."""
+    with suppress(*FAILURES):
+        if isinstance(client, RedisCluster):
+            client.disconnect_connection_pools()  # type: ignore[no-untyped-call] # it has no types
+        else:
+            client.connection_pool.disconnect()
+
+
+def about(client: Any, section: str) -> Mapping[str, Any]:
+    """What the server, or one of a cluster, says of itself."""
+    told = client.info(section)
+    if told and all(isinstance(one, dict) for one in told.values()) and section == "server":
+        return dict(next(iter(told.values())))
+    return dict(told)
+
+
+def _master(parts: SplitResult, options: dict[str, Any]) -> Any:
+    name, _, database = parts.path.strip("/").partition("/")
+    password = parse_qs(parts.query).get("sentinel_password", [None])[0]
+    watch: Any = Sentinel(  # type: ignore[no-untyped-call] # it has no types
+        _hosts(parts), sentinel_kwargs={**options, "password": password}, **options
+    )
+    return watch.master_for(name or "mymaster", db=int(database or 0), **_login(parts))
+
+
+def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
+    node: Any = ClusterNode  # it has no types
+    nodes = [node(*host) for host in _hosts(parts)]
+    given: dict[str, Any] = {"startup_nodes": nodes, **_login(parts), **options}
+    return RedisCluster(**given)
+
+
+def _hosts(parts: SplitResult) -> list[tuple[str, int]]:
+    hosts = []
+    for one in parts.netloc.rpartition("@")[2].split(","):
+        name, _, port = one.partition(":")
+        hosts.append((name, int(port or PORTS[parts.scheme])))
+    return hosts
+
+
+def _login(parts: SplitResult) -> dict[str, str | None]:
+    given = {"username": parts.username, "password": parts.password}
+    return {name: unquote(value) if value else None for name, value in given.items()}
+
+
+def _advice(error: Exception) -> str:
+    if "maxmemory" in str(error):
+        return " Its memory is full: raise maxmemory, or let clusters work off what waits."
+    if isinstance(error, redis.AuthenticationError):
+        return " Write user and password in BROKER: redis://USER:PASSWORD@HOST:PORT/0."
+    return ""

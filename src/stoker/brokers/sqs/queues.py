@@ -1,0 +1,389 @@
+"""What ``sqs://REGION/PREFIX?...`` says, and which SQS queue is meant by a queue of Stoker's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
+
+FIFO = ".fifo"
+LONGEST_NAME = 80
+"""Of a queue of SQS's; ``.fifo`` counts."""
+PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+DIGEST_LENGTH = 10
+LEAST_BYTES, MOST_BYTES = 4096, 1 << 20
+GROUPS = ("queue", "task", "job")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the queues are, and what they are."""
+
+    region: str | None
+    """None = that of AWS's own configuration."""
+    prefix: str
+    endpoint: str | None = None
+    """Another address than AWS's; None = that of AWS's own configuration."""
+    fifo: bool = False
+    """Whether all queues are FIFO; else those whose name ends with ``.fifo``."""
+    groups: str = "queue"
+    """What has its order in a FIFO queue: the jobs of the queue, of one task, or none."""
+    create: bool = True
+    """Whether a queue that is missing is made."""
+    max_message_bytes: int = 1 << 18
+
+    def is_fifo(self, queue: str) -> bool:
+        return self.fifo or queue.endswith(FIFO)
+
+    def name_of(self, queue: str) -> str:
+        """SQS's name of a queue of Stoker's. What it does not allow in a name is left out, and a
+        digest takes its place."""
+        end = FIFO if self.is_fifo(queue) else ""
+        stem = queue.removesuffix(FIFO)
+        room = LONGEST_NAME - len(FIFO) - len(self.prefix) - 1
+        if len(stem) > room or not PLAIN.fullmatch(stem):
+            digest = sha256(stem.encode()).hexdigest()[:DIGEST_LENGTH]
+            plain = re.sub(r"[^A-Za-z0-9_-]+", "-", stem)[: room - DIGEST_LENGTH - 1]
+            stem = f"{plain}-{digest}"
+        return f"{self.prefix}-{stem}{end}"
+
+    def queue_of(self, name: str) -> str:
+        """As ``name_of`` would have it the other way round, as far as that can be said."""
+        stem = name.removeprefix(f"{self.prefix}-")
+        return stem.removesuffix(FIFO) if self.fifo else stem
+
+
+def address_of(settings: Settings) -> Address:
+    """Raises: ConfigurationError, saying what to write."""
+    where = f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]'
+    parts = urlsplit(settings.broker)
+    try:
+        given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        return Address(_region(parts.netloc), _prefix(parts.path), **_options(given))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{where} cannot be used: {error}. Write sqs://REGION/PREFIX, say sqs://eu-west-1/shop."
+        ) from error
+
+
+def _region(text: str) -> str | None:
+    if "@" in text:
+        raise ValueError("credentials are taken from AWS's own configuration, not from here")
+    if ":" in text:
+        raise ValueError("a region has no port; another server is named by endpoint=")
+    return text or None
+
+
+def _prefix(path: str) -> str:
+    prefix, longest = path.strip("/") or "stoker", LONGEST_NAME // 2
+    if not PLAIN.fullmatch(prefix) or len(prefix) > longest:
+        raise ValueError(
+            f"{prefix!r} is no prefix: that is 1 to {longest} letters, digits, hyphens and "
+            "underscores"
+        )
+    return prefix
+
+
+def _options(given: dict[str, str]) -> dict[str, Any]:
+    if unknown := set(given) - set(OPTIONS):
+        known = ", ".join(OPTIONS)
+        raise ValueError(f"there is no option {min(unknown)!r}, only {known}")
+    return {name: OPTIONS[name](name, text) for name, text in given.items()}
+
+
+def _endpoint(name: str, text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"{name} is {text!r}, not a URL that begins with https:// or http://")
+    return text
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{name} is {text!r}, not true or false")
+    return text == "true"
+
+
+def _groups(name: str, text: str) -> str:
+    if text not in GROUPS:
+        raise ValueError(f"{name} is {text!r}, not one of {', '.join(GROUPS)}")
+    return text
+
+
+def _bytes(name: str, text: str) -> int:
+    if not (text.isdecimal() and LEAST_BYTES <= int(text) <= MOST_BYTES):
+        raise ValueError(f"{name} is {text!r}, not a number from {LEAST_BYTES} to {MOST_BYTES}")
+    return int(text)
+
+
+OPTIONS: dict[str, Callable[[str, str], Any]] = {
+    "endpoint": _endpoint,
+    "fifo": _flag,
+    "groups": _groups,
+    "create": _flag,
+    "max_message_bytes": _bytes,
+}
+
+
+T = TypeVar("T")
+
+AT_ONCE = 10
+"""Messages in one request: more it does not take."""
+CONNECTIONS = 10
+"""Requests under way at once."""
+LONGEST_WAIT_SECONDS = 20
+"""For a message, by one request."""
+TRIES = 3
+RETENTION_SECONDS = 14 * 86400
+"""The longest that SQS keeps a message, and so how long no cluster needs to run."""
+LEAST_RECEIVES = 10
+MISSING = ("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist")
+MAKING = threading.Lock()
+"""The session that makes clients is one for the process, and not for several threads at once."""
+ADVICE = {
+    "AccessDenied": "Give it the permissions that docs/howto/use-sqs.md lists.",
+    "AccessDeniedException": "Give it the permissions that docs/howto/use-sqs.md lists.",
+    "InvalidParameterValue": "Is max_message_bytes in BROKER more than the queue allows?",
+    "AWS.SimpleQueueService.PurgeQueueInProgress": "It was cleared less than a minute ago: wait.",
+}
+
+
+class Queues:
+    """The SQS queues of one prefix. A client belongs to a process: it does not survive a fork."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.address: Address = address_of(settings)
+        self.shown = f"sqs://{self.address.region or ''}/{self.address.prefix}"
+        """The URL, without its options."""
+        self._seconds = settings.database_seconds
+        self._clients: dict[int | None, Any] = {}
+        """By ``wait_seconds`` of ``_asked``."""
+        self._process_id = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._threads_of = 0
+        """The process, as it is for the client."""
+        self._urls: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def send(self, name: str, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Up to ten messages. One that is refused makes it raise, though the others are sent.
+
+        Raises:
+            BrokerUnavailable: some may be sent, or none.
+        """
+        with self._asked(name) as (client, url):
+            answer = client.send_message_batch(QueueUrl=url, Entries=list(entries))
+            if failed := answer.get("Failed"):
+                raise self._explain(failed[0].get("Code", ""), failed[0].get("Message", ""))
+
+    def receive(
+        self, name: str, count: int, *, hidden_seconds: int, wait_seconds: int = 0
+    ) -> list[dict[str, Any]]:
+        """Up to so many messages, which nobody else gets for so long. Asked once: what a server
+        gives whose answer is late, is hidden already."""
+        with self._asked(name, LONGEST_WAIT_SECONDS if wait_seconds else 0) as (client, url):
+            answer = client.receive_message(
+                QueueUrl=url,
+                MaxNumberOfMessages=count,
+                WaitTimeSeconds=min(wait_seconds, LONGEST_WAIT_SECONDS),
+                VisibilityTimeout=hidden_seconds,
+                AttributeNames=["MessageGroupId"],
+            )
+        return list(answer.get("Messages", ()))
+
+    def delete(self, name: str, handles: Sequence[str]) -> None:
+        """Up to ten messages. Those of which the receipt is too old are left alone."""
+        entries = [
+            {"Id": str(place), "ReceiptHandle": handle} for place, handle in enumerate(handles)
+        ]
+        with self._asked(name) as (client, url):
+            client.delete_message_batch(QueueUrl=url, Entries=entries)
+
+    def hide(self, name: str, handles: Sequence[str], seconds: int) -> set[int]:
+        """Let others not have these up to ten messages for so long from now on. Returns the places
+        of those for which it is too late."""
+        entries = [
+            {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": seconds}
+            for place, handle in enumerate(handles)
+        ]
+        with self._asked(name) as (client, url):
+            answer = client.change_message_visibility_batch(QueueUrl=url, Entries=entries)
+        return {int(one["Id"]) for one in answer.get("Failed", ())}
+
+    def together(self, function: Callable[..., T], calls: Sequence[Sequence[Any]]) -> list[T]:
+        """Call it with each of these, several at once. Raises what one of them raised, when all
+        have come to their end."""
+        if len(calls) == 1:  # as web processes do: they need no threads
+            return [function(*calls[0])]
+        return [answer.result() for answer in self.ended(function, calls)]
+
+    def ended(self, function: Callable[..., T], calls: Sequence[Sequence[Any]]) -> list[Future[T]]:
+        """The same: how each of them ended."""
+        answers = [self._start(function, *arguments) for arguments in calls]
+        wait(answers)
+        return answers
+
+    def _start(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        with self._lock:
+            if self._threads is None or self._threads_of != os.getpid():
+                self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="stoker-sqs")
+                self._threads_of = os.getpid()
+            return self._threads.submit(function, *arguments)
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Of all queues that there are."""
+        with self._asked() as (client, _):
+            pages = client.get_paginator("list_queues").paginate(
+                QueueNamePrefix=f"{self.address.prefix}-", PaginationConfig={"PageSize": 1000}
+            )
+            urls = [url for page in pages for url in page.get("QueueUrls", ())]
+        found = {str(url).rpartition("/")[2]: str(url) for url in urls}
+        self._urls.update(found)
+        return sorted(found)
+
+    def count(self, name: str, *kinds: str) -> int:
+        """About how many messages there are of these kinds: "", "Delayed", "NotVisible"."""
+        told = self._attributes(name)
+        return sum(int(told[f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
+
+    def _attributes(self, name: str) -> dict[str, str]:
+        with self._asked(name) as (client, url):
+            answer = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
+        return dict(answer["Attributes"])
+
+    def purge(self, name: str) -> None:
+        with self._asked(name) as (client, url):
+            client.purge_queue(QueueUrl=url)
+
+    def ping(self) -> None:
+        with self._asked() as (client, _):
+            client.list_queues(QueueNamePrefix=f"{self.address.prefix}-", MaxResults=1)
+
+    def weaknesses(self, name: str) -> Iterator[str]:
+        """What about the queue may lose jobs."""
+        told = self._attributes(name)
+        kept_seconds = int(told.get("MessageRetentionPeriod", RETENTION_SECONDS))
+        if kept_seconds < RETENTION_SECONDS:
+            yield (
+                f"SQS drops jobs of {name} that no cluster has fetched for "
+                f"{kept_seconds / 86400:g} days. Set its MessageRetentionPeriod to "
+                f"{RETENTION_SECONDS}."
+            )
+        if policy := told.get("RedrivePolicy"):
+            count = int(json.loads(policy)["maxReceiveCount"])
+            if count < LEAST_RECEIVES:
+                yield (
+                    f"SQS takes jobs of {name} away that were received {count} times, also where "
+                    "only the database was down. Set maxReceiveCount of its RedrivePolicy to "
+                    f"{LEAST_RECEIVES} at least, or remove it."
+                )
+        most = int(told.get("MaximumMessageSize", self.address.max_message_bytes))
+        if most < self.address.max_message_bytes:
+            yield (
+                f"{name} takes messages of {most} bytes at most, and BROKER says "
+                f"{self.address.max_message_bytes}. Write ?max_message_bytes={most} there."
+            )
+
+    # -- the service ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Hang up; the next request connects again."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+            for client in clients.values() if self._process_id == os.getpid() else ():
+                client.close()
+
+    @contextmanager
+    def _asked(self, name: str = "", wait_seconds: int | None = None) -> Iterator[tuple[Any, str]]:
+        """Gives the client, and the URL of the queue if one is named.
+
+        Args:
+            name: of the queue.
+            wait_seconds: how long the server waits before it answers a question that is asked once;
+                None = it is asked again if it does not answer.
+        """
+        try:
+            client = self._connected(wait_seconds)
+            yield client, self._url_of(client, name) if name else ""
+        except ClientError as error:
+            said = error.response.get("Error", {})
+            if _code(error) in MISSING and name:
+                self._urls.pop(name, None)
+            raise self._explain(_code(error), said.get("Message", str(error))) from error
+        except BotoCoreError as error:
+            raise self._explain(type(error).__name__, str(error)) from error
+
+    def _connected(self, wait_seconds: int | None) -> Any:
+        with self._lock, MAKING:
+            if self._process_id != os.getpid():
+                self._clients, self._process_id = {}, os.getpid()
+            if wait_seconds not in self._clients:
+                tries = TRIES if wait_seconds is None else 1
+                seconds = self._seconds / tries
+                self._clients[wait_seconds] = boto3.client(
+                    "sqs",
+                    region_name=self.address.region,
+                    endpoint_url=self.address.endpoint,
+                    config=Config(
+                        connect_timeout=seconds,
+                        read_timeout=seconds + (wait_seconds or 0),
+                        # A message that is sent again is the same job: it is recognised by its id.
+                        retries={"mode": "standard", "total_max_attempts": tries},
+                        max_pool_connections=CONNECTIONS,
+                        user_agent_extra="stoker",
+                    ),
+                )
+            return self._clients[wait_seconds]
+
+    def _url_of(self, client: Any, name: str) -> str:
+        if name not in self._urls:
+            self._urls[name] = self._find_or_make(client, name)
+        return self._urls[name]
+
+    def _find_or_make(self, client: Any, name: str) -> str:
+        try:
+            return str(client.get_queue_url(QueueName=name)["QueueUrl"])
+        except ClientError as error:
+            if _code(error) not in MISSING or not self.address.create:
+                raise
+        attributes = {
+            "MessageRetentionPeriod": str(RETENTION_SECONDS),
+            "MaximumMessageSize": str(self.address.max_message_bytes),
+            "ReceiveMessageWaitTimeSeconds": "0",
+        }
+        if name.endswith(".fifo"):
+            attributes["FifoQueue"] = "true"
+        return str(client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
+
+    def _explain(self, code: str, sentence: str) -> BrokerUnavailable:
+        advice = ADVICE.get(code, "")
+        if code in MISSING and not self.address.create:
+            advice = "Make it, or leave create=false out of BROKER."
+        elif code == NoCredentialsError.__name__:
+            advice = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the host a role."
+        elif code == NoRegionError.__name__:
+            advice = "Write it in BROKER: sqs://REGION/PREFIX."
+        told = f"{self.shown} did not carry this out: {sentence.rstrip('.')}. {advice}"
+        return BrokerUnavailable(told.rstrip())
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,318 @@
+"""Amazon SQS: standard and FIFO queues, ten messages at a time.
+
+A message is deleted when the store has its job (see ``carried``). SQS has no look-up and no fence,
+delivers a message twice now and then, and drops it after 14 days or as many deliveries as its
+queue's redrive policy says: so it carries jobs, and keeps none that runs.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, NamedTuple
+from uuid import NAMESPACE_URL, uuid5
+
+from stoker.brokers.contract import Capabilities, Message
+from stoker.brokers.transport import HEAD_BYTES, Parcel, Transport, as_body, as_message
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
+from stoker.models.need import Need, NewNeed
+
+from .queues import AT_ONCE, CONNECTIONS, LONGEST_WAIT_SECONDS, Queues
+
+LONGEST_DELAY_SECONDS = 900
+BATCH_BYTES = 1 << 18
+"""Of all messages of one request together, where no single one may have more."""
+LONGEST_HIDDEN_SECONDS = 43_200
+LONGEST_GROUP = 128
+NAMES_SECONDS = 10.0
+"""How long the names of queues are good for, where all are served."""
+
+
+class Receipt(NamedTuple):
+    """By what a message is hidden for longer, shown and deleted."""
+
+    name: str
+    """Of its queue, as SQS has it."""
+    handle: str
+
+
+class SqsTransport(Transport):
+    """The queues of one prefix.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+
+    wait_seconds = float(LONGEST_WAIT_SECONDS)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._queues = Queues(settings)
+        self.address = self._queues.address
+        most = (self.address.max_message_bytes * 3) // 4 - HEAD_BYTES
+        self.capabilities = Capabilities(
+            priority=False,
+            look_up=False,
+            max_payload_bytes=most,
+            max_delay_seconds=LONGEST_DELAY_SECONDS,
+        )
+        self.parcel_seconds = min(self.parcel_seconds, LONGEST_HIDDEN_SECONDS)
+        self._names: list[str] = []
+        self._names_until = 0.0
+        self._polls = Polls(self._receive, self.give_back, AT_ONCE)
+
+    def takes(self, message: Message) -> bool:
+        """No priority: these jobs wait in the store, and need no queues of their own. No delay in a
+        FIFO queue, which has none for a single message."""
+        has_no_delays = self.address.is_fifo(message.queue)
+        if message.priority or (has_no_delays and message.run_after is not None):
+            return False
+        return super().takes(message)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def send(self, messages: Sequence[Message]) -> None:
+        self._queues.together(self._queues.send, list(self._loads(messages)))
+
+    def _loads(self, messages: Sequence[Message]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """What each request sends: the queue's name, and its messages."""
+        most_bytes = max(BATCH_BYTES, self.address.max_message_bytes)
+        open_loads: dict[str, tuple[list[dict[str, Any]], int]] = {}
+        for message in messages:
+            name, entry = self.address.name_of(message.queue), self._entry(message)
+            size = len(entry["MessageBody"])
+            load, load_bytes = open_loads.get(name, ([], 0))
+            if load and (len(load) == AT_ONCE or load_bytes + size > most_bytes):
+                yield name, load
+                load, load_bytes = [], 0
+            load.append({"Id": str(len(load)), **entry})
+            open_loads[name] = (load, load_bytes + size)
+        for name, (load, _) in open_loads.items():
+            yield name, load
+
+    def _entry(self, message: Message) -> dict[str, Any]:
+        entry: dict[str, Any] = {"MessageBody": b64encode(as_body(message)).decode()}
+        if self.address.is_fifo(message.queue):
+            groups = {"queue": "queue", "task": _group(message.task), "job": message.job_id.hex}
+            entry["MessageGroupId"] = groups[self.address.groups]
+            entry["MessageDeduplicationId"] = message.job_id.hex
+        elif message.run_after is not None:
+            delay_seconds = math.ceil(message.run_after - time.time())
+            entry["DelaySeconds"] = min(max(0, delay_seconds), LONGEST_DELAY_SECONDS)
+        return entry
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        queues: Sequence[str],
+        limit: int,
+        *,
+        passed_over: Collection[str] = (),
+        wait_seconds: float = 0.0,
+    ) -> list[Parcel]:
+        """Several requests at once, and more of them, the more there has been so far. What some
+        have brought counts, though others failed."""
+        left = self._served(queues, passed_over)
+        if wait_seconds:
+            return self._polls.wait(left, wait_seconds) if limit > 0 else []
+        parcels: list[Parcel] = []
+        width = 1
+        while left and (wanted := limit - len(parcels)) > 0:
+            askers = min(max(width, len(left)), math.ceil(wanted / AT_ONCE), CONNECTIONS)
+            calls = [
+                (left[place % len(left)], min(AT_ONCE, math.ceil(wanted / askers)))
+                for place in range(askers)
+            ]
+            answers = self._queues.ended(self._receive, calls)
+            for (name, _), answer in zip(calls, answers, strict=True):
+                found = [] if answer.exception() else answer.result()
+                parcels += found
+                if not found and name in left:
+                    left.remove(name)
+            failures = [error for answer in answers if (error := answer.exception())]
+            if failures and not parcels:
+                raise failures[0]
+            if failures:
+                break
+            width *= 2
+        return parcels
+
+    def _receive(self, name: str, count: int, wait_seconds: float = 0.0) -> list[Parcel]:
+        queue = self.address.queue_of(name)
+        found = self._queues.receive(
+            name, count, hidden_seconds=round(self.parcel_seconds), wait_seconds=round(wait_seconds)
+        )
+        return [
+            Parcel(self._opened(one, name, queue), Receipt(name, one["ReceiptHandle"]))
+            for one in found
+        ]
+
+    def _opened(self, received: dict[str, Any], name: str, queue: str) -> Message:
+        body: str = received["Body"]
+        try:
+            message = as_message(b64decode(body, validate=True), queue)
+        except (Base64Error, ValueError):  # it will be a dead letter that says so
+            message = as_message(body.encode(errors="replace"), queue)
+        group = received.get("Attributes", {}).get("MessageGroupId")
+        if group is None or self.address.groups == "job":
+            return message
+        return replace(message, needs=(_turn_in(f"{name}/{group}"),))
+
+    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        return list(self._hidden_for(parcels, round(self.parcel_seconds)))
+
+    def give_back(self, parcels: Sequence[Parcel]) -> None:
+        with suppress(BrokerUnavailable):
+            list(self._hidden_for(parcels, 0))
+
+    def _hidden_for(self, parcels: Sequence[Parcel], seconds: int) -> Iterator[Parcel]:
+        """Those that are hidden for so long from now on."""
+        for name, some in _by_queue(parcels):
+            handles = [parcel.receipt.handle for parcel in some]
+            failed = self._queues.hide(name, handles, seconds)
+            yield from (parcel for place, parcel in enumerate(some) if place not in failed)
+
+    def drop(self, parcels: Sequence[Parcel]) -> None:
+        calls = [
+            (name, [parcel.receipt.handle for parcel in some]) for name, some in _by_queue(parcels)
+        ]
+        self._queues.together(self._queues.delete, calls)
+
+    def _served(self, queues: Sequence[str], passed_over: Collection[str]) -> list[str]:
+        """SQS's names of the queues that a claim is about."""
+        name_of = self.address.name_of
+        if queues:
+            return list(dict.fromkeys(name_of(one) for one in queues if one not in passed_over))
+        if time.monotonic() >= self._names_until:
+            self._names = self._queues.names()
+            self._names_until = time.monotonic() + NAMES_SECONDS
+        not_served = set(map(name_of, passed_over))
+        return [name for name in self._names if name not in not_served]
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """SQS tells roughly. What somebody is bringing counts, too."""
+        counts = {}
+        for name in self._queues.names():
+            counts[self.address.queue_of(name)] = self._queues.count(name, "", "NotVisible")
+        return counts
+
+    def purge(self, queue: str) -> int:
+        """SQS takes up to a minute for it, and what comes meanwhile may be dropped, too."""
+        name = self.address.name_of(queue)
+        count = self._queues.count(name, "", "Delayed")
+        if count:
+            self._queues.purge(name)
+        return count
+
+    def ping(self) -> None:
+        self._queues.ping()
+
+    def info(self) -> dict[str, Any]:
+        return {"broker": self._queues.shown, "server": "Amazon SQS"}
+
+    def weaknesses(self) -> list[str]:
+        return [
+            sentence for name in self._queues.names() for sentence in self._queues.weaknesses(name)
+        ]
+
+    def close(self) -> None:
+        self._queues.close()
+
+
+def _by_queue(parcels: Iterable[Parcel]) -> Iterator[tuple[str, list[Parcel]]]:
+    """As many as one request may be about."""
+    loads: dict[str, list[Parcel]] = {}
+    for parcel in parcels:
+        load = loads.setdefault(parcel.receipt.name, [])
+        load.append(parcel)
+        if len(load) == AT_ONCE:
+            yield parcel.receipt.name, loads.pop(parcel.receipt.name)
+    yield from loads.items()
+
+
+def _group(task: str) -> str:
+    """As SQS takes it."""
+    is_fit = task.isascii() and task.isprintable() and 0 < len(task) <= LONGEST_GROUP
+    return task if is_fit else sha256(task.encode()).hexdigest()
+
+
+def _turn_in(group: str) -> NewNeed:
+    """A job's place in the order of a FIFO queue's group, as a sequence of the store's."""
+    key_id = uuid5(NAMESPACE_URL, f"sqs:{group}")
+    return NewNeed(key_id, Need.Kind.SEQUENCE.value, f"FIFO group {group}"[:255])
+
+
+class Polls:
+    """Long polls, a thread for each. The first that brings something ends the wait, and the others
+    go on for the next one. What they bring when nobody waits is for others.
+
+    Args:
+        receive: waits in one queue for so many messages, for so many seconds.
+        give_back: lets others have what came.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[str, int, float], list[Parcel]],
+        give_back: Callable[[Sequence[Parcel]], None],
+        at_once: int,
+    ) -> None:
+        self._receive = receive
+        self._give_back = give_back
+        self._at_once = at_once
+        self._turn = threading.Condition()
+        self._under_way: set[str] = set()
+        self._brought: list[Parcel] = []
+        self._failures: list[BrokerUnavailable] = []
+        self._is_waiting = False
+
+    def wait(self, names: Sequence[str], seconds: float) -> list[Parcel]:
+        """What the first of them brings.
+
+        Raises:
+            BrokerUnavailable: one of them could not be asked.
+        """
+        until = time.monotonic() + seconds
+        with self._turn:
+            self._is_waiting = True
+            self._failures.clear()
+            while not (self._brought or self._failures) and time.monotonic() < until:
+                for name in names:
+                    if name not in self._under_way:
+                        self._under_way.add(name)
+                        arguments = (name, seconds)
+                        threading.Thread(target=self._poll, args=arguments, daemon=True).start()
+                self._turn.wait(max(0.0, until - time.monotonic()))
+            self._is_waiting = False
+            brought, self._brought = self._brought, []
+            if self._failures and not brought:
+                raise self._failures[0]
+            return brought
+
+    def _poll(self, name: str, seconds: float) -> None:
+        parcels: list[Parcel] = []
+        failures: list[BrokerUnavailable] = []
+        try:
+            parcels = self._receive(name, self._at_once, seconds)
+        except BrokerUnavailable as error:
+            failures.append(error)
+        with self._turn:
+            self._under_way.discard(name)
+            if self._is_waiting:
+                self._failures += failures
+                self._brought += parcels
+                parcels = []
+                self._turn.notify()
+        if parcels:
+            self._give_back(parcels)

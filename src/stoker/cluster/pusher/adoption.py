@@ -1,0 +1,258 @@
+"""After a pusher's death: its leases are kept until every worker has said what it still has.
+
+What a worker runs or has reported is adopted. What died with a worker in the meantime is judged by
+how it died; the board lists what workers had finished. The rest never reached a worker and is given
+back, the attempt uncounted.
+
+A worker whose user code lets nobody else speak is not waited for: what it runs and has finished
+stands on the board, and the rest is recalled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from stoker.brokers.contract import Delivery
+from stoker.cluster import board as place
+from stoker.cluster.board import Board, Ended, job_lease, lease_clock, lease_mark
+from stoker.cluster.watch import Death
+from stoker.cluster.wire import Job, Report, open_job, permit_of
+from stoker.signals import tell
+
+from .flights import Flight, Flights
+from .roster import Roster
+
+PATIENCE_SECONDS = 5.0
+"""How long a worker may take to say hello."""
+
+
+class Adoption:
+    """What the new pusher takes over from the old one.
+
+    Args:
+        trusts_workers: the broker cannot list what is leased, so the workers' word is all there is.
+    """
+
+    def __init__(
+        self,
+        flights: Flights,
+        roster: Roster,
+        recall: Recall,
+        board: Board,
+        *,
+        trusts_workers: bool,
+    ) -> None:
+        self._flights = flights
+        self._roster = roster
+        self._recall = recall
+        self._board = board
+        self._trusts_workers = trusts_workers
+        self._last_number = flights.last_number
+        """Of the old pusher: what workers have from it has a number up to this one."""
+        self._expected: set[tuple[int, int]] | None = None
+        self._adopted = 0
+        self.closes_at = float("inf")
+        """Monotonic seconds."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some worker has yet to be heard."""
+        return self._expected is None or bool(self._expected)
+
+    def take(self, held: Iterable[Delivery], leased_at: float) -> None:
+        """Leases that the store says are ours."""
+        for delivery in held:
+            self._flights.orphans[delivery.job_id] = Flight(0, delivery, leased_at)
+
+    def expect(self, workers: Iterable[Sequence[int]]) -> None:
+        """The workers that were there before this pusher: number and incarnation."""
+        self._expected = {(number, incarnation) for number, incarnation in workers}
+        self.closes_at = time.monotonic() + PATIENCE_SECONDS
+
+    def hello(
+        self, worker: int, jobs: Iterable[tuple[Job, Report | None]]
+    ) -> tuple[list[Flight], list[int]]:
+        """A worker says what it has. Returns the flights whose report is to be passed on, and the
+        numbers of what it runs without a lease of ours."""
+        link = self._roster.links[worker]
+        link.has_said_hello = True
+        reported, unknown = [], []
+        for job, report in jobs:
+            number = job[0]
+            flight = self._adopt(worker, number, open_job(job), permit_of(job))
+            if flight is None and report is None:
+                unknown.append(number)
+            elif flight is None:
+                self._roster.confirm(worker, [number])
+            elif report is not None and self._flights.report(worker, report):
+                reported.append(flight)
+        self._heard((worker, link.incarnation))
+        if not unknown:
+            return reported, []
+        self._recall.recall(worker, max(unknown))
+        self._recall.settle()
+        return reported, [number for number in unknown if self._recall.has_started(worker, number)]
+
+    def settle(self, death: Death) -> None:
+        """A worker died before it could say hello: what it ran is put under its name."""
+        for number, job_id, _, mark in death.running:
+            self._adopt_seen(death.worker, number, UUID(bytes=job_id), mark)
+        self._heard((death.worker, death.incarnation))
+
+    def close_when_complete(self) -> list[Flight]:
+        """Once every worker was heard or given up, give back what nobody has.
+
+        Returns:
+            The flights that were finished and have lost their report; they have one now that says
+            so, to be passed on.
+        """
+        if self.is_open and time.monotonic() >= self.closes_at:
+            self._do_without_the_silent()
+        if not self._flights.orphans or self.is_open:
+            return []
+        finished = [self._adopt(*ended, one) for ended, one in self._finished_orphans()]
+        judged = self._roster.judge_finished([flight for flight in finished if flight])
+        released = len(self._flights.orphans)
+        self._flights.give_back_orphans()
+        tell("adopted", count=self._adopted, released=released)
+        return judged
+
+    def _do_without_the_silent(self) -> None:
+        """First they are called off what they have not started, then we see what they run, and what
+        they have finished and will still report."""
+        silent = [worker for worker, _ in self._expected or ()]
+        for worker in silent:
+            self._recall.recall(worker, self._last_number)
+        self._recall.settle()
+        for worker in silent:
+            for job in self._board.occupied(worker):
+                self._adopt_seen(worker, job.delivery, job.job_id, job.lease)
+        for ended, delivery in self._finished_orphans():
+            if ended.worker in silent:
+                self._adopt(*ended, delivery)
+        self._expected = set()
+
+    def _finished_orphans(self) -> list[tuple[Ended, Delivery]]:
+        """Those of the orphans that a worker has finished."""
+        finished = self._board.finished()
+        found = []
+        for flight in self._flights.orphans.values():
+            delivery = flight.delivery
+            ended = finished.get(job_lease(delivery))
+            if ended is not None:
+                found.append((ended, delivery))
+        return found
+
+    def _adopt_seen(self, worker: int, number: int, job_id: UUID, mark: int) -> None:
+        """Adopt what stands on the board; the same job under another lease is another's."""
+        orphan = self._flights.orphans.get(job_id)
+        if orphan is not None and lease_mark(orphan.delivery.lease_id) == mark:
+            self._adopt(worker, number, orphan.delivery)
+
+    def _adopt(
+        self, worker: int, number: int, delivery: Delivery, permit_ns: int = 0
+    ) -> Flight | None:
+        known = self._flights.get(number)
+        if known is not None:
+            is_the_same = known.worker == worker and known.delivery.lease == delivery.lease
+            return known if is_the_same else None
+        orphan = self._flights.orphans.get(delivery.job_id)
+        if orphan is None and not self._trusts_workers:
+            return None
+        if orphan is not None and orphan.delivery.lease_id != delivery.lease_id:
+            return None
+        self._flights.orphans.pop(delivery.job_id, None)
+        leased_at = orphan.leased_at if orphan else lease_clock()
+        self._adopted += 1
+        return self._flights.adopt(number, delivery, worker, leased_at, permit_ns)
+
+    def _heard(self, worker: tuple[int, int]) -> None:
+        if self._expected is not None:
+            self._expected.discard(worker)
+            if not self._expected:
+                self.closes_at = float("inf")
+
+
+UNFAIR_SECONDS = 0.02
+"""How long a job may wait behind another while some worker is idle."""
+SETTLES_SECONDS = 0.002
+
+
+class Recall:
+    """The recalls of one cluster."""
+
+    def __init__(self, roster: Roster, flights: Flights, board: Board) -> None:
+        self._roster = roster
+        self._flights = flights
+        self._board = board
+        self._since: dict[int, tuple[int, float]] = {}
+        """Worker -> through which number, and since when; until it has settled."""
+
+    def recall_all(self) -> None:
+        """Take back everything unstarted from everybody."""
+        for worker in self._roster.links:
+            self.recall(worker)
+
+    def recall_for_the_idle(self) -> None:
+        """Let idle workers have what waits behind a long job elsewhere."""
+        self.take_back()
+        if self._roster.is_unfair():
+            now = time.monotonic()
+            for worker in self._roster.links:
+                unstarted = self._unstarted(worker)
+                is_late = unstarted and now - unstarted[0].sent_at > UNFAIR_SECONDS
+                if is_late and worker not in self._since:
+                    self.recall(worker)
+
+    def recall_paused(self) -> None:
+        """Take back what waits inside a worker and is of a paused queue. What else waits there is
+        handed out again."""
+        for worker in self._roster.links:
+            unstarted = self._unstarted(worker)
+            is_paused = any(one.delivery.queue in self._flights.paused for one in unstarted)
+            if is_paused and worker not in self._since:
+                self.recall(worker)
+
+    def recall(self, worker: int, through: int | None = None) -> None:
+        """Let a worker start nothing of what it has been sent so far."""
+        held = self._flights.with_worker(worker)
+        through = max([through or 0, *held, self._board.worker(worker, place.RECALLED_THROUGH)])
+        if through:
+            self._board.set_worker(worker, place.RECALLED_THROUGH, through)
+            self._since[worker] = (through, time.monotonic())
+
+    def take_back(self) -> None:
+        """After a recall has settled, everything not started by then is ours again."""
+        now = time.monotonic()
+        for worker, (through, since) in list(self._since.items()):
+            if now - since >= SETTLES_SECONDS:
+                del self._since[worker]
+                for flight in self._unstarted(worker):
+                    if flight.number <= through:
+                        self._flights.take_back(flight)
+
+    def settle(self) -> None:
+        """Wait for the recalls that are under way. It is a moment."""
+        if self._since:
+            time.sleep(SETTLES_SECONDS)
+            self.take_back()
+
+    def has_started(self, worker: int, number: int) -> bool:
+        """Whether a job may have been started. Of a worker that is gone nobody knows yet: how it
+        died is still to be told."""
+        link = self._roster.links.get(worker)
+        last_started = self._board.worker(worker, place.LAST_STARTED)
+        is_there = link and link.incarnation == self._board.worker(worker, place.INCARNATION)
+        return not is_there or number <= last_started
+
+    def next_look(self, now: float) -> float:
+        """When a recall may be due, or settled; monotonic seconds."""
+        if self._since:
+            return now + SETTLES_SECONDS
+        return now + UNFAIR_SECONDS if self._roster.is_unfair() else float("inf")
+
+    def _unstarted(self, worker: int) -> list[Flight]:
+        held = self._flights.with_worker(worker)
+        return [one for number, one in held.items() if not self.has_started(worker, number)]

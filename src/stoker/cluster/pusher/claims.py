@@ -1,0 +1,315 @@
+"""The pusher's dealings with the broker: claiming, giving back, clearing up what is in doubt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from uuid import UUID
+
+from stoker.brokers.contract import Broker, Delivery, Extension, Return
+from stoker.brokers.patience import Patience
+from stoker.cluster import board as place
+from stoker.cluster.board import Board, job_lease, lease_clock
+from stoker.cluster.plan import Plan
+from stoker.cluster.watch import fence_margin_ns
+from stoker.conf import Settings
+from stoker.store.locked_jobs import locked_jobs
+
+from .flights import Flight, Flights
+from .requests import Pauses
+
+CLAIM_AT_ONCE = 500
+GIVE_BACK_AT_ONCE = 500
+LOCKED_SECONDS = 1.0
+"""Until jobs that could not be given back, because of somebody's locks, are tried again."""
+RATED_SECONDS = 60.0
+"""How long the next moment of a rate is looked after closely when there was a job with one."""
+
+
+class Claims:
+    """What comes from the broker, and goes back to it unstarted."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        broker: Broker,
+        patience: Patience,
+        flights: Flights,
+        board: Board,
+        pauses: Pauses,
+    ) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._queues = plan.served_queues
+        self._broker = broker
+        self._patience = patience
+        self._flights = flights
+        self._board = board
+        self._pauses = pauses
+        self.leases = Leases(self._settings, broker, flights, board)
+        self.tempo = Tempo(self._settings.poll_seconds)
+        pauses.on_resume = self.tempo.hurry
+        self._are_in_doubt = False
+        """Whether a claim failed that the broker may have granted all the same."""
+        self._rated_until = 0.0
+        """Until then rates count as being in use; on the lease clock."""
+        self._locked: frozenset[UUID] = frozenset()
+        """Jobs that cannot be given back now: other transactions hold their rows."""
+        self._look_at_locked = 0.0
+        self._had_no_slot = False
+        """Whether rates are in use, and the last claim had to leave them alone."""
+        self._look_ahead: Callable[[], float | None] | None = None
+        self.found_nothing = False
+        """Whether the last claim, made while nothing was in flight, found nothing."""
+
+    def claim(self, room: int, *, is_hungry: bool, prompt_room: Callable[[], int]) -> None:
+        """Claim up to so many jobs, if it is time to.
+
+        Args:
+            is_hungry: whether some worker will soon have nothing to do.
+            prompt_room: tells how many of them may have a rate, and must be started at once.
+        """
+        if self._had_no_slot and prompt_room() > 0:
+            self._had_no_slot = False
+            self.tempo.hurry()
+        if room <= 0 or not self.tempo.is_due(is_hungry):
+            return
+        if not self._broker.sees_pauses and not self._pauses.are_known(self._patience):
+            return
+        limit, rated_limit = min(room, CLAIM_AT_ONCE), max(0, prompt_room())
+        asked_at = lease_clock()
+        is_calm = not len(self._flights)
+        answer = self._patience.call(
+            lambda: self._broker.claim(
+                self._queues,
+                limit,
+                holder=self._plan.cluster_id,
+                lease_seconds=self._settings.lease_seconds,
+                rated_limit=rated_limit,
+                permit_seconds=self._flights.permits.seconds,
+                passed_over=self._pauses.queues,
+            )
+        )
+        if answer is None:
+            if self._patience.has_met_a_lock:  # nothing was leased, and others may be free soon
+                self.tempo.note(0, limit)
+            else:
+                self._are_in_doubt = True
+            return
+        self._are_in_doubt = self._are_in_doubt or self._broker.leaves_doubt
+        self._pauses.look_again()
+        deliveries = answer.value
+        self.found_nothing = is_calm and not deliveries
+        if deliveries:
+            self._flights.add(deliveries, asked_at)
+            self.leases.include(asked_at)
+        if any(map(attrgetter("permit_seconds"), deliveries)):
+            self._rated_until = asked_at + RATED_SECONDS
+        uses_rates = asked_at < self._rated_until
+        self._had_no_slot = uses_rates and not rated_limit
+        self.tempo.note(len(deliveries), limit)
+        if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
+            self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
+
+    def look_ahead(self) -> None:
+        """After a claim: ask when the next job is due. Until what it brought is handed out, nobody
+        has time for that: permits run out."""
+        if self._look_ahead is not None:
+            due = self._patience.call(self._look_ahead)
+            self._look_ahead = None
+            self.tempo.wake_in(due.value if due else None)
+
+    def give_back(self) -> None:
+        """Release what is to be given back, as if it had never been claimed."""
+        flights = self._flights.given_back()
+        if self._locked and time.monotonic() >= self._look_at_locked:
+            self._locked = frozenset()
+        flights = [one for one in flights if one.delivery.job_id not in self._locked]
+        flights = flights[:GIVE_BACK_AT_ONCE]
+        if not flights:
+            return
+        returns = [
+            Return(
+                flight.delivery.lease,
+                attempts=flight.delivery.attempt - 1,
+                crashes=flight.delivery.crashes,
+            )
+            for flight in flights
+        ]
+        if self._patience.call(lambda: self._broker.release(returns)) is not None:
+            self._flights.forget_given_back(flights)
+        elif self._patience.has_met_a_lock:
+            job_ids = [flight.delivery.job_id for flight in flights]
+            self._locked |= locked_jobs(self._settings.database, job_ids)
+            self._look_at_locked = time.monotonic() + LOCKED_SECONDS
+
+    def doubt(self) -> None:
+        """Have the leases compared with the books. A claim may reach the store so late that whoever
+        asked what it leased has got the answer already."""
+        self._are_in_doubt = True
+
+    def clear_up_doubts(self) -> None:
+        """Give back what a claim leased and the books don't know: nobody else would for a whole
+        lease, and then it would count as an attempt. What a worker has begun is left alone."""
+        if not self._are_in_doubt or not self._broker.capabilities.lists_holders:
+            return
+        asked_at = lease_clock()
+        held = self._patience.call(partial(self._held, packages=False))
+        if held is not None:
+            self._are_in_doubt = False
+            unknown = self._flights.unknown(held.value)
+            begun = self._board.begun() if unknown else set()
+            if unbegun := [one for one in unknown if job_lease(one) not in begun]:
+                self._flights.give_back_leases(unbegun, asked_at)
+                self.leases.include(asked_at)
+
+    def insist_on_held(self, beat: Callable[[], None]) -> list[Delivery]:
+        """What this cluster holds, says the broker. Waits for it to answer."""
+        return self._patience.insist(self._held, beat)
+
+    def note_numbers(self) -> None:
+        """Write down the highest delivery number before a worker sees it: the next pusher must not
+        give it out again."""
+        self._board[place.LAST_DELIVERY] = self._flights.last_number
+
+    def _held(self, *, packages: bool = True) -> list[Delivery]:
+        return self._broker.held_by(self._plan.cluster_id, packages=packages)
+
+
+LOCKED_SHARE = 24
+"""A lease that another transaction holds is tried again after this part of its time."""
+
+
+class Leases:
+    """The times of all leases held here, on the lease clock."""
+
+    def __init__(self, settings: Settings, broker: Broker, flights: Flights, board: Board) -> None:
+        self._lease_seconds = settings.lease_seconds
+        self._broker = broker
+        self._flights = flights
+        self._board = board
+        self._margin_seconds = (
+            fence_margin_ns(settings) / 1e9 + 2 * self._lease_seconds / LOCKED_SHARE
+        )
+        self._check_at = 0.0
+
+    def include(self, asked_at: float) -> None:
+        """A claim made at that moment was granted."""
+        self._set_fence(min(asked_at, self._fenced_from() or asked_at))
+
+    @property
+    def next_check(self) -> float:
+        """When leases are to be looked at; monotonic seconds."""
+        return time.monotonic() + self._check_at - lease_clock()
+
+    def extend_due(self, patience: Patience) -> list[Flight]:
+        """Extend what needs it. Returns the flights whose lease is lost, or is about to end because
+        another transaction holds it."""
+        now = lease_clock()
+        if now < self._check_at:
+            return []
+        old = [one for one in self._flights if now - one.leased_at >= self._lease_seconds / 3]
+        pause_seconds = self._lease_seconds / 6
+        lost: list[Flight] = []
+        if old:
+            answer = patience.call(
+                lambda: self._broker.extend_unlocked(
+                    [flight.delivery.lease for flight in old], lease_seconds=self._lease_seconds
+                )
+            )
+            if answer is None:
+                return []
+            if answer.value.locked:
+                pause_seconds = self._lease_seconds / LOCKED_SHARE
+            lost = self._note(old, answer.value, now)
+        self._check_at = now + pause_seconds
+        self._set_fence(self._flights.oldest_lease())
+        return lost
+
+    def _note(self, old: Sequence[Flight], extension: Extension, now: float) -> list[Flight]:
+        """Returns those that are lost. What is reported may just have been recorded, and its lease
+        be gone for that reason: the monitor will say."""
+        lost: list[Flight] = []
+        for flight in old:
+            flight.is_locked = flight.delivery.lease in extension.locked
+            is_lost = flight.delivery.lease in extension.stale
+            if flight.is_locked:
+                left_seconds = flight.leased_at + self._lease_seconds - now
+                is_lost = left_seconds <= self._margin_seconds
+            else:
+                flight.leased_at = now
+            if is_lost and flight.report is None:
+                lost.append(flight)
+        return lost
+
+    def _fenced_from(self) -> float | None:
+        fence_ns = self._board[place.FENCE_NS]
+        return fence_ns / 1e9 - self._lease_seconds if fence_ns else None
+
+    def _set_fence(self, leased_at: float | None) -> None:
+        ends_at = 0.0 if leased_at is None else leased_at + self._lease_seconds
+        self._board[place.FENCE_NS] = round(ends_at * 1e9)
+
+
+SHORTEST_PAUSE_SECONDS = 0.002
+OVERDUE_PAUSE_SECONDS = 0.02
+"""Until the next look at a deferred job that is due and could not be had: somebody's transaction
+holds it."""
+
+
+class Tempo:
+    """The rhythm of a pusher's claims.
+
+    Args:
+        poll_seconds: the longest pause.
+    """
+
+    def __init__(self, poll_seconds: float) -> None:
+        self._poll_seconds = poll_seconds
+        self._pause_seconds = SHORTEST_PAUSE_SECONDS
+        self._there_is_more = False
+        self.next_claim = 0.0
+        """Monotonic seconds; infinity while more is there and only the workers' hunger counts."""
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether time decides when to claim again, not the workers' hunger."""
+        return not self._there_is_more
+
+    @property
+    def is_going_to_sleep(self) -> bool:
+        """Whether the pause has grown long enough to ask when the next deferred job is due."""
+        return self.is_pausing and self._pause_seconds >= min(0.05, self._poll_seconds)
+
+    def is_due(self, is_hungry: bool) -> bool:
+        """Whether to claim now."""
+        if self._there_is_more:
+            return is_hungry
+        return time.monotonic() >= self.next_claim
+
+    def hurry(self, *, closely: bool = True) -> None:
+        """Something may have come: claim now, and closely: keep looking for a while."""
+        if closely:
+            self._pause_seconds = SHORTEST_PAUSE_SECONDS
+        self.next_claim = min(self.next_claim, time.monotonic())
+
+    def note(self, got: int, asked: int) -> None:
+        """Learn from a claim."""
+        self._there_is_more = got == asked
+        if self._there_is_more:
+            self.next_claim = float("inf")
+            return
+        if got:
+            self._pause_seconds = SHORTEST_PAUSE_SECONDS
+        else:
+            self._pause_seconds = min(self._poll_seconds, self._pause_seconds * 2)
+        self.next_claim = time.monotonic() + self._pause_seconds
+
+    def wake_in(self, seconds: float | None) -> None:
+        """A deferred job is due then."""
+        if seconds is not None:
+            shortest = SHORTEST_PAUSE_SECONDS if seconds > 0 else OVERDUE_PAUSE_SECONDS
+            due = time.monotonic() + max(seconds, shortest)
+            self.next_claim = min(self.next_claim, due)

@@ -1,0 +1,286 @@
+"""The pusher's books: every lease that this cluster holds, and where its job is."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from uuid import UUID
+
+from stoker.brokers.contract import Delivery
+from stoker.cluster.board import lease_clock
+from stoker.cluster.wire import Job, Report, is_over, pack_job
+
+
+class Flight:
+    """One claimed job, from its claim until its outcome is recorded or it is given back."""
+
+    # What is the same for most of them is the class's: there is one for each job.
+    permit_ns = 0
+    """When it can be started at the latest, see ``wire``."""
+    asked_seconds = 0.0
+    """How long its permit was asked to be good for; 0 = nobody knows."""
+    worker: int | None = None
+    sent_at = 0.0
+    job: Job
+    """As it was sent to the worker that it is with, or was."""
+    report: Report | None = None
+    is_open = True
+    """Until it is recorded, given back, or lost."""
+    is_locked = False
+    """Whether another transaction held its lease when it was to be extended."""
+    cancelled_as = 0
+    """The number under which its worker was told to end it."""
+
+    def __init__(self, number: int, delivery: Delivery, leased_at: float) -> None:
+        self.number = number
+        self.delivery = delivery
+        self.leased_at = leased_at
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its permit is over."""
+        return is_over(self.permit_ns)
+
+
+class Flights:
+    """All flights. A flight waits for a worker, is with one, or has its report and waits for the
+    monitor to record it; it is extended all the while. One that is not started while its permit is
+    good is given back."""
+
+    def __init__(self, last_number: int) -> None:
+        self.last_number = last_number
+        self.waiting: deque[Flight] = deque()
+        self.permitted: deque[Flight] = deque()
+        """Those of the waiting that have a permit."""
+        self.orphans: dict[UUID, Flight] = {}
+        """Leases of the pusher before this one, until a worker says that it has the job."""
+        self._all: dict[int, Flight] = {}
+        self._with_worker: dict[int, dict[int, Flight]] = {}
+        self._to_give_back: list[Flight] = []
+        self.permits = Permits()
+        self.paused: frozenset[str] = frozenset()
+        """Queues of which nothing is to start."""
+
+    def __len__(self) -> int:
+        return len(self._all) + len(self._to_give_back) + len(self.orphans)
+
+    def __iter__(self) -> Iterator[Flight]:
+        yield from self._all.values()
+        yield from self._to_give_back
+        yield from self.orphans.values()
+
+    def get(self, number: int) -> Flight | None:
+        return self._all.get(number)
+
+    def with_worker(self, worker: int) -> dict[int, Flight]:
+        """Number -> flight of what this worker has been sent and has not reported, oldest first."""
+        return self._with_worker.setdefault(worker, {})
+
+    def add(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
+        """Take fresh claims into the books; they wait for a worker."""
+        flights = [Flight(0, delivery, leased_at) for delivery in deliveries]
+        for flight in flights:
+            if permit_seconds := flight.delivery.permit_seconds:
+                flight.permit_ns = round((leased_at + permit_seconds) * 1e9)
+                flight.asked_seconds = self.permits.seconds
+        self._wait(flights)
+
+    def adopt(
+        self, number: int, delivery: Delivery, worker: int, leased_at: float, permit_ns: int = 0
+    ) -> Flight:
+        """Take over what a worker got from the pusher before this one."""
+        flight = Flight(number, delivery, leased_at)
+        flight.permit_ns = permit_ns
+        self._all[number] = flight
+        self._join_worker(worker, [flight])
+        self.last_number = max(self.last_number, number)
+        return flight
+
+    def send(self, worker: int, count: int) -> list[Flight]:
+        """Hand up to ``count`` waiting flights without a permit to a worker."""
+        return self._send(self.waiting, worker, count)
+
+    def send_permitted(self, worker: int, count: int) -> list[Flight]:
+        """Hand up to ``count`` waiting flights with a permit to a worker."""
+        return self._send(self.permitted, worker, count)
+
+    def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
+        chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+        self._join_worker(worker, chosen)
+        return chosen
+
+    def take_back(self, flight: Flight) -> None:
+        """An unstarted flight leaves its worker and waits again, under a new number. One that is
+        late is given back, and so is one that was adopted without its package and its permit, or
+        whose queue is paused."""
+        if flight.is_late:
+            self._give_back_late(flight)
+            return
+        if not flight.delivery.package or flight.delivery.queue in self.paused:
+            self.give_back(flight)
+            return
+        self._leave_worker(flight)
+        del self._all[flight.number]
+        self._wait([flight])
+
+    def report(self, worker: int, report: Report) -> Flight | None:
+        """Note a worker's report. None when the flight is not (or no longer) with that worker."""
+        return next(iter(self.report_all(worker, [report])), None)
+
+    def report_all(self, worker: int, reports: Iterable[Report]) -> list[Flight]:
+        """Note a worker's reports. Returns their flights, of those that are with that worker."""
+        held, flights = self.with_worker(worker), []
+        for report in reports:
+            flight = held.pop(report[0], None)
+            if flight is not None:
+                flight.report = report
+                if flight.asked_seconds and report[1] is not None:
+                    started_seconds_ago = time.time() - report[1]
+                    self._note_permit(flight, started_seconds_ago)
+                flights.append(flight)
+        return flights
+
+    def reported(self) -> list[Flight]:
+        return [flight for flight in self._all.values() if flight.report is not None]
+
+    def remove(self, number: int) -> Flight | None:
+        """Close the books on a flight."""
+        flight = self._all.pop(number, None)
+        if flight is not None:
+            flight.is_open = False
+            if flight.report is None:  # else it has left already
+                self._leave_worker(flight)
+        return flight
+
+    def give_back(self, flight: Flight) -> None:
+        """Let the broker have it again, the attempt uncounted, as soon as it can be reached."""
+        self.remove(flight.number)
+        self._hand_in([flight])
+
+    def give_back_waiting(self) -> None:
+        for waiting in (self.waiting, self.permitted):
+            while waiting:
+                self.give_back(waiting.popleft())
+
+    def give_back_paused(self) -> None:
+        """Those of the waiting whose queue is paused."""
+        for waiting in (self.waiting, self.permitted):
+            for flight in [one for one in waiting if one.delivery.queue in self.paused]:
+                waiting.remove(flight)
+                self.give_back(flight)
+
+    def give_back_late(self) -> None:
+        """Those whose permit ran out before there was a worker for them."""
+        for flight in [flight for flight in self.permitted if flight.is_late]:
+            self.permitted.remove(flight)
+            self._give_back_late(flight)
+
+    def permits_end_at(self) -> float:
+        """When the first permit of those that wait runs out; monotonic seconds."""
+        ends_ns = min((flight.permit_ns for flight in self.permitted), default=None)
+        if ends_ns is None:
+            return float("inf")
+        return time.monotonic() + ends_ns / 1e9 - lease_clock()
+
+    def given_back(self) -> list[Flight]:
+        """Those that the broker is to have again."""
+        return list(self._to_give_back)
+
+    def lose(self, flight: Flight) -> None:
+        """Its lease is somebody else's now: forget it, wherever it is."""
+        for waiting in (self.waiting, self.permitted):
+            if flight in waiting:
+                waiting.remove(flight)
+        self.remove(flight.number)
+        self.orphans.pop(flight.delivery.job_id, None)
+        self.forget_given_back([flight])
+
+    def forget_given_back(self, flights: Sequence[Flight]) -> None:
+        done = {id(flight) for flight in flights}
+        self._to_give_back = [flight for flight in self._to_give_back if id(flight) not in done]
+        for flight in flights:
+            flight.is_open = False
+
+    def give_back_orphans(self) -> None:
+        self._hand_in(self.orphans.values())
+        self.orphans.clear()
+
+    def unknown(self, held: Iterable[Delivery]) -> list[Delivery]:
+        """What the broker says is ours and the books don't know: claims of which the answer was
+        lost."""
+        known = {flight.delivery.lease for flight in self}
+        return [one for one in held if one.lease not in known]
+
+    def give_back_leases(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
+        """Let the broker have again what is not in the books."""
+        self._hand_in(Flight(0, one, leased_at) for one in deliveries)
+
+    def oldest_lease(self) -> float | None:
+        """When the lease that was extended longest ago was; on the lease clock. Those that another
+        transaction holds are not counted: each of them is stopped by itself."""
+        return min((flight.leased_at for flight in self if not flight.is_locked), default=None)
+
+    def _give_back_late(self, flight: Flight) -> None:
+        if flight.asked_seconds:
+            self._note_permit(flight)
+        self.give_back(flight)
+
+    def _note_permit(self, flight: Flight, seconds_ago: float = 0.0) -> None:
+        left_seconds = flight.permit_ns / 1e9 - lease_clock() + seconds_ago
+        self.permits.note(flight.asked_seconds, left_seconds)
+
+    def _hand_in(self, flights: Iterable[Flight]) -> None:
+        for flight in flights:
+            flight.is_open = True
+            self._to_give_back.append(flight)
+
+    def _wait(self, flights: Iterable[Flight]) -> None:
+        for number, flight in enumerate(flights, self.last_number + 1):
+            flight.number = self.last_number = number
+            self._all[number] = flight
+            (self.permitted if flight.permit_ns else self.waiting).append(flight)
+
+    def _join_worker(self, worker: int, flights: Iterable[Flight]) -> None:
+        held, now = self.with_worker(worker), time.monotonic()
+        for flight in flights:
+            flight.worker = worker
+            flight.sent_at = now
+            flight.job = pack_job(flight.number, flight.delivery, flight.permit_ns)
+            held[flight.number] = flight
+
+    def _leave_worker(self, flight: Flight) -> None:
+        if flight.worker is not None:
+            self.with_worker(flight.worker).pop(flight.number, None)
+            flight.worker = None
+
+
+SHORTEST_SECONDS = 0.02
+"""What no broker goes below."""
+LONGEST_SECONDS = 1.0
+REMEMBERED = 64
+PERIOD_SECONDS = 1.0
+"""Of a short rate. In a longer one what is left of a permit hardly counts."""
+
+
+class Permits:
+    """Learns from how the last ones were used. On a host or database with much to do, all would run
+    out otherwise, and the rate stand still."""
+
+    def __init__(self) -> None:
+        self._used: deque[float] = deque(maxlen=REMEMBERED)
+
+    @property
+    def seconds(self) -> float:
+        """How long the next ones shall be good for, at least: so long that the least is lost."""
+        if not self._used:
+            return SHORTEST_SECONDS
+        late_seconds = PERIOD_SECONDS / len(self._used)
+        used = enumerate(sorted(self._used, reverse=True))
+        _, seconds = min((seconds + late * late_seconds, seconds) for late, seconds in used)
+        return min(max(1.1 * seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+
+    def note(self, asked_seconds: float, left_seconds: float) -> None:
+        """A job was started with so much time left, or was that late, where it is negative. A very
+        late one proves little: it had to wait for something long."""
+        self._used.append(min(asked_seconds - left_seconds, 2 * asked_seconds))

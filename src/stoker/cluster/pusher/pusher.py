@@ -1,0 +1,423 @@
+"""The pusher: claims jobs, hands them to workers, keeps their leases, and passes reports on to the
+monitor. It waits for nobody: every socket is non-blocking, every call to the broker has a deadline.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from django.utils import timezone
+
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.patience import Patience, set_deadlines
+from stoker.cluster import board as place
+from stoker.cluster.board import Board
+from stoker.cluster.channel import Closed, Stream, set_interest, take_stream, watch_instead
+from stoker.cluster.plan import Plan
+from stoker.cluster.process import Child
+from stoker.cluster.watch import Death, is_fenced, loop_ages
+from stoker.cluster.wire import Reported, is_recorded, pack_for_monitor
+from stoker.models import Cluster
+from stoker.signals import tell
+from stoker.store.clock import DatabaseNow
+
+from .adoption import Adoption, Recall
+from .claims import Claims
+from .flights import Flight, Flights
+from .requests import Cancels, Pauses, Requests
+from .roster import Roster
+
+
+def main(child: Child) -> None:
+    Pusher(child).run()
+
+
+class Pusher:
+    """One cluster's pusher."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.plan = child.plan
+        self.settings = child.plan.settings
+        self.board = child.board
+        set_deadlines(self.settings, keeps_statements=True)
+        self.broker = broker_for(self.settings)
+        self.patience = Patience(self.settings, self.broker)
+        self.flights = Flights(self.board[place.LAST_DELIVERY])
+        self.roster = Roster(self.plan, self.flights, self.board)
+        self.recall = Recall(self.roster, self.flights, self.board)
+        self.pauses = Pauses(self.settings, self.flights, self.recall)
+        self.claims = Claims(
+            self.plan, self.broker, self.patience, self.flights, self.board, self.pauses
+        )
+        self.adoption = Adoption(
+            self.flights,
+            self.roster,
+            self.recall,
+            self.board,
+            trusts_workers=not self.broker.capabilities.lists_holders,
+        )
+        self.requests = Requests(self.plan, self._say, self.recall.recall_all)
+        self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster, self.requests)
+        self.cancels = Cancels(self.settings, self.flights, self._say)
+        self.wake = self.broker.open_wake()
+        self.selector = selectors.DefaultSelector()
+        self.monitor = MonitorLine(self.selector, self.roster)
+        self.is_stopping = self.is_over = False
+        self._has_said_stopped = self._has_said_drained = False
+        self._wake_descriptor: int | None = None
+        self._unsettled: dict[tuple[int, int], list[Flight]] = {}
+        """Worker and incarnation of the dead -> what their death decided and is not stored yet."""
+
+    def run(self) -> None:
+        self.selector.register(self.child.control, selectors.EVENT_READ, self._read_control)
+        self._find_orphans()
+        while not self.is_over:
+            self._note_alive()
+            for key, events in self._sleep():
+                key.data(events)
+            self._work()
+        self._leave()
+
+    def _work(self) -> None:
+        """Everything that may be due, in the order in which it matters. A call that fails makes
+        those after it wait: together they must not take longer than a sign of life may."""
+        if self.wake.is_due():
+            self._hurry()
+            if not len(self.flights):  # there is nothing that would have to be looked after first
+                self._claim()
+        self._extend()
+        self.flights.give_back_late()
+        self.claims.give_back()
+        if self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping):
+            self.claims.doubt()
+        self.claims.clear_up_doubts()
+        self.cancels.look_if_due(self.patience)
+        self.requests.look_if_due(self.patience)
+        self.pauses.look_if_due(self.patience)
+        self._claim()
+        self.claims.look_ahead()
+        self._say_where_we_are()
+        self.child.control.flush()
+
+    def _claim(self) -> None:
+        """If it is time to; and hand out."""
+        if self._may_claim():
+            self.claims.claim(
+                self._room(),
+                is_hungry=self.roster.is_hungry(),
+                prompt_room=self.roster.prompt_room,
+            )
+        self.recall.recall_for_the_idle()
+        if self._may_claim() and not is_fenced(self.board, self.settings):
+            self.claims.note_numbers()
+            self.roster.hand_out()
+        for worker, link in list(self.roster.links.items()):
+            if link.has_outgoing:
+                self._expect_writing(worker, link)
+
+    def _hurry(self) -> None:
+        """While there are jobs here, what comes may be a sign of what we shall hear of them."""
+        self.claims.tempo.hurry(closely=bool(len(self.flights)) or not self.wake.tells_all)
+
+    def _may_claim(self) -> bool:
+        return not self.is_stopping and not self.requests.is_quiet
+
+    def _room(self) -> int:
+        return self.roster.room() - len(self.flights.waiting) - len(self.flights.permitted)
+
+    def _extend(self) -> None:
+        lost = [
+            flight
+            for flight in self.claims.leases.extend_due(self.patience)
+            if flight.worker is None or not self.board.is_completing(flight.worker, flight.number)
+        ]
+        for worker in {flight.worker for flight in lost}:
+            if worker is not None:
+                self.recall.recall(worker)
+        self.recall.settle()
+        for flight in lost:
+            if flight.worker is not None:
+                tell("lease_lost", job_id=flight.delivery.job_id)
+                if self.recall.has_started(flight.worker, flight.number):
+                    self._say("revoked", flight.worker, flight.number)
+            self.flights.lose(flight)
+
+    def _find_orphans(self) -> None:
+        """Leases of the pusher before: hold them until the workers have said which they have."""
+        if self.child.incarnation > 1 and self.broker.capabilities.lists_holders:
+            held = self.claims.insist_on_held(self._note_alive)
+            self.adoption.take(held, time.monotonic() - self.settings.lease_seconds / 2)
+
+    def _note_alive(self) -> None:
+        self.board[place.PUSHER_BEAT_NS] = time.monotonic_ns()
+
+    # -- the sentinel -----------------------------------------------------------------------------
+
+    def _read_control(self, _events: int) -> None:
+        for message, descriptor in self.child.control.receive(block=False):
+            match message:
+                case ("worker", number, incarnation):
+                    self._welcome(number, incarnation, descriptor)
+                case ("monitor", _, _):
+                    self.monitor.meet(take_stream(descriptor), self.flights.reported())
+                case ("expect", workers):
+                    self.adoption.expect(workers)
+                case ("died", *death):
+                    self._settle(Death(*death))
+                case ("stop",):
+                    self.is_stopping = True
+                    self.recall.recall_all()
+                case ("exit",):
+                    self.is_over = True
+
+    def _settle(self, death: Death) -> None:
+        """A worker is gone. What it had reported counts; the rest is judged by how it died."""
+        link = self.roster.links.get(death.worker)
+        if link is not None and link.incarnation == death.incarnation:
+            self._read_worker(death.worker)
+            self._drop_worker(death.worker)
+        self.adoption.settle(death)
+        judged, given_back = self.roster.settle(death)
+        self.monitor.pass_on(judged)
+        if death.running:
+            self._unsettled[death.worker, death.incarnation] = judged + given_back
+
+    def _say(self, *message: Any) -> None:
+        self.child.control.send(*message)
+
+    def _say_where_we_are(self) -> None:
+        if not self._may_claim():
+            self.recall.take_back()
+            self.flights.give_back_waiting()
+        self.monitor.pass_on(self.adoption.close_when_complete())
+        for dead, flights in list(self._unsettled.items()):
+            if not any(flight.is_open for flight in flights):
+                del self._unsettled[dead]
+                self._say("settled", *dead)
+        is_empty = not len(self.flights) and not self.adoption.is_open
+        if self.is_stopping and is_empty and not self._has_said_stopped:
+            self._has_said_stopped = True
+            self._say("stopped")
+        is_drained = is_empty and self.claims.found_nothing
+        if self.plan.drain and is_drained and not self._has_said_drained:
+            self._has_said_drained = True
+            self.pauses.tell_who_stays(self.patience, self.plan.served_queues)
+            self._say("drained")
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def _welcome(self, worker: int, incarnation: int, descriptor: int | None) -> None:
+        self._drop_worker(worker)
+        stream = self.roster.welcome(worker, incarnation, take_stream(descriptor))
+        self.selector.register(stream, selectors.EVENT_READ, partial(self._serve_worker, worker))
+
+    def _serve_worker(self, worker: int, events: int) -> None:
+        link = self.roster.links.get(worker)
+        if link is not None and events & selectors.EVENT_WRITE:
+            self._expect_writing(worker, link)
+        if events & selectors.EVENT_READ:
+            self._read_worker(worker)
+
+    def _read_worker(self, worker: int) -> None:
+        link = self.roster.links.get(worker)
+        if link is None:
+            return
+        try:
+            while frames := link.receive(block=False):
+                for frame in frames:
+                    self._hear_worker(worker, frame)
+        except Closed:
+            self._drop_worker(worker)
+
+    def _hear_worker(self, worker: int, frame: tuple[Any, ...]) -> None:
+        match frame:
+            case ("reports", reports):
+                self.monitor.pass_on(self.roster.reported(worker, reports))
+            case ("skipped", numbers):
+                self.roster.skipped(worker, numbers)
+            case ("hello", jobs):
+                reported, stray = self.adoption.hello(worker, jobs)
+                self.monitor.pass_on(reported)
+                for number in stray:
+                    self._say("revoked", worker, number)
+                if not self._may_claim():
+                    self.recall.recall(worker)
+            case ("leaving", running):
+                self.roster.let_go(worker, running)
+
+    def _drop_worker(self, worker: int) -> None:
+        """Its socket is closed; what it held is settled when the sentinel says how it died."""
+        link = self.roster.links.pop(worker, None)
+        if link is not None:
+            self.selector.unregister(link)
+            link.close()
+
+    def _expect_writing(self, worker: int, link: Stream) -> None:
+        try:
+            link.flush()
+        except Closed:
+            self._drop_worker(worker)
+            return
+        set_interest(self.selector, link)
+
+    # -- sleeping and leaving ---------------------------------------------------------------------
+
+    def _sleep(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Until something comes or is due. A source that has to be asked is asked in between."""
+        until = self._awake_at()
+        while True:
+            wake, longest = self.wake.fileno(), self.wake.max_sleep_seconds
+            self._wake_descriptor = watch_instead(self.selector, self._wake_descriptor, wake)
+            seconds = max(0.0, until - time.monotonic())
+            ready = self.selector.select(seconds if longest is None else min(seconds, longest))
+            if ready or longest is None or not seconds:
+                return ready
+            if self.wake.is_due():
+                self._hurry()
+                return []
+
+    def _awake_at(self) -> float:
+        """When something is due, at the latest; monotonic seconds."""
+        until = [
+            self.claims.leases.next_check,
+            self.heartbeat.next_beat,
+            self.cancels.next_look(),
+            self.requests.next_look,
+            self.pauses.next_look(),
+            self.flights.permits_end_at(),
+        ]
+        if self._may_claim() and self._room() > 0:
+            until.append(self.claims.tempo.next_claim)
+        if self.patience.is_waiting:
+            until = [self.patience.try_at]
+        return min(*until, self.recall.next_look(time.monotonic()), self.adoption.closes_at)
+
+    def _leave(self) -> None:
+        self.wake.close()
+        self.patience.call(self.heartbeat.sign_off)
+        self.broker.close()
+
+
+class MonitorLine:
+    """The monitor, as the pusher sees it. Reports are kept in the books until they are recorded, so
+    a new monitor is sent again what the one before it may not have recorded."""
+
+    def __init__(self, selector: selectors.BaseSelector, roster: Roster) -> None:
+        self._selector = selector
+        self._roster = roster
+        self._stream: Stream | None = None
+
+    def meet(self, stream: Stream, reported: Iterable[Flight]) -> None:
+        """A new monitor is there."""
+        self._drop()
+        self._stream = stream
+        self._selector.register(stream, selectors.EVENT_READ, self._serve)
+        self.pass_on(reported)
+
+    def pass_on(self, flights: Iterable[Flight]) -> None:
+        """Send the reports of these flights; without a monitor they wait for the next one. What the
+        worker itself has recorded is closed here, and only counted there."""
+        reports: list[Reported] = []
+        counted: list[Reported] = []
+        for flight in flights:
+            report = flight.report
+            if report is not None:
+                some = counted if is_recorded(report) else reports
+                some.append((report, pack_for_monitor(flight.job)))
+        if self._stream is not None and (reports or counted):
+            for frame in (("reports", reports), ("counted", counted)):
+                if frame[1]:
+                    self._stream.queue(frame)
+            self._serve(selectors.EVENT_WRITE)
+        self._roster.recorded(report[0] for report, _ in counted)
+
+    def _serve(self, events: int) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            if events & selectors.EVENT_READ:
+                while frames := stream.receive(block=False):
+                    for _, numbers in frames:
+                        self._roster.recorded(numbers)
+            stream.flush()
+        except Closed:
+            self._drop()
+            return
+        set_interest(self._selector, stream)
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            self._selector.unregister(self._stream)
+            self._stream.close()
+            self._stream = None
+
+
+class Heartbeat:
+    """One cluster's row among the clusters."""
+
+    def __init__(
+        self, plan: Plan, board: Board, flights: Flights, roster: Roster, requests: Requests
+    ) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._board = board
+        self._flights = flights
+        self._roster = roster
+        self._requests = requests
+        self._state = ""
+        """As it was written last."""
+        self.next_beat = 0.0
+        """Monotonic seconds."""
+
+    def beat_if_due(self, patience: Patience, *, is_stopping: bool) -> bool:
+        """Write a sign of life when one is due, or the state has changed. Returns whether one was
+        written."""
+        now = time.monotonic()
+        state = Cluster.State.QUIET if self._requests.is_quiet else Cluster.State.RUNNING
+        if is_stopping:
+            state = Cluster.State.STOPPING
+        if now < self.next_beat and state == self._state:
+            return False
+        if patience.call(lambda: self._write(state)) is None:
+            return False
+        self.next_beat = now + self._settings.heartbeat_seconds
+        self._state = state
+        return True
+
+    def sign_off(self) -> None:
+        """A cluster that ends in good order leaves no row."""
+        Cluster.objects.using(self._settings.database).filter(pk=self._plan.cluster_id).delete()
+
+    def _write(self, state: str) -> None:
+        clusters = Cluster.objects.using(self._settings.database)
+        information = self._information()
+        if clusters.beat(self._plan.cluster_id, state, information):
+            return
+        clusters.create(
+            id=self._plan.cluster_id,
+            name=self._settings.cluster,
+            host=self._plan.host,
+            pid=self._plan.pid,
+            state=state,
+            request=self._requests.standing,
+            heartbeat_us=DatabaseNow(),
+            started_at=timezone.now(),
+            info=information,
+        )
+
+    def _information(self) -> dict[str, Any]:
+        return {
+            "alias": self._settings.alias,
+            "queues": list(self._plan.served_queues),
+            "board": str(self._board.path),
+            "leases": len(self._flights),
+            "lease_seconds": self._settings.lease_seconds,
+            "loops": loop_ages(self._board),
+            "workers": self._roster.information(),
+        }

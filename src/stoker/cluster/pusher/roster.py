@@ -1,0 +1,276 @@
+"""The pusher's workers: how much each may hold, who gets what, and what comes back.
+
+Short jobs are prefetched so that a worker never waits; the allowance shrinks with the time that
+jobs take, down to none. What was prefetched behind a long one all the same is recalled (recall.py).
+Jobs with a rate have a permit for a moment only: they go first, to where a slot is free or will be.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stoker.cluster import board as place
+from stoker.cluster.board import Board
+from stoker.cluster.channel import Stream
+from stoker.cluster.plan import Plan
+from stoker.cluster.process import resident_bytes
+from stoker.cluster.watch import Death
+from stoker.cluster.wire import Report, pack_outcome
+from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut
+
+from .flights import Flight, Flights
+
+FRAME_JOBS = 50
+PREFETCH_SECONDS = 0.05
+"""How much work may wait inside a worker."""
+PROMPT_SECONDS = 0.01
+"""How much of it may be before a job that has a permit: it is good for at least twice as long."""
+OUTGOING_LIMIT_BYTES = 8 << 20
+LOST_REPORT = "the job had finished, and its worker was gone before the outcome was recorded"
+
+
+class WorkerLink(Stream):
+    """The pusher's line to one worker."""
+
+    def __init__(self, endpoint: socket.socket, incarnation: int) -> None:
+        super().__init__(endpoint)
+        self.incarnation = incarnation
+        self.has_said_hello = False
+        self.is_leaving = False
+
+
+class Roster:
+    """All workers of one cluster."""
+
+    def __init__(self, plan: Plan, flights: Flights, board: Board) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._flights = flights
+        self._board = board
+        self._job_seconds = PREFETCH_SECONDS
+        self.links: dict[int, WorkerLink] = {}
+
+    def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
+        """A new line to a worker, over which it hears first which jobs of the worker before it
+        are not recorded yet."""
+        link = WorkerLink(stream.socket, incarnation)
+        self.links[worker] = link
+        reported = self._flights.reported()
+        if inherited := [flight.number for flight in reported if flight.worker == worker]:
+            link.queue(("unrecorded", inherited))
+        return link
+
+    # -- how much ---------------------------------------------------------------------------------
+
+    def target(self) -> int:
+        """How many jobs one worker may hold, those that it runs included."""
+        return self._target(PREFETCH_SECONDS)
+
+    def room(self) -> int:
+        """How many more jobs all workers may hold."""
+        target = self.target()
+        return sum(max(0, target - len(self._held(worker))) for worker in self._takers())
+
+    def is_hungry(self) -> bool:
+        """Whether some worker will soon have nothing to do."""
+        low = self._low()
+        return not self._flights.waiting and any(
+            len(self._held(worker)) < low for worker in self._takers()
+        )
+
+    def prompt_room(self) -> int:
+        """How many more jobs can be started at once, or nearly so. One at least by everybody who
+        will soon have nothing to do: where others always wait, those with a rate have a turn, too.
+        """
+        low = 0 if self._flights.waiting else self._low()
+        target = self._prompt_target()
+        held = [len(self._held(worker)) for worker in self._takers()]
+        room = sum(max(0, target - count, int(count < low)) for count in held)
+        return room - len(self._flights.permitted)
+
+    def hand_out(self) -> None:
+        """Queue frames of waiting jobs for the workers with the most room."""
+        self._hand_out_permitted()
+        target = self.target()
+        while self._flights.waiting:
+            takers = self._takers()
+            if not takers:
+                break
+            worker = min(takers, key=lambda one: len(self._held(one)))
+            room = target - len(self._held(worker))
+            if room <= 0:
+                break
+            share = -(-len(self._flights.waiting) // len(takers))
+            self._queue(worker, self._flights.send(worker, min(room, share, FRAME_JOBS)))
+
+    def _hand_out_permitted(self) -> None:
+        target = max(self._prompt_target(), self._low())
+        while self._flights.permitted and (takers := self._takers()):
+            worker = min(takers, key=lambda one: len(self._held(one)))
+            if len(self._held(worker)) >= target:
+                break
+            self._queue(worker, self._flights.send_permitted(worker, 1))
+
+    def _queue(self, worker: int, flights: Iterable[Flight]) -> None:
+        self.links[worker].queue(("jobs", [flight.job for flight in flights]))
+
+    def _low(self) -> int:
+        """Who has less than that will soon have nothing to do."""
+        return max(1, self.target() // 2)
+
+    def _prompt_target(self) -> int:
+        """Who has less than that starts at once what he is sent, or nearly so."""
+        return self._target(PROMPT_SECONDS)
+
+    def _target(self, seconds: float) -> int:
+        concurrency = self._settings.concurrency
+        allowance = int(seconds * concurrency / max(self._job_seconds, 1e-6))
+        return concurrency + min(self._settings.prefetch, allowance)
+
+    # -- what comes back --------------------------------------------------------------------------
+
+    def reported(self, worker: int, reports: Sequence[Report]) -> list[Flight]:
+        """Note reports of a worker. Returns the flights they belong to."""
+        flights = self._flights.report_all(worker, reports)
+        if len(flights) < len(reports):
+            numbers = [report[0] for report in reports]
+            if known := [number for number in numbers if self._flights.get(number) is None]:
+                self.confirm(worker, known)
+        if flights:
+            seconds = sum([report[2] - report[1] for report in reports if report[1]])
+            mean = max(0.0, seconds / len(reports))
+            self._job_seconds += 0.3 * (mean - self._job_seconds)
+        return flights
+
+    def recorded(self, numbers: Iterable[int]) -> None:
+        """The monitor has recorded these: close the books, and let the workers forget them."""
+        by_worker: dict[int, list[int]] = {}
+        for number in numbers:
+            flight = self._flights.remove(number)
+            if flight is not None and flight.worker is not None:
+                by_worker.setdefault(flight.worker, []).append(number)
+        for worker, done in by_worker.items():
+            self.confirm(worker, done)
+
+    def confirm(self, worker: int, numbers: Sequence[int]) -> None:
+        """Tell a worker that it need not keep these reports."""
+        link = self.links.get(worker)
+        if link is not None:
+            link.queue(("recorded", list(numbers)))
+
+    def skipped(self, worker: int, numbers: Iterable[int]) -> None:
+        """A worker came to recalled jobs and left them."""
+        held = self._held(worker)
+        for number in numbers:
+            if number in held:
+                self._flights.take_back(held[number])
+
+    def let_go(self, worker: int, running: Iterable[int]) -> None:
+        """A worker starts nothing more, and leaves when what it runs is over."""
+        self.links[worker].is_leaving = True
+        still_running = set(running)
+        for number, flight in list(self._held(worker).items()):
+            if number not in still_running:
+                self._flights.take_back(flight)
+
+    def settle(self, death: Death) -> tuple[list[Flight], list[Flight]]:
+        """Judge what a dead worker had. Returns the flights that got a report by its death, and
+        those that are given back because the attempt does not count."""
+        running = {number: seconds for number, _, seconds, _ in death.running}
+        finished = {ended.delivery for ended in self._board.finished().values()}
+        judged, given_back = [], []
+        for number, flight in list(self._held(death.worker).items()):
+            outcome = None
+            if number in running:
+                outcome = _judge(death, number)
+            elif number in finished:  # it may be what kills a worker a moment after it returns
+                outcome = _crash(death) if death.why == "crash" else Crashed(LOST_REPORT)
+            if outcome is not None:
+                began = time.time() - running.get(number, 0.0)
+                worker_id = self._plan.worker_id(death.worker, death.incarnation)
+                self._report(flight, worker_id, began, outcome)
+                judged.append(flight)
+            elif number in running:
+                self._flights.give_back(flight)
+                given_back.append(flight)
+            else:
+                self._flights.take_back(flight)
+        return judged, given_back
+
+    def judge_finished(self, flights: Sequence[Flight]) -> list[Flight]:
+        """Give these flights, whose workers had finished them and are gone, a report that says so.
+        Nobody knows any more how they ended. Returns them."""
+        for flight in flights:
+            self._report(flight, "", None, Crashed(LOST_REPORT))
+            if flight.worker in self.links:
+                self.links[flight.worker].queue(("unrecorded", [flight.number]))
+        return list(flights)
+
+    def _report(
+        self, flight: Flight, worker_id: str, began: float | None, outcome: Outcome
+    ) -> None:
+        packed = pack_outcome(outcome)
+        report = (flight.number, began, time.time(), worker_id, packed, "", None)
+        assert flight.worker is not None
+        self._flights.report(flight.worker, report)
+
+    def is_unfair(self) -> bool:
+        """Whether a worker is idle while jobs wait behind another's."""
+        if self._flights.waiting or len(self.links) < 2:
+            return False
+        counts = [len(self._held(worker)) for worker in self._takers()]
+        return bool(counts) and min(counts) == 0 and max(counts) > self._settings.concurrency
+
+    def information(self) -> list[dict[str, Any]]:
+        """For screens: what each worker does."""
+        now_ns = time.monotonic_ns()
+        pids = {worker: self._board.worker(worker, place.PID) for worker in sorted(self.links)}
+        return [
+            {
+                "number": worker,
+                "id": self._plan.worker_id(worker, self.links[worker].incarnation),
+                "pid": pid,
+                "resident_bytes": resident_bytes(pid) if pid else 0,
+                "jobs_done": self._board.worker(worker, place.JOBS_DONE),
+                "running": [
+                    {"job": str(job.job_id), "seconds": round((now_ns - job.started_ns) / 1e9, 1)}
+                    for job in self._board.occupied(worker)
+                ],
+            }
+            for worker, pid in pids.items()
+        ]
+
+    def _held(self, worker: int) -> dict[int, Flight]:
+        return self._flights.with_worker(worker)
+
+    def _takers(self) -> list[int]:
+        return [
+            worker
+            for worker, link in self.links.items()
+            if link.has_said_hello
+            and not link.is_leaving
+            and link.outgoing_bytes < OUTGOING_LIMIT_BYTES
+        ]
+
+
+def _judge(death: Death, number: int) -> Outcome | None:
+    """What the worker's death means for a job that ran in it; None = the attempt does not count."""
+    if death.why == "crash":
+        return _crash(death)
+    if death.why == "timeout" and number == death.blamed:
+        return TimedOut("the task was killed: it went on after its time-out", _signal_of(death))
+    if death.why == "cancel" and number == death.blamed:
+        return Cancelled(death.detail)
+    return None
+
+
+def _crash(death: Death) -> Crashed:
+    exit_code = death.exit_code if death.exit_code >= 0 else None
+    return Crashed(death.detail, exit_code, _signal_of(death))
+
+
+def _signal_of(death: Death) -> int | None:
+    return -death.exit_code if death.exit_code < 0 else None

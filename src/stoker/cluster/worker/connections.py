@@ -1,0 +1,136 @@
+"""Database connections between jobs: as Django does between requests, and a little more."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+from weakref import ReferenceType, ref
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+from stoker.cluster.process import leave_forked_child
+from stoker.exceptions import TransactionLeftOpen
+from stoker.jobs.aftercare import Aftercare
+from stoker.signals import tell
+from stoker.store.open_transactions import is_open, may_be_open, roll_back, watch
+
+JOB_THREADS = "stoker-job"
+"""What the names of the threads begin with in which a worker runs sync tasks."""
+
+
+class _Known(threading.local):
+    """The connections of one thread, as far as they were ever open. To ask Django for them takes
+    longer than many a job; it tells when it opens one."""
+
+    def __init__(self) -> None:
+        self.connections = connections.all(initialized_only=True)
+
+
+_known = _Known()
+_of_other_threads: tuple[ReferenceType[Any], ...] = ()
+"""The connections of the thread in which all async tasks use the ORM, and of any that tasks have
+started. Replaced when one is added, as other threads go through it."""
+
+
+def _note(connection: Any, **_: Any) -> None:
+    global _of_other_threads
+    _known.connections = connections.all(initialized_only=True)
+    watch(connection)
+    thread = threading.current_thread()
+    if thread is not threading.main_thread() and not thread.name.startswith(JOB_THREADS):
+        others = [one for one in _of_other_threads if one() not in (None, connection)]
+        _of_other_threads = (*others, ref(connection))
+
+
+connection_created.connect(_note, dispatch_uid="stoker.cluster.worker.connections")
+
+
+def tidy_connections() -> None:
+    """Close this thread's connections that are broken, too old, or left inside a transaction: what
+    the next job writes there would never be committed."""
+    roll_back_open_transactions()
+    for connection in _known.connections:
+        connection.close_if_unusable_or_obsolete()
+        connection.queries_log.clear()
+
+
+def tidy_broken_connections() -> None:
+    """Close only those that failed: others may be in the middle of something."""
+    for connection in _known.connections:
+        if connection.errors_occurred and not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+
+
+def roll_back_open_transactions(besides: str | None = None) -> list[str]:
+    """Roll back the transactions that are open in this thread.
+
+    Args:
+        besides: a database whose transaction is somebody else's to end.
+
+    Returns:
+        On which databases, except those where the project commits by hand (``AUTOCOMMIT``): there a
+        transaction is open as soon as something was read.
+    """
+    left_open = []
+    for connection in _known.connections:
+        alias = connection.alias
+        if alias != besides and (connection.in_atomic_block or is_open(connection)):
+            roll_back(connection)
+            if connection.settings_dict["AUTOCOMMIT"]:
+                tell("transaction_left_open", database=alias)
+                left_open.append(alias)
+    return left_open
+
+
+class WorkerAftercare(Aftercare):
+    """What a worker looks after when a task's function has ended."""
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+        self._rolled_back = 0
+        """How often a transaction was found open in the thread that async tasks share."""
+
+    def after_sync(self, besides: str | None) -> None:
+        self.leave_forked_child()
+        if left_open := roll_back_open_transactions(besides):
+            raise TransactionLeftOpen(_sentence(left_open))
+
+    def before_async(self) -> int:
+        return self._rolled_back
+
+    async def after_async(self, before: int) -> None:
+        """Async tasks share a thread, and so their connections. Nobody can say which of them left a
+        transaction open, nor who else has written in it: all that run now have failed."""
+        if any(_seems_open(one()) for one in _of_other_threads):
+            left_open = await sync_to_async(roll_back_open_transactions)()
+            self._rolled_back += bool(left_open)
+        if self._rolled_back != before:
+            raise TransactionLeftOpen(ASYNC)
+
+    def leave_forked_child(self) -> None:
+        """End a child that the task has forked and that came back from the task. On an event loop
+        this cannot wait: other tasks would go on in the child, too."""
+        if os.getpid() != self._process_id:
+            leave_forked_child()
+
+
+ASYNC = (
+    "An async task left a transaction open in the thread in which all async tasks of this worker "
+    "use the database. It was rolled back, and what this task wrote may be lost with it. "
+    "Begin and end each transaction in one function for sync_to_async()."
+)
+
+
+def _seems_open(connection: Any) -> bool:
+    return connection is not None and (connection.in_atomic_block or may_be_open(connection))
+
+
+def _sentence(aliases: list[str]) -> str:
+    names = " and ".join(map(repr, aliases))
+    return (
+        f"The task ended inside a transaction on the database {names}. It was rolled back, and "
+        "what the task wrote in it is lost. End each transaction that the task begins."
+    )

@@ -1,0 +1,232 @@
+"""The worker: the only process in which user code runs.
+
+The main thread runs jobs. A companion thread listens to the sentinel, takes a new line to the
+pusher when the old one breaks, sends reports that a long job would hold up, and kills the process
+at the fence.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, Protocol
+
+from stoker.cluster import board as place
+from stoker.cluster.board import lease_mark
+from stoker.cluster.channel import Closed, is_readable, take_stream
+from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
+from stoker.cluster.watch import is_fenced
+from stoker.cluster.wire import is_over, open_job, pack_report, permit_of
+from stoker.jobs import interruption
+from stoker.jobs.execute import Executor, Opened
+from stoker.jobs.outcomes import Attempted
+
+from .connections import WorkerAftercare
+from .workload import Begun, Workload
+
+COMPANION_SECONDS = 0.05
+IDLE_SECONDS = 1.0
+LEAVE_SECONDS = 5.0
+
+
+class Runner(Protocol):
+    """How a worker goes about its jobs."""
+
+    def run(self) -> None: ...
+
+
+def main(child: Child) -> None:
+    worker = Worker(child)
+    interruption.listen()
+    threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
+    try:
+        _runner(worker).run()
+        worker.workload.leave()
+        worker.workload.wait_until_recorded(LEAVE_SECONDS)
+    except BaseException:  # noqa: BLE001 - a mistake of ours: end with its traceback and a code
+        sys.excepthook(*sys.exc_info())
+        leave(1)
+    leave(0)
+
+
+def _runner(worker: Worker) -> Runner:
+    if worker.settings.concurrency == 1:
+        from .runners import SerialRunner
+
+        return SerialRunner(worker)
+    from .runners import ConcurrentRunner
+
+    return ConcurrentRunner(worker)
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.settings = child.plan.settings
+        self.board = child.board
+        self.workload = Workload()
+        self._own = child.board.of_worker(child.number)
+        self._slots = [
+            child.board.slot(child.number, slot) for slot in range(child.board[place.SLOTS])
+        ]
+        self._finished = child.board.finished_of(child.number, self.workload.is_unrecorded)
+        worker_id = child.plan.worker_id(child.number, child.incarnation)
+        self.executor = Executor(self.settings, worker_id=worker_id, aftercare=WorkerAftercare())
+        self._jobs_done = 0
+        self._opened: dict[int, Opened] = {}
+        """Number -> job, while it runs."""
+        self._to_cancel: dict[int, str] = {}
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._companion_dozes = False
+        os.register_at_fork(after_in_child=self._be_no_worker)
+
+    # -- the main thread --------------------------------------------------------------------------
+
+    def begin(self, slot: int) -> Begun | None:
+        """Start the next job in a slot; None when it must not be. The order of the two board
+        accesses is what makes a recall safe: show first, then look."""
+        job = self.workload.next()
+        if job is None:
+            return None
+        number, permit_ns = job[0], permit_of(job)
+        if permit_ns and is_over(permit_ns):
+            self.workload.skip(number)
+            return None
+        delivery = open_job(job)
+        mark = lease_mark(delivery.lease_id)
+        self._own[place.LAST_STARTED] = number
+        self._slots[slot].occupy(number, job[1], delivery.attempt, time.monotonic_ns(), 0, mark)
+        is_recalled = self._own[place.RECALLED_THROUGH] >= number
+        if is_recalled or is_fenced(self.board, self.settings):
+            self._slots[slot].vacate()
+            self.workload.skip(number)
+            return None
+        if self._companion_dozes:
+            self._companion_dozes = False
+            os.write(self._wake_writer, b".")
+        return Begun(number, delivery, permit_ns)
+
+    def leave_if_late(self, slot: int, begun: Begun) -> bool:
+        """Leave a job that took so long to open that its permit is over: it was not begun then.
+        Returns whether it was left."""
+        if not (begun.permit_ns and is_over(begun.permit_ns)):
+            return False
+        if self._own[place.LAST_STARTED] == begun.number:
+            self._own[place.LAST_STARTED] = begun.number - 1
+        self._slots[slot].vacate()
+        self.workload.skip(begun.number)
+        return True
+
+    def limit(self, slot: int, begun: Begun, opened: Opened) -> None:
+        """Show when the sentinel is to kill this worker for the job in the slot, and later that it
+        should not do so for the lease's sake. From here on the job can be told to end."""
+        self._opened[begun.number] = opened
+        if begun.number in self._to_cancel:
+            opened.interruption.reason = self._to_cancel[begun.number]
+        if opened.timeout_seconds is not None:
+            seconds = opened.timeout_seconds + self.settings.timeout_grace_seconds
+            self._slots[slot].set_deadline(time.monotonic_ns() + round(seconds * 1e9))
+        if opened.is_atomic:
+            opened.on_completing = self._slots[slot].complete
+
+    def end(self, slot: int, number: int, attempted: Attempted) -> None:
+        """A job is over: keep its report, send it soon. The board lists it before its slot is
+        free, so that its attempt counts whoever dies before it is recorded."""
+        self.workload.finish(number, pack_report(number, attempted))
+        self._finished.add(self._slots[slot].ended())
+        self._slots[slot].vacate()
+        self._opened.pop(number, None)
+        self._to_cancel.pop(number, None)
+        self._jobs_done += 1
+        self._own[place.JOBS_DONE] = self._jobs_done
+
+    def should_be_replaced(self) -> bool:
+        """Whether this process has done its share, or grown too large."""
+        reason = self._reason_to_recycle()
+        if not reason:
+            return False
+        self.child.control.send("recycle", reason)
+        return True
+
+    def _reason_to_recycle(self) -> str:
+        jobs, memory_mb = self.settings.recycle_jobs, self.settings.recycle_memory_mb
+        if jobs is not None and self._jobs_done >= jobs:
+            return f"it has run {self._jobs_done} jobs"
+        if memory_mb is not None:
+            resident_mb = resident_bytes() / (1 << 20)
+            if resident_mb > memory_mb:
+                return f"its memory has grown to {resident_mb:.0f} MiB"
+        return ""
+
+    # -- the companion thread ---------------------------------------------------------------------
+
+    def accompany(self) -> None:
+        """Listen to the sentinel until it is gone."""
+        try:
+            while True:
+                for message, descriptor in self.child.control.receive(block=False):
+                    self._obey(message, descriptor)
+                self._wait()
+                self._stop_at_fence()
+                self._remind()
+                self.workload.flush(older_than_seconds=COMPANION_SECONDS)
+        except Closed:
+            leave(ORPHANED)
+        except Exception:  # noqa: BLE001 - without its companion a worker is deaf: start over
+            sys.excepthook(*sys.exc_info())
+            leave(1)
+
+    def _wait(self) -> None:
+        """Sleep lightly while there may be reports to send, else until somebody calls."""
+        self._companion_dozes = True
+        seconds = COMPANION_SECONDS
+        if self.workload.is_idle:
+            seconds = IDLE_SECONDS
+        else:
+            self._companion_dozes = False
+        is_readable(seconds, self.child.control, self._wake_reader)
+        if is_readable(0, self._wake_reader):
+            os.read(self._wake_reader, 1)
+
+    def _stop_at_fence(self) -> None:
+        """End this process if it runs a job whose lease is about to end. The sentinel does so, too,
+        but may stand still; then nobody else would."""
+        number = self.child.number
+        if is_fenced(self.board, self.settings) and any(self.board.occupied(number)):
+            self.board.note_fenced(number, self.child.incarnation)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _obey(self, message: tuple[Any, ...], descriptor: int | None) -> None:
+        match message:
+            case ("pusher",):
+                self.workload.meet(take_stream(descriptor))
+            case ("cancel", number, reason):
+                self._cancel(number, reason)
+            case ("exit",):
+                self.workload.leave()
+                self.workload.stop_reading()
+
+    def _cancel(self, number: int, reason: str) -> None:
+        """Noted first, and then looked for: a job that begins meanwhile looks after it is there."""
+        self._to_cancel[number] = reason
+        opened = self._opened.get(number)
+        if opened is not None:
+            opened.interruption.cancel(reason)
+
+    def _remind(self) -> None:
+        for number in list(self._to_cancel):
+            opened = self._opened.get(number)
+            if opened is not None:
+                opened.interruption.remind()
+
+    def _be_no_worker(self) -> None:
+        """In a child that a task has forked: let go of what is the worker's. Even if it comes back
+        from the task, it must not report; and nobody must take it for a part of the cluster."""
+        self.workload.forget()
+        self.child.control.close()
+        self.board.close()

@@ -1,0 +1,169 @@
+"""What a person, or the age of it, does to a dead letter in the end: discard and purge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from django.db import transaction
+
+from stoker.brokers.adapters import broker_for
+from stoker.conf import Settings
+from stoker.guards.sequences import let_go
+from stoker.jobs.states import explained
+from stoker.models import Attempt, DeadLetter, Job, Requeue
+from stoker.models.dead_letter import CLOSED, DeadLetterQuerySet
+from stoker.setting_values import checked_limit
+from stoker.store.statements import with_keys
+from stoker.store.transactions import after_commit
+from stoker.values.progress import come_so_far
+
+from .requeueing import Answer, Fate, is_alive
+from .search import Filter, Search
+
+TRIES = 10
+
+
+def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> bool:
+    """Nothing is to be done about this dead letter. A sequence that it halts goes on.
+
+    Returns:
+        False: it was closed already, is not there, or a job carries it on, which would have to be
+        cancelled first.
+    """
+    alias = settings.database
+    letters = DeadLetter.objects.using(alias)
+    for _ in range(TRIES):
+        seen = letters.unclosed().filter(pk=dead_letter_id).first()
+        if seen is None:
+            return False
+        if seen.successor_id is not None and is_alive(alias, seen.successor_id):
+            return False
+        with transaction.atomic(using=alias):
+            queues = let_go(alias, [seen.job_id])
+            if letters.close(seen, DeadLetter.State.DISCARDED, by, because):
+                _call(settings, queues)
+                return True
+            transaction.set_rollback(True, using=alias)
+    return False
+
+
+def past(settings: Settings, state: str, before: datetime) -> DeadLetterQuerySet:
+    """Those that may be purged: closed before that moment; or open, and failed before it."""
+    letters = DeadLetter.objects.using(settings.database).filter(state=state)
+    if state in CLOSED:
+        return letters.filter(closed_at__lt=before)
+    if state == DeadLetter.State.OPEN:
+        return letters.filter(failed_at__lt=before)
+    return letters.none()  # a job carries it on
+
+
+def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID]) -> int:
+    """Delete those of these dead letters that are past, with their history. Returns how many."""
+    alias = settings.database
+    with transaction.atomic(using=alias):
+        rows = with_keys(past(settings, state, before), ids)
+        job_ids = list(rows.values_list("job_id", flat=True))
+        queues = let_go(alias, job_ids)
+        locked = with_keys(past(settings, state, before), ids).filter(job_id__in=job_ids)
+        gone = dict(locked.select_for_update().values_list("pk", "identity"))
+        identities = list(gone.values())
+        with_keys(DeadLetter.objects.using(alias), list(gone)).delete()
+        _forget_history(alias, identities, job_ids)
+        _call(settings, queues)
+    return len(gone)
+
+
+def _forget_history(alias: str, identities: Sequence[str], job_ids: Sequence[UUID]) -> None:
+    """What happened to jobs that are kept is kept with them."""
+    requeues = Requeue.objects.using(alias).filter(identity__in=identities)
+    tried = {*job_ids, *requeues.values_list("from_job_id", flat=True)}
+    requeues.delete()
+    kept = set(with_keys(Job.objects.using(alias), tried).values_list("pk", flat=True))
+    Attempt.objects.using(alias).filter(job_id__in=tried - kept).delete()
+
+
+def _call(settings: Settings, queues: set[str]) -> None:
+    if queues:
+        broker = broker_for(settings)
+        after_commit(settings.database, lambda: broker.wake_up(queues))
+
+
+AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """What became of many dead letters."""
+
+    matched: int
+    """How many the filters found, up to the limit."""
+    done: int
+    """Requeued, discarded or purged; with ``dry_run`` 0."""
+    others: Sequence[Answer] = ()
+    """Those that were not, and why."""
+
+
+def each(
+    settings: Settings,
+    wanted: Filter,
+    act: Callable[[UUID], Answer],
+    *,
+    limit: int,
+    pause_seconds: float,
+    dry_run: bool,
+) -> Bulk:
+    """Do this to each that is open now, the oldest first. One that fails again meanwhile does not
+    come up a second time.
+
+    Raises:
+        ValueError: the filters name closed ones, or the limit is no number above 0.
+    """
+    checked_limit(limit)
+    if wanted.state not in (DeadLetter.State.OPEN, "unclosed"):
+        raise ValueError(
+            f"state={wanted.state!r}: only those that are open are sent again or discarded. Leave "
+            "state out."
+        )
+    with explained(settings.database):
+        rows = Search(settings.database, replace(wanted, state=DeadLetter.State.OPEN)).rows()
+        ids = list(rows.order_by("failed_at", "pk").values_list("pk", flat=True)[:limit])
+        if dry_run:
+            return Bulk(len(ids), 0)
+        answers = []
+        for number, one in enumerate(ids):
+            if number and pause_seconds:
+                time.sleep(pause_seconds)
+            answers.append(act(one))
+            come_so_far(len(answers), len(ids))
+    others = [one for one in answers if one.fate not in (Fate.REQUEUED, Fate.DISCARDED)]
+    return Bulk(len(ids), len(answers) - len(others), others)
+
+
+def purge_past(
+    settings: Settings, state: str, before: datetime, *, limit: int, dry_run: bool = False
+) -> Bulk:
+    """Delete those that were closed, or if they are open, failed last before that moment.
+
+    Args:
+        state: a state, "closed" or "all".
+    """
+    checked_limit(limit)
+    matched = done = 0
+    for one in _states(state):
+        rows = past(settings, one, before)
+        ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[: limit - matched])
+        matched += len(ids)
+        come_so_far(done, matched)
+        for start in range(0, 0 if dry_run else len(ids), AT_ONCE):
+            done += purge(settings, one, before, ids[start : start + AT_ONCE])
+            come_so_far(done, matched)
+    return Bulk(matched, done)
+
+
+def _states(state: str) -> Sequence[str]:
+    groups: dict[str, Sequence[str]] = {"closed": CLOSED, "all": (*CLOSED, DeadLetter.State.OPEN)}
+    return groups.get(state) or (DeadLetter.State(state),)

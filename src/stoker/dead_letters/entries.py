@@ -1,0 +1,119 @@
+"""Dead letters: what is kept of a job that used up its tries, until a job that carries it on
+succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from stoker.conf import Settings
+from stoker.exceptions import PackageError
+from stoker.jobs.faults import fingerprint
+from stoker.jobs.outcomes import Attempted, Failed
+from stoker.jobs.package import sealer_for
+from stoker.models import DeadLetter, Job, Requeue
+from stoker.models.job import moment
+from stoker.values.ids import new_job_id
+
+from .policy import cooldowns_us
+
+
+def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list[DeadLetter]:
+    """Write one entry per logical job, in the caller's transaction. Returns the entries."""
+    if not buried:
+        return []
+    job_ids = [attempted.delivery.job_id for attempted, _ in buried]
+    alias = settings.database
+    jobs = {job.pk: job for job in Job.objects.using(alias).filter(pk__in=job_ids)}
+    known = Requeue.objects.using(alias).identities(job_ids)
+    entries = [
+        _entry(settings, attempted, failed, jobs.get(attempted.delivery.job_id), known)
+        for attempted, failed in sorted(buried, key=lambda pair: pair[0].finished_at)
+    ]
+    return DeadLetter.objects.using(alias).upsert(entries, cooldowns_us(settings, entries))
+
+
+def resolve(alias: str, succeeded: Sequence[UUID]) -> None:
+    """These jobs have succeeded: close the entries that they carried on, in the caller's
+    transaction."""
+    known = Requeue.objects.using(alias).identities(succeeded)
+    if not known:
+        return
+    letters = DeadLetter.objects.using(alias)
+    by_identity = {
+        one.identity: one for one in letters.unclosed().filter(identity__in=known.values())
+    }
+    for job_id, identity in sorted(known.items(), key=lambda pair: pair[1]):
+        letter = by_identity.get(identity)
+        if letter is not None and letter.job_id < job_id:
+            letters.close(letter, DeadLetter.State.RESOLVED, "", f"job {job_id} succeeded")
+
+
+def note_successors(alias: str, enqueued: Mapping[str, UUID]) -> None:
+    """Newer jobs of the same unique keys carry on what is open there. No entry is changed: that
+    would lock it, in a transaction that may last.
+
+    Args:
+        enqueued: logical job -> the new one.
+    """
+    if not enqueued:
+        return
+    letters = DeadLetter.objects.using(alias).unclosed().filter(identity__in=enqueued)
+    notes = [
+        Requeue(
+            job_id=enqueued[identity],
+            identity=identity,
+            from_job_id=job_id,
+            kind=Requeue.By.SUCCESSOR,
+        )
+        for identity, job_id in letters.values_list("identity", "job_id")
+    ]
+    if notes:
+        Requeue.objects.using(alias).bulk_create(notes, ignore_conflicts=True)
+
+
+def key_of(identity: str) -> str:
+    """The name of the unique key that a logical job is known by; "" = it has none."""
+    return identity.rpartition(" ")[0]
+
+
+def _entry(
+    settings: Settings,
+    attempted: Attempted,
+    failed: Failed,
+    job: Job | None,
+    known: Mapping[UUID, str],
+) -> DeadLetter:
+    delivery = attempted.delivery
+    package = bytes(job.package) if job else delivery.package
+    identity = known.get(delivery.job_id) or _identity(settings, package) or str(delivery.job_id)
+    failed_at = moment(attempted.finished_at)
+    return DeadLetter(
+        id=new_job_id(),
+        identity=identity,
+        key=key_of(identity),
+        job_id=delivery.job_id,
+        task=job.task if job else "",
+        queue=delivery.queue,
+        priority=delivery.priority,
+        package=package,
+        reason=failed.reason,
+        exception_class=failed.fault.exception_class,
+        message=failed.fault.message,
+        traceback=failed.fault.traceback,
+        fingerprint=fingerprint(failed.fault),
+        attempts=delivery.attempt,
+        worker_id=attempted.worker_id,
+        enqueued_at=job.enqueued_at if job else None,
+        first_failed_at=failed_at,
+        failed_at=failed_at,
+    )
+
+
+def _identity(settings: Settings, package: bytes) -> str:
+    """What was signed with the job; a package that cannot be opened says nothing."""
+    try:
+        return sealer_for(settings).open_without_arguments(package).options.identity
+    except PackageError:
+        return ""

@@ -1,0 +1,96 @@
+"""The part of upkeep that looks after dead letters: those whose cool-down is over are sent again,
+those whose new job is gone are open again, and old ones are purged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+from django.utils import timezone
+
+from stoker.conf import Settings
+from stoker.models import DeadLetter, Job
+from stoker.models.dead_letter import CLOSED
+from stoker.signals import tell
+from stoker.store.statements import with_keys
+
+from .closing import purge_past
+from .requeueing import requeue_due
+
+AT_ONCE = 100
+MOST = 1000
+"""Sent again, or purged, in one go: upkeep has other things to do."""
+REOPEN_SECONDS = 60.0
+
+
+class DeadLetterSweep:
+    """One store's dead letters.
+
+    Args:
+        beat: called again and again: a sign of life.
+    """
+
+    def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._beat = beat
+        self._letters = DeadLetter.objects.using(self._alias)
+        self._reopen_at = 0.0
+
+    def sweep(self) -> int:
+        """Returns how many were sent again."""
+        requeued = self._requeue()
+        now = time.monotonic()
+        if now >= self._reopen_at:
+            self._reopen()
+            self._reopen_at = now + REOPEN_SECONDS
+        return requeued
+
+    def purge(self) -> int:
+        """Delete those that are past their keeping. Returns how many."""
+        keep = self._settings.keep_dead_letters
+        limits = (*((state, keep.closed_seconds) for state in CLOSED), ("open", keep.open_seconds))
+        purged = 0
+        for state, seconds in limits:
+            if seconds is not None:
+                before = timezone.now() - timedelta(seconds=seconds)
+                purged += purge_past(self._settings, state, before, limit=MOST).done
+                self._beat()
+        if purged:
+            tell("dead_letters_purged", count=purged)
+        return purged
+
+    def _requeue(self) -> int:
+        """Each is looked at once: what is not sent again is not due any more."""
+        requeued = looked_at = 0
+        while looked_at < MOST and (due := list(self._letters.due()[:AT_ONCE])):
+            for letter in due:
+                requeued += requeue_due(self._settings, letter)
+                self._beat()
+            looked_at += len(due)
+        if requeued:
+            tell("dead_letters_requeued", count=requeued)
+        return requeued
+
+    def _reopen(self) -> None:
+        """The job was cancelled, or its queue was cleared: nobody carries these on."""
+        last: UUID | None = None
+        while True:
+            later = self._letters.filter(state=DeadLetter.State.REQUEUED).order_by("pk")
+            page = list((later.filter(pk__gt=last) if last else later)[:AT_ONCE])
+            jobs = Job.objects.using(self._alias).filter(status=None)
+            alive = set(
+                with_keys(jobs, [one.successor_id for one in page if one.successor_id]).values_list(
+                    "pk", flat=True
+                )
+            )
+            for letter in page:
+                if letter.successor_id not in alive:
+                    self._letters.reopen(letter)
+            self._beat()
+            if len(page) < AT_ONCE:
+                return
+            last = page[-1].pk

@@ -1,0 +1,278 @@
+"""Who may start: jobs with needs are decided about one by one, under the locks of their keys.
+
+All of this is called within a transaction. Rows are locked in one order everywhere: the narrow row
+of a job, then keys by their ids; whoever has keys waits for no other row. See
+``docs/decisions/0015-guards-decide-at-claim.md``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from stoker.models.blocked import Blocked
+from stoker.models.deferred import Deferred
+from stoker.models.guard_key import GuardKey
+from stoker.models.need import Need, StatedNeed
+from stoker.models.ready import Place, Ready
+from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.statements import delete_by_key, update_by_key, update_each
+from stoker.store.turns import LOOK_AGAIN_US, call_all
+from stoker.values import rates as rate_window
+
+ALREADY_RUNNING = "already running"
+
+
+class Rated(NamedTuple):
+    """What is wanted of jobs with a rate."""
+
+    limit: int
+    """How many of them may be started."""
+    permit_us: int = 0
+    """How long their permits shall be good for, at least."""
+    asked_at: float = 0.0
+    """When they were asked for; monotonic seconds of this process."""
+
+
+class Admitted(NamedTuple):
+    """A job that is to be leased now."""
+
+    place: Place
+    fence: int = 0
+    """Higher than that of everybody who has had one of its keys."""
+    permit_seconds: float = 0.0
+    """How long after it was asked for it may be started, if it has a rate; 0 = as long as the lease
+    lasts."""
+    refused: str = ""
+    """Why it must not run, but end as cancelled."""
+
+
+class Decision(NamedTuple):
+    """What came of looking at ready jobs."""
+
+    admitted: list[Admitted]
+    turned_away: int
+    """How many wait elsewhere now."""
+    has_called: bool
+    """Whether others have become ready by it."""
+    has_met_locks: bool
+    """Whether a job was deferred because another transaction holds a key that it needs."""
+
+
+def admit(
+    alias: str, places: Sequence[Place], room: int, rated: Rated, *, waits: bool = True
+) -> Decision:
+    """Decide about ready jobs, some of which have needs. Those decided about are not in ready any
+    more: the caller leases those admitted, the others wait elsewhere.
+
+    Args:
+        alias: of the database.
+        places: their rows, locked by the caller, in the order in which they are to be started.
+        room: how many may be admitted; with the last of them, deciding ends.
+        rated: what is wanted of jobs with a rate.
+        waits: False: do not wait for keys that other transactions hold. The jobs that need them
+            are deferred for a moment, so that they do not stand in the way of those behind them.
+    """
+    return _Admission(alias, places, rated, waits=waits).decide(room)
+
+
+class _Admission:
+    """One round of decisions."""
+
+    def __init__(
+        self, alias: str, places: Sequence[Place], rated: Rated, *, waits: bool = True
+    ) -> None:
+        self._alias = alias
+        self._rated = rated
+        self._rated_left = rated.limit
+        self._needs = Need.objects.using(alias).of_jobs(
+            {place.job_id: place.guards for place in places if place.guards}
+        )
+        self._places, self._kept_out = (places, []) if waits else self._sorted_out(places)
+        stated = [
+            need for place in self._places if place.guards for need in self._needs[place.job_id]
+        ]
+        self._keys = GuardKey.objects.using(alias).lock_or_make(stated)
+        self._holders = Need.objects.using(alias).holders(self._keys)
+        self._waited_seconds = time.monotonic() - rated.asked_at
+        self._now_us = database_now_us(alias)
+        self._heads: dict[tuple[UUID, str], tuple[int, UUID] | None] = {}
+        self._firsts: dict[UUID, UUID | None] = {}
+        self._blocked: list[Blocked] = []
+        self._deferred: list[Deferred] = []
+        self._passed_over: dict[UUID, int] = {}
+        """Key -> how many had their turn there and could not take it, for want of another."""
+        self._next_weight: dict[UUID, int] = {}
+        """Key of a rate -> the weight of the next who is to start."""
+        self._changed: dict[UUID, set[str]] = {}
+        """Key -> the fields that are to be written."""
+        self._fences: dict[UUID, int] = {}
+        """Need -> its fencing number, of those that take their places."""
+        self._next_fence = {key_id: key.fence for key_id, key in self._keys.items()}
+        for key in GuardKey.learn(self._keys, stated):
+            self._note(key, "places", "places_by", "period_us", "burst")
+            self._passed_over[key.pk] = key.room  # there may be more than before
+
+    def decide(self, room: int) -> Decision:
+        admitted: list[Admitted] = []
+        decided = 0
+        for place in self._places:
+            if len(admitted) == room:
+                break
+            decided += 1
+            needed = self._needs[place.job_id] if place.guards else []
+            refusal = next((need for need in needed if not self._may_start(need, place)), None)
+            if refusal is None:
+                permit_seconds = self._enter(place, needed)
+                admitted.append(Admitted(place, self._give_fence(needed), permit_seconds))
+            elif refusal.on_busy == "skip":
+                admitted.append(Admitted(place, refused=ALREADY_RUNNING))
+            else:
+                self._turn_away(place, needed, refusal)
+        later_us = self._now_us + LOOK_AGAIN_US
+        self._deferred += [Deferred(due_us=later_us, **one._asdict()) for one in self._kept_out]
+        # First: who is turned away here may be called back at the end.
+        ready = Ready.objects.using(self._alias)
+        gone = [*self._places[:decided], *self._kept_out]
+        delete_by_key(ready, [place.job_id for place in gone])
+        called = self._write()
+        turned_away = len(gone) - len(admitted)
+        return Decision(admitted, turned_away, bool(called), bool(self._kept_out))
+
+    def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
+        """Those that can be decided about now, and those that need keys which other transactions
+        hold."""
+        key_ids = {need.key_id for needed in self._needs.values() for need in needed}
+        locked = GuardKey.objects.using(self._alias).lock_free(key_ids)
+        free: list[Place] = []
+        kept_out: list[Place] = []
+        for place in places:
+            needed = self._needs[place.job_id] if place.guards else []
+            is_kept_out = any(need.key_id in locked for need in needed)
+            (kept_out if is_kept_out else free).append(place)
+        return free, kept_out
+
+    # -- the rules --------------------------------------------------------------------------------
+
+    def _may_start(self, need: StatedNeed, place: Place) -> bool:
+        key, holders = self._keys[need.key_id], self._holders[need.key_id]
+        if need.kind == Need.Kind.SEQUENCE:
+            return holders <= {place.job_id} and (bool(holders) or self._is_first(need))
+        is_rate = need.kind == Need.Kind.RATE
+        has_room = is_rate or len(holders - {place.job_id}) < key.room
+        if self._is_somebody_before(key, place):
+            if has_room and key.due_us is None:  # as when somebody's transaction withdraws them
+                key.due_us = self._now_us + LOOK_AGAIN_US
+                self._note(key, "due_us")
+            return False
+        if is_rate:
+            return self._rated_left > 0 and self._is_permitted(key, need)
+        return has_room
+
+    def _is_permitted(self, key: GuardKey, need: StatedNeed) -> bool:
+        weight = rate_window.cost(key.rule, need.weight)
+        if rate_window.free(key.rule, key.starts, self._now_us) >= weight:
+            return True
+        key.starts = rate_window.take(key.rule, key.starts, self._now_us, 0)
+        self._note(key, "starts")
+        return False
+
+    def _is_first(self, need: StatedNeed) -> bool:
+        if not self._firsts:
+            sequences = [
+                key_id for key_id, key in self._keys.items() if key.kind == Need.Kind.SEQUENCE
+            ]
+            self._firsts = Need.objects.using(self._alias).firsts(sequences)
+        return self._firsts[need.key_id] == need.job_id
+
+    def _is_somebody_before(self, key: GuardKey, place: Place) -> bool:
+        """Whether the line of this key in this queue has one whose turn is earlier."""
+        line = (key.pk, place.queue)
+        if line not in self._heads:
+            self._heads[line] = (
+                Blocked.objects.using(self._alias).first_of(*line) if key.has_line else None
+            )
+        head = self._heads[line]
+        return head is not None and head < (place.rank, place.job_id)
+
+    # -- what follows -----------------------------------------------------------------------------
+
+    def _enter(self, place: Place, needed: Iterable[StatedNeed]) -> float:
+        """Take the places. Returns how long the permit is good for."""
+        permits_us = []
+        at_least_us = self._rated.permit_us
+        for need in needed:
+            key = self._keys[need.key_id]
+            if need.kind == Need.Kind.RATE:
+                key.starts = rate_window.take(
+                    key.rule, key.starts, self._now_us, need.weight, at_least_us=at_least_us
+                )
+                permits_us.append(rate_window.margin_us(key.rule, at_least_us))
+                self._note(key, "starts")
+            else:
+                self._holders[need.key_id].add(place.job_id)
+        if not permits_us:
+            return 0.0
+        self._rated_left -= 1
+        return self._waited_seconds + min(permits_us) / MICROSECONDS
+
+    def _give_fence(self, needed: Iterable[StatedNeed]) -> int:
+        """Higher than any that one of the keys has had; 0 without needs."""
+        fence = max((self._next_fence[need.key_id] for need in needed), default=0)
+        for need in needed:
+            self._fences[need.pk] = fence
+            self._next_fence[need.key_id] = fence + 1
+        return fence
+
+    def _turn_away(self, place: Place, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
+        for key_id in {need.key_id for need in needed} - {refusal.key_id}:
+            self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
+        counts = place._asdict()
+        if refusal.on_busy == "retry":
+            self._deferred.append(Deferred(due_us=self._now_us + refusal.retry_us, **counts))
+            return
+        key = self._keys[refusal.key_id]
+        self._next_weight.setdefault(key.pk, refusal.weight)
+        self._blocked.append(Blocked(key_id=key.pk, **counts))
+        if not key.has_line:
+            key.has_line = True
+            self._note(key, "has_line")
+        line, turn = (key.pk, place.queue), (place.rank, place.job_id)
+        head = self._heads.get(line)
+        self._heads[line] = turn if head is None else min(head, turn)
+
+    def _write(self) -> set[str]:
+        """Returns the queues of those who were called by it."""
+        Blocked.objects.using(self._alias).bulk_create(self._blocked)
+        Deferred.objects.using(self._alias).bulk_create(self._deferred)
+        Need.objects.using(self._alias).note_holders(self._fences)
+        raised = {
+            key_id: number - 1
+            for key_id, number in self._next_fence.items()
+            if number - 1 > self._keys[key_id].fence
+        }
+        update_each(GuardKey.objects.using(self._alias), "fence", raised)
+        for key in self._keys.values():
+            if key.kind == Need.Kind.RATE and key.has_line:
+                weight = self._next_weight.get(key.pk, 1)
+                key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
+                self._note(key, "due_us")
+        lined = [key_id for key_id, names in self._changed.items() if names == {"has_line"}]
+        update_by_key(GuardKey.objects.using(self._alias), lined, has_line=True)
+        for key_id, names in self._changed.items():
+            if names != {"has_line"}:
+                self._keys[key_id].save(using=self._alias, update_fields=sorted(names))
+        passed_over = [(self._keys[key_id], n) for key_id, n in self._passed_over.items()]
+        return call_all(
+            self._alias,
+            [
+                (key, count)
+                for key, count in passed_over
+                if key.kind != Need.Kind.RATE and len(self._holders[key.pk]) < key.room
+            ],
+        )
+
+    def _note(self, key: GuardKey, *names: str) -> None:
+        self._changed.setdefault(key.pk, set()).update(names)

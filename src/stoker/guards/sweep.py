@@ -1,0 +1,172 @@
+"""What guards need from time to time: rates whose moment has come, and what a crash or a hand in
+the tables has left behind. Each look locks its keys and decides then; keys that another transaction
+holds wait for the next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from uuid import UUID
+
+from stoker.models.claimed import Claimed
+from stoker.models.dead_letter import DeadLetter
+from stoker.models.guard_key import GuardKey
+from stoker.models.job import Job
+from stoker.models.need import Need
+from stoker.store.clock import DatabaseNow, database_now_us
+from stoker.store.statements import update_by_key, with_keys
+from stoker.store.transactions import deciding
+from stoker.store.turns import LOOK_AGAIN_US, call_all, call_next
+from stoker.values import rates as rate_window
+
+KEYS_AT_ONCE = 200
+
+
+def call_due(alias: str, rated_limit: int) -> int:
+    """Call the next jobs of rates that have a permit again, and those whose turn was missed while
+    somebody held them. Returns how many keys were looked after.
+
+    Args:
+        alias: of the database.
+        rated_limit: how many jobs of each rate to call; with 0 no rate is looked at.
+    """
+    due = GuardKey.objects.using(alias).filter(due_us__lte=DatabaseNow())
+    if not rated_limit:
+        due = due.exclude(kind=Need.Kind.RATE)
+    key_ids = list(due.order_by("due_us").values_list("pk", flat=True)[:KEYS_AT_ONCE])
+    if not key_ids:
+        return 0
+    with deciding(alias):
+        keys = GuardKey.objects.using(alias).lock(key_ids, waits=False)
+        now_us = database_now_us(alias)
+        still = [key for key in keys.values() if key.due_us is not None and key.due_us <= now_us]
+        for key in still:
+            if key.kind == Need.Kind.RATE:
+                _call_rated(alias, key, now_us, rated_limit)
+        missed = {key.pk: key for key in still if key.kind != Need.Kind.RATE}
+        update_by_key(GuardKey.objects.using(alias), missed, due_us=None)
+        _call_where_room(alias, missed)
+    return len(keys)
+
+
+def _call_rated(alias: str, key: GuardKey, now_us: int, limit: int) -> None:
+    permits = rate_window.free(key.rule, key.starts, now_us)
+    if permits > 0:
+        call_next(alias, key, min(permits, limit))
+        key.due_us = now_us + LOOK_AGAIN_US if key.has_line else None
+    else:
+        key.due_us = rate_window.next_us(key.rule, key.starts, now_us)
+    key.save(using=alias, update_fields=["due_us"])
+
+
+def sweep_keys(
+    alias: str, after: UUID | None, limit: int, *, only_lines: bool
+) -> tuple[int, UUID | None]:
+    """Take places from those that do not run any more, and call the next where one is free.
+
+    Args:
+        alias: of the database.
+        after: the last key that was looked at; None = begin.
+        limit: how many keys to look at.
+        only_lines: at those that have a line only; else those that nobody needs are forgotten, too.
+
+    Returns:
+        How many places were taken back, and the last key of these; None when there are no more.
+    """
+    later = GuardKey.objects.using(alias).order_by("pk")
+    if after is not None:
+        later = later.filter(pk__gt=after)
+    if only_lines:
+        later = later.filter(has_line=True)
+    key_ids = list(later.values_list("pk", flat=True)[:limit])
+    if not key_ids:
+        return 0, None
+    freed = tidy_keys(alias, key_ids, forgets=not only_lines)
+    return freed, key_ids[-1] if len(key_ids) == limit else None
+
+
+def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
+    """Under these keys, take places from those that do not run any more, and call the next where
+    one is free. Returns how many places were taken back.
+
+    Args:
+        forgets: whether keys that nobody needs are deleted.
+    """
+    with deciding(alias):
+        keys = GuardKey.objects.using(alias).lock(key_ids, waits=False)
+        holders = Need.objects.using(alias).holders(keys)
+        stale = _stale_places(alias, keys, holders)
+        update_by_key(Need.objects.using(alias), stale, holds=None)
+        _call_where_room(alias, keys)
+        if forgets:
+            GuardKey.objects.using(alias).forget(keys)
+    return len(stale)
+
+
+def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
+    """Call the next jobs under these keys, where there is room: their turn may have been missed.
+
+    Returns:
+        The queues in which somebody's turn has come.
+    """
+    with deciding(alias):
+        return _call_where_room(alias, GuardKey.objects.using(alias).lock(key_ids))
+
+
+def _call_where_room(alias: str, keys: Mapping[UUID, GuardKey]) -> set[str]:
+    lines = {key_id: key for key_id, key in keys.items() if key.has_line}
+    rates = [key for key in lines.values() if key.kind == Need.Kind.RATE and key.due_us is None]
+    if rates:
+        due_us = database_now_us(alias)
+        update_by_key(GuardKey.objects.using(alias), [key.pk for key in rates], due_us=due_us)
+    holders = Need.objects.using(alias).holders(lines) if lines else {}
+    return call_all(
+        alias,
+        [
+            (key, key.room - len(holders[key_id]))
+            for key_id, key in lines.items()
+            if key.kind != Need.Kind.RATE
+        ],
+    )
+
+
+def _stale_places(
+    alias: str, keys: dict[UUID, GuardKey], holders: dict[UUID, set[UUID]]
+) -> list[UUID]:
+    """Needs whose place nobody uses: their job is not claimed; in a sequence, it has ended."""
+    job_ids = {job_id for key_id in keys for job_id in holders[key_id]}
+    claimed = Claimed.objects.using(alias)
+    running = set(with_keys(claimed, job_ids).values_list("pk", flat=True))
+    idle = job_ids - running
+    alive = _alive(alias, idle)
+    needs = Need.objects.using(alias).filter(job_id__in=idle, holds__isnull=False)
+    return [
+        need.pk
+        for need in needs
+        if need.kind != Need.Kind.SEQUENCE or not (need.job_id in alive or need.halts)
+    ]
+
+
+def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
+    """Delete needs of jobs that have ended or are gone, but for those that halt a sequence until
+    somebody says what becomes of their dead letter.
+
+    Args and returns: as ``sweep_keys``, with the ids of needs.
+    """
+    later = Need.objects.using(alias).order_by("pk")
+    if after is not None:
+        later = later.filter(pk__gt=after)
+    rows: Sequence[Need] = list(later.only("pk", "job_id", "halts")[:limit])
+    alive = _alive(alias, {row.job_id for row in rows})
+    halting = {row.job_id for row in rows if row.halts} - alive
+    letters = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=halting)
+    halted = alive.union(letters.values_list("job_id", flat=True)) if halting else alive
+    over = [row.pk for row in rows if row.job_id not in (halted if row.halts else alive)]
+    Need.objects.using(alias).remove(over)
+    return len(over), rows[-1].pk if len(rows) == limit else None
+
+
+def _alive(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
+    """Those of these jobs that have not ended."""
+    jobs = with_keys(Job.objects.using(alias).filter(status=None), job_ids)
+    return set(jobs.values_list("pk", flat=True))

@@ -1,0 +1,62 @@
+"""The part of upkeep that looks after guards: places that nobody uses are taken back, and who waits
+where there is room is called. Claims and finishes do so by themselves; this is for what a crash, a
+changed limit or a hand in the tables has left behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+from stoker.brokers.contract import Broker
+from stoker.conf import Settings
+from stoker.signals import tell
+
+from . import sweep as guard_upkeep
+
+AT_ONCE = 200
+ALL_SECONDS = 3600.0
+"""How often keys without a line and needs of past jobs are looked through."""
+
+Page = Callable[[UUID | None], tuple[int, UUID | None]]
+
+
+class GuardSweep:
+    """One store's guards.
+
+    Args:
+        beat: called again and again: a sign of life.
+    """
+
+    def __init__(self, settings: Settings, broker: Broker, beat: Callable[[], None]) -> None:
+        self._alias = settings.database
+        self._broker = broker
+        self._beat = beat
+        self._all_at = 0.0
+
+    def sweep(self) -> int:
+        """Look after all keys that have a line; now and then after everything. Returns how many
+        places were taken back."""
+        if not self._broker.capabilities.guards:
+            return 0
+        freed = self._look_through(
+            lambda after: guard_upkeep.sweep_keys(self._alias, after, AT_ONCE, only_lines=True)
+        )
+        if time.monotonic() >= self._all_at:
+            self._look_through(lambda after: guard_upkeep.forget_needs(self._alias, after, AT_ONCE))
+            freed += self._look_through(
+                lambda after: guard_upkeep.sweep_keys(self._alias, after, AT_ONCE, only_lines=False)
+            )
+            self._all_at = time.monotonic() + ALL_SECONDS
+        if freed:
+            tell("places_freed", count=freed)
+        return freed
+
+    def _look_through(self, page: Page) -> int:
+        total, after = page(None)
+        while after is not None:
+            self._beat()
+            count, after = page(after)
+            total += count
+        return total

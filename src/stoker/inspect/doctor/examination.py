@@ -1,0 +1,452 @@
+"""Guards: needs, places and lines are those of jobs that are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.apps import apps
+from django.db import DatabaseError, connections, models
+from django.db.migrations.loader import MigrationLoader
+from django.db.models import Count
+
+from stoker.brokers.adapters import broker_for
+from stoker.cluster.plan import Plan
+from stoker.cluster.upkeep import Upkeep
+from stoker.conf import Settings
+from stoker.exceptions import PackageError, StokerError
+from stoker.guards.sweep import look_after, tidy_keys
+from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.package import sealer_for
+from stoker.jobs.states import explained
+from stoker.models import (
+    Blocked,
+    Cancellation,
+    Claimed,
+    Cluster,
+    DeadLetter,
+    Deferred,
+    GuardKey,
+    Job,
+    Need,
+    Outgoing,
+    Ready,
+)
+from stoker.models.ready import Place
+from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.places import WAITING
+from stoker.store.statements import delete_by_key, lock_by_key, update_by_key, with_keys
+from stoker.store.transactions import deciding
+
+from .looks import AT_ONCE, Jobs, Kind, Leftovers, Letters, Lines, Look, Scene, Steps
+
+NEEDLESS = Kind(
+    "needs_without_job",
+    "These needs are of jobs that have ended or are gone; in a sequence, all that come after them "
+    "wait.",
+    "they are deleted, and the next ones called",
+)
+UNUSED = Kind(
+    "places_of_nobody",
+    "These needs hold a place, but their jobs do not run: others wait in vain.",
+    "the places are given up, and the next ones called",
+)
+OVERFULL = Kind(
+    "locks_held_twice",
+    "More than one job holds these locks or sequences (the ids are those of their keys).",
+)
+KEYLESS = Kind(
+    "blocked_without_key",
+    "These jobs are blocked under keys that are gone: nobody would ever call them.",
+    "they are ready again, and wait for their turn anew",
+)
+STUCK = Kind(
+    "blocked_with_room",
+    "Jobs are blocked under these keys though there is room, and nobody is before them.",
+    "the next ones are called",
+)
+PLACE_FIELDS = Place._fields
+A_MOMENT_SECONDS = 1.0
+
+
+class Needs(Look):
+    """They live as long as their jobs, and hold a place while these run."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        for page in self.scene.pages(Need, "job_id", "kind", "halts", "holds", "fence"):
+            job_ids = {row[1] for row in page}
+            alive = self._alive(job_ids)
+            halting = self._halting({row[1] for row in page if row[3]} - alive)
+            gone = [row[0] for row in page if row[1] not in (alive | halting)]
+            yield NEEDLESS, self._still_there(gone)
+            holding = {
+                row[0]: row[5]
+                for row in page
+                if row[4] is not None and row[1] in alive and row[2] != Need.Kind.SEQUENCE
+            }
+            yield UNUSED, self._unused(holding)
+        held = Need.objects.using(self.alias).filter(
+            kind__in=(Need.Kind.LOCK, Need.Kind.SEQUENCE), holds__isnull=False
+        )
+        counted = held.order_by().values_list("holds").annotate(number=Count("pk"))
+        yield OVERFULL, list(counted.filter(number__gt=1).values_list("holds", flat=True)[:AT_ONCE])
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        needs = with_keys(Need.objects.using(self.alias), ids)
+        key_ids = set(needs.values_list("key_id", flat=True))
+        if kind is UNUSED:
+            return tidy_keys(self.alias, key_ids, forgets=False)
+        with deciding(self.alias):
+            rows = lock_by_key(Need.objects.using(self.alias), ids, "id", "job_id", "halts")
+            alive = self._alive({row.job_id for row in rows})
+            alive |= self._halting({row.job_id for row in rows if row.halts} - alive)
+            gone = [row.id for row in rows if row.job_id not in alive]
+            Need.objects.using(self.alias).remove(gone)
+        self.scene.broker.wake_up(look_after(self.alias, key_ids))
+        return len(gone)
+
+    def _alive(self, job_ids: Collection[UUID]) -> set[UUID]:
+        jobs = with_keys(Job.objects.using(self.alias).filter(status=None), job_ids)
+        return set(jobs.values_list("pk", flat=True))
+
+    def _halting(self, job_ids: Collection[UUID]) -> set[UUID]:
+        """Those that failed, and stop their sequence until somebody sees to the dead letter."""
+        letters = DeadLetter.objects.using(self.alias).unclosed().filter(job_id__in=job_ids)
+        return set(letters.values_list("job_id", flat=True)) if job_ids else set()
+
+    def _still_there(self, need_ids: Sequence[UUID]) -> list[UUID]:
+        """An end takes the needs away, so after it they are there no more."""
+        if not need_ids:
+            return []
+        rows = with_keys(Need.objects.using(self.alias), need_ids)
+        return sorted(rows.values_list("pk", flat=True))
+
+    def _unused(self, fences: Mapping[UUID, int]) -> list[UUID]:
+        """Each attempt has a fence of its own: under the same one it is still the same place."""
+        if not fences:
+            return []
+        needs = with_keys(Need.objects.using(self.alias), fences.keys())
+        claimed = with_keys(
+            Claimed.objects.using(self.alias), set(needs.values_list("job_id", flat=True))
+        )
+        running = set(claimed.values_list("pk", flat=True))
+        still = needs.filter(holds__isnull=False).values_list("pk", "job_id", "fence")
+        return [pk for pk, job_id, fence in still if job_id not in running and fence == fences[pk]]
+
+
+class BlockedLines(Look):
+    """Whoever is blocked waits under a key that is there, and for somebody."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        seen: set[UUID] = set()
+        for page in self.scene.pages(Blocked, "key_id"):
+            fresh = {key_id for _, key_id in page} - seen
+            seen |= fresh
+            if fresh:
+                keyless, stuck = self._judge(fresh)
+                if stuck:  # whoever withdraws jobs looks after their keys a moment later
+                    time.sleep(A_MOMENT_SECONDS)
+                    stuck = self._judge(set(stuck))[1]
+                lost = [job_id for job_id, key_id in page if key_id in keyless]
+                yield KEYLESS, lost
+                yield STUCK, stuck
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        if kind is KEYLESS:
+            return self._let_them_try(ids)
+        with deciding(self.alias):
+            keys = GuardKey.objects.using(self.alias).lock(ids)
+            stuck = [key for key in keys.values() if self._is_stuck(key)]
+            stuck_ids = [key.pk for key in stuck]
+            update_by_key(GuardKey.objects.using(self.alias), stuck_ids, has_line=True)
+        self.scene.broker.wake_up(look_after(self.alias, stuck_ids))
+        return len(stuck_ids)
+
+    def _judge(self, key_ids: set[UUID]) -> tuple[set[UUID], list[UUID]]:
+        """The keys that are gone, and those under which nobody is called. With the keys locked, as
+        whoever blocks or calls has them."""
+        with deciding(self.alias):
+            keys = GuardKey.objects.using(self.alias).lock(key_ids)
+            missing = key_ids - keys.keys()
+            lines = Blocked.objects.using(self.alias).filter(key_id__in=missing)
+            keyless = set(lines.values_list("key_id", flat=True)) if missing else set()
+            return keyless, sorted(key.pk for key in keys.values() if self._is_stuck(key))
+
+    def _is_stuck(self, key: GuardKey) -> bool:
+        line = Blocked.objects.using(self.alias).filter(key_id=key.pk)
+        if not line.exists():
+            return False
+        if not key.has_line:
+            return True  # nobody would look for them
+        if key.due_us is not None:
+            return False  # somebody will, then
+        if key.kind == Need.Kind.RATE:
+            return True
+        needs = Need.objects.using(self.alias)
+        if key.kind == Need.Kind.SEQUENCE:
+            first = needs.firsts([key.pk]).get(key.pk)
+            return first is not None and line.filter(pk=first).exists()
+        called = needs.filter(key_id=key.pk).values("job_id")
+        is_someone_called = Ready.objects.using(self.alias).filter(guards__gt=0, pk__in=called)
+        has_room = len(needs.holders([key.pk])[key.pk]) < key.room
+        return has_room and not is_someone_called.exists()
+
+    def _let_them_try(self, job_ids: Sequence[UUID]) -> int:
+        """The next claim makes the key, and decides."""
+        with deciding(self.alias):
+            blocked = Blocked.objects.using(self.alias)
+            rows = lock_by_key(blocked, job_ids, *PLACE_FIELDS, "key_id")
+            known = with_keys(GuardKey.objects.using(self.alias), {row.key_id for row in rows})
+            there = set(known.values_list("pk", flat=True))
+            lost = [row for row in rows if row.key_id not in there]
+            delete_by_key(blocked, [row.job_id for row in lost])
+            Ready.objects.using(self.alias).add(
+                Place(*(getattr(row, name) for name in PLACE_FIELDS)) for row in lost
+            )
+        self.scene.broker.wake_up({row.queue for row in lost})
+        return len(lost)
+
+
+ABANDONED = Kind(
+    "abandoned_leases",
+    "The leases of these jobs ended long ago, and nobody has taken them over: does a cluster run?",
+    "they are taken over: tried again, or dead letters when out of tries",
+)
+SILENT = Kind(
+    "silent_clusters",
+    "These clusters have given no sign of life for longer than a lease.",
+    "they are buried, and what they held is taken over when its lease ends",
+    is_fault=False,
+)
+OVERDUE = Kind(
+    "overdue_jobs",
+    "The moment of these jobs came long ago, and no cluster has looked for them: all are busy with "
+    "long jobs, or none runs.",
+    is_fault=False,
+)
+UNHEARD = Kind(
+    "settled_cancellations",
+    "These jobs were to be cancelled while they ran, and do not run any more.",
+    "those that wait again are cancelled; of the others the request is forgotten",
+    is_fault=False,
+)
+UNRELAYED = Kind(
+    "unrelayed_jobs",
+    "These jobs have long been in the outbox, and nobody has sent them on to their broker: does a "
+    "cluster of this backend run?",
+    is_fault=False,
+)
+LONG_SECONDS = 300.0
+"""For which no living cluster leaves things as they are."""
+
+
+class Clusters(Look):
+    """Leases that are over are taken over, and clusters that are gone are buried."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        settings = self.scene.settings
+        long_seconds = max(LONG_SECONDS, 3 * settings.upkeep_seconds, 3 * settings.lease_seconds)
+        long_ago = DatabaseNow() - microseconds(long_seconds)
+        for page in self.scene.pages(Claimed):
+            leases = Claimed.objects.using(self.alias).filter(pk__in=[row[0] for row in page])
+            over = leases.filter(leased_until_us__lt=long_ago)
+            yield ABANDONED, list(over.values_list("pk", flat=True))
+        silent = Cluster.objects.using(self.alias).silent_for(long_seconds)
+        yield SILENT, list(silent.values_list("pk", flat=True)[:AT_ONCE])
+        due = Deferred.objects.using(self.alias).filter(due_us__lt=long_ago).order_by("due_us")
+        yield OVERDUE, list(due.values_list("pk", flat=True)[:AT_ONCE])
+        own = Outgoing.objects.using(self.alias).filter(backend=settings.alias)
+        old = own.filter(enqueued_at__lt=time.time() - long_seconds).order_by("job_id")
+        yield UNRELAYED, list(old.values_list("pk", flat=True)[:AT_ONCE])
+        for page in self.scene.pages(Cancellation):
+            asked = [row[0] for row in page]
+            places = self.scene.broker.whereabouts(asked)
+            yield UNHEARD, [one for one in asked if places.get(one) != "running"]
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        settings = self.scene.settings
+        upkeep = Upkeep(Plan(alias=settings.alias), settings, self.scene.broker, lambda: None)
+        if kind is UNHEARD:
+            return min(len(ids), sweep_requests(settings))
+        if kind is SILENT:
+            upkeep.bury_silent_clusters()
+            return len(ids) - Cluster.objects.using(self.alias).filter(pk__in=ids).count()
+        upkeep.rescue()
+        leases = Claimed.objects.using(self.alias).filter(pk__in=ids)
+        return len(ids) - leases.filter(leased_until_us__lt=DatabaseNow()).count()
+
+
+UNAPPLIED = Kind(
+    "unapplied_migrations",
+    "These migrations of stoker are not applied: run `manage.py migrate`. Nothing else was looked "
+    "at.",
+)
+MISSING_INDEX = Kind(
+    "missing_indexes",
+    "These indexes are missing, without which a claim or a clean-up reads whole tables: create "
+    "them as the migrations do.",
+)
+UNREADABLE = Kind(
+    "unreadable_packages",
+    "The packages of these jobs, from a sample of those that wait, cannot be opened here; they "
+    "become dead letters when their turn comes. Was a key rotated without SECRET_KEY_FALLBACKS?",
+)
+SAMPLED = 200
+"""Packages that are opened, of each line."""
+WRITTEN_BY_HAND = {"stoker_job": ("stoker_job_finished",)}
+"""Indexes that a migration makes and no model names."""
+
+
+class Migrations(Look):
+    """All of them are applied."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        loader = MigrationLoader(connections[self.alias])
+        known = [key for key in loader.graph.nodes if key[0] == "stoker"]
+        yield UNAPPLIED, sorted(key[1] for key in known if key not in loader.applied_migrations)
+
+
+class Indexes(Look):
+    """The tables have theirs."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        connection = connections[self.alias]
+        missing: list[str] = []
+        with connection.cursor() as cursor:
+            for model in apps.get_app_config("stoker").get_models():
+                table = model._meta.db_table
+                there = connection.introspection.get_constraints(cursor, table)
+                missing += sorted(_named(model) - there.keys())
+                indexed = {tuple(one["columns"]) for one in there.values() if _is_index(one)}
+                missing += [
+                    f"{table} ({column})"
+                    for column in _indexed_columns(model)
+                    if (column,) not in indexed
+                ]
+        yield MISSING_INDEX, missing
+
+
+class Packages(Look):
+    """A sample of those that wait can be opened."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        sealer = sealer_for(self.scene.settings)
+        for table in WAITING.values():
+            rows = table._default_manager.using(self.alias).order_by("pk")
+            job_ids = list(rows.values_list("pk", flat=True)[:SAMPLED])
+            unreadable: list[UUID] = []
+            packages = Job.objects.using(self.alias).packages(job_ids) if job_ids else {}
+            for job_id, package in packages.items():
+                try:
+                    sealer.open(package)
+                except PackageError:
+                    unreadable.append(job_id)
+            yield UNREADABLE, sorted(unreadable)
+
+
+def _named(model: type[models.Model]) -> set[str]:
+    named = {one.name for one in (*model._meta.indexes, *model._meta.constraints)}
+    return {*named, *WRITTEN_BY_HAND.get(model._meta.db_table, ())}
+
+
+def _indexed_columns(model: type[models.Model]) -> list[str]:
+    fields: Sequence[Any] = model._meta.concrete_fields
+    return [str(one.column) for one in fields if one.db_index or one.unique]
+
+
+def _is_index(constraint: Mapping[str, Any]) -> bool:
+    return bool(constraint["index"] or constraint["unique"] or constraint["primary_key"])
+
+
+MOST_ROWS = 1_000_000
+SHOWN_IDS = 20
+LOOKS: tuple[type[Look], ...] = (
+    Indexes, Lines, Jobs, Clusters, Needs, BlockedLines, Letters, Steps, Leftovers,
+    Packages,
+)  # fmt: skip
+OF_ANY_BROKER: tuple[type[Look], ...] = (Indexes, Clusters, Letters)
+"""A broker outside the database has its jobs elsewhere."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """One kind of thing that is wrong."""
+
+    name: str
+    sentence: str
+    is_fault: bool
+    """False: it is good to know, or upkeep will see to it; no promise is broken."""
+    remedy: str
+    """What a repair does about it; "" = nothing would be safe."""
+    count: int = 0
+    ids: list[str] = field(default_factory=list)
+    """Of the first 20."""
+    mended: int = 0
+    error: str = ""
+    """Why a repair failed."""
+
+    @property
+    def is_mended(self) -> bool:
+        return self.mended >= self.count
+
+
+@dataclass(slots=True)
+class Report:
+    """What an examination came to."""
+
+    findings: list[Finding]
+    looked_at: int
+    """Rows."""
+    cut_short: list[str]
+    """Tables of which rows were left out."""
+    seconds: float
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no promise is broken, or not any more."""
+        return all(one.is_mended or not one.is_fault for one in self.findings)
+
+
+def examine(settings: Settings, *, repair: bool = False, most_rows: int = MOST_ROWS) -> Report:
+    """Look at the whole store of a backend, page by page.
+
+    Args:
+        settings: the backend's.
+        repair: mend what is safe to mend.
+        most_rows: of one table; the rest is left out, which the report tells.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    began = time.monotonic()
+    broker = broker_for(settings)
+    scene = Scene(settings, broker, most_rows)
+    findings: dict[str, Finding] = {}
+    looks = LOOKS if broker.capabilities.transactional else OF_ANY_BROKER
+    with explained(settings.database):
+        _look(Migrations(scene), findings, repair=False)
+        for look in () if findings else looks:
+            _look(look(scene), findings, repair=repair)
+    seconds = round(time.monotonic() - began, 3)
+    return Report([*findings.values()], scene.looked_at, sorted(scene.cut_short), seconds)
+
+
+def _look(look: Look, findings: dict[str, Finding], *, repair: bool) -> None:
+    for kind, ids in _found(look):
+        finding = findings.setdefault(
+            kind.name, Finding(kind.name, kind.sentence, kind.is_fault, kind.remedy)
+        )
+        finding.count += len(ids)
+        finding.ids += [str(one) for one in ids[: SHOWN_IDS - len(finding.ids)]]
+        if repair and kind.remedy:
+            try:
+                finding.mended += look.mend(kind, ids)
+            except (StokerError, DatabaseError) as error:
+                finding.error = str(error)
+
+
+def _found(look: Look) -> Iterator[tuple[Kind, Any]]:
+    return ((kind, ids) for kind, ids in look.find() if ids)

@@ -1,0 +1,378 @@
+"""What every look at the store has in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from django.db import models
+from django.db.models import CharField, Count, Exists, Max, OuterRef, Q, Value
+
+from stoker.brokers.contract import Broker
+from stoker.conf import Settings
+from stoker.dead_letters.search import told_by_dead_letters
+from stoker.models import Attempt, Claimed, DeadLetter, Job, Need, Ready, Requeue, Step, UniqueKey
+from stoker.models.ready import Place
+from stoker.store.clock import database_now_us
+from stoker.store.places import PLACES, WAITING
+from stoker.store.statements import delete_by_key, lock_by_key, with_keys
+from stoker.store.transactions import deciding
+from stoker.values.progress import come_so_far
+
+AT_ONCE = 500
+"""Rows of one page: no statement looks at more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One thing that may be wrong."""
+
+    name: str
+    sentence: str
+    remedy: str = ""
+    """What a repair does about it; "" = nothing would be safe."""
+    is_fault: bool = True
+    """Whether a promise is broken. False: it is good to know, or upkeep will see to it."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """The store that is looked at.
+
+    Args:
+        most: rows of one table, the rest is left out.
+    """
+
+    settings: Settings
+    broker: Broker
+    most: int
+    looked_at: int = 0
+    cut_short: set[str] = field(default_factory=set)
+    """Tables of which rows were left out."""
+
+    @property
+    def alias(self) -> str:
+        return self.settings.database
+
+    def pages(self, model: type[models.Model], *names: str) -> Iterator[Sequence[tuple[Any, ...]]]:
+        """A table along its primary key: that, and these fields."""
+        rows = model._default_manager.using(self.alias).order_by("pk").values_list("pk", *names)
+        after: Any = None
+        seen = 0
+        while page := list((rows if after is None else rows.filter(pk__gt=after))[:AT_ONCE]):
+            yield page
+            seen += len(page)
+            self.looked_at += len(page)
+            come_so_far(self.looked_at)
+            after = page[-1][0]
+            if len(page) < AT_ONCE:
+                return
+            if seen >= self.most:
+                self.cut_short.add(model._meta.db_table)
+                return
+
+
+class Look(ABC):
+    """A look at one part of the store."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.alias = scene.alias
+
+    @abstractmethod
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        """What is wrong, page by page: of what kind, and the ids of the rows."""
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        """Repair these, as far as they are still as they were seen. Returns how many."""
+        raise NotImplementedError  # each look has its own
+
+
+LOST = Kind(
+    "lost_jobs",
+    "These jobs have not ended, and are in no line: nobody would ever run them.",
+    "they are ready again",
+)
+DOUBLE = Kind(
+    "jobs_in_two_places",
+    "These jobs are in more than one place, so that they might run twice.",
+    "the place next to running is kept",
+)
+ENDED = Kind(
+    "ended_jobs_in_line",
+    "These jobs have ended and yet wait or are leased, so that they might run once more.",
+    "they are taken out of the line",
+)
+WITHOUT_JOB = Kind(
+    "places_without_job",
+    "There is a place for these jobs, but their packages are gone: whoever claims one makes a dead "
+    "letter of it.",
+)
+UNGUARDED = Kind(
+    "jobs_without_their_guards",
+    "These jobs wait without what they need (their rows in stoker_need are not as many as they "
+    "should be), so that they might run beside others.",
+)
+NEXT_TO_RUNNING = ("running", "ready", "blocked", "deferred")
+
+
+class Jobs(Look):
+    """Those that have not ended have a place."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        for page in self.scene.pages(Job, "status"):
+            alive = [job_id for job_id, status in page if status is None]
+            # In this order: what has not ended after the look had not ended during it.
+            nowhere = set(alive) - places_of(self.alias, alive).keys()
+            yield LOST, sorted(self._alive(nowhere))
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        """With the job's row locked: whoever else mends it waits, and then finds it in line."""
+        with deciding(self.alias):
+            names = ("id", "queue", "priority", "status")
+            rows = lock_by_key(Job.objects.using(self.alias), ids, *names)
+            alive = {row.id: row for row in rows if row.status is None}
+            lost = [alive[one] for one in alive.keys() - places_of(self.alias, alive).keys()]
+            counts = self._counts([row.id for row in lost])
+            Ready.objects.using(self.alias).add(
+                Place(row.id, row.queue, -row.priority, *counts[row.id]) for row in lost
+            )
+        self.scene.broker.wake_up({row.queue for row in lost})
+        return len(lost)
+
+    def _alive(self, job_ids: Collection[UUID]) -> set[UUID]:
+        if not job_ids:
+            return set()
+        jobs = with_keys(Job.objects.using(self.alias).filter(status=None), job_ids)
+        return set(jobs.values_list("pk", flat=True))
+
+    def _counts(self, job_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int, int]]:
+        """Attempts, crashes and needs, as they are written down elsewhere."""
+        crashed = Count("pk", filter=Q(kind=Attempt.Kind.CRASHED))
+        tried = Attempt.objects.using(self.alias).filter(job_id__in=job_ids).values_list("job_id")
+        attempts = {row[0]: row[1:] for row in tried.annotate(last=Max("number"), crashed=crashed)}
+        needs = Need.objects.using(self.alias).filter(job_id__in=job_ids).values_list("job_id")
+        needed = dict(needs.annotate(Count("pk")))
+        return {one: (*attempts.get(one, (0, 0)), needed.get(one, 0)) for one in job_ids}
+
+
+class Lines(Look):
+    """Whoever is in one of them is a job, is nowhere else, and has not ended."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        for name, table in PLACES.items():
+            for page in self.scene.pages(table, "guards"):
+                yield from self._judge(name, table, dict(page))
+
+    def _judge(
+        self, name: str, table: type[models.Model], guards: dict[UUID, int]
+    ) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        places = places_of(self.alias, guards)
+        double = [one for one, names in places.items() if len(names) > 1 and names[0] == name]
+        yield DOUBLE, double
+        jobs = with_keys(Job.objects.using(self.alias), guards.keys())
+        status = dict(jobs.values_list("pk", "status"))
+        # Looked at after its job's end, which takes it away: what is there still, is wrong.
+        ended = [one for one in guards if status.get(one) is not None]
+        yield ENDED, self._still_in(table, ended)
+        yield WITHOUT_JOB, self._still_in(table, [one for one in guards if one not in status])
+        if table is not Claimed:
+            guarded = {one: count for one, count in guards.items() if count and one not in double}
+            yield UNGUARDED, self._unguarded(table, guarded)
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        return self._let_go(ids) if kind is ENDED else self._keep_one_place(ids)
+
+    def _still_in(self, table: type[models.Model], job_ids: Collection[UUID]) -> list[UUID]:
+        if not job_ids:
+            return []
+        rows = with_keys(table._default_manager.using(self.alias), job_ids)
+        return sorted(rows.values_list("pk", flat=True))
+
+    def _unguarded(self, table: type[models.Model], guards: dict[UUID, int]) -> list[UUID]:
+        """Looked at again: it may have become another call meanwhile, with other guards."""
+        if not guards:
+            return []
+        needs = Need.objects.using(self.alias).filter(job_id__in=guards).values_list("job_id")
+        needed = dict(needs.annotate(Count("pk")))
+        lacking = [one for one, count in guards.items() if needed.get(one, 0) != count]
+        rows = with_keys(table._default_manager.using(self.alias), lacking)
+        still = dict(rows.values_list("pk", "guards")) if lacking else {}
+        return [one for one in lacking if still.get(one) == guards[one]]
+
+    def _let_go(self, ids: Sequence[UUID]) -> int:
+        """An end is for good, so that nothing has to be looked at again."""
+        waiting = self.scene.broker.withdraw(ids)
+        leased = with_keys(Claimed.objects.using(self.alias), ids)
+        keys = list(leased.values_list("pk", "lease_id"))
+        freed = Claimed.objects.using(self.alias).settle(keys) if keys else None
+        return len(waiting.union(job_id for job_id, _ in freed.valid) if freed else waiting)
+
+    def _keep_one_place(self, ids: Sequence[UUID]) -> int:
+        with deciding(self.alias):
+            there: dict[UUID, list[str]] = {}
+            for name in NEXT_TO_RUNNING:
+                rows = PLACES[name]._default_manager.using(self.alias)
+                for row in lock_by_key(rows, ids, "job_id"):
+                    there.setdefault(row.job_id, []).append(name)
+            for name, table in WAITING.items():
+                spare = [one for one, names in there.items() if name in names[1:]]
+                delete_by_key(table._default_manager.using(self.alias), spare)
+            return sum(len(names) > 1 for names in there.values())
+
+
+def places_of(alias: str, job_ids: Collection[UUID]) -> dict[UUID, list[str]]:
+    """Job id -> every place where it is. One statement, so one moment."""
+    if not job_ids:
+        return {}
+    found = [
+        with_keys(place._default_manager.using(alias), job_ids).values_list(
+            "pk", Value(name, CharField())
+        )
+        for name, place in PLACES.items()
+    ]
+    places: dict[UUID, list[str]] = {}
+    for job_id, name in found[0].union(*found[1:], all=True):
+        places.setdefault(job_id, []).append(name)
+    order = list(PLACES)
+    return {job_id: sorted(names, key=order.index) for job_id, names in places.items()}
+
+
+LEFT_BEHIND = Kind(
+    "steps_left_behind",
+    "The jobs of these steps have ended or are gone, and their workflows do not know: what comes "
+    "after them would never begin. Requeue the job, or cancel the workflow.",
+)
+
+
+class Steps(Look):
+    """The end of a job is what moves its workflow on, in one transaction."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        for page in self.scene.pages(Step, "state", "job_id"):
+            enqueued = {row[0]: row[2] for row in page if row[1] == Step.State.ENQUEUED}
+            if enqueued:
+                jobs = with_keys(Job.objects.using(self.alias), enqueued.values())
+                alive = set(jobs.filter(status=None).values_list("pk", flat=True))
+                over = [pk for pk, job_id in enqueued.items() if job_id not in alive]
+                rows = with_keys(Step.objects.using(self.alias), over)
+                still = rows.filter(state=Step.State.ENQUEUED).values_list("pk", "job_id")
+                yield LEFT_BEHIND, [pk for pk, job_id in still if job_id == enqueued[pk]]
+
+
+CONTRADICTED = Kind(
+    "dead_letters_of_no_failure",
+    "These dead letters are open, but the jobs that they tell of have not failed.",
+)
+UNRESOLVED = Kind(
+    "unresolved_dead_letters",
+    "These dead letters were requeued, and the new job has succeeded: they should be resolved.",
+    "they are resolved",
+)
+DESERTED = Kind(
+    "deserted_dead_letters",
+    "These dead letters were requeued, and the new job is gone or was cancelled: nobody carries "
+    "them on.",
+    "they are open again",
+    is_fault=False,
+)
+DANGLING = Kind(
+    "requeues_without_dead_letter",
+    "These requeues (the ids are those of the new jobs) tell of dead letters that are gone.",
+    "they are deleted",
+    is_fault=False,
+)
+ORPHANED = Kind(
+    "attempts_without_job",
+    "These attempts are of jobs that are gone, and no dead letter shows them.",
+    "they are deleted",
+    is_fault=False,
+)
+LEFT_KEYS = Kind(
+    "unique_keys_without_job",
+    "The jobs that took these unique keys are gone. They count as free.",
+    "they are deleted",
+    is_fault=False,
+)
+BY = "stoker doctor"
+
+
+class Letters(Look):
+    """An open one is of a job that failed, a requeued one is carried on."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        for page in self.scene.pages(DeadLetter, "state", "job_id", "successor_id"):
+            open_ones = {row[0]: row[2] for row in page if row[1] == DeadLetter.State.OPEN}
+            carried = {row[0]: row[3] for row in page if row[1] == DeadLetter.State.REQUEUED}
+            status = self._status([*open_ones.values(), *filter(None, carried.values())])
+            wrong = {
+                pk: job_id
+                for pk, job_id in open_ones.items()
+                if status.get(job_id, Job.Status.FAILED) != Job.Status.FAILED
+            }
+            yield CONTRADICTED, self._still("job_id", wrong)
+            over = {pk: one for pk, one in carried.items() if status.get(one, "gone") is not None}
+            done = {pk: one for pk, one in over.items() if status.get(one) == Job.Status.SUCCESSFUL}
+            yield UNRESOLVED, self._still("successor_id", done)
+            left = {pk: one for pk, one in over.items() if pk not in done}
+            yield DESERTED, self._still("successor_id", left)
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        letters = DeadLetter.objects.using(self.alias)
+        seen = list(with_keys(letters.filter(state=DeadLetter.State.REQUEUED), ids))
+        if kind is DESERTED:
+            return sum(letters.reopen(one) for one in seen)
+        state, why = DeadLetter.State.RESOLVED, "the job that it was requeued as has succeeded"
+        return sum(letters.close(one, state, BY, why) for one in seen)
+
+    def _status(self, job_ids: Sequence[UUID]) -> dict[UUID, str | None]:
+        jobs = with_keys(Job.objects.using(self.alias), job_ids)
+        return dict(jobs.values_list("pk", "status"))
+
+    def _still(self, name: str, seen: dict[UUID, Any]) -> list[UUID]:
+        """Unchanged since, though the job had ended by then."""
+        if not seen:
+            return []
+        rows = with_keys(DeadLetter.objects.using(self.alias).unclosed(), seen.keys())
+        return sorted(pk for pk, job_id in rows.values_list("pk", name) if job_id == seen[pk])
+
+
+class Leftovers(Look):
+    """Rows that stand for nothing any more do no harm; they only grow in number."""
+
+    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+        for page in self.scene.pages(Requeue, "identity"):
+            yield DANGLING, self._dangling([row[0] for row in page])
+        for page in self.scene.pages(Attempt, "job_id"):
+            jobs = self._gone({row[1] for row in page})
+            yield ORPHANED, [pk for pk, job_id in page if job_id in jobs]
+        for page in self.scene.pages(UniqueKey, "job_id", "until_us"):
+            now_us = database_now_us(self.alias)
+            jobs = self._gone({row[1] for row in page if row[2] <= now_us})
+            yield LEFT_KEYS, [pk for pk, job_id, _ in page if job_id in jobs]
+
+    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+        if kind is DANGLING:
+            rows: Any = Requeue.objects.using(self.alias)
+            return int(rows.filter(pk__in=self._dangling(ids)).delete()[0])
+        if kind is LEFT_KEYS:
+            return UniqueKey.objects.using(self.alias).forget_these(ids)
+        job = Job.objects.using(self.alias).filter(pk=OuterRef("job_id"))
+        attempts = Attempt.objects.using(self.alias).filter(~Exists(job), pk__in=ids)
+        return int(attempts.delete()[0])
+
+    def _dangling(self, job_ids: Sequence[UUID]) -> list[UUID]:
+        letter = DeadLetter.objects.using(self.alias).filter(identity=OuterRef("identity"))
+        rows = with_keys(Requeue.objects.using(self.alias), job_ids)
+        return sorted(rows.filter(~Exists(letter)).values_list("pk", flat=True))
+
+    def _gone(self, job_ids: set[UUID]) -> set[UUID]:
+        """Those that are gone, and of which no dead letter tells."""
+        if not job_ids:
+            return set()
+        jobs = with_keys(Job.objects.using(self.alias), job_ids)
+        gone = job_ids - set(jobs.values_list("pk", flat=True))
+        return gone - told_by_dead_letters(self.alias, gone) if gone else gone

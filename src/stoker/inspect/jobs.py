@@ -1,0 +1,201 @@
+"""Jobs as screens want them: by state, filtered, page by page along an index.
+
+What no index answers (a task, a part of its name, the queue of jobs that have ended) is looked for
+among the next ``LOOKED_AT`` jobs of the order in which they are shown; then the page says how far
+it has looked, and the next page goes on from there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, models
+from django.db.models import Q
+
+from stoker.models.deferred import Deferred
+from stoker.models.job import Job
+from stoker.models.ready import Ready
+from stoker.store.places import PLACES
+from stoker.store.statements import fetch
+from stoker.values.text import stored_text
+
+ENDED = tuple(str(status) for status in Job.Status)
+STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
+LOOKED_AT = 10_000
+COUNTED = 10_000
+"""Of each state, so many are counted."""
+LONGEST_TEXT = 200
+MARK = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs; "" = any."""
+
+    state: str = ""
+    queue: str = ""
+    task: str = ""
+    """Dotted path."""
+    text: str = ""
+    """Somewhere in the task's dotted path, or in the reason why the job failed or was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Some jobs, in the order that fits their state."""
+
+    jobs: Sequence[Job]
+    """Without package and value."""
+    next: str | None
+    """Where the next page begins; None = there is none."""
+    is_cut: bool = False
+    """Whether there may be more among jobs that were not looked at."""
+
+
+def tally(alias: str) -> dict[str, int]:
+    """State -> how many jobs are in it, counted up to ``COUNTED`` + 1. One query."""
+    rows = fetch(connections[alias], "job_tally", {}, limit=str(COUNTED + 1))
+    return dict(rows)
+
+
+class JobSearch:
+    """Jobs of one store that a filter finds.
+
+    Raises:
+        ValueError: there is no such state.
+    """
+
+    def __init__(self, alias: str, wanted: JobFilter) -> None:
+        if wanted.state not in ("", *STATES):
+            raise ValueError(f"state={wanted.state!r}: there is {', '.join(STATES)}.")
+        self._alias = alias
+        self._wanted = wanted
+        self._jobs = Job.objects.using(alias).defer("package", "value")
+
+    def page(self, limit: int, after: str | None = None) -> JobPage:
+        """Up to so many jobs.
+
+        Args:
+            limit: how many.
+            after: ``JobPage.next`` of the page before.
+
+        Raises:
+            ValueError: ``after`` is no such thing.
+        """
+        rows, order = self._rows()
+        place = None if after is None else _place(after, len(order))
+        if place is not None:
+            rows = rows.filter(_beyond(order, place))
+        rows = rows.order_by(*order)
+        condition = self._condition(rows.model)
+        if condition is None:
+            return self._shown(list(self._keys(rows, order)[: limit + 1]), limit)
+        edge = self._keys(rows, order)[LOOKED_AT : LOOKED_AT + 1].first()
+        if edge is not None:
+            rows = rows.exclude(_beyond(order, edge))
+        found = list(self._keys(rows.filter(condition), order)[: limit + 1])
+        if len(found) > limit or edge is None:
+            return self._shown(found, limit)
+        page = self._shown(found, limit)
+        return JobPage(page.jobs, _mark(edge), is_cut=True)
+
+    def slowest(self, limit: int, since: datetime) -> list[Job]:
+        """Those of its task whose last attempt ran longest, each with ``ran``, of the newest jobs
+        that have succeeded since then. Looks at as many as a page does.
+
+        Args:
+            limit: how many.
+            since: they ended after that.
+        """
+        ended = Job.objects.using(self._alias).filter(status=Job.Status.SUCCESSFUL)
+        ended = ended.filter(finished_at__gte=since).order_by("-finished_at", "-id")
+        edge = ended.values_list("finished_at", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
+        rows = ended.filter(finished_at__gte=edge or since, task=self._wanted.task)
+        times: Any = rows.exclude(started_at=None).values_list("pk", "started_at", "finished_at")
+        ran = {pk: (finished - started).total_seconds() for pk, started, finished in times}
+        longest = heapq.nlargest(limit, ran, key=ran.__getitem__)
+        jobs = self._jobs.in_bulk(longest)
+        return [_with_ran(jobs[pk], ran[pk]) for pk in longest if pk in jobs]
+
+    def _rows(self) -> tuple[models.QuerySet[Any], tuple[str, ...]]:
+        """In which table to look, and in which order: that of an index."""
+        state, queue = self._wanted.state, self._wanted.queue
+        if state in ENDED:
+            rows = Job.objects.using(self._alias).filter(status=state)
+            return rows, ("-finished_at", "-id")
+        if not state:
+            return Job.objects.using(self._alias).all(), ("-id",)
+        table = PLACES[state.lower()]
+        waiting: models.QuerySet[Any] = table._default_manager.using(self._alias).all()
+        if table is Deferred:
+            return waiting, ("due_us", "job_id")
+        if table is Ready and queue:
+            return waiting.filter(queue=queue), ("rank", "job_id")
+        return waiting, ("-job_id",)
+
+    def _condition(self, model: type[models.Model]) -> Q | None:
+        """What no index answers; None = nothing."""
+        wanted, text = self._wanted, stored_text(self._wanted.text, LONGEST_TEXT)
+        of_job = Q()
+        if wanted.task:
+            of_job &= Q(task=wanted.task)
+        if text:
+            of_job &= Q(task__icontains=text) | Q(reason__icontains=text)
+        condition = Q()
+        if of_job:
+            jobs = Job.objects.using(self._alias).filter(of_job)
+            condition &= of_job if model is Job else Q(job_id__in=jobs.values("pk"))
+        if wanted.queue and model is not Ready:
+            condition &= Q(queue=wanted.queue)
+        return condition or None
+
+    def _keys(self, rows: models.QuerySet[Any], order: Sequence[str]) -> Any:
+        return rows.values_list(*(name.lstrip("-") for name in order))
+
+    def _shown(self, found: Sequence[Sequence[Any]], limit: int) -> JobPage:
+        """The jobs of these keys, in the same order."""
+        shown = found[:limit]
+        jobs = self._jobs.in_bulk([key[-1] for key in shown])
+        mark = _mark(shown[-1]) if len(found) > limit else None
+        return JobPage([jobs[key[-1]] for key in shown if key[-1] in jobs], mark)
+
+
+def _with_ran(job: Job, seconds: float) -> Job:
+    job.ran = seconds  # type: ignore[attr-defined] # for the screen that asks
+    return job
+
+
+def _beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
+    """What comes after a place in this order."""
+    first, last = order[0], order[-1]
+    name, key = first.lstrip("-"), last.lstrip("-")
+    then = "lt" if last.startswith("-") else "gt"
+    if len(order) == 1:
+        return Q(**{f"{key}__{then}": place[0]})
+    beside = Q(**{name: place[0], f"{key}__{then}": place[1]})
+    # The first part is what an index can begin with.
+    return Q(**{f"{name}__{then}e": place[0]}) & (Q(**{f"{name}__{then}": place[0]}) | beside)
+
+
+def _mark(key: Sequence[Any]) -> str:
+    return MARK.join(part.isoformat() if isinstance(part, datetime) else str(part) for part in key)
+
+
+def _place(mark: str, parts: int) -> tuple[Any, ...]:
+    *firsts, last = mark.split(MARK)
+    try:
+        found = (*(_number_or_moment(text) for text in firsts), UUID(last))
+    except ValueError:
+        found = ()
+    if len(found) != parts:
+        raise ValueError(f"{mark!r} is not where a page of these jobs begins")
+    return found
+
+
+def _number_or_moment(text: str) -> int | datetime:
+    return int(text) if text.lstrip("-").isdigit() else datetime.fromisoformat(text)

@@ -1,0 +1,175 @@
+"""How many jobs of each queue are where, and which queues are paused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.db import connections
+from django.db.models import OuterRef, Subquery
+from django.utils import timezone
+
+from stoker.brokers.adapters import broker_for
+from stoker.conf import Settings
+from stoker.jobs.states import explained
+from stoker.models import Attempt, Job, PausedQueue, Ready
+from stoker.store import counting
+from stoker.store.counting import Shares, estimate_of, estimated
+from stoker.store.places import PLACES
+from stoker.store.statements import as_uuid, fetch, statement
+
+QUEUES_AT_ONCE = 200
+STATES = ("ready", "deferred", "blocked", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Since when a queue is paused, by whom, and why."""
+
+    since: datetime
+    by: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """How many jobs of one queue are where."""
+
+    name: str
+    ready: int
+    deferred: int
+    blocked: int
+    running: int
+    """Leased to a cluster: running in a worker, or about to."""
+    is_exact: bool
+    """Whether the numbers are counted, not estimated."""
+    oldest_ready_seconds: float | None
+    """How long the next job has waited since it might have started: of each priority the next one
+    is looked at, and the longest wait is told. None without a ready job, and where only the broker
+    could tell."""
+    paused: Pause | None = None
+    """None = it is not."""
+
+
+def queues(settings: Settings) -> tuple[QueueDepth, ...]:
+    """The queues that have a job, are paused, or are named by ``QUEUES``; by name.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    broker = broker_for(settings)
+    paused = pauses(settings)
+    if not broker.capabilities.transactional:
+        sizes = broker.sizes()
+        empty = {name: dict.fromkeys(STATES, 0) for name in {*settings.queues, *paused}}
+        return tuple(
+            QueueDepth(
+                name, **size, is_exact=True, oldest_ready_seconds=None, paused=paused.get(name)
+            )
+            for name, size in sorted({**empty, **sizes}.items())
+        )
+    with explained(settings.database):
+        fronts = _fronts(settings.database)
+        places = _by_queue(settings.database, sorted({queue for queue, _ in fronts}))
+        waits = _oldest_ready_seconds(settings.database, fronts)
+        with_jobs = {name for place in places.values() for name in place.numbers}
+        return tuple(
+            QueueDepth(
+                name=name,
+                **{state: place.numbers.get(name, 0) for state, place in places.items()},
+                is_exact=all(place.is_exact for place in places.values()),
+                oldest_ready_seconds=waits.get(name),
+                paused=paused.get(name),
+            )
+            for name in sorted({*settings.queues, *paused, *with_jobs, *waits})
+        )
+
+
+def pauses(settings: Settings) -> dict[str, Pause]:
+    """Queue -> its pause, of those that are paused. Raises: as ``queues``."""
+    with explained(settings.database):
+        rows = PausedQueue.objects.using(settings.database)
+        return {row.queue: Pause(row.since, row.by, row.because) for row in rows}
+
+
+def _by_queue(alias: str, with_ready: Sequence[str]) -> dict[str, Shares]:
+    """Place -> how many jobs of each queue. One query for each two hundred queues, one more for
+    each place with more jobs than are counted, and one for each of several queues with so many.
+
+    Args:
+        alias: of the database.
+        with_ready: the queues that have a ready job.
+    """
+    limit = counting.COUNTED_ROWS + 1
+    counted: dict[str, dict[str, int]] = {name: {} for name in STATES}
+    for start in range(0, len(with_ready) or 1, QUEUES_AT_ONCE):
+        for place, queue, count in _counts(alias, with_ready[start:][:QUEUES_AT_ONCE], limit):
+            counted[place][queue] = count
+    places = {"ready": _ready(alias, counted.pop("ready"), limit)}
+    for place, numbers in counted.items():
+        rows = PLACES[place]._default_manager.using(alias).all()
+        is_exact = sum(numbers.values()) < limit
+        places[place] = Shares(numbers) if is_exact else estimated(rows, numbers)
+    return places
+
+
+def _ready(alias: str, counted: dict[str, int], limit: int) -> Shares:
+    """Those of each queue. What planners know of a single queue may be old, or nothing at all; how
+    many rows there are in all they know well: those are shared out."""
+    large = [queue for queue, number in counted.items() if number >= limit]
+    if not large:
+        return Shares(counted)
+    rows = Ready.objects.using(alias)
+    rest = estimate_of(rows.all()) - sum(counted[queue] for queue in counted.keys() - large)
+    weights = dict.fromkeys(large, 1)
+    if len(large) > 1:
+        weights = {queue: max(1, estimate_of(rows.filter(queue=queue))) for queue in large}
+    scale = rest / sum(weights.values())
+    known = {queue: max(limit, round(weight * scale)) for queue, weight in weights.items()}
+    return Shares({**counted, **known}, is_exact=False)
+
+
+def _counts(alias: str, with_ready: Sequence[str], limit: int) -> list[tuple[str, str, int]]:
+    names = {f"queue{number}": queue for number, queue in enumerate(with_ready)}
+    text = "\nUNION ALL\n".join(
+        [
+            statement("places_by_queue", limit=str(limit)),
+            *(statement("ready_of_queue", queue=f"%({name})s", limit=str(limit)) for name in names),
+        ]
+    )
+    with connections[alias].cursor() as cursor:
+        cursor.execute(text, names)
+        rows: list[tuple[str, str, int]] = cursor.fetchall()
+        return rows
+
+
+def _fronts(alias: str) -> list[tuple[str, UUID]]:
+    """Queue and job: the next ready one of each queue and priority, of which there are few."""
+    connection = connections[alias]
+    rows = fetch(connection, "ready_fronts", {}, rank=connection.ops.quote_name("rank"))
+    return [(queue, as_uuid(job_id)) for queue, job_id in rows if job_id is not None]
+
+
+def _oldest_ready_seconds(alias: str, fronts: Sequence[tuple[str, UUID]]) -> dict[str, float]:
+    """Queue -> how long one of these jobs has waited, the longest wait of each queue."""
+    since = _ready_since(alias, [job_id for _, job_id in fronts])
+    now = timezone.now()
+    waits: dict[str, float] = {}
+    for queue, job_id in fronts:
+        if job_id in since:
+            seconds = max(0.0, (now - since[job_id]).total_seconds())
+            waits[queue] = max(seconds, waits.get(queue, 0.0))
+    return waits
+
+
+def _ready_since(alias: str, job_ids: Sequence[UUID]) -> dict[UUID, datetime]:
+    """Since when each might have started: not before its moment, nor while it was being tried."""
+    if not job_ids:
+        return {}
+    attempts = Attempt.objects.filter(job_id=OuterRef("pk")).order_by("-number")
+    jobs = Job.objects.using(alias).filter(pk__in=job_ids)
+    jobs = jobs.annotate(tried_until=Subquery(attempts.values("finished_at")[:1]))
+    names = ("pk", "enqueued_at", "run_after", "tried_until")
+    return {job_id: max(filter(None, moments)) for job_id, *moments in jobs.values_list(*names)}

@@ -1,0 +1,245 @@
+"""Read-only numbers for every screen.
+
+A look at the store must never be what slows it down: rows are found by an index, and very many of
+them are estimated, not counted (store/counting.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.utils import timezone
+
+from stoker.brokers.adapters import broker_for
+from stoker.conf import Settings
+from stoker.jobs.states import explained
+from stoker.models import Claimed, Cluster, DeadLetter, Job
+from stoker.store.clock import MICROSECONDS, DatabaseNow
+from stoker.store.counting import count_of, shares_of
+
+from .queue_depths import QueueDepth, queues
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """One job that runs in a worker."""
+
+    job_id: str
+    task: str
+    queue: str
+    attempt: int | None
+    seconds: float
+    """How long this attempt has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One worker process, as its cluster's last sign of life showed it."""
+
+    number: int
+    pid: int
+    jobs_done: int
+    running: tuple[RunningJob, ...]
+    resident_bytes: int = 0
+    """Of memory; 0 = not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """One cluster that has signed on and neither signed off nor been buried."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    """Of its sentinel."""
+    state: str
+    """``running``, ``quiet`` (it takes no more jobs, as it was asked to) or ``stopping``."""
+    request: str
+    """What it is asked to do: "", ``quiet`` or ``stop``."""
+    started_at: datetime
+    silent_seconds: float
+    """Since its last sign of life, on the database's clock."""
+    queues: tuple[str, ...]
+    """Those it serves; empty = all."""
+    leases: int
+    workers: tuple[WorkerState, ...]
+    loops: Mapping[str, float] = field(default_factory=dict)
+    """``pusher``, ``monitor`` and ``scheduler``: how many seconds before that sign of life the loop
+    of each had turned last."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCounts:
+    """How many finished jobs are kept."""
+
+    successful: int
+    failed: int
+    cancelled: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCounts:
+    """How many dead letters are open, or carried on by a job."""
+
+    total: int
+    by_reason: Mapping[str, int]
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything at a glance."""
+
+    backend: str
+    cluster: str
+    """The name under ``CLUSTER``."""
+    broker: str
+    """Its URL, as ``orm://default``."""
+    server: str
+    """What answers there, as ``PostgreSQL 15.4``."""
+    taken_at: datetime
+    queues: tuple[QueueDepth, ...]
+    clusters: tuple[ClusterState, ...]
+    finished: FinishedCounts
+    dead_letters: DeadLetterCounts
+
+
+def overview(settings: Settings) -> Overview:
+    """All numbers of one backend.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    broker = broker_for(settings).info()
+    return Overview(
+        backend=settings.alias,
+        cluster=settings.cluster,
+        broker=str(broker["broker"]),
+        server=str(broker["server"]),
+        taken_at=timezone.now(),
+        queues=queues(settings),
+        clusters=clusters(settings),
+        finished=finished(settings),
+        dead_letters=dead_letters(settings),
+    )
+
+
+def clusters(settings: Settings, *, facts: Facts | None = None) -> tuple[ClusterState, ...]:
+    """The clusters of this backend, the longest running first; one that died stands here, silent,
+    until upkeep has buried it.
+
+    Args:
+        settings: the backend's.
+        facts: of the jobs that are wanted; None = of all that run.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    with explained(settings.database):
+        known = Cluster.objects.using(settings.database).filter(name=settings.cluster)
+        rows: list[Any] = [
+            row
+            for row in known.annotate(now_us=DatabaseNow()).order_by("started_at", "pk")
+            if row.info.get("alias", settings.alias) == settings.alias
+        ]
+        if facts is None:
+            shown = [job for row in rows for worker in _workers(row) for job in worker["running"]]
+            facts = _facts_of(settings, {UUID(job["job"]) for job in shown})
+        return tuple(_cluster_state(row, row.now_us, facts) for row in rows)
+
+
+def finished(settings: Settings) -> FinishedCounts:
+    """The finished jobs that are kept. Raises: as ``overview``."""
+    with explained(settings.database):
+        jobs = Job.objects.using(settings.database)
+        counts = {status: count_of(jobs.filter(status=status)) for status in Job.Status}
+    numbers = {status.lower(): count.number for status, count in counts.items()}
+    return FinishedCounts(**numbers, is_exact=all(count.is_exact for count in counts.values()))
+
+
+def dead_letters(settings: Settings) -> DeadLetterCounts:
+    """The dead letters by reason. Raises: as ``overview``."""
+    with explained(settings.database):
+        shares = shares_of(DeadLetter.objects.using(settings.database).unclosed(), "reason")
+    by_reason = dict(sorted(shares.numbers.items()))
+    return DeadLetterCounts(sum(by_reason.values()), by_reason, shares.is_exact)
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+Facts = Mapping[UUID, tuple[str, str, int | None]]
+"""Job id -> task, queue and attempt, of those that (still) run."""
+
+
+def _facts_of(settings: Settings, job_ids: set[UUID]) -> Facts:
+    jobs = Job.objects.using(settings.database).filter(pk__in=job_ids)
+    tasks = dict(jobs.values_list("pk", "task"))
+    if not broker_for(settings).capabilities.transactional:
+        return {job_id: (tasks.get(job_id, ""), "", None) for job_id in job_ids}
+    claimed = Claimed.objects.using(settings.database).filter(pk__in=job_ids)
+    rows = claimed.values_list("pk", "queue", "attempts")
+    return {job_id: (tasks.get(job_id, ""), queue, attempt) for job_id, queue, attempt in rows}
+
+
+def state_of(one: ClusterState, max_silence_seconds: float) -> str:
+    """Its state, in a word: ``silent`` where it has given no sign of life for longer than this, for
+    then nobody knows."""
+    return "silent" if one.silent_seconds > max_silence_seconds else one.state
+
+
+def longest_silence(settings: Settings) -> float:
+    """For how many seconds a cluster that is well may give no sign of life."""
+    return max(
+        3 * settings.heartbeat_seconds, settings.heartbeat_seconds + settings.database_seconds
+    )
+
+
+def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
+    silent_seconds = max(0.0, (now_us - row.heartbeat_us) / MICROSECONDS)
+    workers = [
+        WorkerState(
+            number=worker["number"],
+            pid=worker["pid"],
+            jobs_done=worker["jobs_done"],
+            running=tuple(_running(worker["running"], silent_seconds, facts)),
+            resident_bytes=int(worker.get("resident_bytes", 0)),
+        )
+        for worker in _workers(row)
+    ]
+    return ClusterState(
+        id=str(row.pk),
+        name=row.name,
+        host=row.host,
+        pid=row.pid,
+        state=row.state,
+        request=row.request,
+        started_at=row.started_at,
+        silent_seconds=round(silent_seconds, 3),
+        queues=tuple(row.info.get("queues", ())),
+        leases=int(row.info.get("leases", 0)),
+        workers=tuple(workers),
+        loops=dict(row.info.get("loops", {})),
+    )
+
+
+def _running(
+    shown: Iterable[Mapping[str, Any]], silent_seconds: float, facts: Facts
+) -> Iterable[RunningJob]:
+    """What ran at the last sign of life; what is not leased any more has ended since."""
+    for job in shown:
+        job_id = UUID(job["job"])
+        if job_id in facts:
+            task, queue, attempt = facts[job_id]
+            seconds = round(job["seconds"] + silent_seconds, 1)
+            yield RunningJob(str(job_id), task, queue, attempt, seconds)
+
+
+def _workers(row: Cluster) -> list[dict[str, Any]]:
+    return list(row.info.get("workers", ()))

@@ -1,0 +1,383 @@
+"""What a job's life is made of: see ``timeline``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q, TextChoices
+
+from stoker.conf import Settings
+from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
+from stoker.models import (
+    Attempt,
+    Blocked,
+    Cancellation,
+    Claimed,
+    Cluster,
+    DeadLetter,
+    Deferred,
+    GuardKey,
+    Job,
+    Note,
+    Ready,
+    Requeue,
+    Step,
+    Workflow,
+)
+from stoker.models.job import moment
+from stoker.schedules.fire import NAME
+from stoker.store.clock import MICROSECONDS
+from stoker.values.ids import is_step
+
+
+class MomentKind(TextChoices):
+    """What happened, or is so now."""
+
+    ENQUEUED = "enqueued", "enqueued"
+    SCHEDULED = "scheduled", "enqueued by a schedule"
+    CARRIES_ON = "carries_on", "carries on a job that failed"
+    IN_WORKFLOW = "in_workflow", "a step of a workflow"
+    DEFERRED = "deferred", "not before"
+    ATTEMPT_BEGAN = "attempt_began", "attempt began"
+    ATTEMPT_FAILED = "attempt_failed", "attempt failed"
+    ATTEMPT_TIMED_OUT = "attempt_timed_out", "attempt ran out of time"
+    ATTEMPT_CRASHED = "attempt_crashed", "attempt crashed"
+    ATTEMPT_CANCELLED = "attempt_cancelled", "attempt was cancelled"
+    ATTEMPT_UNKNOWN = "attempt_unknown", "attempt of which nothing is known"
+    NOTED = "noted", "said how far it is"
+    CANCEL_ASKED = "cancel_asked", "told to end"
+    WAITS_FOR_MOMENT = "waits_for_moment", "waits for its moment"
+    WAITS_FOR_RETRY = "waits_for_retry", "waits for its next attempt"
+    WAITS_FOR_GUARD = "waits_for_guard", "blocked by a guard"
+    WAITS_FOR_WORKER = "waits_for_worker", "ready, waits for a worker"
+    RUNS = "runs", "runs"
+    SUCCEEDED = "succeeded", "succeeded"
+    FAILED = "failed", "failed for good"
+    CANCELLED = "cancelled", "cancelled"
+    DEAD_LETTERED = "dead_lettered", "became a dead letter"
+    REQUEUED = "requeued", "sent again as another job"
+    RESOLVED = "resolved", "dead letter resolved"
+    DISCARDED = "discarded", "dead letter discarded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One thing that happened to a job; or how it is now."""
+
+    kind: MomentKind
+    at: datetime | None = None
+    """None = nobody has written down when."""
+    is_now: bool = False
+    """It has not ended: ``at`` is since when, as far as that is known."""
+    text: str = ""
+    """What else is to be said in one line: a reason, a guard, the name of a schedule."""
+    until: datetime | None = None
+    """Of a wait: when it ends by itself."""
+    seconds: float | None = None
+    """Of an attempt: how long it ran."""
+    attempt: Attempt | None = None
+    """Of one that did not succeed: its row, with error and traceback."""
+    number: int | None = None
+    """Of an attempt: its number, from 1."""
+    worker_id: str = ""
+    """Of one that runs: its host and process."""
+    by: str = ""
+    """Who did it, where a person did."""
+    job_id: UUID | None = None
+    """The other job, which this one carries on, or which carries it on."""
+    dead_letter_id: UUID | None = None
+    workflow_id: UUID | None = None
+    fraction: float | None = None
+    """How far the job said that it is, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A job's life, as far as it is known."""
+
+    job_id: UUID
+    task: str
+    """"" = only its broker knows."""
+    state: JobState
+    moments: Sequence[Moment]
+
+
+KIND_OF_ATTEMPT = {
+    Attempt.Kind.FAILED: MomentKind.ATTEMPT_FAILED,
+    Attempt.Kind.TIMED_OUT: MomentKind.ATTEMPT_TIMED_OUT,
+    Attempt.Kind.CRASHED: MomentKind.ATTEMPT_CRASHED,
+    Attempt.Kind.CANCELLED: MomentKind.ATTEMPT_CANCELLED,
+}
+
+
+def of_attempt(failure: Attempt) -> Iterator[Moment]:
+    """One that did not succeed: how it began, and how it ended."""
+    number, worker_id = failure.number, failure.worker_id
+    yield Moment(
+        kind=MomentKind.ATTEMPT_BEGAN, at=failure.started_at, number=number, worker_id=worker_id
+    )
+    yield Moment(
+        kind=KIND_OF_ATTEMPT[Attempt.Kind(failure.kind)],
+        at=failure.finished_at,
+        number=number,
+        worker_id=worker_id,
+        attempt=failure,
+        seconds=seconds_between(failure.started_at, failure.finished_at),
+        text=failure.message.strip().partition("\n")[0],
+    )
+
+
+def seconds_between(began: datetime | None, ended: datetime | None) -> float | None:
+    """None where one of them is not known, and where two clocks say what cannot be."""
+    if began is None or ended is None or ended < began:
+        return None
+    return (ended - began).total_seconds()
+
+
+__all__ = ["Moment", "MomentKind", "Timeline", "timeline"]
+
+WHO = {
+    Requeue.By.PERSON: "",
+    Requeue.By.POLICY: "by itself",
+    Requeue.By.SUCCESSOR: "a newer job of the same unique key",
+}
+
+
+PLACES = {
+    JobState.READY: Ready,
+    JobState.DEFERRED: Deferred,
+    JobState.BLOCKED: Blocked,
+    JobState.RUNNING: Claimed,
+}
+
+
+def row_of(settings: Settings, job_id: UUID, state: JobState) -> Any:
+    """Its row among those that wait or run; None where it has ended, has moved just now, or the
+    broker alone has it."""
+    table: Any = PLACES.get(state)
+    return table and table.objects.using(settings.database).filter(pk=job_id).first()
+
+
+def timeline(
+    settings: Settings, job_id: UUID, progress: Progress | None = None, row: Any = None
+) -> Timeline:
+    """What has happened to a job, in order. About ten look-ups by key, however many jobs there are.
+
+    Args:
+        settings: the backend's.
+        job_id: of the job.
+        progress: what is known of it already, where somebody has looked.
+        row: what ``row_of`` gives, likewise.
+
+    Raises:
+        TaskResultDoesNotExist: the job is not there (any more).
+        BrokerUnavailable, NotMigrated: the store cannot be read.
+    """
+    progress = progress or progress_of_one(settings, job_id)
+    with explained(settings.database):
+        moments = tuple(_Life(settings, job_id, progress, row).moments())
+    return Timeline(job_id, progress.job.task if progress.job else "", progress.state, moments)
+
+
+class _Life:
+    """One look at what is kept of a job."""
+
+    def __init__(self, settings: Settings, job_id: UUID, progress: Progress, row: Any) -> None:
+        self._row = row
+        self._settings = settings
+        self._alias = settings.database
+        self._id = job_id
+        self._job = progress.job
+        self._state = progress.state
+        self._failures = list(progress.failures)
+
+    def moments(self) -> Iterator[Moment]:
+        yield from self._beginning()
+        yield from self._attempts()
+        if self._job is not None and self._job.status is not None:
+            yield from self._noted()
+            yield self._end(self._job)
+            yield from self._afterwards()
+        else:
+            yield from self._now()
+
+    # -- the beginning ----------------------------------------------------------------------------
+
+    def _beginning(self) -> Iterator[Moment]:
+        job = self._job
+        enqueued_at = job.enqueued_at if job is not None else None
+        package = package_of(self._settings, job)
+        schedule = package.metadata.get(NAME, "") if package is not None else ""
+        kind = MomentKind.SCHEDULED if schedule else MomentKind.ENQUEUED
+        yield Moment(kind=kind, at=enqueued_at, text=schedule)
+        for one in self._requeues:
+            if one.job_id == self._id:
+                yield _handed_on(MomentKind.CARRIES_ON, one, one.from_job_id)
+        if is_step(self._id):
+            yield from self._workflow()
+        if job is not None and job.run_after is not None:
+            yield Moment(kind=MomentKind.DEFERRED, at=enqueued_at, until=job.run_after)
+
+    @cached_property
+    def _requeues(self) -> list[Requeue]:
+        """In which this job is sent again, or carries on another; the oldest first."""
+        rows = Requeue.objects.using(self._alias)
+        found = rows.filter(from_job_id=self._id).union(rows.filter(pk=self._id), all=True)
+        return sorted(found, key=lambda one: (one.requeued_at, one.pk))
+
+    def _workflow(self) -> Iterator[Moment]:
+        steps = Step.objects.using(self._alias).of_jobs([self._id])
+        step = steps.only("workflow_id", "label").first()
+        if step is None:  # another job carries on the step by now
+            return
+        workflows = Workflow.objects.using(self._alias).filter(pk=step.workflow_id)
+        name = workflows.values_list("name", flat=True).first() or ""
+        yield Moment(kind=MomentKind.IN_WORKFLOW, workflow_id=step.workflow_id, text=name)
+
+    # -- attempts ---------------------------------------------------------------------------------
+
+    def _attempts(self) -> Iterator[Moment]:
+        known = {one.number: one for one in self._failures}
+        for number in range(1, self._begun + 1):
+            failure = known.get(number)
+            if failure is not None:
+                yield from of_attempt(failure)
+            elif number == self._begun and self._state == JobState.SUCCESSFUL:
+                yield self._last_attempt()
+            elif number < self._begun or self._state != JobState.RUNNING:
+                yield Moment(kind=MomentKind.ATTEMPT_UNKNOWN, number=number)
+
+    @cached_property
+    def _begun(self) -> int:
+        """How many attempts were begun, the one that runs included."""
+        seen = max((one.number for one in self._failures), default=0)
+        if self._job is not None and self._job.status is not None:
+            return max(seen, self._job.attempts)
+        used = getattr(self._place, "attempts", seen + (self._state == JobState.RUNNING))
+        return max(seen, int(used))
+
+    def _last_attempt(self) -> Moment:
+        assert self._job is not None
+        return Moment(
+            kind=MomentKind.ATTEMPT_BEGAN,
+            at=self._job.started_at,
+            number=self._begun,
+            worker_id=self._job.worker_id,
+        )
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _end(self, job: Job) -> Moment:
+        kind = {
+            Job.Status.SUCCESSFUL: MomentKind.SUCCEEDED,
+            Job.Status.FAILED: MomentKind.FAILED,
+            Job.Status.CANCELLED: MomentKind.CANCELLED,
+        }[Job.Status(str(job.status))]
+        is_success = kind is MomentKind.SUCCEEDED
+        return Moment(
+            kind=kind,
+            at=job.finished_at,
+            text=job.reason,
+            seconds=seconds_between(job.started_at, job.finished_at) if is_success else None,
+        )
+
+    def _afterwards(self) -> Iterator[Moment]:
+        """What became of its dead letter."""
+        letter = self._letter
+        is_last = letter is not None and letter.job_id == self._id
+        if letter is not None and self._state == JobState.FAILED:
+            at = letter.failed_at if is_last else None
+            yield Moment(kind=MomentKind.DEAD_LETTERED, at=at, dead_letter_id=letter.pk)
+        for one in self._requeues:
+            if one.from_job_id == self._id:
+                yield _handed_on(MomentKind.REQUEUED, one, one.job_id)
+        if letter is not None and is_last and letter.closed_at is not None:
+            yield Moment(
+                kind=MomentKind(letter.state),
+                at=letter.closed_at,
+                by=letter.closed_by,
+                text=letter.closed_because,
+                dead_letter_id=letter.pk,
+            )
+
+    @cached_property
+    def _letter(self) -> DeadLetter | None:
+        """That of the logical job which this job is, or was."""
+        letters = DeadLetter.objects.using(self._alias).defer("package", "traceback")
+        mine = Q(job_id=self._id)
+        if self._requeues:
+            mine = Q(identity=self._requeues[0].identity)
+        return letters.filter(mine).first() if self._state == JobState.FAILED else None
+
+    # -- how it is now ----------------------------------------------------------------------------
+
+    def _now(self) -> Iterator[Moment]:
+        if self._state == JobState.RUNNING:
+            yield self._running()
+        yield from self._noted()
+        asked = Cancellation.objects.using(self._alias).filter(pk=self._id)
+        for reason in asked.values_list("reason", flat=True):
+            yield Moment(kind=MomentKind.CANCEL_ASKED, text=reason)
+        if self._state != JobState.RUNNING:
+            yield self._waiting()
+
+    def _running(self) -> Moment:
+        worker, since = "", None
+        if isinstance(self._place, Claimed):
+            worker, since = _seen_running(self._alias, self._place)
+        number = self._begun or None
+        return Moment(kind=MomentKind.RUNS, at=since, is_now=True, number=number, worker_id=worker)
+
+    def _waiting(self) -> Moment:
+        place = self._place
+        since = self._failures[-1].finished_at if self._failures else None
+        if isinstance(place, Blocked):
+            keys = GuardKey.objects.using(self._alias).filter(pk=place.key_id)
+            guard = keys.values_list("name", flat=True).first() or ""
+            return Moment(kind=MomentKind.WAITS_FOR_GUARD, is_now=True, text=guard)
+        if isinstance(place, Deferred):
+            is_retry = bool(self._failures)
+            kind = MomentKind.WAITS_FOR_RETRY if is_retry else MomentKind.WAITS_FOR_MOMENT
+            until = moment(place.due_us / MICROSECONDS)
+            return Moment(kind=kind, at=since, is_now=True, until=until)
+        if self._state == JobState.DEFERRED:
+            return Moment(kind=MomentKind.WAITS_FOR_MOMENT, is_now=True)
+        return Moment(kind=MomentKind.WAITS_FOR_WORKER, is_now=True)
+
+    @cached_property
+    def _place(self) -> Any:
+        """Its row among those that wait or run; None where the broker alone has it."""
+        return self._row or row_of(self._settings, self._id, self._state)
+
+    def _noted(self) -> Iterator[Moment]:
+        rows = Note.objects.using(self._alias).filter(pk=self._id, done__isnull=False)
+        note = rows.defer("checkpoint").first()
+        if note is not None and note.done is not None:
+            fraction = max(0.0, min(1.0, note.done / note.total)) if note.total else None
+            said = f"{note.done:g}" + (f" of {note.total:g}" if note.total else "")
+            text = f"{said}: {note.message}" if note.message else said
+            yield Moment(kind=MomentKind.NOTED, at=note.noted_at, text=text, fraction=fraction)
+
+
+def _handed_on(kind: MomentKind, requeue: Requeue, job_id: UUID) -> Moment:
+    """One job carries on the other."""
+    text = requeue.because or WHO[Requeue.By(requeue.kind)]
+    return Moment(kind=kind, at=requeue.requeued_at, job_id=job_id, by=requeue.by, text=text)
+
+
+def _seen_running(alias: str, claimed: Claimed) -> tuple[str, datetime | None]:
+    """Worker, and since when, as the cluster that has the lease showed it with its last sign of
+    life; nothing yet where the job is newer than that."""
+    cluster = Cluster.objects.using(alias).filter(pk=claimed.holder).first()
+    for worker in cluster.info.get("workers", ()) if cluster is not None else ():
+        for job in worker["running"]:
+            if UUID(job["job"]) == claimed.job_id:
+                assert cluster is not None
+                began = cluster.heartbeat_us / MICROSECONDS - job["seconds"]
+                return f"{cluster.host}:{worker['pid']}", moment(began)
+    return "", None

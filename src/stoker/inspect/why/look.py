@@ -1,0 +1,334 @@
+"""Of a job that a cluster has: where it runs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from stoker.brokers.adapters import broker_for, outgoing_of
+from stoker.conf import Settings
+from stoker.inspect.stats import ClusterState, RunningJob, WorkerState, longest_silence
+from stoker.jobs.states import JobState, Progress, explained
+from stoker.models import (
+    Blocked,
+    Cancellation,
+    Claimed,
+    Cluster,
+    DeadLetter,
+    Deferred,
+    Job,
+    Ready,
+    Requeue,
+    Step,
+)
+from stoker.models.job import moment
+from stoker.values.durations import in_words
+
+from .answer import Answer, Asked, Kind, at, when
+from .waiting import answer_blocked, answer_deferred, answer_ready, answer_step
+
+Seat = tuple[ClusterState, WorkerState, RunningJob]
+
+
+def answer_running(asked: Asked, row: Claimed) -> Answer:
+    """Of a job that is leased in the store."""
+    asked.queue = row.queue
+    cluster = _cluster_of(asked, row.holder)
+    if cluster is None:
+        return _answer_of_stranger(asked, row) or _answer_silent(asked, row, None)
+    if not asked.is_alive(cluster):
+        return _answer_silent(asked, row, cluster)
+    seat = _seat_of(asked)
+    if seat is not None:
+        return _answer_at_work(asked, seat, row.attempts)
+    where = {"cluster": cluster.id, "host": cluster.host}
+    return asked.answer(
+        Kind.HANDED_OUT,
+        f"The cluster on {cluster.host} (process {cluster.pid}) has it, and had not begun it at "
+        f"its last sign of life, {in_words(cluster.silent_seconds)} ago: it waits there for a free "
+        "worker, or has begun since.",
+        attempt=row.attempts,
+        **where,
+    )
+
+
+def answer_running_elsewhere(asked: Asked) -> Answer | None:
+    """Of a job that a broker outside the database may have: clusters show what they run."""
+    seat = _seat_of(asked)
+    return None if seat is None else _answer_at_work(asked, seat, seat[2].attempt)
+
+
+def _answer_at_work(asked: Asked, seat: Seat, attempt: int | None) -> Answer:
+    cluster, worker, running = seat
+    asked.task = asked.task or running.task
+    asks = Cancellation.objects.using(asked.alias).filter(pk=asked.job_id).first()
+    facts: dict[str, Any] = {
+        "cluster": cluster.id,
+        "host": cluster.host,
+        "worker": worker.number,
+        "pid": worker.pid,
+        "seconds": running.seconds,
+        "attempt": attempt,
+        "is_being_cancelled": asks is not None,
+    }
+    tried = f" in attempt {attempt}" if attempt else ""
+    sentence = (
+        f"It runs{tried} in worker {worker.number} (process {worker.pid}) on {cluster.host}, for "
+        f"{in_words(running.seconds)}."
+    )
+    if cluster.silent_seconds > longest_silence(asked.settings):
+        silence = in_words(cluster.silent_seconds)
+        sentence += f" So it was {silence} ago: that cluster has given no sign of life since."
+    if asks is not None:
+        because = f" ({asks.reason})" if asks.reason else ""
+        sentence += f" It was told to end{because}."
+    return asked.answer(Kind.RUNNING, sentence, **facts)
+
+
+def _answer_of_stranger(asked: Asked, row: Claimed) -> Answer | None:
+    """Of a job that a cluster of another backend has, whose queues are in the same store."""
+    clusters = Cluster.objects.using(asked.alias).alive_within(asked.settings.lease_seconds)
+    cluster = clusters.filter(pk=row.holder).first()
+    if cluster is None:
+        return None
+    return asked.answer(
+        Kind.HANDED_OUT,
+        f"The cluster {cluster.name} on {cluster.host} (process {cluster.pid}) has it, which is of "
+        "another backend: ask there.",
+        cluster=str(cluster.pk),
+        host=cluster.host,
+        attempt=row.attempts,
+    )
+
+
+def _answer_silent(asked: Asked, row: Claimed, cluster: ClusterState | None) -> Answer:
+    left = max(0.0, asked.seconds_until(row.leased_until_us))
+    facts: dict[str, Any] = {
+        "cluster": str(row.holder),
+        "host": cluster.host if cluster is not None else None,
+        "silent_seconds": cluster.silent_seconds if cluster is not None else None,
+        "lease_seconds": left,
+    }
+    who = "The cluster that had it is gone"
+    if cluster is not None:
+        silence = in_words(cluster.silent_seconds)
+        who = f"The cluster on {cluster.host} that has it has given no sign of life for {silence}"
+    others = [one for one in asked.clusters if asked.is_alive(one)]
+    return asked.answer(
+        Kind.CLUSTER_SILENT,
+        f"{who}. Its lease ends in {in_words(left)}: then another cluster takes the job over.",
+        "" if others else "No other cluster is alive: start one by `manage.py stoker run`.",
+        **facts,
+    )
+
+
+def _cluster_of(asked: Asked, holder: UUID) -> ClusterState | None:
+    for cluster in asked.clusters:
+        if cluster.id == str(holder):
+            return cluster
+    return None
+
+
+def _seat_of(asked: Asked) -> Seat | None:
+    """Where it runs, as of its cluster's last sign of life."""
+    for cluster in asked.clusters:
+        for worker in cluster.workers:
+            for running in worker.running:
+                if running.job_id == str(asked.job_id):
+                    return cluster, worker, running
+    return None
+
+
+KINDS = {
+    DeadLetter.Reason.UNREADABLE: Kind.UNREADABLE,
+    DeadLetter.Reason.UNKNOWN_TASK: Kind.UNKNOWN_TASK,
+}
+
+
+def answer_ended(asked: Asked) -> Answer:
+    job = asked.job
+    assert job is not None
+    if job.status == Job.Status.SUCCESSFUL:
+        return asked.answer(
+            Kind.SUCCESSFUL,
+            f"It ended well at {when(job.finished_at)}, in attempt {job.attempts}.",
+            finished_at=job.finished_at,
+            started_at=job.started_at,
+            attempts=job.attempts,
+            worker=job.worker_id,
+        )
+    if job.status == Job.Status.CANCELLED:
+        because = f": {job.reason}" if job.reason else ""
+        return asked.answer(
+            Kind.CANCELLED,
+            f"It was cancelled at {when(job.finished_at)}{because}.",
+            finished_at=job.finished_at,
+            reason=job.reason,
+        )
+    return _answer_failed(asked, job)
+
+
+def _answer_failed(asked: Asked, job: Job) -> Answer:
+    letter = _letter_of(asked)
+    facts = {"finished_at": job.finished_at, "reason": job.reason, "attempts": job.attempts}
+    if letter is not None:
+        due_us = letter.requeue_due_us
+        facts |= {
+            "dead_letter": str(letter.pk),
+            "dead_letter_state": letter.state,
+            "carried_on_by": None if letter.successor_id is None else str(letter.successor_id),
+            "requeued_at_the_latest": None if due_us is None else at(due_us),
+        }
+    word = job.reason.partition(":")[0]
+    kind = KINDS.get(DeadLetter.Reason(word), Kind.DEAD_LETTER) if word in REASONS else None
+    if kind in KINDS.values():
+        facts["error"] = letter.message if letter is not None else job.reason
+    sentence = f"It failed for good at {when(job.finished_at)}, after {job.attempts} attempts"
+    return asked.answer(
+        kind or Kind.DEAD_LETTER,
+        f"{sentence}: {job.reason}",
+        _advice(letter),
+        **facts,
+    )
+
+
+REASONS = frozenset(DeadLetter.Reason.values)
+
+
+def _letter_of(asked: Asked) -> DeadLetter | None:
+    """The dead letter of its logical job: that is another job's by now if it was sent again."""
+    letters = DeadLetter.objects.using(asked.alias)
+    own = letters.filter(job_id=asked.job_id).first()
+    if own is not None:
+        return own
+    requeues = Requeue.objects.using(asked.alias)
+    sent = requeues.filter(from_job_id=asked.job_id).first()
+    return letters.filter(identity=sent.identity).first() if sent is not None else None
+
+
+def _advice(letter: DeadLetter | None) -> str:
+    if letter is None:
+        return "Its dead letter is not kept any more: enqueue it anew if it is still wanted."
+    if letter.state == DeadLetter.State.OPEN:
+        again = " It is also sent again by itself." if letter.requeue_due_us is not None else ""
+        requeue = f"`manage.py stoker dead requeue {letter.pk}`"
+        return f"Mend the cause, then {requeue}, or `discard`.{again}"
+    if letter.state == DeadLetter.State.REQUEUED:
+        return f"It was sent again, as job {letter.successor_id}: ask about that one."
+    return f"Nothing: its dead letter is {letter.state}."
+
+
+LOOKS = 3
+"""A job on the move from one table to the next may be missed by one look, not by several."""
+
+
+def why(
+    settings: Settings, job_id: UUID, progress: Progress | None = None, row: Any = None
+) -> Answer:
+    """Why this job is not running; or where it runs, or how it ended.
+
+    Args:
+        settings: of the backend that has it.
+        job_id: of the job.
+        progress: what is known of it already, where somebody has looked.
+        row: its row among those that wait or run, likewise: see ``timeline.row_of``.
+
+    Returns:
+        One answer: the first thing that would have to change. It is always one, also of an id that
+        nobody knows.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store can't be read.
+    """
+    with explained(settings.database):
+        for look in range(LOOKS):
+            asked = Asked(settings, job_id, *((progress, row) if look == 0 else ()))
+            answer = _look(asked)
+            if answer is not None:
+                return answer
+        return _nowhere(asked)
+
+
+def _look(asked: Asked) -> Answer | None:
+    """None: it is in no table; or it moved just now."""
+    if asked.job is not None and asked.job.status is not None:
+        return answer_ended(asked)
+    if asked.may_be(JobState.DEFERRED) and (deferred := asked.row(Deferred)) is not None:
+        return answer_deferred(asked, deferred)
+    if asked.may_be(JobState.BLOCKED) and (blocked := asked.row(Blocked)) is not None:
+        return answer_blocked(asked, blocked)
+    if asked.may_be(JobState.READY) and (ready := asked.row(Ready)) is not None:
+        return answer_ready(asked, ready)
+    if asked.may_be(JobState.RUNNING) and (claimed := asked.row(Claimed)) is not None:
+        return answer_running(asked, claimed)
+    return _in_outbox(asked) or _at_broker(asked)
+
+
+def _in_outbox(asked: Asked) -> Answer | None:
+    for row in outgoing_of(asked.settings, [asked.job_id]):
+        alias = str(row._state.db)
+        asked.task, asked.queue = row.task, row.queue
+        alive = [one for one in asked.clusters if asked.is_alive(one)]
+        return asked.answer(
+            Kind.OUTBOX,
+            f"It is in the outbox of the database {alias!r}: its broker does not have it yet.",
+            "Clusters relay it within seconds: look at their log if it stays."
+            if alive
+            else "Clusters relay it, and none is alive: start one by `manage.py stoker run`.",
+            database=alias,
+            enqueued_at=moment(row.enqueued_at),
+        )
+    return None
+
+
+def _at_broker(asked: Asked) -> Answer | None:
+    """What a broker outside the database can tell."""
+    broker = broker_for(asked.settings)
+    if broker.capabilities.transactional:
+        return None
+    running = answer_running_elsewhere(asked)
+    if running is not None or not broker.capabilities.look_up:
+        return running
+    place = broker.whereabouts([asked.job_id]).get(asked.job_id)
+    if place is None:
+        return None
+    if place == "ready":
+        return answer_ready(asked, None)
+    name = broker.info()["broker"]
+    if place == "running":
+        sentence = f"A cluster has it, by the broker {name}, and has not shown it running yet."
+        return asked.answer(Kind.HANDED_OUT, sentence)
+    sentence = f"The broker {name} keeps it until its moment comes, or that of its next attempt."
+    return asked.answer(Kind.AT_BROKER, sentence, broker=name)
+
+
+def _nowhere(asked: Asked) -> Answer:
+    step = Step.objects.using(asked.alias).of_jobs([asked.job_id]).first()
+    if step is not None and asked.job is None:
+        return answer_step(asked, step)
+    broker = broker_for(asked.settings)
+    if not broker.capabilities.transactional and not broker.capabilities.look_up:
+        name = broker.info()["broker"]
+        alive = any(asked.is_alive(one) for one in asked.clusters)
+        start = "" if alive else " No cluster is alive: start one by `manage.py stoker run`."
+        return asked.answer(
+            Kind.AT_BROKER,
+            f"It has not ended, and does not run; the broker {name} can't look up single jobs.",
+            f"It waits there, unless it was never committed or is not kept any more.{start}",
+            broker=name,
+        )
+    if asked.job is not None:
+        return asked.answer(
+            Kind.LOST,
+            "It has not ended and waits nowhere: no cluster will find it.",
+            "`manage.py stoker doctor` says how that is mended.",
+        )
+    made_at = (asked.job_id.int >> 80) / 1000 if asked.job_id.version == 7 else None
+    return asked.answer(
+        Kind.UNKNOWN,
+        "Nobody knows a job of this id: it was never committed, or is not kept any more.",
+        "Look at KEEP_RESULTS, and whether the transaction that enqueued it was rolled back; or it "
+        "belongs to another backend of TASKS (--backend).",
+        made_at=None if made_at is None else datetime.fromtimestamp(made_at, UTC),
+    )

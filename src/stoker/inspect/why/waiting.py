@@ -1,0 +1,428 @@
+"""Of a step of a workflow whose turn has not come: what comes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q
+from django.utils import timezone
+
+from stoker.exceptions import PackageError
+from stoker.inspect.stats import ClusterState
+from stoker.metrics import ended_lately
+from stoker.models import (
+    Attempt,
+    Blocked,
+    Cluster,
+    Deferred,
+    GuardKey,
+    Job,
+    Need,
+    Ready,
+    Step,
+    Workflow,
+)
+from stoker.models.step import GROUPS, OPEN
+from stoker.store.clock import MICROSECONDS
+from stoker.store.counting import Number, count_of
+from stoker.store.places import whereabouts
+from stoker.store.statements import with_keys
+from stoker.values.durations import in_words
+
+from .answer import Answer, Asked, Kind, at, when
+
+SHOWN = 10
+LEAVES = 200
+"""Of what is under way before it, as many steps are looked at."""
+
+
+def answer_step(asked: Asked, step: Step) -> Answer:
+    asked.task = asked.task or step.label
+    workflow = Workflow.objects.using(asked.alias).filter(pk=step.workflow_id).first()
+    facts: dict[str, Any] = {
+        "workflow": str(step.workflow_id),
+        "workflow_state": workflow.state if workflow is not None else None,
+    }
+    name = f"the workflow {str(workflow) if workflow is not None else step.workflow_id}"
+    if workflow is None or workflow.state != Workflow.State.RUNNING:
+        state = workflow.state.lower() if workflow is not None else "gone"
+        return asked.answer(
+            Kind.WORKFLOW,
+            f"It is a step of {name}, which is {state}: its turn never comes.",
+            f"`manage.py stoker workflows retry {step.workflow_id}` lets a failed one go on.",
+            waits_for=[],
+            **facts,
+        )
+    waits_for = _steps_before(asked, step)
+    named = ", ".join(f"{one['task']} ({one['state'].lower()})" for one in waits_for[:3])
+    more = " and others" if len(waits_for) > 3 else ""
+    return asked.answer(
+        Kind.WORKFLOW,
+        f"It is a step of {name}, and its turn comes after {named or 'other steps'}{more}.",
+        waits_for=waits_for,
+        **facts,
+    )
+
+
+def _steps_before(asked: Asked, step: Step) -> list[dict[str, Any]]:
+    """The tasks under way in its workflow that must end before it: those below the nearest step
+    that stands before it and has not ended."""
+    steps = Step.objects.using(asked.alias).defer("sealed", "value")
+    node = step
+    while node.parent_id is not None:
+        parent = steps.get(pk=node.parent_id)
+        under_way = steps.below([parent.pk]).filter(state__in=OPEN)
+        if parent.kind not in GROUPS:
+            under_way = under_way.filter(position__lt=node.position)
+        elif parent.has_more and node.state == Step.State.PENDING:
+            under_way = under_way.exclude(state=Step.State.PENDING)
+        else:
+            under_way = under_way.none()
+        tasks = _tasks_of(asked, list(under_way.exclude(pk=node.pk)[:LEAVES]))
+        if tasks:
+            return tasks[:SHOWN]
+        node = parent
+    return []
+
+
+def _tasks_of(asked: Asked, found: list[Step]) -> list[dict[str, Any]]:
+    """The tasks among these steps and below them that are under way."""
+    steps = Step.objects.using(asked.alias).defer("sealed", "value")
+    tasks: list[Step] = []
+    while found and len(tasks) < SHOWN:
+        tasks += [one for one in found if one.kind == Step.Kind.TASK and not one.has_added]
+        held = [one.pk for one in found if one.kind != Step.Kind.TASK or one.has_added]
+        found = list(steps.below(held).filter(state__in=OPEN)[:LEAVES]) if held else []
+    tasks.sort(key=lambda one: one.state == Step.State.PENDING)
+    return [
+        {
+            "task": one.label,
+            "job_id": None if one.job_id is None else str(one.job_id),
+            "state": one.state,
+        }
+        for one in tasks
+    ]
+
+
+HOLDERS = 10
+KINDS = {
+    Need.Kind.LOCK.value: Kind.LOCK,
+    Need.Kind.LIMIT.value: Kind.LIMIT,
+    Need.Kind.RATE.value: Kind.RATE,
+    Need.Kind.SEQUENCE.value: Kind.SEQUENCE,
+}
+
+
+def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
+    """None: the key went away just now, and the job with it."""
+    asked.queue = row.queue
+    key = GuardKey.objects.using(asked.alias).filter(pk=row.key_id).first()
+    if key is None:
+        return None
+    line = Blocked.objects.using(asked.alias).filter(key_id=key.pk, queue=row.queue)
+    before = count_of(line.filter(Q(rank__lt=row.rank) | Q(rank=row.rank, pk__lt=row.pk))).number
+    facts: dict[str, Any] = {"key": key.name, "before": before, "places": key.room}
+    if key.kind == Need.Kind.RATE:
+        return _answer_rate(asked, key, facts)
+    if key.kind == Need.Kind.SEQUENCE:
+        return _answer_sequence(asked, key, facts)
+    return _answer_place(asked, key, facts)
+
+
+def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
+    """Of a lock or limit."""
+    holders = _shown(asked, Need.objects.using(asked.alias).holders([key.pk])[key.pk])
+    room = "one may" if key.room == 1 else f"{key.room} may"
+    turn = "It is next." if not facts["before"] else f"{facts['before']:,} are before it."
+    sentence = f"The {key.kind} {key.name!r}, under which {room} run at a time, {_by(holders)}"
+    return asked.answer(
+        KINDS[key.kind],
+        f"{sentence}. {turn}",
+        "" if holders else "If it stays: upkeep of a cluster calls it; is one alive?",
+        holders=holders,
+        **facts,
+    )
+
+
+def _answer_rate(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
+    seconds = None if key.due_us is None else max(0.0, asked.seconds_until(key.due_us))
+    period_seconds = key.period_us / MICROSECONDS
+    when = "soon" if seconds is None else f"in {in_words(seconds)}"
+    turn = "It is next." if not facts["before"] else f"{facts['before']:,} are before it."
+    return asked.answer(
+        Kind.RATE,
+        f"The rate {key.name!r} lets {key.room:,} start in {in_words(period_seconds)}; the next "
+        f"may start {when}. {turn}",
+        period_seconds=period_seconds,
+        next_start_seconds=seconds,
+        **facts,
+    )
+
+
+def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
+    """A sequence is held by the job that runs; by one that has failed, until somebody sees to it;
+    else by the oldest that has not ended."""
+    needs = Need.objects.using(asked.alias)
+    holding = needs.holders([key.pk])[key.pk]
+    first = None if holding else needs.firsts([key.pk])[key.pk]
+    holders = _shown(asked, holding or ({first} if first not in (None, asked.job_id) else set()))
+    halted_by = next((one["job_id"] for one in holders if one["state"] == Job.Status.FAILED), None)
+    if halted_by is not None:
+        sentence = f"The sequence {key.name!r} is halted: job {halted_by}, before it, has failed."
+        advice = (
+            "It goes on when the dead letter of that job is requeued and succeeds, or is discarded."
+        )
+    else:
+        sentence = f"In the sequence {key.name!r} a job before it has not ended"
+        sentence += "".join(f": {one['task']} {one['job_id']}" for one in holders[:1]) + "."
+        advice = ""
+    return asked.answer(
+        Kind.SEQUENCE, sentence, advice, holders=holders, halted_by=halted_by, **facts
+    )
+
+
+def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
+    """Some of these jobs, each with its task and where it is."""
+    ids: list[UUID] = sorted(job_ids)[:HOLDERS]
+    jobs = Job.objects.using(asked.alias)
+    known = {row[0]: row[1:] for row in with_keys(jobs, ids).values_list("pk", "task", "status")}
+    places = whereabouts(asked.alias, ids)
+    shown = []
+    for job_id in ids:
+        task, status = known.get(job_id, ("", None))
+        state = status or places.get(job_id, "").upper() or None
+        shown.append({"job_id": str(job_id), "task": task, "state": state})
+    return shown
+
+
+def _by(holders: list[dict[str, Any]]) -> str:
+    if not holders:
+        return "is free: its turn comes in a moment"
+    named = ", ".join(f"{one['task'] or 'job'} {one['job_id']}" for one in holders[:3])
+    return f"is held by {named}" + (" and others" if len(holders) > 3 else "")
+
+
+RATE_SECONDS = 300.0
+"""From so much of the history it is told how fast a queue moves."""
+
+
+def answer_ready(asked: Asked, row: Ready | None) -> Answer:
+    """Of a job that is ready; or would be, if a cluster looked (None)."""
+    if row is not None:
+        asked.queue = row.queue
+    return (
+        _unreadable(asked)
+        or _paused(asked)
+        or _not_served(asked)
+        or _unknown_task(asked)
+        or _in_line(asked, row)
+    )
+
+
+def _unreadable(asked: Asked) -> Answer | None:
+    if not isinstance(asked.package, PackageError):
+        return None
+    return asked.answer(
+        Kind.UNREADABLE,
+        f"Its package can't be opened: {asked.package}",
+        "It becomes a dead letter when a cluster fetches it. If clusters have the same SECRET_KEY, "
+        "CLUSTER and SERIALIZER as this process, mend the settings first.",
+        error=str(asked.package),
+    )
+
+
+def _paused(asked: Asked) -> Answer | None:
+    pause = asked.pause
+    if pause is None:
+        return None
+    by, why = (
+        (f" by {pause.by}" if pause.by else ""),
+        (f": {pause.because}" if pause.because else ""),
+    )
+    return asked.answer(
+        Kind.PAUSED,
+        f"The queue {asked.queue} is paused since {when(pause.since)}{by}{why}",
+        f"`manage.py stoker resume {asked.queue}`.",
+        since=pause.since,
+        by=pause.by,
+        because=pause.because,
+    )
+
+
+def _not_served(asked: Asked) -> Answer | None:
+    """No cluster would fetch it."""
+    alive = [one for one in asked.clusters if asked.is_alive(one)]
+    if not alive:
+        silent = [_shown_seconds(one) for one in asked.clusters]
+        last = min((one.silent_seconds for one in asked.clusters), default=None)
+        seen = "" if last is None else f"; the last one was heard {in_words(last)} ago"
+        return asked.answer(
+            Kind.NO_CLUSTER,
+            f"No cluster of the backend {asked.settings.alias!r} is alive{seen}.",
+            "Start one by `manage.py stoker run`.",
+            silent=silent,
+        )
+    serving = [one for one in alive if _serves(one, asked.queue)]
+    if not serving:
+        return asked.answer(
+            Kind.NOT_SERVED,
+            f"No cluster serves the queue {asked.queue}.",
+            f"Start one by `manage.py stoker run --queues {asked.queue}`, or name the queue under "
+            "QUEUES.",
+            clusters=[_shown_seconds(one) for one in alive],
+        )
+    if all(one.state != Cluster.State.RUNNING for one in serving):
+        return asked.answer(
+            Kind.CLUSTERS_QUIET,
+            f"Every cluster that serves the queue {asked.queue} was asked to take no more jobs, or "
+            "is stopping.",
+            f"`manage.py stoker clusters resume {serving[0].id}`, or start another.",
+            clusters=[_shown_seconds(one) for one in serving],
+        )
+    return None
+
+
+def _unknown_task(asked: Asked) -> Answer | None:
+    if asked.job is None or asked.unknown_task is None:
+        return None
+    return asked.answer(
+        Kind.UNKNOWN_TASK,
+        f"Its task is not known here: {asked.unknown_task}",
+        "If the clusters do not have it either, deploy the code that has it, or cancel the job.",
+        error=str(asked.unknown_task),
+        due_at=None,
+    )
+
+
+def _in_line(asked: Asked, row: Ready | None) -> Answer:
+    before = Number(0) if row is None else _before(asked, row)
+    pace = _pace(asked)
+    waiting = [one for one in asked.clusters if asked.is_alive(one)]
+    free = sum(1 for one in waiting for worker in one.workers if not worker.running)
+    waited = _waited_seconds(asked)
+    expected = before.number / pace if pace else None
+    about = "" if before.is_exact else "about "
+    line = f"{about}{before.number:,} are before it" if before.number else "nobody is before it"
+    if row is None:
+        line = "it waits at its broker"
+    sentence = f"It may start, in the queue {asked.queue or 'of its broker'}: {line}"
+    if waited is not None:
+        sentence += f", and it has waited {in_words(waited)}"
+    if expected is not None and before.number:
+        sentence += f". At {pace:,.1f} a second its turn comes in about {in_words(expected)}"
+    elif before.number:
+        sentence += ". Nothing has ended in this queue for five minutes"
+    return asked.answer(
+        Kind.IN_LINE,
+        sentence + ".",
+        "" if free or expected is not None else "All workers are busy: more of them would help.",
+        before=before.number,
+        is_exact=before.is_exact,
+        waited_seconds=waited,
+        per_second=pace,
+        expected_seconds=expected,
+        free_workers=free,
+    )
+
+
+def _before(asked: Asked, row: Ready) -> Number:
+    """Along the index of the claim."""
+    line = Ready.objects.using(asked.alias).filter(queue=row.queue)
+    return count_of(line.filter(Q(rank__lt=row.rank) | Q(rank=row.rank, pk__lt=row.pk)))
+
+
+def _pace(asked: Asked) -> float | None:
+    """How many attempts end in a second in its queue, as of late; None where none did."""
+    return ended_lately(asked.settings, asked.queue, RATE_SECONDS) / RATE_SECONDS or None
+
+
+def _waited_seconds(asked: Asked) -> float | None:
+    job = asked.job
+    if job is None:
+        return None
+    since = max(filter(None, (job.enqueued_at, job.run_after)))
+    return max(0.0, (timezone.now() - since).total_seconds())
+
+
+def _serves(cluster: ClusterState, queue: str) -> bool:
+    return not queue or not cluster.queues or queue in cluster.queues
+
+
+def _shown_seconds(cluster: ClusterState) -> dict[str, Any]:
+    queues: Sequence[str] = cluster.queues
+    return {
+        "id": cluster.id,
+        "host": cluster.host,
+        "pid": cluster.pid,
+        "state": cluster.state,
+        "queues": list(queues),
+        "silent_seconds": cluster.silent_seconds,
+    }
+
+
+LATE_SECONDS = 5.0
+"""A job that is due for longer is held up by the same as one that is ready."""
+
+
+def answer_deferred(asked: Asked, row: Deferred) -> Answer:
+    asked.queue = row.queue
+    seconds = asked.seconds_until(row.due_us)
+    if seconds < -LATE_SECONDS:
+        return answer_ready(asked, None)
+    soon = f"in {in_words(seconds)}, at {when(at(row.due_us))}" if seconds > 0 else "now"
+    facts: dict[str, Any] = {"due_at": at(row.due_us), "seconds": max(0.0, seconds)}
+    if row.attempts:
+        return _answer_retry(asked, row, soon, facts)
+    job = asked.job
+    if job is not None and job.run_after is not None and at(row.due_us) <= job.run_after:
+        sentence = f"It was enqueued to run later: it becomes ready {soon}."
+        return asked.answer(Kind.RUN_AFTER, sentence, **facts)
+    if isinstance(asked.package, PackageError):
+        return answer_ready(asked, None)
+    if asked.unknown_task is not None:
+        return asked.answer(
+            Kind.UNKNOWN_TASK,
+            f"No cluster that saw it had its task, nor is it known here; tried again {soon}.",
+            "Deploy the code that has the task, or cancel the job. After "
+            "UNKNOWN_TASK_GRACE_SECONDS it becomes a dead letter.",
+            error=str(asked.unknown_task),
+            **facts,
+        )
+    return _answer_put_back(asked, row, soon, facts)
+
+
+def _answer_retry(asked: Asked, row: Deferred, soon: str, facts: dict[str, Any]) -> Answer:
+    failures = Attempt.objects.using(asked.alias).filter(job_id=asked.job_id)
+    last = failures.order_by("-number").first()
+    error = "" if last is None else f"{last.exception_class}: {last.message.partition(chr(10))[0]}"
+    package = asked.package
+    most = None
+    if package is not None and not isinstance(package, PackageError):
+        most = package.options.max_attempts
+    of = f" of {most}" if most else ""
+    told = f" ({error})" if error else ""
+    return asked.answer(
+        Kind.RETRY,
+        f"Attempt {row.attempts}{of} failed{told}; it is tried again {soon}.",
+        attempts=row.attempts,
+        max_attempts=most,
+        error=error,
+        **facts,
+    )
+
+
+def _answer_put_back(asked: Asked, row: Deferred, soon: str, facts: dict[str, Any]) -> Answer:
+    needs = Need.objects.using(asked.alias).of_jobs({asked.job_id: row.guards})[asked.job_id]
+    busy = [need.name for need in needs if need.on_busy == "retry"]
+    if busy:
+        sentence = f"{' or '.join(busy)} was taken when its turn came; it looks again {soon}."
+        return asked.answer(Kind.PUT_BACK, sentence, **facts)
+    return asked.answer(
+        Kind.PUT_BACK,
+        f"It was put back without having run; it is tried again {soon}.",
+        "If it goes on: the clusters' log says why. Perhaps one of them runs older code, which "
+        "does not have the task.",
+        **facts,
+    )

@@ -1,0 +1,155 @@
+"""The job that runs here, as its own code sees it: ``from stoker import job``.
+
+What it notes is a row in the queues' database, written by the connection that the task itself uses
+there. So a note that is made inside ``transaction.atomic()`` is committed with what that writes, or
+not at all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Lease
+from stoker.conf import settings_for
+from stoker.exceptions import LeaseLost, NotInJob
+from stoker.models.note import LONGEST_MESSAGE, Note
+from stoker.store.value_limit import LARGE_BYTES, refuse_too_large
+from stoker.values.text import stored_text
+
+from .package import sealer_for
+from .running import Running, current
+from .states import explained
+
+REPORT_SECONDS = 0.5
+"""A report of progress is written at most so often."""
+
+
+class CurrentJob:
+    """The job whose attempt the current thread or coroutine belongs to: ``stoker.job``, the one
+    object of this class. Outside of a job it raises ``NotInJob``, but for ``is_running``."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a job runs here at all."""
+        return current.get() is not None
+
+    @property
+    def id(self) -> UUID:
+        return _running().job_id
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1."""
+        return _running().attempt
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """What was noted last by ``checkpoint``, in this attempt or in one before; None when there
+        is nothing yet. It is looked up each time.
+
+        Raises:
+            UnreadablePackage: it was stored in a way that is not read here.
+        """
+        running = _running()
+        settings = settings_for(running.backend)
+        with explained(settings.database):
+            data = Note.objects.using(settings.database).checkpoint_of(running.job_id)
+        return None if data is None else sealer_for(settings).open_value(data)
+
+    async def alast_checkpoint(self) -> Any:
+        """The same, without blocking the event loop."""
+        return await sync_to_async(lambda: self.last_checkpoint, thread_sensitive=True)()
+
+    def checkpoint(self, data: Any) -> None:
+        """Keep this for the next attempt, in the place of what was kept before. Also a dead letter
+        that is sent again begins with it.
+
+        Args:
+            data: anything that a task may return.
+
+        Raises:
+            NotSerializable: nothing is kept.
+            PackageTooLarge: the database would not take it.
+            LeaseLost: somebody else has the job by now: end as soon as you can.
+        """
+        running = _running()
+        settings = settings_for(running.backend)
+        sealed = sealer_for(settings).seal_value(data)
+        if len(sealed) >= LARGE_BYTES:
+            refuse_too_large(settings.database, sealed)
+        _write(running, checkpoint=sealed)
+
+    async def acheckpoint(self, data: Any) -> None:
+        """The same, without blocking the event loop."""
+        await sync_to_async(self.checkpoint, thread_sensitive=True)(data)
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Say how far the job is: ``result.progress`` shows it. Calls that follow each other within
+        half a second are left out, but for the one that completes the total.
+
+        Args:
+            done: in any unit.
+            total: in the same unit, if it is known.
+            message: at most 255 characters of it are kept.
+
+        Raises:
+            ValueError: it is no number.
+            LeaseLost: as ``checkpoint``.
+        """
+        running = _running()
+        done = _finite("done", done)
+        total = None if total is None else _finite("total", total)
+        now = time.monotonic()
+        is_complete = total is not None and done >= total
+        if now - running.reported_at < REPORT_SECONDS and not is_complete:
+            return
+        _write(running, done=done, total=total, message=stored_text(message, LONGEST_MESSAGE))
+        running.reported_at = now
+
+    async def aprogress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """The same, without blocking the event loop."""
+        await sync_to_async(self.progress, thread_sensitive=True)(done, total, message)
+
+
+job = CurrentJob()
+
+
+def _running() -> Running:
+    running = current.get()
+    if running is None:
+        raise NotInJob(
+            "No job runs here: stoker.job is for the code of a task while a worker (or "
+            "stoker.testing) runs it."
+        )
+    return running
+
+
+def _finite(name: str, value: Any) -> float:
+    """As every database takes it."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        shown = repr(value) if isinstance(value, float | str | None) else type(value).__name__
+        raise ValueError(f"job.progress: {name} is {shown[:40]}; give a number that is finite.")
+    return number
+
+
+def _write(running: Running, **values: Any) -> None:
+    settings = settings_for(running.backend)
+    notes = Note.objects.using(settings.database)
+    with explained(settings.database):
+        lease = Lease(running.job_id, running.lease_id)
+        if broker_for(settings).is_inside(lease) and not notes.holds_lease(*lease):
+            raise LeaseLost(
+                f"Job {running.job_id} was given to somebody else, as this cluster could not "
+                "extend its lease: nothing was noted."
+            )
+        notes.write(running.job_id, **values)

@@ -1,0 +1,408 @@
+"""Packages that differ in nothing but their ids and arguments, as those of one ``enqueue_many`` do:
+what they have in common is written once. The bytes are those that ``Sealer.seal`` makes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import fields, replace
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar, overload
+from uuid import UUID
+
+from django.db import DatabaseError, OperationalError, connections, transaction
+
+from stoker.brokers.adapters import broker_for
+from stoker.compat import InvalidTask, task_backends, task_signals
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
+from stoker.guards.sweep import look_after
+from stoker.guards.unique import KeyInMotion
+from stoker.models.outbox import has_outbox
+from stoker.signals import pre_enqueue
+from stoker.store.copy import InCommon, copy_jobs
+from stoker.store.statements import takes_copies
+from stoker.store.transactions import after_commit, is_conflict
+from stoker.tasks.options import is_guarded
+from stoker.values import codec
+from stoker.values.ids import LINKED, new_job_numbers
+from stoker.values.serializers import copied
+
+from . import relay as outbox
+from .intake import Newcomer, Newcomers
+from .package import Package, Sealer, head_of, sealer_for
+from .results import Commitment, Result
+from .running import is_heard
+from .sealing import Call, Sealing, refuse_wrong_arguments
+from .states import explained
+
+ID_ENDS = len('["') + 32
+"""Where the id stands in a head as JSON."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def snapshot(args: Any, kwargs: Mapping[str, Any]) -> tuple[Arguments, bool]:
+    """A copy of these arguments, which nobody changes; and whether it is JSON as it stands, so that
+    nothing of the project's runs when it is written."""
+    positional, named = tuple(args), dict(kwargs)
+    if codec.ATOMS.issuperset(map(type, positional)) and (not named or codec.is_plain(named)):
+        return (positional, copied(named) if named else named), True
+    is_plain = codec.is_plain(list(positional)) and codec.is_plain(named)
+    return (copied(positional), copied(named)), is_plain
+
+
+class Alike:
+    """Seals packages as JSON.
+
+    Args:
+        sealer: that of the backend.
+        like: one of them: what counts is all but its id and arguments.
+    """
+
+    def __init__(self, sealer: Sealer, like: Package) -> None:
+        self._sealer = sealer
+        self._like = like
+        head = codec.write(head_of(like))
+        self._before, self._after = head[: ID_ENDS - 32], head[ID_ENDS:-1] + b","
+        self._metadata = b"," + codec.write(codec.encode(dict(like.metadata))) + b"]"
+
+    def seal(self, number: int, arguments: Arguments, *, is_plain: bool) -> bytes:
+        """The package of this id and these arguments.
+
+        Args:
+            number: the id, as a number.
+            is_plain: whether they are JSON as they stand.
+
+        Raises: as ``Sealer.seal``.
+        """
+        args, kwargs = arguments
+        if is_plain:
+            with suppress(ValueError):  # found below, where it gets a name
+                written = codec.write(args) + b"," + (codec.write(kwargs) if kwargs else b"{}")
+                body = b"%b%032x%b%b%b" % (
+                    self._before, number, self._after, written, self._metadata,
+                )  # fmt: skip
+                return self._sealer.close(self._like.task, body)
+        own = replace(self._like, job_id=UUID(int=number), args=args, kwargs=kwargs)
+        return self._sealer.seal(own)
+
+
+class Results(Sequence[Result[Any]]):
+    """The results of many jobs, each made when it is asked for: most never are."""
+
+    def __init__(self, make: Callable[[int], Result[Any]], count: int) -> None:
+        self._make = make
+        self._count = count
+        self._made: dict[int, Result[Any]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Result[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Result[Any]]: ...
+    def __getitem__(self, index: int | slice) -> Result[Any] | list[Result[Any]]:
+        places = range(self._count)[index]
+        if isinstance(places, range):
+            return [self._get(place) for place in places]
+        return self._get(places)
+
+    def __iter__(self) -> Iterator[Result[Any]]:
+        return map(self._get, range(self._count))
+
+    def __add__(self, others: Sequence[Result[Any]]) -> list[Result[Any]]:
+        return [*self, *others]
+
+    def __radd__(self, others: Sequence[Result[Any]]) -> list[Result[Any]]:
+        return [*others, *self]
+
+    def __repr__(self) -> str:
+        return f"<the results of {self._count} jobs>"
+
+    def _get(self, place: int) -> Result[Any]:
+        if place not in self._made:
+            self._made[place] = self._make(place)
+        return self._made[place]
+
+
+class Copies:
+    """Calls of one task on their way into the store.
+
+    Args:
+        calls: all of them; they are looked at, and copied, here.
+
+    Raises: as ``Sealing.seal``; ``store`` may find one that is too large.
+    """
+
+    def __init__(
+        self, settings: Settings, task: Any, sealing: Sealing, calls: Sequence[Call]
+    ) -> None:
+        self._alias = settings.database
+        self._sealing = sealing
+        self._like, self._run_after = sealing.in_common()
+        self._alike = Alike(sealer_for(settings), self._like)
+        self._numbers = new_job_numbers(len(calls), LINKED if sealing.has_hooks else 0)
+        self._arguments: list[Arguments] = []
+        self._sealed: dict[int, bytes] = {}
+        """Those that the project's own code may be called for: not while the connection is busy."""
+        for number, (args, kwargs) in zip(self._numbers, calls, strict=True):
+            arguments, is_plain = snapshot(args, kwargs)
+            refuse_wrong_arguments(task, *arguments)
+            self._arguments.append(arguments)
+            if not is_plain:
+                self._sealed[number] = self._alike.seal(number, arguments, is_plain=False)
+
+    def store(self) -> Results:
+        """Store the jobs, in the open transaction."""
+        like = self._like
+        common = InCommon(like.task, like.queue, like.priority, like.enqueued_at, self._run_after)
+        copy_jobs(self._alias, self._rows(), common)
+        return Results(self._result, len(self._numbers))
+
+    def _rows(self) -> Iterable[tuple[int, bytes]]:
+        seal, sealed = self._alike.seal, self._sealed
+        for number, arguments in zip(self._numbers, self._arguments, strict=True):
+            yield number, sealed.get(number) or seal(number, arguments, is_plain=True)
+
+    def _result(self, place: int) -> Result[Any]:
+        args, kwargs = self._arguments[place]
+        job_id = UUID(int=self._numbers[place])
+        package = replace(self._like, job_id=job_id, args=args, kwargs=kwargs)
+        return self._sealing.result(package, self._run_after)
+
+
+def may_be_copied(settings: Settings, task: Any) -> bool:
+    """Whether nobody has a say about each single job of this task, and none of the project's code
+    is called when its arguments are written."""
+    return not (is_guarded(task) or pre_enqueue.receivers or settings.serializer == "pickle")
+
+
+AT_ONCE = 1000
+"""Jobs per round trip."""
+WORTH_COPYING = 50
+"""Fewer jobs are quicker in one statement: copying takes some round trips."""
+TRIES = 10
+RETRY_SECONDS = 0.05
+
+AnyResults = TypeVar("AnyResults", bound=Sequence[Result[Any]])
+Transaction = Callable[[], AbstractContextManager[Any]]
+
+
+def enqueue(
+    settings: Settings, task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> Result[Any]:
+    """Make one job.
+
+    Raises: see ``Task.enqueue``.
+    """
+    line = _Line(settings, task)
+    batch = line.sealing.seal([(args, kwargs)])
+    with explained(settings.database):
+        (result,) = line.send([batch], nullcontext)
+    return result
+
+
+def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
+    """Make a job of each call, all or none, a thousand at a time.
+
+    Raises: see ``Task.enqueue``.
+    """
+    line = _Line(settings, task)
+    if line.copies:
+        calls = list(calls)
+        if len(calls) >= WORTH_COPYING:
+            copies = Copies(settings, task, line.sealing, calls)
+            with explained(settings.database):
+                return line.store_copies(copies)
+    rest = iter(calls)
+    batches = []
+    while part := list(islice(rest, AT_ONCE)):
+        batches.append(line.sealing.seal(part))
+    with explained(settings.database):
+        return line.send(batches, partial(transaction.atomic, using=settings.database))
+
+
+class _Line:
+    """What is the same for all jobs of one task that are enqueued together."""
+
+    def __init__(self, settings: Settings, task: Any) -> None:
+        self.task = task
+        self.commitment = Commitment()
+        self.sealing = Sealing(settings, task, self.commitment)
+        self.again = self.sealing.again
+        self.broker = broker_for(settings)
+        self._settings = settings
+        self._alias = settings.database
+        self._connection = connections[self._alias]
+        self._sender = type(task_backends[settings.alias])
+        self._is_unique = getattr(task, "unique", None) is not None
+        self._neglected: set[UUID] = set()
+        self._open_transaction = _open_transaction(self._alias)
+        self._is_inside = self.broker.capabilities.transactional
+        """Whether all of it becomes rows in the store, in its transaction."""
+        self._refuse_guards()
+        self._refuse_atomic()
+
+    @property
+    def copies(self) -> bool:
+        """Whether many jobs may be copied into the store, in its transaction."""
+        return (
+            self._open_transaction in (None, self._alias)
+            and may_be_copied(self._settings, self.task)
+            and self.broker.capabilities.transactional
+            and takes_copies(self._connection)
+        )
+
+    def store_copies(self, copies: Copies) -> Sequence[Result[Any]]:
+        """As ``send``."""
+        results = self._store(copies.store, partial(transaction.atomic, using=self._alias))
+        self._announce(results)
+        return results
+
+    def send(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
+        """Store the jobs; tell of them when they can be seen.
+
+        Args:
+            own: a transaction for all of them.
+        """
+        joining = {self.broker.joins(one.message) for batch in batches for one in batch}
+        self._is_inside = joining <= {True}
+        opened = self._open_transaction
+        if opened is not None and not (opened == self._alias and self._is_inside):
+            return self._put_off(opened, batches, own)
+        if len(joining) > 1:  # some here, some there: together they are certain at one commit
+            with transaction.atomic(using=self._alias):
+                return self._put_off(self._alias, batches, own)
+        results = self._store(self._writing(batches), own if self._is_inside else nullcontext)
+        self._announce(results)
+        return results
+
+    def _put_off(
+        self, alias: str, batches: Sequence[Sequence[Newcomer]], own: Transaction
+    ) -> list[Result[Any]]:
+        """Until the transaction that is open there is committed."""
+        results = _own_results(batches)
+        if has_outbox(alias):
+            for batch in batches:
+                outbox.put(self._settings, alias, batch)
+            after_commit(alias, partial(self._relay, alias, results))
+        else:  # a process that dies between that commit and this loses the jobs
+            transaction.on_commit(partial(self._store_late, batches, own), using=alias)
+        if not self._is_unique:
+            self._announce(results)
+        return results
+
+    def _relay(self, alias: str, results: Sequence[Result[Any]]) -> None:
+        """What the caller was given tells from now on what has become of it."""
+        told = outbox.relay_these(self._settings, alias, [UUID(result.id) for result in results])
+        self.commitment.is_made = True
+        for given in results:
+            if UUID(given.id) in told:
+                _become(given, told[UUID(given.id)])
+        if self._is_unique:
+            self._announce(results)
+
+    def _store_late(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> None:
+        results = self._store(self._writing(batches), own)
+        for given, result in zip(_own_results(batches), results, strict=True):
+            _become(given, result)
+        if self._is_unique:
+            self._announce(results)
+
+    def _store(self, write: Callable[[], AnyResults], own: Transaction) -> AnyResults:
+        """Once more, where the database has ended a transaction of our own for another's sake."""
+        is_ours = not self._connection.in_atomic_block
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with own():
+                    results = write()
+            except (BrokerUnavailable, OperationalError) as error:
+                may_succeed = is_conflict(error) or isinstance(error, KeyInMotion)
+                if not (tries_left and is_ours and may_succeed):
+                    raise
+                time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
+            else:
+                break
+        self._after_commit()
+        return results
+
+    def _writing(self, batches: Sequence[Sequence[Newcomer]]) -> Callable[[], list[Result[Any]]]:
+        return lambda: [one for batch in batches for one in self._store_batch(batch)]
+
+    def _store_batch(self, batch: Sequence[Newcomer]) -> Sequence[Result[Any]]:
+        if not self._is_unique:
+            self.broker.enqueue([newcomer.message for newcomer in batch])
+            return [newcomer.result for newcomer in batch]
+        results, neglected = Newcomers(self, batch).store()
+        self._neglected |= neglected
+        return results
+
+    def _after_commit(self) -> None:
+        if not self._is_inside:
+            self._commit()
+        elif self._connection.in_atomic_block:
+            after_commit(self._alias, self._commit)
+        elif self._connection.get_autocommit():
+            self._commit()
+        # Else the caller commits by hand, and nobody can be told when: polling finds the jobs.
+
+    def _commit(self) -> None:
+        self.commitment.is_made = True
+        if self._neglected:
+            with suppress(DatabaseError):  # upkeep looks after them, too
+                look_after(self._alias, self._neglected)
+        self.broker.wake_up({self.task.queue_name}, inside=self._is_inside)
+
+    def _announce(self, results: Iterable[Result[Any]]) -> None:
+        """Send Django's signal. A receiver that raises is logged, and harms nothing."""
+        if not is_heard(task_signals.task_enqueued, logging.DEBUG):
+            return
+        for result in results:
+            if not result.was_duplicate:
+                task_signals.task_enqueued.send_robust(self._sender, task_result=result)
+
+    def _refuse_atomic(self) -> None:
+        if getattr(self.task, "atomic", False) and not self.broker.capabilities.atomic:
+            raise InvalidTask(
+                f"{self.task.module_path} has atomic=True, and the jobs of "
+                f"{self.broker.info()['broker']} have no transaction to be part of: let BROKER be "
+                "the database."
+            )
+
+    def _refuse_guards(self) -> None:
+        if is_guarded(self.task) and not self.broker.capabilities.guards:
+            raise InvalidTask(
+                f"{self.task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
+                f"{self.broker.info()['broker']} keeps none: let BROKER be the database."
+            )
+        is_put_off = self._open_transaction not in (None, self._alias)
+        if self._is_unique and is_put_off and self.task.unique.on_conflict == "raise":
+            raise InvalidTask(
+                f"{self.task.module_path} cannot be enqueued inside a transaction of "
+                f"{self._open_transaction!r}: its jobs are stored when that is committed, too late "
+                'for Unique(on_conflict="raise") to be raised. Enqueue it outside, or in a '
+                f"transaction of {self._alias!r}."
+            )
+
+
+def _become(given: Result[Any], result: Result[Any]) -> None:
+    for one in fields(result):
+        object.__setattr__(given, one.name, getattr(result, one.name))
+
+
+def _own_results(batches: Iterable[Iterable[Newcomer]]) -> list[Result[Any]]:
+    return [newcomer.result for batch in batches for newcomer in batch]
+
+
+def _open_transaction(store: str) -> str | None:
+    """The database whose open transaction decides whether the job shall exist: the store's own
+    before any other."""
+    opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
+    return store if store in opened else next(iter(opened), None)

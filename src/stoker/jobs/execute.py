@@ -1,0 +1,486 @@
+"""A job between its package and its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import Token
+from dataclasses import dataclass, field, replace
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import InterfaceError, OperationalError, connections, transaction
+
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Delivery, Lease
+from stoker.compat import InvalidTask, TaskContext, task_backends, task_signals
+from stoker.conf import Settings
+from stoker.exceptions import (
+    BadSignature,
+    LeaseLost,
+    NewerVersion,
+    PackageError,
+    TaskTimeout,
+    TransactionLeftOpen,
+    UnknownTask,
+)
+from stoker.models.job import moment
+from stoker.signals import post_execute_in_worker, pre_execute
+from stoker.store.transactions import after_commit, autocommit
+from stoker.store.value_limit import LARGE_BYTES, refuse_too_large
+from stoker.tasks.options import options_of
+from stoker.tasks.registry import task_of
+
+from . import outcomes
+from .aftercare import Aftercare
+from .failures import tell_failure
+from .faults import fault_of, plain_fault
+from .interruption import Interruption, message, time_limit
+from .once import is_once, note_begin
+from .outcomes import Attempted, Outcome
+from .package import Package, sealer_for
+from .received import each_of, with_received
+from .record import finish
+from .results import Result
+from .retries import crash_delay_seconds, decide
+from .running import Running, conclude, current, running_result, somebody_listens
+
+
+@dataclass(slots=True)
+class Opened:
+    """A job ready to run."""
+
+    delivery: Delivery
+    package: Package
+    task: Any
+    function: Callable[..., Any]
+    """What is called: the task's own, or one that calls it for each item of a list."""
+    is_async: bool
+    is_atomic: bool
+    started_at: float
+    timeout_seconds: float | None
+    is_once: bool = False
+    """Whether the job must not begin if it has begun before."""
+    result: Result[Any] | None = None
+    """None while nobody asks for it."""
+    on_completing: Callable[[], object] = lambda: None
+    """Called when an atomic task has returned, before that is recorded in its transaction."""
+    interruption: Interruption = field(default_factory=Interruption)
+
+
+UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
+"""How long a job whose task is not known here is put back for, the longer the older it is."""
+
+UNREAD_DELAY_SECONDS = 5.0
+"""How long a job is put back for that could not be prepared, as the store was out of reach."""
+
+
+def unopened(
+    settings: Settings, error: Exception, enqueued_at: float | None, delivery: Delivery
+) -> Outcome:
+    """Of a job that this worker can't open or doesn't know. During a rolling deploy another cluster
+    may: within the grace period it is put back."""
+    reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
+    if isinstance(error, UnknownTask | NewerVersion):
+        since = enqueued_at or _moment_of(delivery)
+        age_seconds = max(0.0, time.time() - since)
+        if age_seconds < settings.unknown_task_grace_seconds:
+            step = min(int(age_seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
+            return outcomes.Snoozed(UNKNOWN_TASK_DELAYS_SECONDS[step], str(error))
+    return outcomes.Failed(fault_of(error), reason)
+
+
+def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
+    """Of a job whose attempt failed before its task was called."""
+    if isinstance(error, OperationalError | InterfaceError):
+        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
+    fault = fault_of(error)
+    if delivery.attempt >= package.options.max_attempts:
+        return outcomes.Failed(fault)
+    return outcomes.Retry(fault, crash_delay_seconds(delivery.attempt))
+
+
+def expired(late_seconds: float) -> Outcome:
+    """Of a job that was to be started earlier or not at all."""
+    fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
+    return outcomes.Failed(fault, "expired")
+
+
+def _moment_of(delivery: Delivery) -> float:
+    """When the job was made, in seconds since 1970: the first 48 bits of its id (RFC 9562)."""
+    return (delivery.job_id.int >> 80) / 1000
+
+
+logger = logging.getLogger("stoker")
+
+T = TypeVar("T")
+
+
+def run_and_record(
+    settings: Settings, run: Callable[[], T], attempted_of: Callable[[T], Attempted]
+) -> T:
+    """Run a task and record that it succeeded, in one transaction on the database of the queues.
+
+    Args:
+        run: the task, its time limit included: that must be over when the attempt is recorded.
+        attempted_of: the attempt, given what ``run`` returned.
+
+    Returns:
+        What ``run`` returned; it is recorded.
+
+    Raises:
+        LeaseLost: nothing is written, and there is nothing to record.
+        TransactionLeftOpen: the task has not left a block of ``transaction.atomic()`` inside.
+        Exception: as the task did, or the COMMIT. It is to be recorded, unless the lease is stale.
+    """
+    alias, broker = settings.database, broker_for(settings)
+    if not broker.capabilities.atomic:
+        raise InvalidTask(
+            f"A task with atomic=True needs a queue in the database, and {broker.info()['broker']} "
+            "is none."
+        )
+    is_committed: list[bool] = []
+    try:
+        with autocommit(alias), transaction.atomic(using=alias):
+            # Before any that the task adds, which may raise after the commit.
+            after_commit(alias, lambda: is_committed.append(True))
+            with _inner_blocks_closed(alias):
+                ran = run()
+            _refuse_stale(finish(settings, broker, [attempted_of(ran)]))
+    except Exception:
+        if not is_committed:
+            raise
+        logger.exception("A hook of on_commit failed; its job is done and recorded all the same.")
+    return ran
+
+
+@contextmanager
+def _inner_blocks_closed(alias: str) -> Iterator[None]:
+    """Roll back the blocks of ``transaction.atomic()`` that were entered here and not left. Django
+    would take the end of the outer one for theirs, and commit nothing."""
+    connection = connections[alias]
+    depth = len(connection.atomic_blocks)
+    error: BaseException = TransactionLeftOpen(
+        f"The task has not left a block of transaction.atomic() on the database {alias!r}. "
+        "It was rolled back with all that the task wrote there."
+    )
+    is_refused = False
+    try:
+        yield
+    finally:
+        while len(connection.atomic_blocks) > depth:
+            is_refused = True
+            connection.atomic_blocks[-1].__exit__(type(error), error, None)
+    if is_refused:
+        raise error
+
+
+def _refuse_stale(stale: set[Lease]) -> None:
+    if stale:
+        raise LeaseLost("The lease was lost before the job could be recorded as done.")
+
+
+MOST_FOUND = 10_000
+"""Plain functions that are called by their paths may be many."""
+
+
+class Executor:
+    """Runs deliveries, one after another or many at once; keeps nothing between them but tasks.
+
+    Args:
+        settings: the backend's.
+        worker_id: who runs them, as results name it.
+        limit: the soft time-out around a sync task.
+        aftercare: called as soon as a task's function has ended.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        worker_id: str,
+        limit: Callable[[float | None], AbstractContextManager[None]] = time_limit,
+        aftercare: Aftercare | None = None,
+    ) -> None:
+        self.settings = settings
+        self.worker_id = worker_id
+        self._limit = limit
+        self._aftercare = aftercare or Aftercare()
+        self._sealer = sealer_for(settings)
+        self._sender = type(task_backends[settings.alias])
+        self._found: dict[str, tuple[Any, bool, bool]] = {}
+        """Name -> task, whether it is async, and atomic. They stay so as long as a process."""
+
+    def run(self, delivery: Delivery) -> Attempted:
+        """One attempt, from bytes to outcome, in this thread. Raises only the KeyboardInterrupt of
+        a process that Ctrl-C stops: a cluster's worker is no such process."""
+        opened = self.open(delivery)
+        return self.run_opened(opened) if isinstance(opened, Opened) else opened
+
+    def run_opened(self, opened: Opened) -> Attempted:
+        if opened.is_once and (refused := self._refused(opened)):
+            return refused
+        token = self._announce(opened)
+        try:
+            value, outcome = self._complete(opened) if opened.is_atomic else self._try(opened)
+        except BaseException as error:  # whatever a task raises is its outcome
+            if _is_ctrl_c(error):
+                raise
+            return self._raised(opened, error)
+        else:
+            attempted = self._concluded(opened, outcome, value)
+            return replace(attempted, is_recorded=True) if opened.is_atomic else attempted
+        finally:
+            current.reset(token)
+
+    async def run_opened_async(self, opened: Opened) -> Attempted:
+        """The same for an ``async def`` task, on the running event loop."""
+        if opened.is_once and (refused := await sync_to_async(self._refused)(opened)):
+            return refused
+        token = self._announce(opened)
+        try:
+            value = await self._await_with_aftercare(opened)
+            sealed = self._sealer.seal_value(value)
+            if self._may_be_too_large(sealed):
+                await sync_to_async(refuse_too_large)(self.settings.database, sealed)
+            outcome: Outcome = outcomes.Succeeded(sealed)
+        except BaseException as error:  # whatever a task raises is its outcome
+            if _is_ctrl_c(error):
+                raise
+            return self._raised(opened, error)
+        else:
+            return self._concluded(opened, outcome, value)
+        finally:
+            current.reset(token)
+
+    def open(self, delivery: Delivery) -> Opened | Attempted:
+        """The job ready to run; or the attempt already over when it can't be."""
+        started_at = time.time()
+        if delivery.refused:
+            return self._not_run(delivery, started_at, outcomes.Cancelled(delivery.refused))
+        package = None
+        try:
+            package = self._sealer.open(delivery.package)
+            if package.job_id.int != delivery.job_id.int:
+                raise BadSignature(
+                    f"The package is signed for job {package.job_id}, not for {delivery.job_id}."
+                )
+            options = package.options
+            expires_at = options.expires_at
+            if expires_at is not None and started_at >= expires_at:
+                outcome = expired(started_at - expires_at)
+                return self._not_run(delivery, started_at, outcome, package)
+            task, is_async, is_atomic = self._found.get(
+                f"{package.task} {options.via}" if options.via else package.task
+            ) or self._find(package)
+        except (PackageError, UnknownTask) as error:
+            enqueued_at = package.enqueued_at if package else None
+            outcome = unopened(self.settings, error, enqueued_at, delivery)
+            return self._not_run(delivery, started_at, outcome, package)
+        try:
+            if options.receives:
+                package = with_received(self.settings, package)
+            function = each_of(task.func, options.each) if options.each else task.func
+            seconds = options.timeout_seconds
+            limit = self._atomic_limit(seconds) if is_atomic else seconds
+            opened = Opened(
+                delivery, package, task, function, is_async, is_atomic, started_at, limit
+            )
+            opened.is_once = is_once(task)
+            if delivery.attempt > 1 or task.takes_context or somebody_listens():
+                opened.result = self._show(opened, package)
+            return opened
+        except Exception as error:  # noqa: BLE001 - an attempt like any other, that failed early
+            outcome = unprepared(error, package, delivery)
+            return self._not_run(delivery, started_at, outcome, package)
+
+    def _find(self, package: Package) -> tuple[Any, bool, bool]:
+        task = task_of(package)
+        is_atomic = getattr(task, "atomic", False)
+        via = package.options.via
+        if len(self._found) >= MOST_FOUND:
+            self._found.clear()
+        self._found[f"{package.task} {via}" if via else package.task] = found = (
+            task,
+            iscoroutinefunction(task.func),
+            is_atomic,
+        )
+        return found
+
+    def _atomic_limit(self, seconds: float | None) -> float | None:
+        """An atomic task on SQLite keeps everybody else from writing: also the pusher, which has to
+        extend the leases."""
+        if connections[self.settings.database].vendor == "sqlite":
+            longest = self.settings.lease_seconds / 2
+            return longest if seconds is None else min(seconds, longest)
+        return seconds
+
+    def _result(self, opened: Opened) -> Result[Any]:
+        """The attempt as it is seen from outside."""
+        if opened.result is None:
+            # From the bytes: the task may have changed what it was given.
+            opened.result = self._show(opened, self._sealer.open(opened.delivery.package))
+        return opened.result
+
+    def _show(self, opened: Opened, package: Package) -> Result[Any]:
+        return running_result(
+            self.settings,
+            opened.task,
+            package,
+            opened.delivery,
+            opened.started_at,
+            self.worker_id,
+        )
+
+    def _complete(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
+        """Run an atomic task and record it, in one transaction."""
+
+        def attempted(ran: tuple[Any, outcomes.Succeeded]) -> Attempted:
+            opened.on_completing()
+            started_at = opened.started_at
+            return Attempted(opened.delivery, ran[1], self.worker_id, started_at, time.time())
+
+        return run_and_record(self.settings, lambda: self._try(opened), attempted)
+
+    def _try(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
+        besides = self.settings.database if opened.is_atomic else None
+        try:
+            value = self._call(opened)
+        except BaseException:
+            with suppress(TransactionLeftOpen):  # the task's own error is what counts
+                self._aftercare.after_sync(besides)
+            raise
+        self._aftercare.after_sync(besides)
+        sealed = self._sealer.seal_value(value)
+        if self._may_be_too_large(sealed):
+            refuse_too_large(self.settings.database, sealed)
+        return value, outcomes.Succeeded(sealed)
+
+    def _may_be_too_large(self, sealed: bytes) -> bool:
+        """Whether a return value is to be looked at before it is sent to the database."""
+        return len(sealed) >= LARGE_BYTES and self.settings.results_cache is None
+
+    def _call(self, opened: Opened) -> Any:
+        if opened.is_async:
+            return async_to_sync(self._await)(opened)
+        with opened.interruption, self._limit(opened.timeout_seconds):
+            opened.interruption.check()
+            return opened.function(*self._arguments(opened), **opened.package.kwargs)
+
+    async def _await_with_aftercare(self, opened: Opened) -> Any:
+        before = self._aftercare.before_async()
+        try:
+            value = await self._await(opened)
+        except BaseException:
+            with suppress(TransactionLeftOpen):  # as in _try
+                await self._aftercare.after_async(before)
+            raise
+        await self._aftercare.after_async(before)
+        return value
+
+    async def _await(self, opened: Opened) -> Any:
+        positional = self._arguments(opened)
+        seconds = opened.timeout_seconds
+        try:
+            with opened.interruption.of_coroutine():
+                async with asyncio.timeout(seconds) as limit:
+                    try:
+                        return await opened.function(*positional, **opened.package.kwargs)
+                    finally:
+                        self._aftercare.leave_forked_child()
+        except TimeoutError as error:
+            if limit.expired() and not isinstance(error, TaskTimeout) and seconds is not None:
+                raise TaskTimeout(message(seconds)) from error
+            raise
+
+    def _arguments(self, opened: Opened) -> tuple[Any, ...]:
+        if opened.task.takes_context:
+            return (TaskContext(task_result=self._result(opened)), *opened.package.args)
+        return opened.package.args
+
+    def _refused(self, opened: Opened) -> Attempted | None:
+        """Write down that a job begins which must not begin twice. Returns the attempt, which is
+        over, if that was refused."""
+        try:
+            note_begin(self.settings, opened.package, self.worker_id)
+        except Exception as error:  # noqa: BLE001 - it has not begun: an outcome like any other
+            outcome = unprepared(error, opened.package, opened.delivery)
+            return self._not_run(opened.delivery, opened.started_at, outcome, opened.package)
+        return None
+
+    def _announce(self, opened: Opened) -> Token[Running | None]:
+        """Let everybody know what runs here, until the token is given back."""
+        delivery, package = opened.delivery, opened.package
+        running = Running(
+            delivery.job_id,
+            package.task,
+            delivery.attempt,
+            package.queue,
+            delivery.fence,
+            package.metadata,
+            self.settings.alias,
+            delivery.lease_id,
+        )
+        token = current.set(running)
+        if opened.result is not None:
+            task_signals.task_started.send_robust(self._sender, task_result=opened.result)
+            pre_execute.send_robust(self._sender, task_result=opened.result)
+        return token
+
+    def _raised(self, opened: Opened, error: BaseException) -> Attempted:
+        """Called inside the except block: receivers of task_finished may ask sys.exc_info()."""
+        outcome: Outcome
+        if opened.interruption.is_behind(error):
+            outcome = outcomes.Cancelled(opened.interruption.reason or "")
+        elif isinstance(error, PackageError):
+            outcome = outcomes.Failed(fault_of(error))
+        else:
+            # How often is said with each job, as by using(max_attempts=...), and travels with it.
+            max_attempts = opened.package.options.max_attempts
+            options = replace(options_of(opened.task, self.settings), max_attempts=max_attempts)
+            outcome = decide(error, options, opened.delivery.attempt, self._result(opened))
+            if opened.is_once and isinstance(outcome, outcomes.Snoozed | outcomes.Retry):
+                outcome = outcomes.Failed(fault_of(error))
+        return self._concluded(opened, outcome)
+
+    def _concluded(self, opened: Opened, outcome: Outcome, value: Any = None) -> Attempted:
+        finished_at = time.time()
+        package = opened.package
+        attempted = Attempted(
+            opened.delivery,
+            outcome,
+            self.worker_id,
+            opened.started_at,
+            finished_at,
+            task=package.task,
+            enqueued_at=package.enqueued_at,
+        )
+        if opened.result is None and isinstance(outcome, outcomes.Succeeded):
+            return attempted
+        tell_failure(self.settings, attempted, package)
+        result = self._result(opened)
+        if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
+            conclude(result, outcome, value, moment(finished_at))
+            task_signals.task_finished.send_robust(self._sender, task_result=result)
+        post_execute_in_worker.send_robust(self._sender, task_result=result, outcome=outcome)
+        return attempted
+
+    def _not_run(
+        self, delivery: Delivery, at: float, outcome: Outcome, package: Package | None = None
+    ) -> Attempted:
+        task = package.task if package is not None else ""
+        attempted = Attempted(delivery, outcome, self.worker_id, at, time.time(), task=task)
+        tell_failure(self.settings, attempted, package)
+        return attempted
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Return whether SIGINT may have raised the error. It cannot where SIGINT has another handler,
+    as in a worker: there the task itself raised KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler

@@ -1,0 +1,109 @@
+"""Failures: an attempt that failed is told once, where most is known of it, to whoever reports it.
+
+::
+
+    the task raised, or could not be begun        in the worker, while the error is being handled
+    its worker crashed, or was killed in time     in the monitor, or whoever records it
+    its outcome cannot be recorded as it is       in the monitor
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+from stoker.compat import task_backends
+from stoker.conf import Settings
+from stoker.exceptions import PackageError
+from stoker.models import Job
+from stoker.signals import attempt_failed, call_project
+
+from .outcomes import Attempted, Failed, Fault, Retry
+from .package import Package, sealer_for
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt that failed."""
+
+    job_id: UUID
+    queue: str
+    attempt: int
+    """Which one, from 1."""
+    backend: str
+    """The name under ``TASKS``."""
+    worker_id: str
+    fault: Fault
+    reason: str
+    """``error``, ``timeout``, ``crash``, ``expired``, ``unreadable`` or ``unknown_task``."""
+    is_final: bool
+    """Whether the job is over; else it is tried again."""
+    started_at: float | None
+    """Seconds since 1970; None = not known."""
+    finished_at: float
+    package: Package | None
+    """What was to be run; None where it does not open. Where packages are pickled and no worker
+    was left to tell, without arguments and metadata."""
+    exception: BaseException | None = None
+    """What was raised, with its traceback; None where only its text is there."""
+
+    @property
+    def task(self) -> str:
+        """Its dotted path; "" = not known."""
+        return self.package.task if self.package else ""
+
+
+def tell_failure(settings: Settings, attempted: Attempted, package: Package | None = None) -> None:
+    """Tell of an attempt, if it failed. Nobody listens: nothing is done."""
+    outcome, delivery = attempted.outcome, attempted.delivery
+    if not attempt_failed.receivers or not isinstance(outcome, Failed | Retry):
+        return
+    failure = Failure(
+        job_id=delivery.job_id,
+        queue=delivery.queue,
+        attempt=delivery.attempt,
+        backend=settings.alias,
+        worker_id=attempted.worker_id,
+        fault=outcome.fault,
+        reason=outcome.reason,
+        is_final=isinstance(outcome, Failed),
+        started_at=attempted.started_at,
+        finished_at=attempted.finished_at,
+        package=package or _opened(settings, attempted),
+        exception=_at_hand(outcome.fault),
+    )
+    sender = type(task_backends[settings.alias])
+    call_project(
+        "signal attempt_failed", partial(attempt_failed.send_robust, sender, failure=failure)
+    )
+
+
+def _at_hand(fault: Fault) -> BaseException | None:
+    """The exception that is being handled, if this is a fault of it."""
+    error = sys.exception()
+    if error is None:
+        return None
+    kind = type(error)
+    return (
+        error if fault.exception_class == f"{kind.__module__}.{kind.__qualname__}"[:255] else None
+    )
+
+
+def _opened(settings: Settings, attempted: Attempted) -> Package | None:
+    """The package, so far as it can be opened without running code of the project's: that has just
+    cost a worker its life, perhaps."""
+    delivery = attempted.delivery
+    try:
+        data = delivery.package
+        if not data:
+            data = Job.objects.using(settings.database).packages([delivery.job_id])[delivery.job_id]
+        sealer = sealer_for(settings)
+        if settings.serializer == "pickle":
+            return sealer.open_without_arguments(data)
+        return sealer.open(data)
+    except PackageError:
+        return None
+    except Exception:  # noqa: BLE001 - it is recorded: whatever the store says now undoes nothing
+        return None

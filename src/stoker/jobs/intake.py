@@ -1,0 +1,238 @@
+"""Calls on their way into the store. One with a unique key becomes a job, or is found to be a
+duplicate: then the job that is there stays as it is, or becomes what the newcomer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from django.db import connections
+
+from stoker.brokers.contract import Broker, Message
+from stoker.brokers.orm.broker import as_new_job
+from stoker.dead_letters.entries import note_successors
+from stoker.exceptions import DuplicateJob
+from stoker.guards.keys import UniqueClaim
+from stoker.guards.unique import CHANGES, Decision, Fate, Keys
+from stoker.models import Job
+from stoker.store import waiting as waiting_jobs
+from stoker.store.clock import MICROSECONDS
+from stoker.store.transactions import deciding
+
+from .package import Package
+from .results import Commitment, Result, fetch_many, result_of
+from .states import JobState, Progress
+
+
+@dataclass(slots=True)
+class Newcomer:
+    """One call, checked and sealed."""
+
+    package: Package
+    message: Message
+    result: Result[Any]
+    claim: UniqueClaim | None = None
+
+
+class Line(Protocol):
+    """What newcomers have in common."""
+
+    broker: Broker
+    commitment: Commitment
+
+    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+        """The same call under another id, or at another moment."""
+
+
+class _Group:
+    """The newcomers of one key: the later ones meet the first."""
+
+    def __init__(self, claim: UniqueClaim, first: Newcomer) -> None:
+        self.claim = claim
+        self.members = [first]
+        self.decision: Decision
+        self.job = first
+        """What their job shall be, unless one is kept."""
+
+    @property
+    def fate(self) -> Fate:
+        return self.decision.fate
+
+    @property
+    def is_refused(self) -> bool:
+        is_duplicate = self.fate is not Fate.ENQUEUED or len(self.members) > 1
+        return is_duplicate and self.claim.on_conflict == "raise"
+
+    @property
+    def waits_untried(self) -> JobState | None:
+        """The state of the job that is there, if nothing more is to be told of it: it waits, and
+        was never tried."""
+        seen = self.decision.seen
+        if seen is None or seen.waits is None or seen.attempts > 0:
+            return None
+        return JobState(seen.waits.upper())
+
+    def shape(self, line: Line, now_us: int) -> Message:
+        """Make of them what their job shall be."""
+        speaker = self.members[-1 if self.claim.on_conflict in CHANGES else 0]
+        run_after = speaker.message.run_after
+        if self.claim.on_conflict == "postpone":
+            due_us = now_us + self.claim.delay_us
+            if self.claim.longest_wait_us is not None:
+                due_us = min(due_us, self.decision.taken_us + self.claim.longest_wait_us)
+            run_after = max(run_after or 0.0, due_us / MICROSECONDS)
+        self.job = line.again(speaker, self.decision.job_id, run_after)
+        return self.job.message
+
+
+class Newcomers:
+    """Calls of one task that are stored together.
+
+    Args:
+        batch: in their order.
+    """
+
+    def __init__(self, line: Line, batch: Sequence[Newcomer]) -> None:
+        self._line = line
+        self._batch = batch
+        self._alias = line.broker.settings.database
+        self._groups: dict[UUID, _Group] = {}
+        for newcomer in batch:
+            if newcomer.claim is None:
+                continue
+            group = self._groups.get(newcomer.claim.key_id)
+            if group is None:
+                self._groups[newcomer.claim.key_id] = _Group(newcomer.claim, newcomer)
+            else:
+                group.members.append(newcomer)
+
+    def store(self) -> tuple[list[Result[Any]], set[UUID]]:
+        """Store what becomes a job, in the open transaction or in one of its own.
+
+        Returns:
+            The results, in order; and the keys of guards that are to be looked after when the
+            transaction has ended.
+
+        Raises:
+            DuplicateJob: with ``on_conflict="raise"``. Of one call, nothing was written then.
+        """
+        keys = self._keys()
+        keys.look()
+        if self._is_stored_at_once(keys):
+            return self._results(), set()
+        with self._transaction(keys):
+            if not keys.is_decided:
+                keys.decide()
+            for key_id, decision in keys.decided.items():
+                self._groups[key_id].decision = decision
+            refused = next((group for group in self._groups.values() if group.is_refused), None)
+            if refused is None:
+                neglected = self._write(keys.now_us)
+                return self._results(), neglected
+            if refused.fate is Fate.ENQUEUED:  # by another of these calls, and so not at all
+                raise DuplicateJob(
+                    f"More than one of these calls has the key {refused.claim.name!r}: none was "
+                    "enqueued."
+                )
+            (result,) = self._results_of([refused]).values()
+        raise DuplicateJob(
+            f"There is a job of the key {refused.claim.name!r} already: {result.id}.", result
+        )
+
+    def _keys(self) -> Keys:
+        wanted = {
+            key_id: (group.claim, group.members[0].message.job_id)
+            for key_id, group in self._groups.items()
+        }
+        connection = connections[self._alias]
+        is_in_transaction = connection.in_atomic_block or not connection.get_autocommit()
+        return Keys(self._alias, wanted, holds=is_in_transaction)
+
+    def _is_stored_at_once(self, keys: Keys) -> bool:
+        """One job that may have its key, by one statement where the database can do that."""
+        taking = keys.only_taking()
+        if taking is None or len(self._batch) != 1:
+            return False
+        (group,) = self._groups.values()
+        group.decision = Decision(Fate.ENQUEUED, taking[0].job_id, keys.now_us)
+        job = as_new_job(group.shape(self._line, keys.now_us))
+        return keys.take_and_add(job, group.members[0].package.options.identity)
+
+    def _transaction(self, keys: Keys) -> AbstractContextManager[Any]:
+        """Not where there is nothing to write."""
+        if keys.is_decided and len(self._groups) == len(self._batch):
+            return nullcontext()
+        return deciding(self._alias)
+
+    def _write(self, now_us: int) -> set[UUID]:
+        messages = [newcomer.message for newcomer in self._batch if newcomer.claim is None]
+        changed, kept = [], []
+        for group in self._groups.values():
+            held = group.decision.held
+            if group.fate is Fate.KEPT:
+                kept += [] if held is None else [held]
+                continue
+            message = group.shape(self._line, now_us)
+            if held is None:
+                messages.append(message)
+            else:
+                changed.append((held, as_new_job(message)))
+        self._line.broker.enqueue(messages)
+        note_successors(self._alias, self._enqueued())
+        return waiting_jobs.replace(self._alias, changed) | waiting_jobs.lines_of(self._alias, kept)
+
+    def _enqueued(self) -> dict[str, UUID]:
+        """Logical job -> the new one."""
+        return {
+            group.members[0].package.options.identity: group.decision.job_id
+            for group in self._groups.values()
+            if group.fate is Fate.ENQUEUED
+        }
+
+    def _results(self) -> list[Result[Any]]:
+        of_jobs = self._results_of(self._groups.values())
+        results = []
+        for newcomer in self._batch:
+            result = newcomer.result
+            if newcomer.claim is not None:
+                group = self._groups[newcomer.claim.key_id]
+                is_new = group.fate is Fate.ENQUEUED and newcomer is group.members[0]
+                result = of_jobs[group.claim.key_id]
+                result = result if is_new else result._with(was_duplicate=True)
+            results.append(result)
+        return results
+
+    def _results_of(self, groups: Collection[_Group]) -> dict[UUID, Result[Any]]:
+        """Key -> the result of its job."""
+        known = {
+            group.decision.job_id: group.job.result
+            for group in groups
+            if group.fate is Fate.ENQUEUED or (group.fate is Fate.CHANGED and group.waits_untried)
+        }
+        known |= self._looked_up([one for one in groups if one.decision.job_id not in known])
+        return {group.claim.key_id: self._told(group, known) for group in groups}
+
+    def _looked_up(self, groups: Iterable[_Group]) -> dict[UUID, Result[Any]]:
+        """Job id -> result, for those that are there (still)."""
+        settings = self._line.broker.settings
+        untried = {group.decision.job_id: group.waits_untried for group in groups}
+        tried = [job_id for job_id, state in untried.items() if state is None]
+        jobs = Job.objects.using(self._alias).in_bulk(list(untried.keys() - set(tried)))
+        found = {UUID(result.id): result for result in fetch_many(settings, tried)}
+        for job_id, job in jobs.items():
+            state = untried[job_id]
+            assert state is not None
+            found[job_id] = result_of(settings, job_id, Progress(job, state))
+        return found
+
+    def _told(self, group: _Group, known: Mapping[UUID, Result[Any]]) -> Result[Any]:
+        job_id = group.decision.job_id
+        if group.fate is Fate.ENQUEUED:
+            return known[job_id]
+        result = known.get(job_id) or group.members[0].result._with(id=str(job_id))
+        commitment = None if group.decision.held is None else self._line.commitment
+        return result._with(was_duplicate=True, _commitment=commitment)

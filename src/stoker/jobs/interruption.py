@@ -1,0 +1,278 @@
+"""Interruption: how an attempt that runs is told to end, in whichever thread or coroutine it is.
+
+::
+
+    sync, in the main thread      a signal, whose handler raises TaskCancelled: it ends a wait, too
+    sync, in another thread       TaskCancelled is raised when that thread is back in Python
+    async                         the asyncio task is cancelled: CancelledError
+
+It is a request, like the soft time-out. A task that swallows it, or sits in C code, is ended by the
+sentinel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import heapq
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+from stoker.exceptions import TaskCancelled, TaskTimeout
+
+SIGNAL = getattr(signal, "SIGURG", None)
+"""Ignored by who has no handler for it, so that one which comes late does no harm."""
+
+
+class Interruption:
+    """That of one attempt. Entered around a sync task, it is aimed at its thread. As there is one
+    for each job, and hardly any is told anything, what it starts with is kept by the class."""
+
+    reason: str | None = None
+    """Why the attempt is to end; None = it is not."""
+    _deliver: Callable[[], object] | None = None
+    _aim: Aim | None = None
+    _is_raised = False
+
+    def cancel(self, reason: str) -> None:
+        """Called by another thread. What is not running yet will not begin; what is over stays."""
+        self.reason = reason
+        if self._aim is not None:
+            self._aim.error = _with_reason(reason)
+        deliver = self._deliver
+        if deliver is not None:
+            deliver()
+
+    def remind(self) -> bool:
+        """Called again and again: a signal that comes just before a wait begins does not end it.
+        Whether it is still to be heard."""
+        if self.reason is None or self._is_raised or self._deliver is not _signal_main_thread:
+            return False
+        _signal_main_thread()
+        return True
+
+    def check(self) -> None:
+        """Raises TaskCancelled when it came before there was anything to interrupt."""
+        if self.reason is not None:
+            raise TaskCancelled(self.reason)
+
+    def is_behind(self, error: BaseException) -> bool:
+        """Whether the attempt ended with this error because it was told to end."""
+        return self.reason is not None and isinstance(error, TaskCancelled | asyncio.CancelledError)
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == _main.thread_id:
+            _main.interruption = self
+            self._deliver = _signal_main_thread
+        else:
+            self._aim = Aim(TaskCancelled)
+            self._deliver = self._aim.fire
+
+    def __exit__(self, *_: object) -> None:
+        if self._aim is not None:
+            self._aim.leave()
+        else:
+            _main.interruption = None
+        self._deliver = None
+
+    @contextmanager
+    def of_coroutine(self) -> Iterator[None]:
+        """Aimed at the asyncio task that runs this."""
+        loop, tasks = asyncio.get_running_loop(), [asyncio.current_task()]
+
+        def cancel() -> None:
+            for one in tasks:
+                assert one is not None
+                one.cancel()
+
+        def call_loop() -> None:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(cancel)
+
+        self._deliver = call_loop
+        try:
+            self.check()
+            yield
+        finally:
+            self._deliver = None
+            tasks.clear()
+
+    def ring(self) -> None:
+        """Called in the main thread, by the handler of the signal."""
+        if self.reason is not None and not self._is_raised:
+            self._is_raised = True
+            raise TaskCancelled(self.reason)
+
+
+def _with_reason(reason: str) -> type[TaskCancelled]:
+    """In another thread only a class can be raised, and no instance."""
+
+    class Told(TaskCancelled):
+        def __init__(self) -> None:
+            super().__init__(reason)
+
+    Told.__name__ = Told.__qualname__ = TaskCancelled.__name__
+    Told.__module__ = TaskCancelled.__module__
+    return Told
+
+
+class _MainThread:
+    """The main thread, where it listens, and what runs there now."""
+
+    thread_id: int | None = None
+    interruption: Interruption | None = None
+
+
+_main = _MainThread()
+
+
+def listen() -> None:
+    """Let the main thread be interrupted; called in it, once in a process."""
+    if SIGNAL is not None:
+        signal.signal(SIGNAL, _hear)
+        _main.thread_id = threading.get_ident()
+
+
+def _hear(_signal: int, _frame: Any) -> None:
+    if _main.interruption is not None:
+        _main.interruption.ring()
+
+
+def _signal_main_thread() -> None:
+    if SIGNAL is not None and _main.thread_id is not None:
+        signal.pthread_kill(_main.thread_id, SIGNAL)
+
+
+NO_LIMIT = nullcontext()
+
+
+def time_limit(seconds: float | None) -> AbstractContextManager[None]:
+    """Raise TaskTimeout in the block when it takes longer than ``seconds``; None = no limit."""
+    if seconds is None:
+        return NO_LIMIT
+    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        return _alarm(seconds)
+    return _watchdog.watch(seconds)
+
+
+def message(seconds: float) -> str:
+    return f"the task ran longer than its time-out of {seconds:g} s"
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def ring(_signal: int, _frame: Any) -> None:
+        raise TaskTimeout(message(seconds))
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Aim:
+    """A block of the current thread in which another thread may have an error raised, once. The
+    aimed-at thread takes no lock when it leaves the block: the error may be raised in it at any
+    point there, also between taking a lock and noting it."""
+
+    __slots__ = ("error", "fired", "is_being_decided", "is_over", "thread_id")
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.thread_id = threading.get_ident()
+        self.is_over = False
+        self.is_being_decided = False
+        self.fired = False
+
+    def fire(self) -> None:
+        """Called by another thread."""
+        self.is_being_decided = True
+        if not self.is_over and not self.fired:
+            self.fired = True
+            _raise_in(self.thread_id, self.error)
+        self.is_being_decided = False
+
+    def leave(self) -> None:
+        """Called by the aimed-at thread: from here on the error is not raised in it any more."""
+        while True:
+            try:
+                self.is_over = True
+                while self.is_being_decided:
+                    time.sleep(0)
+                if self.fired:
+                    _raise_in(self.thread_id, None)
+                return
+            except self.error:  # raised just now: it is the one that fired, and the last
+                continue
+
+
+class _Watch(Aim):
+    """One block that is being watched."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(TaskTimeout)
+        self.deadline = time.monotonic() + seconds
+
+    def __lt__(self, other: _Watch) -> bool:
+        return self.deadline < other.deadline
+
+
+class _Watchdog:
+    """A thread that raises TaskTimeout in other threads when their time is over."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._watches: list[_Watch] = []
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watch(self, seconds: float) -> Iterator[None]:
+        watch = _Watch(seconds)
+        with self._condition:
+            heapq.heappush(self._watches, watch)
+            self._start()
+            self._condition.notify()
+        try:
+            yield
+        except TaskTimeout as error:
+            if error.args:
+                raise
+            raise TaskTimeout(message(seconds)) from None
+        finally:
+            watch.leave()
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="stoker-watchdog", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        with self._condition:
+            while True:
+                while self._watches and self._watches[0].is_over:
+                    heapq.heappop(self._watches)
+                if not self._watches:
+                    self._condition.wait()
+                    continue
+                wait_seconds = self._watches[0].deadline - time.monotonic()
+                if wait_seconds > 0:
+                    self._condition.wait(wait_seconds)
+                    continue
+                heapq.heappop(self._watches).fire()
+
+
+def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
+    pending = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), pending)
+
+
+_watchdog = _Watchdog()

@@ -1,0 +1,70 @@
+"""At most once: a job of a task with ``at_most_once=True`` begins once, whatever happens to it.
+
+::
+
+    INSERT the job's id     refused: it has begun before. It fails, and is not run.
+    COMMIT
+        the task            whatever it comes to, and whether or not that is recorded
+
+The key of that table decides, so it does not matter how a job came to be delivered again: after a
+stop, a lost lease, or a crash of which nobody knows whether the task had begun.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from django.db import IntegrityError, connections, transaction
+from django.utils import timezone
+
+from stoker.conf import Settings
+from stoker.exceptions import AlreadyBegun, UnknownTask
+from stoker.models import Begun
+from stoker.store.transactions import autocommit
+from stoker.tasks.registry import find_task
+
+from .package import Package
+
+
+def is_once(task: Any) -> bool:
+    """Return whether any task, Stoker's own or a plain one of Django's, begins at most once."""
+    return bool(getattr(task, "at_most_once", False))
+
+
+def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
+    """Write down that a job begins now, in a transaction of its own.
+
+    Raises:
+        AlreadyBegun: it has begun before.
+        OperationalError, InterfaceError: the store cannot be reached.
+    """
+    alias = settings.database
+    row = Begun(job_id=package.job_id, worker_id=worker_id, begun_at=timezone.now())
+    # In a transaction there already (a test that runs jobs inline), a refusal must not break it.
+    is_inside = connections[alias].in_atomic_block
+    with autocommit(alias):
+        try:
+            with transaction.atomic(using=alias) if is_inside else nullcontext():
+                row.save(using=alias, force_insert=True)
+        except IntegrityError as error:
+            before = Begun.objects.using(alias).filter(pk=package.job_id).first()
+            raise AlreadyBegun(_refusal(before)) from error
+
+
+def has_not_begun(settings: Settings, package: Package | None) -> bool:
+    """Return whether a job is of a task that begins at most once, and has not begun."""
+    try:
+        task = find_task(package.task) if package is not None else None
+    except UnknownTask:
+        return False
+    if package is None or not is_once(task):
+        return False
+    return not Begun.objects.using(settings.database).filter(pk=package.job_id).exists()
+
+
+def _refusal(before: Begun | None) -> str:
+    when = (
+        f" at {before.begun_at:%Y-%m-%d %H:%M:%S %Z} in worker {before.worker_id}" if before else ""
+    )
+    return f"The job began before{when}. Its task has at_most_once=True: it is not run again."

@@ -1,0 +1,129 @@
+"""What an attempt came to: a value, decided where the attempt ran, carried out by finish.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stoker.brokers.contract import Delivery, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error as it is kept: by name and text, readable without the code that raised it."""
+
+    exception_class: str
+    """Dotted path of the exception's class."""
+    message: str
+    traceback: str
+    location: str = ""
+    """Where it was raised, ``module:function``: with the class, the fingerprint of the fault."""
+
+    @property
+    def in_one_line(self) -> str:
+        return f"{self.exception_class}: {self.message.partition(chr(10))[0]}"
+
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
+class Succeeded:
+    """The task returned."""
+
+    kind: ClassVar[str] = "succeeded"
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job is over: a dead letter is written."""
+
+    kind: ClassVar[str] = "failed"
+    fault: Fault
+    reason: str = "error"
+    """One of DeadLetter.Reason: error, timeout, crash, expired, unreadable, unknown_task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """This attempt failed; the job is tried again."""
+
+    kind: ClassVar[str] = "retry"
+    fault: Fault
+    delay_seconds: float
+    reason: str = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """Run again later; the attempt is given back and nothing is recorded against the job."""
+
+    kind: ClassVar[str] = "snoozed"
+    delay_seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Ended on purpose."""
+
+    kind: ClassVar[str] = "cancelled"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The worker process died under the job; the parent saw how."""
+
+    kind: ClassVar[str] = "crashed"
+    detail: str
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The worker process was killed because the job ran past its hard time-out."""
+
+    kind: ClassVar[str] = "timed_out"
+    detail: str
+    signal: int | None = None
+
+
+Outcome = Succeeded | Failed | Retry | Snoozed | Cancelled | Crashed | TimedOut
+
+KINDS: dict[str, type[Outcome]] = {
+    kind.kind: kind for kind in (Succeeded, Failed, Retry, Snoozed, Cancelled, Crashed, TimedOut)
+}
+
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
+class Attempted:
+    """One attempt that is over: what was tried, by whom, when, and what it came to."""
+
+    delivery: Delivery
+    outcome: Outcome
+    worker_id: str
+    started_at: float | None
+    """Seconds since 1970 by the worker's clock: shown, never decided on. None = not known."""
+    finished_at: float
+    is_recorded: bool = False
+    """Whether that was done in the transaction of the task itself."""
+    task: str = ""
+    """As its package says; "" = it was not opened, or who says so has not seen it."""
+    enqueued_at: float | None = None
+    """The same, by the clock of who enqueued it."""
+
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
+class Verdict:
+    """One attempt and what is to be done about it."""
+
+    attempted: Attempted
+    outcome: Outcome
+    """As attempted, but Crashed and TimedOut resolved into Retry or Failed."""
+    crashes: int
+    lease: Lease
+    is_over: bool
+    """Whether the job has ended by it."""

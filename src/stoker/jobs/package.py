@@ -1,0 +1,450 @@
+"""What is around a serialised job or value: header, compression, signature.
+
+::
+
+    magic     2 bytes    F5 'J' a job, F5 'V' a value; F5 begins no UTF-8, no pickle, no zlib stream
+    version   1 byte
+    flags     1 byte     1 = pickled, not JSON; 2 = compressed (zlib)
+    body
+    HMAC      32 bytes   SHA-256 of all before; left out of a value that is not pickled
+
+Nothing is decompressed before the signature is verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings as django_settings
+
+from stoker.conf import Settings
+from stoker.exceptions import (
+    BadSignature,
+    ConfigurationError,
+    NewerVersion,
+    PackageTooLarge,
+    UnreadablePackage,
+)
+from stoker.values import codec
+from stoker.values.ids import id_of
+from stoker.values.serializers import (
+    head_from_pickle,
+    job_as_json,
+    job_as_pickle,
+    job_from_pickle,
+    refuse_to_unpickle,
+    told,
+    value_as_json,
+    value_as_pickle,
+    value_from_pickle,
+)
+
+PICKLED, COMPRESSED = 1, 2
+HEADER_BYTES, SIGNATURE_BYTES = 4, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What can be in an envelope."""
+
+    name: str
+    magic: bytes
+    oldest: int
+    """The first version that is still read."""
+    newest: int
+    """The version that is written."""
+    is_always_signed: bool
+    plain: bytes = field(init=False)
+    """The header of what is in the newest version, and neither pickled nor compressed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", self.magic + bytes((self.newest, 0)))
+
+
+class Envelope:
+    """Puts bodies into envelopes and takes them out, for one cluster.
+
+    Args:
+        secrets: the one to sign with, then those that are still accepted.
+        cluster: the cluster's name; the signature's salt.
+        compress_above_bytes: compress a body larger than this; None = never.
+        most_inflated_bytes: the largest body that is decompressed.
+
+    Raises:
+        ConfigurationError: when there is no secret, or an empty one.
+    """
+
+    def __init__(
+        self,
+        secrets: Sequence[str | bytes],
+        cluster: str,
+        compress_above_bytes: int | None,
+        most_inflated_bytes: int,
+    ) -> None:
+        if not secrets or not all(secrets):
+            raise ConfigurationError(
+                "SECRET_KEY and each of SECRET_KEY_FALLBACKS must not be empty: packages are "
+                "signed with them."
+            )
+        self._keys = tuple(_Key(secret, cluster) for secret in secrets)
+        self._cluster = cluster
+        self._compress_above_bytes = compress_above_bytes
+        self._most_inflated_bytes = most_inflated_bytes
+
+    def close(self, kind: Kind, body: bytes, *, pickled: bool) -> bytes:
+        """The body with everything around it, in the kind's newest version."""
+        flags = PICKLED if pickled else 0
+        limit = self._compress_above_bytes
+        # What is too large to be inflated again must not be deflated in the first place.
+        if limit is not None and limit < len(body) <= self._most_inflated_bytes:
+            deflated = zlib.compress(body)
+            if len(deflated) < len(body):
+                body, flags = deflated, flags | COMPRESSED
+        header = kind.magic + bytes((kind.newest, flags)) if flags else kind.plain
+        content = header + body
+        if pickled or kind.is_always_signed:
+            return content + self._keys[0].sign(content)
+        return content
+
+    def open(self, data: bytes, kind: Kind) -> tuple[int, bool, bytes]:
+        """Version, whether it is pickled, body.
+
+        Raises:
+            BadSignature, NewerVersion, UnreadablePackage: each saying what to do.
+        """
+        if data.startswith(kind.plain):  # nearly always
+            content = self._verified(data, kind) if kind.is_always_signed else data
+            return kind.newest, False, content[HEADER_BYTES:]
+        version, flags = _read_header(data, kind)
+        content = data
+        if kind.is_always_signed or flags & PICKLED:
+            content = self._verified(data, kind)
+        if flags & ~(PICKLED | COMPRESSED):
+            raise UnreadablePackage(f"The flags {flags:#04x} mean nothing to this Stoker.")
+        body = content[HEADER_BYTES:]
+        if flags & COMPRESSED:
+            body = self._inflate(body)
+        return version, bool(flags & PICKLED), body
+
+    def _verified(self, data: bytes, kind: Kind) -> bytes:
+        """What stands before the signature, when one of the keys made it."""
+        content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
+        for key in self._keys:
+            if hmac.compare_digest(key.sign(content), signature):
+                return content
+        raise BadSignature(
+            f"The signature of the {kind.name} does not match: it was changed or cut off, or "
+            f"signed with another SECRET_KEY or for another CLUSTER than {self._cluster!r}. When a "
+            "key is changed, keep the old one in SECRET_KEY_FALLBACKS until the queue is empty."
+        )
+
+    def _inflate(self, body: bytes) -> bytes:
+        stream = zlib.decompressobj()
+        try:
+            inflated = stream.decompress(body, self._most_inflated_bytes + 1)
+        except zlib.error as error:
+            raise UnreadablePackage(f"The body could not be decompressed: {error}.") from error
+        if not stream.eof or len(inflated) > self._most_inflated_bytes:
+            raise UnreadablePackage(
+                "The body is cut off, or has more than the "
+                f"{self._most_inflated_bytes:,} bytes that are decompressed here: "
+                "pass less in arguments, or raise MAX_PACKAGE_BYTES."
+            )
+        return inflated
+
+
+class _Key:
+    """A signing key: HMAC-SHA256 (RFC 2104) with the two halves that only depend on the key done
+    once. What is signed is small, so those would be half of the work."""
+
+    def __init__(self, secret: str | bytes, cluster: str) -> None:
+        secret = secret.encode() if isinstance(secret, str) else secret
+        key = hmac.digest(secret, f"stoker.package:{cluster}".encode(), "sha256")
+        block = key.ljust(hashlib.sha256().block_size, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+
+    def sign(self, content: bytes) -> bytes:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(content)
+        outer.update(inner.digest())
+        return outer.digest()
+
+
+def _read_header(data: bytes, kind: Kind) -> tuple[int, int]:
+    """Version and flags, of which "newer than ours" is believed before the signature: how a newer
+    version is signed can't be known, and it is not run anyway."""
+    if len(data) < HEADER_BYTES:
+        raise UnreadablePackage(f"There is no {kind.name} here, only {len(data)} bytes.")
+    if data[:2] != kind.magic:
+        raise UnreadablePackage(f"These bytes are not a {kind.name} of Stoker's.")
+    version = data[2]
+    if version > kind.newest:
+        raise NewerVersion(
+            f"The {kind.name} was written by a newer Stoker: it has version {version}, this one "
+            f"reads up to {kind.newest}. Update Stoker here, or let an updated cluster take it."
+        )
+    if version < kind.oldest:
+        raise UnreadablePackage(
+            f"The {kind.name} has version {version}, which is not read any more: let a cluster of "
+            "the Stoker before this one empty the queue, then update."
+        )
+    return version, data[3]
+
+
+LEAST_INFLATED_BYTES = 64 << 20
+INFLATED_TIMES = 64
+HEAD_FIELDS = 6
+LINKS = ("receives", "each", "hooks", "about", "via")
+WITH_LINKS = 6
+
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
+class JobOptions:
+    """What decides how a job is tried; travels inside the signed package."""
+
+    max_attempts: int = 3
+    max_crashes: int = 3
+    timeout_seconds: float | None = None
+    expires_at: float | None = None
+    """Seconds since 1970, UTC, after which the job is not started any more."""
+    identity: str = ""
+    """The logical job, where its unique key says which; "" = this job is one by itself."""
+    receives: str = ""
+    """What the worker puts before its arguments: "value", that of the step before it; "result",
+    that of the job which the step or hook is about; "" = nothing."""
+    each: str = ""
+    """"map" or "starmap": the one argument is a list of calls."""
+    hooks: str = ""
+    """What is to be enqueued when it has ended: see stoker.workflows.hooks."""
+    about: str = ""
+    """Of a hook: the job that it is about, see there."""
+    via: str = ""
+    """Dotted path of the task that runs the job, where the package names a plain function that this
+    task calls; "" = the task that the package names."""
+
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
+class Package:
+    """One job, opened."""
+
+    job_id: UUID
+    task: str
+    """Dotted path: module and qualified name of the task, or of the function that it is ``via``."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    queue: str
+    priority: int
+    enqueued_at: float
+    """Seconds since 1970 by the enqueuing host's clock: shown, never decided on."""
+    options: JobOptions = field(default_factory=JobOptions)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """What faces and reporters carry across (trace ids, the request's id)."""
+
+
+class Sealer:
+    """Turns packages into signed bytes and back, for one cluster. Safe to share by threads.
+
+    Args:
+        secrets: the signing secrets, the current one first, then those that are still accepted.
+        cluster: the cluster's name; the signature's salt.
+        serializer: ``"json"`` or ``"pickle"``.
+        compress_above_bytes: compress a body larger than this; None = never.
+        max_bytes: the largest package that may be sealed.
+
+    Raises:
+        ConfigurationError: when there is no secret, or an empty one.
+    """
+
+    def __init__(
+        self,
+        secrets: Sequence[str | bytes],
+        cluster: str,
+        *,
+        serializer: str = "json",
+        compress_above_bytes: int | None = None,
+        max_bytes: int = 1 << 20,
+    ) -> None:
+        most_inflated_bytes = max(LEAST_INFLATED_BYTES, INFLATED_TIMES * max_bytes)
+        self._envelope = Envelope(secrets, cluster, compress_above_bytes, most_inflated_bytes)
+        self._pickles = serializer == "pickle"
+        self._compresses = compress_above_bytes is not None
+        self._max_bytes = max_bytes
+
+    def seal(self, package: Package) -> bytes:
+        """The job as signed bytes.
+
+        Raises:
+            NotSerializable: naming the argument and saying what to pass instead.
+            PackageTooLarge: when the bytes would be more than ``max_bytes``.
+        """
+        serialise = job_as_pickle if self._pickles else job_as_json
+        arguments = (list(package.args), package.kwargs, package.metadata)
+        return self.close(package.task, serialise(package.task, head_of(package), arguments))
+
+    def close(self, task: str, body: bytes) -> bytes:
+        """The body of a job of this task as signed bytes. Raises PackageTooLarge."""
+        data = self._envelope.close(JOB, body, pickled=self._pickles)
+        if len(data) > self._max_bytes:
+            raise PackageTooLarge(self._too_large(task, len(data)))
+        return data
+
+    def open(self, data: bytes) -> Package:
+        """The job again.
+
+        Raises:
+            BadSignature: changed on the way, or signed with another key or for another cluster.
+            NewerVersion: written by a newer Stoker.
+            UnreadablePackage: not a package, or one that this sealer can't or must not read.
+        """
+        version, is_pickled, body = self._envelope.open(data, JOB)
+        if is_pickled:
+            self._refuse_pickled(JOB)
+            refuse_to_unpickle(JOB.name)
+        try:
+            return READERS[version](job_from_pickle(body) if is_pickled else codec.read(body))
+        except Exception as error:  # unpickling runs the project's code, which may raise anything
+            raise UnreadablePackage(_unreadable(error)) from error
+
+    def open_without_arguments(self, data: bytes) -> Package:
+        """The job with neither arguments nor metadata, for processes that don't run it.
+
+        Pickled arguments are not looked at, so no code of the project's runs. Raises as ``open``.
+        """
+        _, is_pickled, body = self._envelope.open(data, JOB)
+        if is_pickled:
+            self._refuse_pickled(JOB)
+        try:
+            head = head_from_pickle(body) if is_pickled else codec.read(body)[:HEAD_FIELDS]
+            return _package([*head, (), {}, {}])
+        except Exception as error:
+            raise UnreadablePackage(_unreadable(error)) from error
+
+    def seal_value(self, value: Any) -> bytes:
+        """A return value as bytes; signed only when pickled, since reading JSON runs nothing.
+
+        Raises:
+            NotSerializable: saying what in it can't be serialised.
+        """
+        body = value_as_pickle(value) if self._pickles else value_as_json(value)
+        return self._envelope.close(VALUE, body, pickled=self._pickles)
+
+    def open_value(self, data: bytes) -> Any:
+        """The value again. Raises as ``open`` does."""
+        _, is_pickled, body = self._envelope.open(data, VALUE)
+        if is_pickled:
+            self._refuse_pickled(VALUE)
+            refuse_to_unpickle(VALUE.name)
+        try:
+            return value_from_pickle(body) if is_pickled else codec.read(body)
+        except Exception as error:
+            raise UnreadablePackage(_unreadable(error)) from error
+
+    def _refuse_pickled(self, kind: Kind) -> None:
+        """Although it was signed, as everything pickled is."""
+        if not self._pickles:
+            raise UnreadablePackage(
+                f'The {kind.name} was pickled, and with SERIALIZER "json" nothing is unpickled: '
+                'set SERIALIZER to "pickle" here, too, or to "json" where jobs are enqueued.'
+            )
+
+    def _too_large(self, task: str, size: int) -> str:
+        compress = "" if self._compresses else ", set COMPRESS to True"
+        return (
+            f"The package of {task} has {size:,} bytes, and MAX_PACKAGE_BYTES allows "
+            f"{self._max_bytes:,}: store the data and pass its primary key or file name{compress}, "
+            "or raise MAX_PACKAGE_BYTES."
+        )
+
+
+def sealer_for(settings: Settings) -> Sealer:
+    """The sealer of a backend: its options, and Django's SECRET_KEY and SECRET_KEY_FALLBACKS."""
+    return _sealer(
+        (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS),
+        settings.cluster,
+        settings.serializer,
+        settings.compress_above_bytes,
+        settings.max_package_bytes,
+    )
+
+
+@lru_cache(maxsize=64)
+def _sealer(
+    secrets: tuple[str | bytes, ...],
+    cluster: str,
+    serializer: str,
+    compress_above_bytes: int | None,
+    max_bytes: int,
+) -> Sealer:
+    return Sealer(
+        secrets,
+        cluster,
+        serializer=serializer,
+        compress_above_bytes=compress_above_bytes,
+        max_bytes=max_bytes,
+    )
+
+
+def head_of(package: Package) -> list[Any]:
+    """What comes before the arguments, the id first."""
+    given = package.options
+    options: tuple[Any, ...]
+    options = (given.max_attempts, given.max_crashes, given.timeout_seconds, given.expires_at)
+    if given.receives or given.each or given.hooks or given.about or given.via:
+        links = {name: getattr(given, name) for name in LINKS if getattr(given, name)}
+        options += (given.identity, links)
+    elif given.identity:
+        options += (given.identity,)
+    return [
+        package.job_id.hex,
+        package.task,
+        package.queue,
+        package.priority,
+        package.enqueued_at,
+        options,
+    ]
+
+
+def _read_version_1(fields: list[Any]) -> Package:
+    """Before there was metadata."""
+    return _package([*fields, {}])
+
+
+def _package(fields: list[Any]) -> Package:
+    job_id, task, queue, priority, enqueued_at, options, args, kwargs, metadata = fields
+    return Package(
+        id_of(int(job_id, 16)),
+        task,
+        tuple(args),
+        kwargs,
+        queue,
+        priority,
+        enqueued_at,
+        JobOptions(*options) if len(options) < WITH_LINKS else _with_links(*options),
+        metadata,
+    )
+
+
+def _with_links(*options: Any) -> JobOptions:
+    *values, links = options
+    return JobOptions(*values, **links)
+
+
+def _unreadable(error: Exception) -> str:
+    return f"This is a package or value of Stoker's, but could not be read: {told(error)}."
+
+
+READERS: dict[int, Callable[[list[Any]], Package]] = {1: _read_version_1, 2: _package}
+"""Version -> reader: the version that is written and the one before it."""
+
+JOB = Kind("package", b"\xf5J", oldest=min(READERS), newest=max(READERS), is_always_signed=True)
+VALUE = Kind("value", b"\xf5V", oldest=1, newest=1, is_always_signed=False)

@@ -1,0 +1,184 @@
+"""What a job is given before its own arguments: read in the worker when it opens the job, so that
+no value travels further than it must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from inspect import iscoroutinefunction
+from typing import Any
+from uuid import UUID
+
+from stoker.compat import TaskError, TaskResultStatus
+from stoker.conf import Settings
+from stoker.models import Attempt, Job, Step
+from stoker.models.step import GROUPS
+from stoker.workflows.hooks import About, about_of
+
+from .package import Package, sealer_for
+from .results import Result, fetch_many
+from .states import JobState, Progress, task_of
+
+AT_ONCE = 1000
+COLUMNS = ("sealed",)
+
+
+def with_received(settings: Settings, package: Package) -> Package:
+    """The package with what the job is given as its first argument."""
+    options = package.options
+    if options.receives == "value":
+        received = Values(settings).before(package.job_id)
+    elif options.about:
+        received = result_about(settings, about_of(options.about))
+    else:
+        received = _result_of_cause(settings, package.job_id)
+    return replace(package, args=(received, *package.args))
+
+
+def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
+    """A function of a list of calls, which makes them one after another."""
+
+    def calls(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
+        return ((item,) if each == "map" else item for item in items)
+
+    def run(items: Iterable[Any]) -> list[Any]:
+        return [function(*args) for args in calls(items)]
+
+    async def run_async(items: Iterable[Any]) -> list[Any]:
+        return [await function(*args) for args in calls(items)]
+
+    return run_async if iscoroutinefunction(function) else run
+
+
+class Values:
+    """The results of steps. The number of queries grows with the depth of what is asked for, and
+    with its length by the thousand."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._sealer = sealer_for(settings)
+        self._steps = Step.objects.using(settings.database).defer(*COLUMNS)
+
+    def before(self, job_id: UUID) -> Any:
+        """The result of the step before the one that is this job."""
+        step = self.step_before(job_id)
+        if step is None:
+            return None
+        return self._own(step) if _is_adding(step) else self.of(step)
+
+    def step_before(self, job_id: UUID) -> Step | None:
+        """The step before the one that is this job; or the one that has added it."""
+        node = self._steps.of_jobs([job_id]).get()
+        while node.parent_id is not None:
+            parent = self._steps.get(pk=node.parent_id)
+            if node.role == Step.Role.UNDO:
+                return parent
+            if parent.kind not in GROUPS:
+                earlier = self._below(parent).filter(position__lt=node.position)
+                step = earlier.order_by("-position").first()
+                if step is not None or parent.kind == Step.Kind.TASK:
+                    return step or parent
+            node = parent
+        return None
+
+    def of(self, step: Step) -> Any:
+        """Its result; None if it has failed, and was not needed."""
+        if step.state not in (Step.State.SUCCESSFUL, Step.State.UNDOING, Step.State.STARTED):
+            return None
+        if step.kind in GROUPS:
+            results = list(self.of_members(step))
+            if step.kind == Step.Kind.MAP:
+                return [one for part in results for one in part or ()]
+            return results
+        if step.kind == Step.Kind.TASK and not step.has_added:
+            return self._own(step)
+        last = self._below(step).order_by("-position").first()
+        if last is None:
+            return self._own(step)
+        return self.of(last)
+
+    def of_members(self, group: Step) -> Iterator[Any]:
+        """The results of its members in their order, read a thousand at a time."""
+        after = -1
+        while True:
+            later = self._below(group).filter(position__gt=after).order_by("position")
+            members = self._filled(list(later[:AT_ONCE]))
+            for member in members:
+                yield self.of(member)
+            if len(members) < AT_ONCE:
+                return
+            after = members[-1].position
+
+    def _filled(self, members: list[Step]) -> list[Step]:
+        """With their values, where these stand elsewhere."""
+        return members
+
+    def _below(self, step: Step) -> Any:
+        return self._steps.below([step.pk]).exclude(state=Step.State.HELD)
+
+    def _own(self, step: Step) -> Any:
+        return None if step.value is None else self._sealer.open_value(bytes(step.value))
+
+
+def _is_adding(step: Step) -> bool:
+    """Whether it is the one that has added the steps which are under way."""
+    return step.kind == Step.Kind.TASK and step.state == Step.State.STARTED
+
+
+def result_about(settings: Settings, about: About) -> Result[Any]:
+    """The result of the job that a hook is about: as it is kept; else what travelled with the hook,
+    which is without its arguments."""
+    found = fetch_many(settings, [about.job_id])
+    if found and found[0].is_finished:
+        result = found[0]
+        job = result._progress.job if result._progress is not None else None
+        if job is not None and job.value is None and about.value is not None:
+            job.value = about.value
+        return result
+    job = Job(
+        pk=about.job_id,
+        task=about.task,
+        status=about.status,
+        attempts=about.attempt,
+        value=about.value,
+        reason=about.message[:255],
+    )
+    attempt = Attempt(exception_class=about.exception_class, message=about.message)
+    errors = (
+        [TaskError(exception_class_path=about.exception_class, traceback="")]
+        if about.exception_class
+        else []
+    )
+    result = Result(
+        task=task_of(settings, job),
+        id=str(about.job_id),
+        status=TaskResultStatus(JobState(about.status).for_django),
+        enqueued_at=None,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=[],
+        kwargs={},
+        backend=settings.alias,
+        errors=errors,
+        worker_ids=[""] * about.attempt,
+    )
+    failures = (attempt,) if about.exception_class else ()
+    object.__setattr__(result, "_progress", Progress(job, JobState(about.status), failures))
+    return result
+
+
+def _result_of_cause(settings: Settings, job_id: UUID) -> Result[Any]:
+    """Of the job because of which a step has failed, for its ``on_error``."""
+    steps = Step.objects.using(settings.database)
+    node = steps.of_jobs([job_id]).get()
+    while node.role != Step.Role.ERROR:
+        assert node.parent_id is not None
+        node = steps.get(pk=node.parent_id)
+    failed = steps.in_bulk([node.parent_id])[node.parent_id]
+    cause = failed.cause or failed.job_id or failed.pk
+    leaf = steps.of_jobs([cause]).first()
+    cancelled = Job.Status.CANCELLED.value
+    status = cancelled if leaf and leaf.state == Step.State.CANCELLED else Job.Status.FAILED.value
+    label = leaf.label if leaf is not None else ""
+    return result_about(settings, About(cause, label, status, None, "", "", 0))

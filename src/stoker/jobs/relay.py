@@ -1,0 +1,257 @@
+"""The outbox: an enqueue in a transaction of which the broker is no part.
+
+::
+
+    BEGIN
+        what the job is about
+        put              a row in the outbox of this database
+    COMMIT               from here on the job is certain
+    relay                the row is locked, the broker is given the job, the row goes
+
+A relay that dies after the broker has the job is repeated. The job is known by its id then, also
+when it has ended since: see ``Broker.relay``. Who enqueued it relays at once; what he leaves behind
+is found by every scheduler, which looks twice a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from stoker.brokers.adapters import broker_for, outboxes_of
+from stoker.brokers.contract import Broker
+from stoker.brokers.outbox import as_message, as_row, carry
+from stoker.compat import InvalidTask
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
+from stoker.guards.keys import UniqueClaim
+from stoker.guards.sweep import look_after
+from stoker.models.outbox import Outgoing, Relayed, has_outbox
+from stoker.signals import tell
+from stoker.store.transactions import deciding
+from stoker.tasks.registry import task_of
+
+from .intake import Newcomer, Newcomers
+from .package import sealer_for
+from .results import Commitment, Result, result_of
+from .sealing import Sealing
+from .states import JobState, Progress, explained
+
+AT_ONCE = 500
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
+"""After a broker could not be reached, who enqueues leaves the relay to the schedulers for a while,
+and longer where that took long: requests shall not wait for a broker that is away."""
+PAUSE_PER_SECOND = 20.0
+
+_away_until: dict[str, float] = {}
+
+
+def put(settings: Settings, alias: str, newcomers: Iterable[Newcomer]) -> None:
+    """Write these jobs to the outbox of the database whose transaction is open."""
+    rows = [as_row(settings.alias, one.message, one.claim) for one in newcomers]
+    Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE)
+
+
+def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict[UUID, Result[Any]]:
+    """Give the broker what was just committed, unless it is away or others are quicker.
+
+    Returns:
+        Job id -> result, of jobs with a unique key: what has become of them.
+    """
+    began = time.monotonic()
+    if began < _away_until.get(settings.alias, 0.0):
+        return {}
+    relay, at_once = Relay(settings, alias), broker_for(settings).relays_at_once
+    told: dict[UUID, Result[Any]] = {}
+    try:
+        for start in range(0, len(job_ids), at_once):
+            these = job_ids[start : start + at_once]
+            told |= relay.relay(partial(Outgoing.objects.using(alias).lock_these, these)).told
+    except (StokerError, DatabaseError, InterfaceError) as error:
+        now = time.monotonic()
+        pause = max(SHORTEST_PAUSE_SECONDS, PAUSE_PER_SECOND * (now - began))
+        _away_until[settings.alias] = now + min(pause, LONGEST_PAUSE_SECONDS)
+        tell("relay_put_off", error=error)
+    return told
+
+
+def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
+    """Give the broker what others have left behind in any database. Returns how many jobs. For the
+    rest see ``relay_from``."""
+    return sum(relay_from(settings, alias, beat) for alias in outboxes_of(settings))
+
+
+def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
+    """Give the broker what others have left behind in the outbox of this database. Returns how many
+    jobs.
+
+    Args:
+        settings: the backend's.
+        alias: of the database; it need not have an outbox.
+        beat: called again and again: a sign of life.
+
+    Raises:
+        BrokerUnavailable: it is away, or refused some; what it did not refuse is relayed then.
+    """
+    if not has_outbox(alias):
+        return 0
+    sweep = _Sweep(settings, alias, beat)
+    count = sweep.relay()
+    if sweep.refusal is not None:
+        raise sweep.refusal
+    return count
+
+
+class _Sweep:
+    """All that waits in one outbox, from the oldest on. What the broker refuses for itself (its
+    queue is missing, say) is passed over, so that it does not hold up all that comes after it."""
+
+    def __init__(self, settings: Settings, alias: str, beat: Callable[[], None]) -> None:
+        self._backend = settings.alias
+        self._broker = broker_for(settings)
+        self._outgoing = Outgoing.objects.using(alias)
+        self._relay = Relay(settings, alias)
+        self._beat = beat
+        self._after: UUID | None = None
+        self._page: Sequence[Outgoing] = ()
+        self.refusal: BrokerUnavailable | None = None
+
+    def relay(self) -> int:
+        """Returns how many jobs the broker has now."""
+        count = 0
+        while True:
+            try:
+                relayed = self._relay.relay(self._lock).jobs
+            except BrokerUnavailable as error:
+                if not self._page:
+                    raise
+                relayed = self._one_by_one(error)
+            if not self._page:
+                return count
+            count += relayed
+            self._page = ()
+            self._beat()
+
+    def _lock(self) -> Sequence[Outgoing]:
+        at_once = self._broker.relays_at_once
+        self._page = self._outgoing.lock_first(self._backend, at_once, self._after)
+        return self._page
+
+    def _one_by_one(self, error: BrokerUnavailable) -> int:
+        count = 0
+        self.refusal = self.refusal or error
+        for row in self._page if len(self._page) > 1 else ():
+            self._broker.ping()  # raises where all of it would be in vain
+            with suppress(BrokerUnavailable):
+                count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
+            self._beat()
+        self._after = self._page[-1].pk
+        return count
+
+
+class Round(NamedTuple):
+    """What came of one round."""
+
+    jobs: int
+    """How many jobs are not in the outbox any more."""
+    told: dict[UUID, Result[Any]]
+    """Job id -> what has become of it, of those with a unique key."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """What the newcomers of one task have in common."""
+
+    broker: Broker
+    commitment: Commitment
+    sealing: Sealing
+
+    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+        return self.sealing.again(newcomer, job_id, run_after)
+
+
+class Relay:
+    """One round of relaying from the outbox of one database."""
+
+    def __init__(self, settings: Settings, alias: str) -> None:
+        self._settings = settings
+        self._alias = alias
+        self._broker = broker_for(settings)
+
+    def relay(self, lock: Callable[[], Sequence[Outgoing]]) -> Round:
+        """Relay the rows that this locks.
+
+        Raises:
+            BrokerUnavailable: nothing was changed; or the broker has them, and the next relay of
+                the same rows will change nothing there.
+        """
+        outgoing = Outgoing.objects.using(self._alias)
+        connection = connections[self._alias]
+        if not connection.in_atomic_block and not outgoing.exists():
+            return Round(0, {})  # without a transaction, which on SQLite is everybody's only one
+        told: dict[UUID, Result[Any]] = {}
+
+        def hand_over(rows: Sequence[Outgoing], until: float) -> None:
+            told.update(self._hand_over(rows, until))
+
+        rows = carry(self._broker, self._alias, lock, hand_over)
+        for inside in (True, False):
+            queues = {row.queue for row in rows if self._broker.joins(as_message(row)) is inside}
+            if queues:
+                self._broker.wake_up(queues, inside=inside)
+        return Round(len(rows), told)
+
+    def _hand_over(self, rows: Sequence[Outgoing], until: float) -> dict[UUID, Result[Any]]:
+        inside, outside = [], []
+        for row in rows:
+            message = as_message(row)
+            if self._broker.joins(message):
+                inside.append(row)
+            else:
+                outside.append(message)
+        if outside:
+            self._broker.relay(outside, until=until)
+        return self._store(inside) if inside else {}
+
+    def _store(self, rows: Sequence[Outgoing]) -> dict[UUID, Result[Any]]:
+        store = self._settings.database
+        with explained(store), deciding(store):
+            fresh = Relayed.objects.using(store).note([row.pk for row in rows])
+            new = [row for row in rows if row.pk in fresh]
+            self._broker.enqueue([as_message(row) for row in new if row.claim is None])
+            return self._decide([(row, row.claim) for row in new if row.claim is not None])
+
+    def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
+        """Store what has a unique key, in order: it may be a duplicate by now."""
+        told: dict[UUID, Result[Any]] = {}
+        for row, claim in rows:
+            try:
+                newcomer = self._newcomer(row, claim)
+                line = self._line(newcomer)
+            except (PackageError, UnknownTask, InvalidTask):  # the worker will say what is wrong
+                self._broker.enqueue([as_message(row)])
+                continue
+            (told[row.pk],), neglected = Newcomers(line, [newcomer]).store()
+            if neglected:
+                look_after(self._settings.database, neglected)
+        return told
+
+    def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer:
+        message = as_message(row)
+        package = sealer_for(self._settings).open(message.package)
+        state = JobState.READY if row.run_after is None else JobState.DEFERRED
+        result = result_of(self._settings, row.pk, Progress(None, state))
+        key_id, *rest = claim
+        return Newcomer(package, message, result, UniqueClaim(UUID(key_id), *rest))
+
+    def _line(self, newcomer: Newcomer) -> _Line:
+        task = task_of(newcomer.package).using(backend=self._settings.alias)
+        commitment = Commitment(is_made=True)
+        return _Line(self._broker, commitment, Sealing(self._settings, task, commitment))

@@ -1,0 +1,424 @@
+"""Results: fetched, waited for, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import InitVar, dataclass, fields, replace
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, cast
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.db.transaction import TransactionManagementError
+
+from stoker.compat import DjangoTaskResult, TaskResultDoesNotExist, TaskResultStatus
+from stoker.conf import Settings, settings_for
+from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, as_seconds
+from stoker.models import Job, Note
+from stoker.models.job import moment
+from stoker.models.note import ProgressReport
+from stoker.values.ids import parse_job_id
+from stoker.values.serializers import copied
+
+from .cancel import cancel
+from .package import sealer_for
+from .states import (
+    JobState,
+    Progress,
+    explained,
+    not_there,
+    package_of,
+    progress_of,
+    progress_of_one,
+    task_of,
+)
+
+R = TypeVar("R")
+
+AT_ONCE = 500
+
+
+class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # as in definition.py
+    """Attributes that are no fields: ``dataclasses.asdict`` shows what Django's results have."""
+
+    __slots__ = ("_commitment", "_progress")
+
+    _progress: Progress | None
+    _commitment: Commitment | None
+    """None where the job was seen in the store, so that it is committed, or ours to see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
+    """A TaskResult of ``django.tasks`` that can also be waited for and cancelled.
+
+    It shows the job as it was when it was enqueued, fetched or refreshed last.
+    """
+
+    was_duplicate: bool = False
+    """Whether ``enqueue`` made no job, as there was one of the same unique key: this one."""
+    _first_progress: InitVar[Progress | None] = None
+    _first_commitment: InitVar[Commitment | None] = None
+
+    def __post_init__(
+        self, _first_progress: Progress | None, _first_commitment: Commitment | None
+    ) -> None:
+        """Django turns arguments into what JSON has; here they are what the task is given: a
+        snapshot, in which dates are dates and tuples are tuples."""
+        object.__setattr__(self, "args", copied(list(self.args)))
+        object.__setattr__(self, "kwargs", copied(dict(self.kwargs)))
+        object.__setattr__(self, "_progress", _first_progress)
+        object.__setattr__(self, "_commitment", _first_commitment)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles."""
+        names = [*(one.name for one in fields(self)), *_Seen.__slots__]
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def state(self) -> JobState:
+        """Stoker's own states: ``status`` has only four."""
+        if self._progress is not None and self._progress.state.for_django == self.status:
+            return self._progress.state
+        return JobState(self.status.value)
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts were begun."""
+        known = self._progress.attempts if self._progress is not None else 0
+        return max(known, len(self.worker_ids))
+
+    @property
+    def return_value(self) -> R:
+        """What the task returned.
+
+        Raises:
+            ValueError: the job has not finished yet, or failed.
+            UnreadablePackage: the value was stored in a way that is not read here.
+        """
+        value = DjangoTaskResult.return_value.fget(self)  # type: ignore[attr-defined] # a property
+        job = self._progress.job if self._progress is not None else None
+        if value is None and job is not None and job.value is not None:
+            value = sealer_for(settings_for(self.backend)).open_value(bytes(job.value))
+            object.__setattr__(self, "_return_value", value)
+        return cast(R, value)
+
+    @property
+    def progress(self) -> ProgressReport | None:
+        """How far the job said last that it was, by ``stoker.job.progress``: looked up each time,
+        and kept for ten minutes at least. None while it has said nothing.
+
+        Raises:
+            BrokerUnavailable: the store cannot be reached.
+        """
+        alias = settings_for(self.backend).database
+        with explained(alias):
+            return Note.objects.using(alias).report_of(UUID(self.id))
+
+    @property
+    def job(self) -> Job:
+        """The row of the job.
+
+        Raises:
+            TaskResultDoesNotExist: there is none (any more, or yet).
+        """
+        if self._progress is None or self._progress.job is None:
+            self.refresh()
+        if self._progress is None or self._progress.job is None:
+            raise not_there(self.id)
+        return self._progress.job
+
+    def refresh(self) -> None:
+        """Look again.
+
+        Raises:
+            TaskResultDoesNotExist: the job is not there (any more).
+        """
+        self._take(progress_of_one(settings_for(self.backend), UUID(self.id)))
+
+    async def arefresh(self) -> None:
+        """Look again, without blocking the event loop. See ``refresh``."""
+        await sync_to_async(self.refresh, thread_sensitive=True)()
+
+    def wait(self, timeout: float | timedelta | None = None, *, poll_seconds: float = 0.5) -> R:
+        """Wait for the job to end, and give what the task returned.
+
+        Args:
+            timeout: seconds or a timedelta; None = as long as it takes.
+            poll_seconds: the longest pause between two looks; the first pauses are a few ms.
+
+        Raises:
+            ResultTimeout: it had not ended by then. The job goes on.
+            JobFailed, JobCancelled: how it ended instead.
+            TaskResultDoesNotExist: it is not there (any more).
+            TransactionManagementError: the open transaction could never see it end.
+            BrokerUnavailable: the store was out of reach when the time was over; with no timeout,
+                for five minutes on end; in a transaction, at all.
+        """
+        outage = Outage(settings_for(self.backend).database, timeout)
+        for pause in pauses(timeout, poll_seconds):
+            if self._is_seen_to_have_ended(outage):
+                return self._ending()
+            time.sleep(pause)
+        return self._late_ending(outage, timeout)
+
+    async def wait_async(
+        self,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - as wait() has it
+        *,
+        poll_seconds: float = 0.5,
+    ) -> R:
+        """The same without blocking the event loop; ``await result`` waits as long as it takes."""
+        outage = Outage(settings_for(self.backend).database, timeout)
+        has_ended = sync_to_async(self._is_seen_to_have_ended, thread_sensitive=True)
+        for pause in pauses(timeout, poll_seconds):
+            if await has_ended(outage):
+                return self._ending()
+            await asyncio.sleep(pause)
+        return await sync_to_async(self._late_ending, thread_sensitive=True)(outage, timeout)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.wait_async().__await__()
+
+    def cancel(self, reason: str = "") -> bool:
+        """Withdraw the job if it waits (also for its next attempt), or have it ended if it runs: an
+        async task gets CancelledError, a sync one TaskCancelled, within a second or so. One that
+        goes on for ``TIMEOUT_GRACE_SECONDS`` after that is killed.
+
+        Args:
+            reason: kept with the job, at most 255 characters.
+
+        Returns:
+            True: it is CANCELLED, or told to end while it is RUNNING (see ``state``); it may still
+            succeed if that comes too late for it. False: it has ended, or is not there.
+        """
+        unstored = Job(
+            pk=UUID(self.id),
+            task=self.task.module_path,
+            queue=self.task.queue_name,
+            priority=self.task.priority,
+            package=b"",
+            enqueued_at=self.enqueued_at or moment(time.time()),
+        )
+        is_cancelled = cancel(settings_for(self.backend), unstored, reason)
+        if is_cancelled:
+            self.refresh()
+        return is_cancelled
+
+    async def acancel(self, reason: str = "") -> bool:
+        """The same without blocking the event loop."""
+        return await sync_to_async(self.cancel, thread_sensitive=True)(reason)
+
+    def _with(self, **changes: Any) -> Result[R]:
+        """A copy in which these attributes differ."""
+        changed = replace(self)
+        unchanged = {name: getattr(self, name) for name in _Seen.__slots__}
+        for name, value in {**unchanged, **changes}.items():
+            object.__setattr__(changed, name, value)
+        return changed
+
+    def _take(self, progress: Progress) -> None:
+        job = progress.job
+        seen: dict[str, Any] = {
+            "_progress": progress,
+            "status": progress.state.for_django,
+            "started_at": progress.started_at,
+            "last_attempted_at": progress.last_attempted_at,
+            "finished_at": job.finished_at if job is not None else None,
+            "errors": progress.errors,
+            "worker_ids": progress.worker_ids,
+            "_return_value": None,
+        }
+        if job is not None:
+            seen["enqueued_at"] = job.enqueued_at
+        for name, value in seen.items():
+            object.__setattr__(self, name, value)
+
+    def _is_seen_to_have_ended(self, outage: Outage) -> bool:
+        """One look of a wait. While the store cannot be reached, nothing is seen."""
+        try:
+            has_ended = self._has_ended()
+        except BrokerUnavailable as error:
+            outage.goes_on(error)
+            return False
+        outage.is_over()
+        if not has_ended:
+            refuse_endless_wait(settings_for(self.backend).database, self.id, self._commitment)
+        return has_ended
+
+    def _has_ended(self) -> bool:
+        """One cheap look; a whole one when there is something to see."""
+        if self.is_finished:
+            return True
+        settings = settings_for(self.backend)
+        with explained(settings.database):
+            rows = Job.objects.using(settings.database).filter(pk=self.id)
+            status = list(rows.values_list("status", flat=True))
+        if status != [None]:
+            self.refresh()
+        return self.is_finished
+
+    def _ending(self) -> R:
+        if self.status == TaskResultStatus.SUCCESSFUL:
+            return self.return_value
+        kind = JobCancelled if self.state == JobState.CANCELLED else JobFailed
+        reason = self._progress.job.reason if self._progress and self._progress.job else ""
+        how = "was cancelled" if kind is JobCancelled else f"failed (attempt {self.attempts})"
+        sentence = f"Job {self.id} of {self.task.module_path} {how}"
+        raise kind(f"{sentence}: {reason}" if reason else f"{sentence}.", errors=self.errors)
+
+    def _late_ending(self, outage: Outage, timeout: float | timedelta | None) -> R:
+        """It may have ended just now; and what is told of one that has not should be so."""
+        if outage.error is None:
+            with suppress(BrokerUnavailable, TaskResultDoesNotExist):
+                self.refresh()
+        if self.is_finished:
+            return self._ending()
+        name = f"Job {self.id} of {self.task.module_path}"
+        raise outage.error or too_late(name, self.state.value, timeout)
+
+
+def fetch(settings: Settings, job_id: Any) -> Result[Any]:
+    """The result of one job.
+
+    Raises:
+        TaskResultDoesNotExist: no job has this id (any more), or it is no id at all.
+    """
+    found = fetch_many(settings, [job_id])
+    if not found:
+        raise not_there(job_id)
+    return found[0]
+
+
+def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:
+    """The results of those jobs that are there, in the order asked for."""
+    wanted = [job_id for text in job_ids if (job_id := parse_job_id(str(text))) is not None]
+    results = []
+    for start in range(0, len(wanted), AT_ONCE):
+        part = wanted[start : start + AT_ONCE]
+        found = progress_of(settings, part)
+        results += [result_of(settings, one, found[one]) for one in part if one in found]
+    return results
+
+
+def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[Any]:
+    """The result of a job of which this is known."""
+    package = package_of(settings, progress.job)
+    result: Result[Any] = Result(
+        task=task_of(settings, progress.job),
+        id=str(job_id),
+        status=progress.state.for_django,
+        enqueued_at=None,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=list(package.args) if package is not None else [],
+        kwargs=package.kwargs if package is not None else {},
+        backend=settings.alias,
+        errors=[],
+        worker_ids=[],
+    )
+    result._take(progress)
+    return result
+
+
+FIRST_PAUSE_SECONDS = 0.005
+GROWTH = 1.5
+OUTAGE_SECONDS = 300.0
+"""Longer than a restart or a fail-over takes. Whoever waits without a limit shall not hang in
+silence on a database that does not come back."""
+
+
+class Commitment:
+    """Whether the transaction that a job was enqueued in has been committed."""
+
+    __slots__ = ("is_made",)
+
+    def __init__(self, is_made: bool = False) -> None:
+        self.is_made = is_made
+
+
+def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterator[float]:
+    """Pauses that grow, until the time is over; then one look more."""
+    deadline = float("inf") if timeout is None else time.monotonic() + as_seconds(timeout)
+    pause = min(FIRST_PAUSE_SECONDS, longest_seconds)
+    while (left := deadline - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * GROWTH, longest_seconds)
+    yield 0.0
+
+
+def too_late(job: str, state: str, timeout: float | timedelta | None) -> ResultTimeout:
+    """The error of a wait whose time is over, and how the job stands."""
+    return ResultTimeout(
+        f"{job} had not ended after {as_seconds(timeout or 0):g} s: it is {state}."
+    )
+
+
+class Outage:
+    """The store cannot be reached. A wait bears with that, for most outages are short.
+
+    Args:
+        timeout: that of the wait; with one, its end is the only limit.
+    """
+
+    __slots__ = ("_alias", "_is_limited", "_until", "error")
+
+    def __init__(self, alias: str, timeout: float | timedelta | None) -> None:
+        self._alias = alias
+        self._is_limited = timeout is not None
+        self._until = 0.0
+        self.error: BrokerUnavailable | None = None
+        """What the last look came to; None where it came to an answer."""
+
+    def goes_on(self, error: BrokerUnavailable) -> None:
+        """Raises the error where it is no use to look again."""
+        connection = connections[self._alias]
+        if connection.in_atomic_block:  # it was lost with the connection, and what it wrote too
+            raise error
+        now = time.monotonic()
+        if self.error is None:
+            self._until = now + OUTAGE_SECONDS
+        elif now >= self._until and not self._is_limited:
+            raise error
+        self.error = error
+        # One that still works stays: the caller may hold something in its session.
+        if connection.connection is not None and not connection.is_usable():
+            connection.close()
+
+    def is_over(self) -> None:
+        self.error = None
+
+
+def refuse_endless_wait(alias: str, job_id: str, commitment: Commitment | None) -> None:
+    """Raises TransactionManagementError where the open transaction can never see the job end."""
+    connection = connections[alias]
+    if not connection.in_atomic_block:
+        return
+    if commitment is not None and not commitment.is_made:
+        raise TransactionManagementError(
+            f"Job {job_id} was enqueued in a transaction that is still open, so it cannot start "
+            "before that is committed: wait for it outside of transaction.atomic(); "
+            "in a test, let stoker.testing.drain() run it."
+        )
+    if not _sees_later_commits(connection):
+        raise TransactionManagementError(
+            "The open transaction never sees what is committed after it began, so it would wait "
+            f"for job {job_id} for ever: wait for it outside of transaction.atomic(); "
+            "in a test, let stoker.testing.drain() run it."
+        )
+
+
+def _sees_later_commits(connection: Any) -> bool:
+    """By its isolation level. SQLite has none to choose: its transactions never do."""
+    isolation = getattr(connection, "isolation_level", None)
+    name = str(getattr(isolation, "name", isolation)).upper().replace(" ", "_")
+    return name in {"READ_COMMITTED", "READ_UNCOMMITTED"}

@@ -1,0 +1,68 @@
+"""What a raised error means for the job: tried again, when, or over."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from stoker.exceptions import Cancel, Retry, Snooze, TaskTimeout, as_seconds
+from stoker.tasks.backoff import exponential
+from stoker.tasks.options import TaskOptions
+from stoker.values.text import stored_text
+
+from . import outcomes
+from .faults import MESSAGE_LIMIT, fault_of
+
+logger = logging.getLogger("stoker")
+
+CRASH_DELAY_CAP_SECONDS = 600.0
+
+
+def decide(
+    error: BaseException, options: TaskOptions, attempt: int, result: Any
+) -> outcomes.Outcome:
+    """The outcome of an attempt that raised.
+
+    Args:
+        error: what the task raised.
+        options: the task's effective options.
+        attempt: which attempt this was, from 1.
+        result: the TaskResult handed to the task's ``backoff``.
+    """
+    if isinstance(error, Cancel):
+        return outcomes.Cancelled(stored_text(error.reason, MESSAGE_LIMIT))
+    if isinstance(error, Snooze):
+        return outcomes.Snoozed(error.delay_seconds, stored_text(error.reason, MESSAGE_LIMIT))
+    fault = fault_of(error)
+    reason = "timeout" if isinstance(error, TaskTimeout) else "error"
+    if attempt >= options.max_attempts or not _is_retryable(error, options):
+        return outcomes.Failed(fault, reason)
+    delay_seconds = _delay(error, options, result)
+    if delay_seconds is None:
+        return outcomes.Failed(fault, reason)
+    return outcomes.Retry(fault, delay_seconds, reason)
+
+
+def _is_retryable(error: BaseException, options: TaskOptions) -> bool:
+    if isinstance(error, Retry):
+        return True
+    if options.give_up_on and isinstance(error, options.give_up_on):
+        return False
+    return not options.retry_on or isinstance(error, options.retry_on)
+
+
+def _delay(error: BaseException, options: TaskOptions, result: Any) -> float | None:
+    if isinstance(error, Retry) and error.delay_seconds is not None:
+        return error.delay_seconds
+    try:
+        delay: float | timedelta | None = options.backoff(error, result)
+        return None if delay is None else as_seconds(delay)
+    except Exception:
+        logger.exception("The backoff of a task raised; the default backoff is used instead.")
+        return as_seconds(exponential()(error, result) or 0)
+
+
+def crash_delay_seconds(times: int) -> float:
+    """The delay after an attempt that left no exception to ask a task's own ``backoff`` about."""
+    return min(CRASH_DELAY_CAP_SECONDS, float(2 ** min(times, 20)))

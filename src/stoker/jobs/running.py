@@ -1,0 +1,168 @@
+"""What runs here now: known to log records, reporters and whoever asks from inside a task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError
+from django.dispatch import Signal
+
+from stoker.brokers.contract import Delivery, LeaseId
+from stoker.compat import TASKS_APP, TaskError, TaskResultStatus, task_signals
+from stoker.conf import Settings
+from stoker.models import Attempt
+from stoker.models.job import moment
+from stoker.signals import post_execute_in_worker, pre_execute
+
+from . import outcomes
+from .outcomes import Outcome
+from .package import Package
+from .results import Result
+
+logger = logging.getLogger("stoker")
+
+
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
+@dataclass(slots=True)
+class Running:
+    """The attempt that the current thread or coroutine belongs to."""
+
+    job_id: UUID
+    task: str
+    attempt: int
+    queue: str
+    fence: int
+    metadata: Mapping[str, str]
+    """What its package carries beside the arguments."""
+    backend: str
+    """The name under ``TASKS``."""
+    lease_id: LeaseId
+    reported_at: float = float("-inf")
+    """When it said last how far it is; monotonic seconds."""
+
+
+tasks_logger = logging.getLogger(TASKS_APP)
+DJANGOS_OWN = {
+    id(task_signals.log_task_enqueued),
+    id(task_signals.log_task_started),
+    id(task_signals.log_task_finished),
+}
+"""Receivers that only write log records."""
+SIGNALS = (
+    task_signals.task_started,
+    task_signals.task_finished,
+    pre_execute,
+    post_execute_in_worker,
+)
+"""What is sent about an attempt in the worker."""
+
+_last_found: tuple[tuple[Any, ...], bool] = ((), False)
+"""Of somebody_listens: what it looked at, and what it said."""
+
+current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
+
+
+def fencing_number() -> int:
+    """The fencing number of the attempt that runs here: it rises with each attempt that is given a
+    place under the same key. Hand it to what the task writes to, and let that refuse a write with a
+    lower number than the last: it comes from one who has lost the place.
+
+    Returns:
+        0 outside of a job, and in one whose task has neither lock, limit, rate nor sequence.
+    """
+    running = current.get()
+    return 0 if running is None else running.fence
+
+
+def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
+    """Whether sending it has any effect while all goes well: Django's own receivers write a log
+    record at this level, and nothing else."""
+    if not signal.receivers or tasks_logger.isEnabledFor(level):
+        return bool(signal.receivers)
+    for receiver in signal.receivers:  # noqa: SIM110 - a generator takes twice as long
+        if receiver[0][0] not in DJANGOS_OWN:
+            return True
+    return False
+
+
+def somebody_listens() -> bool:
+    """Whether a signal about attempts has any effect. Asked for each job: what was found last holds
+    for as long as the same receivers are connected."""
+    global _last_found
+    (one, two, three, four), writes = SIGNALS, tasks_logger.isEnabledFor(logging.INFO)
+    asked = (writes, one.receivers, two.receivers, three.receivers, four.receivers)
+    known, is_any = _last_found
+    if asked != known:
+        known = (writes, *map(list, asked[1:]))  # a copy of each, before they are looked at
+        is_any = any(map(is_heard, SIGNALS))
+        _last_found = known, is_any
+    return is_any
+
+
+def running_result(
+    settings: Settings,
+    task: Any,
+    package: Package,
+    delivery: Delivery,
+    started_at: float,
+    worker_id: str,
+) -> Result[Any]:
+    """The TaskResult of the attempt that begins: what signals, contexts and ``backoff`` see."""
+    now = moment(started_at)
+    worker_ids, errors = _earlier(settings, delivery) if delivery.attempt > 1 else ([], [])
+    return Result(
+        task=task,
+        id=str(package.job_id),
+        status=TaskResultStatus.RUNNING,
+        enqueued_at=moment(package.enqueued_at),
+        started_at=now,
+        finished_at=None,
+        last_attempted_at=now,
+        args=list(package.args),
+        kwargs=package.kwargs,
+        backend=settings.alias,
+        errors=errors,
+        worker_ids=[*worker_ids, worker_id],
+    )
+
+
+def conclude(result: Result[Any], outcome: Outcome, value: Any, finished_at: datetime) -> None:
+    """Let the result say how the job ended."""
+    succeeded = isinstance(outcome, outcomes.Succeeded)
+    status = TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED
+    object.__setattr__(result, "status", status)
+    object.__setattr__(result, "finished_at", finished_at)
+    object.__setattr__(result, "_return_value", value)
+    if isinstance(outcome, outcomes.Failed):
+        error = TaskError(
+            exception_class_path=outcome.fault.exception_class, traceback=outcome.fault.traceback
+        )
+        result.errors.append(error)
+
+
+def _earlier(settings: Settings, delivery: Delivery) -> tuple[list[str], list[TaskError]]:
+    """Who tried before, and what came of it. Attempts without a record count all the same."""
+    try:
+        rows = list(
+            Attempt.objects.using(settings.database)
+            .filter(job_id=delivery.job_id, number__lt=delivery.attempt)
+            .order_by("number")
+        )
+    except (DatabaseError, InterfaceError):
+        logger.exception("The earlier attempts of job %s could not be read.", delivery.job_id)
+        rows = []
+    worker_ids = [""] * (delivery.attempt - 1)
+    for row in rows:
+        worker_ids[row.number - 1] = row.worker_id
+    errors = [
+        TaskError(exception_class_path=row.exception_class, traceback=row.traceback)
+        for row in rows
+        if row.exception_class
+    ]
+    return worker_ids, errors

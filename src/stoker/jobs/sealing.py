@@ -1,0 +1,476 @@
+"""Whether a call can be made: its arguments fit the function, its guards can be kept. Some calls
+are given their first argument later, by the job before them: nobody knows yet what it will be.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NoReturn
+from uuid import UUID
+
+from stoker.brokers.contract import Message
+from stoker.compat import InvalidTask, TaskResultStatus, task_backends
+from stoker.conf import Settings
+from stoker.exceptions import InvalidTaskOption, NotSerializable, as_seconds
+from stoker.guards.keys import needs_of, unique_of
+from stoker.guards.unique import CHANGES, identity_of
+from stoker.models.job import moment
+from stoker.models.need import NewNeed
+from stoker.signals import pre_enqueue
+from stoker.tasks.options import TaskOptions, as_timestamp, expires_at, is_guarded, options_of
+from stoker.tasks.signatures import Signature, as_node
+from stoker.values import codec
+from stoker.values.codec import Refusal
+from stoker.values.ids import LINKED, new_job_id
+from stoker.workflows import deliver as stored
+from stoker.workflows.hooks import FAILURE, FINISH, RECORD, SUCCESS
+
+from .intake import Newcomer
+from .package import JobOptions, Package, sealer_for
+from .results import Commitment, Result
+from .states import JobState, Progress
+
+
+class NotYetKnown:
+    """Stands for what a call will be given. No key can be made of it."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _Asked
+
+    def __str__(self) -> str:
+        raise _Asked
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        raise _Asked
+
+
+class _Asked(Exception):
+    """Somebody wants to know what is not known yet."""
+
+
+NOT_YET_KNOWN = NotYetKnown()
+
+
+def calls_of(args: Sequence[Any], each: str, receives: str) -> Iterator[tuple[Any, ...]]:
+    """The positional arguments of each call that a job makes."""
+    if not each:
+        yield (NOT_YET_KNOWN, *args) if receives else tuple(args)
+        return
+    for item in args[0]:
+        yield tuple(item) if each == "starmap" else (item,)
+
+
+def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raises TypeError here, where the mistake is, and not in a worker."""
+    context = (None,) if task.takes_context else ()
+    signature = _signature(task.func)
+    if signature is None or _fits(task.func, len(context) + len(args), tuple(kwargs)):
+        return
+    try:
+        signature.bind(*context, *args, **kwargs)
+    except TypeError as error:
+        given = bool(args) and args[0] is NOT_YET_KNOWN
+        hint = " (the first is what it is given by the step before it, or by the job)"
+        raise TypeError(
+            f"{task.module_path}{signature} does not take these arguments"
+            f"{hint if given else ''}: {error}."
+        ) from None
+
+
+def refuse_unusual(task: Any, each: str, what: str) -> None:
+    """Raises InvalidTaskOption for guards that such a job cannot have."""
+    if getattr(task, "unique", None) is not None:
+        raise InvalidTaskOption(
+            f"{task.module_path} is unique, and {what} is always a job of its own: write "
+            f"{task.name}.using(unique=None)."
+        )
+    if each and is_guarded(task):
+        raise InvalidTaskOption(
+            f"{task.module_path} has a guard (lock, limit, rate or sequence), which is kept for "
+            f"each job: with {each}() a job makes several calls. Use group() instead."
+        )
+
+
+def needs_of_step(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], receives: str
+) -> tuple[NewNeed, ...]:
+    """The guards of a call, of which the first argument may not be known yet.
+
+    Raises:
+        InvalidTaskOption: the key of one is made of that argument.
+    """
+    if not receives or not is_guarded(task):
+        return needs_of(task, args, kwargs)
+    try:
+        return needs_of(task, (NOT_YET_KNOWN, *args), kwargs)
+    except (_Asked, NotSerializable) as error:
+        raise InvalidTaskOption(
+            f"{task.module_path} has a guard whose key is made of the argument that it is given by "
+            "the step before it, which nobody knows yet: write it with si(), or give the guard "
+            "another key."
+        ) from error
+
+
+def check_backend(task: Any, keeps_atomic: bool, keeps_guards: bool, broker: str) -> None:
+    """Raises InvalidTask for what the broker cannot keep."""
+    if getattr(task, "atomic", False) and not keeps_atomic:
+        raise InvalidTask(
+            f"{task.module_path} has atomic=True, and the jobs of {broker} have no transaction to "
+            "be part of: let BROKER be the database."
+        )
+    if is_guarded(task) and not keeps_guards:
+        raise InvalidTask(
+            f"{task.module_path} has a guard (unique, lock, limit, rate or sequence), and {broker} "
+            "keeps none: let BROKER be the database."
+        )
+
+
+@lru_cache(maxsize=4096)
+def _fits(function: Callable[..., Any], count: int, names: tuple[str, ...]) -> bool:
+    """Whether it takes so many arguments by position, and these by name: the same for all calls of
+    a kind, of which there may be many thousands."""
+    signature = _signature(function)
+    assert signature is not None
+    try:
+        signature.bind(*range(count), **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+HOOKS = {"on_success": SUCCESS, "on_failure": FAILURE, "on_finish": FINISH}
+
+
+def hooks_of(settings: Settings, task: Any) -> str:
+    """The hooks of a task as they travel with its jobs; "" = it has none.
+
+    Raises:
+        InvalidTask, InvalidTaskOption, NotSerializable, TypeError: one of them is none.
+    """
+    rows = []
+    for option, when in HOOKS.items():
+        hook = getattr(task, option, None)
+        if hook is None:
+            continue
+        node = as_node(hook)
+        assert isinstance(node, Signature)
+        rows.append([when, *_row(settings, f"{option} of {task.module_path}", node)])
+    if recorder := getattr(task, "recorder", ""):
+        rows.append([RECORD, recorder])
+    return codec.write(codec.encode(rows)).decode() if rows else ""
+
+
+def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
+    task = hook.task
+    if task.backend != settings.alias:
+        raise InvalidTaskOption(
+            f"{owner}: {task.module_path} is of the backend {task.backend!r}; let it be "
+            f"{settings.alias!r}, too."
+        )
+    task_backends[settings.alias].validate_task(task)
+    refuse_unusual(task, "", f"{owner}, a hook,")
+    receives = "result" if hook.receives else ""
+    for args in calls_of(hook.args, "", receives):
+        refuse_wrong_arguments(task, args, hook.kwargs)
+    options = options_of(task, settings)
+    row = [
+        task.module_path,
+        task.queue_name,
+        int(task.priority),
+        [options.max_attempts, options.max_crashes, options.timeout_seconds],
+        list(hook.args),
+        dict(hook.kwargs),
+        [list(need) for need in needs_of_step(task, hook.args, hook.kwargs, receives)],
+        receives,
+    ]
+    try:
+        codec.encode(row)
+    except Refusal as refusal:
+        raise NotSerializable(
+            f"{owner}: an argument of {task.module_path} is {type(refusal.value).__name__}, which "
+            "cannot travel with the job: pass plain values."
+        ) from None
+    return row
+
+
+Call = tuple[Iterable[Any], Mapping[str, Any]]
+
+carried: ContextVar[Mapping[str, str]] = ContextVar("stoker_carried", default={})  # noqa: B039 - never changed
+"""What jobs that are enqueued in this context carry as metadata."""
+NO_JOB = UUID(int=0)
+MOST_KNOWN = 500
+_known: dict[tuple[int, int, int], tuple[Any, Any, Settings, TaskOptions]] = {}
+"""Tasks that were found to be sound, with their options. There may be many: using() makes new ones,
+and each thread has a backend."""
+WORKFLOW = "stoker.workflow"
+"""The metadata of a step: the id of its workflow."""
+
+
+@contextmanager
+def carrying(more: Mapping[str, str]) -> Iterator[None]:
+    """Let the jobs that are enqueued here carry this as metadata, too."""
+    token = carried.set({**carried.get(), **more})
+    try:
+        yield
+    finally:
+        carried.reset(token)
+
+
+class Sealing:
+    """Calls of one task that are enqueued together.
+
+    Args:
+        commitment: that of the transaction in which they are stored.
+
+    Raises: see ``StokerBackend.validate_task``.
+    """
+
+    def __init__(self, settings: Settings, task: Any, commitment: Commitment) -> None:
+        backend = task_backends[settings.alias]
+        self._settings = settings
+        self._task = task
+        self._queue = str.__str__(task.queue_name)  # of an Enum, its value
+        self._sender = type(backend)
+        self._commitment = commitment
+        self._sealer = sealer_for(settings)
+        self._options = _checked(settings, task, backend)
+        self._hooks = hooks_of(settings, task)
+
+    def seal(self, calls: Sequence[Call], like: JobOptions | None = None) -> list[Newcomer]:
+        """Check and seal these calls.
+
+        Args:
+            like: the options of a job that they carry on: what that was given, they are given.
+        """
+        now = time.time()
+        run_after, options = self._run_after_and_options(now)
+        if like is not None:
+            options = replace(options, receives=like.receives, each=like.each)
+        return [self._seal_one(args, kwargs, now, run_after, options) for args, kwargs in calls]
+
+    def in_common(self) -> tuple[Package, float | None]:
+        """What jobs of this task that nothing but their arguments and ids tells apart have in
+        common: a package without these; and when they may start."""
+        task, now = self._task, time.time()
+        run_after, options = self._run_after_and_options(now)
+        like = Package(
+            job_id=NO_JOB,
+            task=task.module_path,
+            args=(),
+            kwargs={},
+            queue=self._queue,
+            priority=int(task.priority),
+            enqueued_at=now,
+            options=options,
+            metadata=self._metadata(NO_JOB, (), {}),
+        )
+        return like, run_after
+
+    def seal_step(self, signature: Signature, job_id: UUID, receives: str) -> bytes:
+        """Check and seal a step of a workflow, as it is kept until its turn.
+
+        Args:
+            receives: what it will be given before its own arguments, as JobOptions have it.
+        """
+        task, now = self._task, time.time()
+        refuse_unusual(task, signature.each, "a step of a workflow")
+        args = tuple(signature.args)
+        for one in calls_of(args, signature.each, receives):
+            refuse_wrong_arguments(task, one, signature.kwargs)
+        options = self._job_options(expires_at(task, now))
+        package = Package(
+            job_id=job_id,
+            task=task.module_path,
+            args=args,
+            kwargs=dict(signature.kwargs),
+            queue=self._queue,
+            priority=int(task.priority),
+            enqueued_at=now,
+            options=replace(options, receives=receives, each=signature.each),
+            metadata=self._metadata(job_id, args, dict(signature.kwargs)),
+        )
+        message = Message(
+            job_id=job_id,
+            task=package.task,
+            queue=package.queue,
+            priority=package.priority,
+            package=self._sealer.seal(package),
+            run_after=None if task.run_after is None else as_timestamp(task.run_after),
+            needs=needs_of_step(task, args, signature.kwargs, receives),
+            stays_in_store=_stays_in_store(task),
+        )
+        return stored.write(message, getattr(task, "run_after_seconds", None))
+
+    def _run_after_and_options(self, now: float) -> tuple[float | None, JobOptions]:
+        run_after = self._run_after(now)
+        expires = expires_at(self._task, now)
+        if expires is not None and expires <= self._earliest_start(now, run_after):
+            raise InvalidTaskOption(
+                f"A job of {self._task.module_path} would expire before it may start: "
+                "let expires be later than run_after, and than the delay of Unique."
+            )
+        return run_after, self._job_options(expires)
+
+    def _job_options(self, expires: float | None) -> JobOptions:
+        return JobOptions(
+            max_attempts=self._options.max_attempts,
+            max_crashes=self._options.max_crashes,
+            timeout_seconds=self._options.timeout_seconds,
+            expires_at=expires,
+            hooks=self._hooks,
+            via=getattr(self._task, "via", ""),
+        )
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether something is to be enqueued when such a job has ended."""
+        return bool(self._hooks)
+
+    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+        """The same call under another id, or at another moment."""
+        package, message = newcomer.package, newcomer.message
+        if (message.job_id, message.run_after) == (job_id, run_after):
+            return newcomer
+        data = message.package
+        if package.job_id != job_id:
+            package = replace(package, job_id=job_id)
+            data = self._sealer.seal(package)
+        return replace(
+            newcomer,
+            package=package,
+            message=replace(
+                message, job_id=job_id, package=data, run_after=run_after, is_fresh=False
+            ),
+            result=self.result(package, run_after),
+        )
+
+    def result(self, package: Package, run_after: float | None) -> Result[Any]:
+        """What the caller is given."""
+        state = JobState.READY if run_after is None else JobState.DEFERRED
+        return Result(
+            task=self._task,
+            id=str(package.job_id),
+            status=TaskResultStatus.READY,
+            enqueued_at=moment(package.enqueued_at),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=list(package.args),
+            kwargs=package.kwargs,
+            backend=self._settings.alias,
+            errors=[],
+            worker_ids=[],
+            _first_progress=Progress(None, state),
+            _first_commitment=self._commitment,
+        )
+
+    def _seal_one(
+        self,
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+        now: float,
+        run_after: float | None,
+        options: JobOptions,
+    ) -> Newcomer:
+        task, positional, named = self._task, tuple(args), dict(kwargs)
+        is_step = bool(options.receives or options.each)
+        for one in (
+            calls_of(positional, options.each, options.receives) if is_step else [positional]
+        ):
+            refuse_wrong_arguments(task, one, named)
+        claim = None if is_step else unique_of(task, positional, named)
+        # It may become another call, which has hooks.
+        may_change = claim is not None and claim.on_conflict in CHANGES
+        if claim is not None:
+            options = replace(options, identity=identity_of(claim))
+        job_id = new_job_id(LINKED if self._hooks or may_change else 0)
+        package = Package(
+            job_id=job_id,
+            task=task.module_path,
+            args=positional,
+            kwargs=named,
+            queue=self._queue,
+            priority=int(task.priority),
+            enqueued_at=now,
+            options=options,
+            metadata=self._metadata(job_id, positional, named),
+        )
+        message = Message(
+            job_id=package.job_id,
+            task=package.task,
+            queue=package.queue,
+            priority=package.priority,
+            package=self._sealer.seal(package),
+            run_after=run_after,
+            enqueued_at=now,
+            needs=needs_of_step(task, positional, named, options.receives),
+            is_fresh=True,
+            stays_in_store=_stays_in_store(task),
+        )
+        return Newcomer(package, message, self.result(package, run_after), claim)
+
+    def _metadata(
+        self, job_id: UUID, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, str]:
+        metadata: dict[Any, Any] = dict(carried.get())
+        if pre_enqueue.receivers:
+            call = {"task": self._task, "args": args, "kwargs": kwargs, "job_id": job_id}
+            pre_enqueue.send_robust(self._sender, **call, metadata=metadata)
+        return {str(key): str(value) for key, value in metadata.items()}
+
+    def _run_after(self, now: float) -> float | None:
+        """When the jobs may start, in seconds since 1970."""
+        delay = getattr(self._task, "run_after_seconds", None)
+        if delay is not None:
+            return now + float(delay)
+        return None if self._task.run_after is None else as_timestamp(self._task.run_after)
+
+    def _earliest_start(self, now: float, run_after: float | None) -> float:
+        unique = getattr(self._task, "unique", None)
+        delay = unique.delay if unique is not None else None
+        postponed = float("-inf") if delay is None else now + as_seconds(delay)
+        return max(float("-inf") if run_after is None else run_after, postponed)
+
+
+def _checked(settings: Settings, task: Any, backend: Any) -> TaskOptions:
+    """The options in force. Neither a task nor a backend changes: others take their places."""
+    key = (id(task), id(backend), id(settings))
+    known = _known.get(key)
+    if known is not None:  # with all three in it, so that no other can have their ids
+        return known[-1]
+    backend.validate_task(task)
+    _refuse_script(task)
+    options = options_of(task, settings)
+    if len(_known) >= MOST_KNOWN:
+        _known.clear()
+    _known[key] = (task, backend, settings, options)
+    return options
+
+
+def _refuse_script(task: Any) -> None:
+    if task.module_path.startswith("__main__."):
+        raise InvalidTask(
+            f"No worker finds {task.module_path}: it is of the program that runs now. "
+            "Move the function into a module of an app."
+        )
+
+
+def _stays_in_store(task: Any) -> bool:
+    """Keys of unique jobs, and the transactions of atomic ones, are the store's."""
+    return getattr(task, "unique", None) is not None or bool(getattr(task, "atomic", False))

@@ -1,0 +1,239 @@
+"""Where jobs are and what became of them, read from the store and the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db.models import TextChoices
+
+from stoker.brokers.adapters import broker_for, outgoing_of
+from stoker.brokers.orm.broker import explained as explained  # noqa: PLC0414 - it is had from here
+from stoker.compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
+from stoker.conf import Settings
+from stoker.exceptions import PackageError, UnknownTask
+from stoker.models import Attempt, Claimed, Cluster, Job, Outgoing
+from stoker.models.cluster import Seat
+from stoker.models.job import moment
+from stoker.tasks.decorator import absent_task, find_task
+
+from .cached_results import look_up
+from .package import Package, sealer_for
+
+LOOKS = 3
+"""A job on the move from one table to the next may be missed by one look, not by several."""
+
+
+class JobState(TextChoices):
+    """Where a job is in its life."""
+
+    DEFERRED = "DEFERRED"
+    BLOCKED = "BLOCKED"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    SUCCESSFUL = "SUCCESSFUL"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def for_django(self) -> TaskResultStatus:
+        """The nearest of the four states that ``django.tasks`` knows."""
+        return FOR_DJANGO[self]
+
+
+FOR_DJANGO = {
+    JobState.DEFERRED: TaskResultStatus.READY,
+    JobState.BLOCKED: TaskResultStatus.READY,
+    JobState.READY: TaskResultStatus.READY,
+    JobState.RUNNING: TaskResultStatus.RUNNING,
+    JobState.SUCCESSFUL: TaskResultStatus.SUCCESSFUL,
+    JobState.FAILED: TaskResultStatus.FAILED,
+    JobState.CANCELLED: TaskResultStatus.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What can be said about one job at one moment."""
+
+    job: Job | None
+    """Its row; None while a broker outside the store has it and it has not ended."""
+    state: JobState
+    failures: Sequence[Attempt] = ()
+    """The attempts that did not succeed, in order."""
+    seat: Seat | None = None
+    """Where it runs."""
+
+    @property
+    def errors(self) -> list[TaskError]:
+        """One for each attempt that failed."""
+        return [
+            TaskError(exception_class_path=attempt.exception_class, traceback=attempt.traceback)
+            for attempt in self.failures
+            if attempt.exception_class
+        ]
+
+    @property
+    def worker_ids(self) -> list[str]:
+        """Who tried, in order."""
+        ids = [attempt.worker_id for attempt in self.failures]
+        if self.job is not None and self.state == JobState.SUCCESSFUL:
+            ids.append(self.job.worker_id)
+        elif self.seat is not None:
+            ids.append(self.seat.worker_id)
+        return ids
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts were begun."""
+        if self.job is not None and self.job.status is not None:
+            return self.job.attempts
+        begun = self.failures[-1].number if self.failures else 0
+        return begun + (self.state == JobState.RUNNING)
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When the first attempt began, as far as it is known."""
+        known = [attempt.started_at for attempt in self.failures if attempt.started_at]
+        return known[0] if known else self.last_attempted_at
+
+    @property
+    def last_attempted_at(self) -> datetime | None:
+        if self.job is not None and self.job.started_at is not None:
+            return self.job.started_at
+        if self.seat is not None:
+            return self.seat.since
+        return self.failures[-1].started_at if self.failures else None
+
+
+def progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
+    """Job id -> progress, for those jobs that are known (still)."""
+    found: dict[UUID, Progress] = {}
+    looked_for = list(job_ids)
+    with explained(settings.database):
+        for look in range(LOOKS):
+            is_last = look == LOOKS - 1
+            found |= _look(settings, looked_for, is_last)
+            looked_for = [job_id for job_id in looked_for if job_id not in found]
+            if looked_for and not look:
+                found |= _cached(settings, looked_for)
+                looked_for = [job_id for job_id in looked_for if job_id not in found]
+            if not looked_for:
+                break
+    return found
+
+
+def _cached(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
+    """Those that have ended, and whose results are in a cache. A row that one look has missed, as
+    its job was on the move, comes first."""
+    found = look_up(settings, job_ids)
+    there = _look(settings, list(found), is_last=False) if found else {}
+    return {
+        job_id: Progress(job, JobState(str(job.status)))
+        for job_id, job in found.items()
+        if job_id not in there
+    }
+
+
+def progress_of_one(settings: Settings, job_id: UUID) -> Progress:
+    """Raises TaskResultDoesNotExist when the job is not there (any more)."""
+    found = progress_of(settings, [job_id])
+    if job_id not in found:
+        raise not_there(job_id)
+    return found[job_id]
+
+
+def not_there(job_id: Any) -> TaskResultDoesNotExist:
+    """The error for a job that nobody knows."""
+    return TaskResultDoesNotExist(
+        f"There is no job {str(job_id)!r}: it was never committed, or is not kept (any more)."
+    )
+
+
+def package_of(settings: Settings, job: Job | None) -> Package | None:
+    """None when it cannot be opened: what became of the job can be told all the same."""
+    try:
+        return sealer_for(settings).open(bytes(job.package)) if job is not None else None
+    except PackageError:
+        return None
+
+
+def task_of(settings: Settings, job: Job | None) -> Any:
+    """The job's task as it was enqueued, or a stand-in when it is not there any more."""
+    path = job.task if job is not None else ""
+    try:
+        task = find_task(path)
+    except UnknownTask:
+        return absent_task(path, settings.alias)
+    assert job is not None
+    changes = {"priority": job.priority, "queue_name": job.queue, "backend": settings.alias}
+    if job.run_after is not None:
+        changes["run_after"] = job.run_after
+    changes = {name: value for name, value in changes.items() if getattr(task, name) != value}
+    try:
+        return task.using(**changes) if changes else task
+    except InvalidTask:  # the settings have changed since: that queue, say, is not allowed any more
+        return task
+
+
+def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UUID, Progress]:
+    alias = settings.database
+    jobs = Job.objects.using(alias).in_bulk(job_ids)
+    failures: dict[UUID, list[Attempt]] = {}
+    for attempt in Attempt.objects.using(alias).filter(job_id__in=job_ids).order_by("number"):
+        failures.setdefault(attempt.job_id, []).append(attempt)
+    broker = broker_for(settings)
+    under_way = [job_id for job_id in job_ids if job_id not in jobs or jobs[job_id].status is None]
+    places = broker.whereabouts(under_way) if under_way else {}
+    for row in outgoing_of(settings, [one for one in under_way if one not in {**places, **jobs}]):
+        jobs[row.pk] = _unstored(row)
+        places[row.pk] = "ready" if row.run_after is None else "deferred"
+    unknown = [job_id for job_id in under_way if job_id not in places and job_id not in jobs]
+    places |= dict.fromkeys(broker.not_come(unknown), "ready") if unknown else {}
+    found = {}
+    for job_id in job_ids:
+        job = jobs.get(job_id)
+        state = _state(job, places.get(job_id))
+        if state is None and job is not None and is_last:
+            state = JobState.READY
+        if state is not None:
+            found[job_id] = Progress(job, state, failures.get(job_id, ()))
+    return found | _seated(settings, found)
+
+
+def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Progress]:
+    """Those of these that run, with where they do."""
+    running = {key: one for key, one in found.items() if one.state == JobState.RUNNING}
+    if not running:
+        return {}
+    alias = settings.database
+    claims: dict[UUID, Claimed | None] = dict.fromkeys(running)
+    claims |= Claimed.objects.using(alias).in_bulk(list(running))
+    seats = Cluster.objects.using(alias).seats(claims)
+    return {
+        job_id: replace(one, seat=seats[job_id])
+        for job_id, one in running.items()
+        if job_id in seats
+    }
+
+
+def _unstored(row: Outgoing) -> Job:
+    """The row that this job may once have."""
+    return Job(
+        id=row.pk,
+        task=row.task,
+        queue=row.queue,
+        priority=row.priority,
+        package=row.package,
+        enqueued_at=moment(row.enqueued_at),
+        run_after=None if row.run_after is None else moment(row.run_after),
+    )
+
+
+def _state(job: Job | None, place: str | None) -> JobState | None:
+    if job is not None and job.status is not None:
+        return JobState(job.status)
+    return None if place is None else JobState(place.upper())

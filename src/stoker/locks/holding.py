@@ -1,0 +1,222 @@
+"""One taking of a lock: whose it is, and until when, as far as this process can tell by itself."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from uuid import UUID
+from weakref import WeakSet
+
+from stoker.locks.stores.contract import LockStore
+from stoker.signals import tell
+
+RENEWALS_PER_LEASE = 3
+LONGEST_PAUSE_SECONDS = 1.0
+"""Between a renewal that failed and the next try."""
+CALL_SECONDS = 5
+"""How long one renewal may take: those of other locks wait for it."""
+TOO_LATE = "its lease ended before it was renewed"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a lock was made with: all that stays the same from one taking to the next."""
+
+    name: str
+    key: str
+    lease_seconds: float
+    wait_seconds: float | None
+    steal_after_seconds: float | None
+    find_store: Callable[[], LockStore]
+
+    @property
+    def margin_seconds(self) -> float:
+        """With less than this left, a renewal was due long ago: the lock may be gone any moment."""
+        return self.lease_seconds / RENEWALS_PER_LEASE
+
+
+class Holding:
+    """A lock that was taken, and what became of it.
+
+    The lease counts from before the store was asked, so it ends here before it ends there. What has
+    ended here stays ended, even if the store would still renew it.
+
+    Args:
+        asked_at: by ``clock.now()``, just before the store was asked.
+        is_renewed: False for a lock that nobody else can see; its lease does not end.
+    """
+
+    def __init__(
+        self, terms: Terms, owner: UUID, fence: int, asked_at: float, is_renewed: bool
+    ) -> None:
+        self.terms = terms
+        self.owner = owner
+        self.fence = fence
+        self.is_renewed = is_renewed
+        self._pid = os.getpid()
+        self._is_released = False
+        self._lost_because = ""
+        self._has_complained = False
+        self._start_lease(asked_at)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process took it: a forked child must leave alone what its parent has."""
+        return self._pid == os.getpid()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was released, or is known to be lost."""
+        return self._is_released or bool(self._lost_because)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.is_ours and not self.is_over and now() < self._ends_at
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the lock is surely ours for a while yet."""
+        return self.is_alive and now() < self._ends_at - self.terms.margin_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the lease ends."""
+        return max(0.0, self._ends_at - now())
+
+    @property
+    def why_over(self) -> str:
+        """For the sentence of an error; empty while it is held."""
+        if self.is_alive:
+            return ""
+        if not self.is_ours:
+            return "another process took it, of which this one is a copy"
+        if self._is_released:
+            return "it was released"
+        return self._lost_because or TOO_LATE
+
+    def end(self) -> bool:
+        """It is given back: no renewal from now on. Whether it was held until now."""
+        was_alive = self.is_alive
+        if not was_alive and not self.is_over and self.is_ours:
+            self._lose(TOO_LATE)
+        self._is_released = True
+        return was_alive
+
+    def renew(self) -> None:
+        """Start the lease anew; note it when the lock turns out to be lost."""
+        asked_at = now()
+        if asked_at >= self._ends_at:
+            self._lose(TOO_LATE)
+            return
+        try:
+            store = self.terms.find_store()
+            store.give_up_after(CALL_SECONDS)
+            is_renewed = store.renew(self.terms.key, self.owner, self.terms.lease_seconds)
+        except Exception as error:  # noqa: BLE001 - caches and drivers raise what they like
+            self._put_off(error)
+            return
+        if is_renewed:
+            self._has_complained = False
+            self._start_lease(asked_at)
+        else:
+            self._lose("the store has it no longer, or under another holder")
+
+    def _start_lease(self, asked_at: float) -> None:
+        lease_seconds = self.terms.lease_seconds
+        self._ends_at = asked_at + lease_seconds if self.is_renewed else math.inf
+        self.renew_at = asked_at + lease_seconds / RENEWALS_PER_LEASE
+
+    def _put_off(self, error: Exception) -> None:
+        pause = min(LONGEST_PAUSE_SECONDS, self.terms.lease_seconds / 10)
+        self.renew_at = now() + pause
+        if not self._has_complained:
+            self._has_complained = True
+            tell("lock_not_renewed", name=self.terms.name, error=error, seconds=self.seconds_left)
+
+    def _lose(self, because: str) -> None:
+        if not self._is_released:  # else it was given back while the store was being asked
+            self._lost_because = because
+            tell("lock_lost", name=self.terms.name, because=because)
+
+
+class Renewal:
+    """The held locks of one process, and the thread that renews them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: WeakSet[Holding] = WeakSet()
+        self._wakes_at = math.inf
+        self._thread: threading.Thread | None = None
+
+    def watch(self, holding: Holding) -> None:
+        """Renew this from now on."""
+        with self._changed:
+            self._held.add(holding)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="stoker lock renewal", daemon=True
+                )
+                self._thread.start()
+            elif holding.renew_at < self._wakes_at:
+                self._changed.notify()
+
+    def forget(self, holding: Holding) -> None:
+        """Renew this no more."""
+        with self._changed:
+            self._held.discard(holding)
+
+    def renew_due(self) -> None:
+        """Renew what needs it."""
+        with self._changed:
+            due = [one for one in self._held if one.renew_at <= now() and not one.is_over]
+        for holding in due:
+            holding.renew()
+            if holding.is_over:
+                self.forget(holding)
+        for holding in due:
+            with suppress(Exception):  # whatever the driver says: the next call connects anew
+                holding.terms.find_store().rest()
+
+    def seconds_to_next(self) -> float | None:
+        """None when nothing is held."""
+        moments = [holding.renew_at for holding in self._held]
+        return max(0.0, min(moments) - now()) if moments else None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                pause = self.seconds_to_next()
+                self._wakes_at = math.inf if pause is None else now() + pause
+                if pause != 0:
+                    self._changed.wait(pause)
+                self._wakes_at = -math.inf
+            self.renew_due()
+
+
+renewal = Renewal()
+"""This process's."""
+
+
+def _begin_anew() -> None:
+    global renewal
+    renewal = Renewal()
+
+
+# A child has none of its parent's threads, and none of its locks either.
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+_COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def now() -> float:
+    """Seconds since some moment in the past. Never steps back, and on Linux goes on while the
+    machine sleeps: a laptop that was closed for an hour must not believe in its old lease."""
+    if _COUNTS_SLEEP is None:
+        return time.monotonic()
+    return time.clock_gettime(_COUNTS_SLEEP)

@@ -1,0 +1,404 @@
+"""``stoker.lock()``: one holder at a time, whatever process or host it is in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import UUID, uuid4
+
+from asgiref.sync import sync_to_async
+from django.db.transaction import TransactionManagementError
+
+from stoker.exceptions import ConfigurationError, LockBusy, LockLost, LockMisused, NotMigrated
+from stoker.locks.stores.choice import store_for
+from stoker.locks.stores.contract import LockClaim
+from stoker.setting_values import seconds
+from stoker.signals import tell
+
+from . import holding as clock
+from . import holding as renewal
+from .holding import Holding, Terms
+
+SHORTEST_LEASE_SECONDS = 1.0
+
+
+def lock(
+    name: str,
+    *,
+    wait: Seconds | None = 0.0,
+    lease: Seconds = 30.0,
+    steal_after: Seconds | None = None,
+    cache: str | None = None,
+    backend: str = "default",
+) -> NamedLock:
+    """A lock that one holder at a time can have, over all processes and hosts::
+
+        with stoker.lock(f"feed:{feed_id}") as held:
+            ...
+
+        async with stoker.lock("report", wait=5):
+            ...
+
+    Its lease is renewed in the background for as long as the holder's process lives, so it never
+    ends under a holder that is only slow; when the process dies, the lock is free one lease later.
+
+    Args:
+        name: any string that is not empty; what begins with "stoker:" is Stoker's own.
+        wait: seconds (or a timedelta) to wait while another has it; 0 = do not, None = for ever.
+        lease: seconds for which the lock outlives its holder; at least 1.
+        steal_after: take the lock from a living holder that has had it for so many seconds.
+            It learns of that at its next renewal, after a third of its lease at most.
+        cache: keep the lock in this cache of ``CACHES`` instead of the database.
+        backend: the entry of ``TASKS`` whose database keeps the lock, where no cache is named.
+
+    Returns:
+        An object for ``with``, ``async with``, ``acquire()`` and ``release()``. It may be used
+        again and again, but is had once at a time: two objects of one name exclude one another,
+        in the same thread too.
+
+    Raises:
+        TypeError, ValueError: when an argument cannot be used.
+    """
+    refuse_bad_name(name)
+    return NamedLock(
+        Terms(
+            name=name,
+            key=key_of(name),
+            lease_seconds=checked_seconds("lease", lease, SHORTEST_LEASE_SECONDS),
+            wait_seconds=checked_if_given("wait", wait),
+            steal_after_seconds=checked_if_given("steal_after", steal_after),
+            find_store=partial(store_for, cache, backend),
+        )
+    )
+
+
+LONGEST_KEY = 120
+"""Memcached takes 250 characters, of which the project's prefix and version are some."""
+RESERVED = "stoker:"
+
+# Lower case only: MariaDB holds "Feed" and "feed" for the same. No blanks: memcached cannot have
+# them. No "~": it marks what was hashed, so that no name can be the key of another.
+_SAFE = re.compile(r"[!-@\[-`a-}]+")
+_UNSAFE = re.compile(r"[^!-@\[-`a-}]+")
+_SEEN_OF_NAME = 60
+
+
+def key_of(name: str) -> str:
+    """A key of at most ``LONGEST_KEY`` characters, different for every name: the name itself where
+    that is safe anywhere, else its beginning and a hash of all of it."""
+    if len(name) <= LONGEST_KEY and _SAFE.fullmatch(name):
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+    return f"{_UNSAFE.sub('_', name.lower())[:_SEEN_OF_NAME]}~{digest}"
+
+
+def refuse_bad_name(name: object) -> None:
+    """Raises TypeError or ValueError for what cannot be the name of a lock."""
+    if not isinstance(name, str):
+        raise TypeError(
+            f"The name of a lock is a string, but this is {name!r}. "
+            "Put what tells one lock from another into it, as in f'feed:{feed_id}'."
+        )
+    if not name:
+        raise ValueError("A lock needs a name, and this one is empty.")
+    if name.startswith(RESERVED):
+        raise ValueError(f"The lock {name!r} is Stoker's own: begin the name with another word.")
+
+
+NOT_EVEN_ASKED = (TransactionManagementError, ConfigurationError, NotMigrated)
+
+
+class _Given(Enum):
+    WHEN_MADE = 0
+
+
+WHEN_MADE: Final = _Given.WHEN_MADE
+
+_under_way: set[asyncio.Future[Any]] = set()
+"""What goes on after a coroutine was cancelled: an event loop remembers its tasks only weakly."""
+
+
+class NamedLock:
+    """What ``stoker.lock()`` returns."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._holding: Holding | None = None
+        self._is_being_taken = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}{', held' if self.is_held else ''}>"
+
+    @property
+    def name(self) -> str:
+        return self._terms.name
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is ours now, as far as can be told without asking the store.
+
+        It says no before the lease ends, however long this process was stopped or paused. Of a lock
+        that was taken away (``steal_after``, or a cache that forgot it) it learns at the next
+        renewal, a third of a lease later at most.
+        """
+        return self._holding is not None and self._holding.is_alive
+
+    @property
+    def fence(self) -> int:
+        """The number of this taking of the lock: every later holder has a higher one. Write it with
+        what you write, and refuse lower ones: then a holder that lost the lock and does not know it
+        yet can spoil nothing. It stays what it was when the lock is lost or released.
+
+        Raises:
+            LockMisused: when the lock has not been taken yet.
+        """
+        if self._holding is None:
+            raise LockMisused(f"The lock {self.name!r} has no fence before it is taken.")
+        return self._holding.fence
+
+    def check(self) -> None:
+        """Go on only if the lock is still ours; asks nobody, so it costs nothing (see ``is_held``).
+
+        Raises:
+            LockLost: when it is not; the sentence says why.
+        """
+        if self._holding is None:
+            raise LockLost(f"The lock {self.name!r} is not held: it was not taken.")
+        if why := self._holding.why_over:
+            raise LockLost(f"The lock {self.name!r} is not held any more: {why}.")
+
+    # -- taking -----------------------------------------------------------------------------------
+
+    def acquire(self, wait: Seconds | _Given | None = WHEN_MADE) -> bool:
+        """Take the lock.
+
+        Args:
+            wait: seconds to wait for it, None = for ever; when left out, as the lock was made.
+
+        Returns:
+            Whether it is ours now.
+
+        Raises:
+            LockMisused: when this object has the lock already, or is waiting for it.
+            TransactionManagementError: inside a transaction, which would hide it from others.
+            ConfigurationError: when the cache cannot keep locks.
+            NotMigrated, BrokerUnavailable: when the database cannot.
+        """
+        next_pauses = pauses(self._seconds_to_wait(wait))
+        self._begin()
+        try:
+            while not self._try():
+                pause = next(next_pauses, None)
+                if pause is None:
+                    return False
+                time.sleep(pause)
+            return True
+        finally:
+            self._is_being_taken.release()
+
+    async def aacquire(self, wait: Seconds | _Given | None = WHEN_MADE) -> bool:
+        """As ``acquire()``. When it is cancelled, the lock is not left taken."""
+        next_pauses = pauses(self._seconds_to_wait(wait))
+        self._begin()
+        try:
+            while not await self._atry():
+                pause = next(next_pauses, None)
+                if pause is None:
+                    return False
+                await asyncio.sleep(pause)
+            return True
+        finally:
+            self._is_being_taken.release()
+
+    def __enter__(self) -> Self:
+        """Raises LockBusy when another has the lock."""
+        if not self.acquire():
+            raise self._busy()
+        return self
+
+    async def __aenter__(self) -> Self:
+        if not await self.aacquire():
+            raise self._busy()
+        return self
+
+    # -- giving back ------------------------------------------------------------------------------
+
+    def release(self) -> bool:
+        """Give the lock back. Only our own: what another has by now stays as it is.
+
+        Returns:
+            Whether it was ours until now and is free now. False when it was lost before, and when
+            the store could not be reached: then it is free when its lease ends.
+        """
+        holding = self._holding
+        if holding is None or not holding.is_ours:
+            return False
+        is_certain, was_held = holding.is_certain, holding.end()
+        renewal.renewal.forget(holding)
+        try:
+            store = self._terms.find_store()
+            if is_certain or store.drops_only_its_own:
+                return store.drop(self._terms.key, holding.owner) and was_held
+            why: object = "this cache cannot tell whether it is still ours"
+        except Exception as error:  # noqa: BLE001 - what was done under the lock is done all the same
+            why = error
+        if was_held:
+            tell("lock_not_released", name=self.name, because=why)
+        return False
+
+    async def arelease(self) -> bool:
+        """As ``release()``."""
+        # To its end, even when it is cancelled meanwhile.
+        return bool(await asyncio.shield(_start(sync_to_async(self.release)())))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.arelease()
+
+    # -- how it is done ---------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self._is_being_taken.acquire(blocking=False):
+            raise self._misused("is being taken by this object already")
+        if self.is_held:
+            self._is_being_taken.release()
+            raise self._misused("is held by this object already")
+        if self._holding is not None:
+            self._holding.end()
+
+    def _try(self) -> bool:
+        owner = uuid4()
+        try:
+            return self._keep(self._ask(owner))
+        except NOT_EVEN_ASKED:
+            raise
+        except BaseException:
+            # We may have it without knowing: the answer was lost, or a time-out came just then.
+            self._drop(owner)
+            raise
+
+    async def _atry(self) -> bool:
+        owner = uuid4()
+        asking = _start(sync_to_async(self._ask)(owner))
+        try:
+            return self._keep(await asyncio.shield(asking))
+        except NOT_EVEN_ASKED:
+            raise
+        except BaseException:
+            await asyncio.shield(_start(self._drop_after(asking, owner)))
+            raise
+
+    def _ask(self, owner: UUID) -> Holding | None:
+        """The lock, if we got it."""
+        terms, store = self._terms, self._terms.find_store()
+        claim = LockClaim(terms.key, owner, terms.lease_seconds, terms.steal_after_seconds)
+        asked_at = clock.now()
+        fence = store.take(claim)
+        if fence is None:
+            return None
+        holding = Holding(terms, owner, fence, asked_at, is_renewed=store.is_seen_by_others)
+        if not holding.is_alive:  # we slept over the answer, or it was long on its way
+            asked_at = clock.now()
+            if not store.renew(terms.key, owner, terms.lease_seconds):
+                return None
+            holding = Holding(terms, owner, fence, asked_at, is_renewed=True)
+        return holding
+
+    def _keep(self, holding: Holding | None) -> bool:
+        if holding is None or not holding.is_alive:
+            return False
+        if holding.is_renewed:
+            renewal.renewal.watch(holding)
+        self._holding = holding
+        return True
+
+    def _drop(self, owner: UUID) -> None:
+        with suppress(Exception):  # the lease ends by itself
+            self._terms.find_store().drop(self._terms.key, owner)
+
+    async def _drop_after(self, asking: asyncio.Future[Any], owner: UUID) -> None:
+        with suppress(BaseException):
+            await asking
+        await sync_to_async(self._drop)(owner)
+
+    def _seconds_to_wait(self, wait: Seconds | _Given | None) -> float | None:
+        return self._terms.wait_seconds if wait is WHEN_MADE else checked_if_given("wait", wait)
+
+    def _busy(self) -> LockBusy:
+        waited = self._terms.wait_seconds
+        during = f", and it was not free within {waited:g} s" if waited else ""
+        return LockBusy(f"Another has the lock {self.name!r}{during}.")
+
+    def _misused(self, what: str) -> LockMisused:
+        return LockMisused(
+            f"The lock {self.name!r} {what}. Release it first, or make another object with "
+            "stoker.lock() for each use: it then waits like everybody else."
+        )
+
+
+def _start(work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+    future = asyncio.ensure_future(work)
+    _under_way.add(future)
+    future.add_done_callback(_under_way.discard)
+    return future
+
+
+FIRST_SECONDS = 0.01
+LONGEST_SECONDS = 0.25
+GROWTH = 1.5
+
+Seconds = float | timedelta
+"""What users give: a number, or a timedelta."""
+
+
+def pauses(wait_seconds: float | None) -> Iterator[float]:
+    """Pauses that grow, until the time is over, counted from now; None = for ever."""
+    return _pauses(float("inf") if wait_seconds is None else clock.now() + wait_seconds)
+
+
+def _pauses(until: float) -> Iterator[float]:
+    longest = FIRST_SECONDS
+    while (left := until - clock.now()) > 0:
+        # Not all who wait shall look at the same moment.
+        yield min(left, random.uniform(longest / 2, longest))  # noqa: S311 - nothing secret
+        longest = min(longest * GROWTH, LONGEST_SECONDS)
+
+
+def checked_seconds(name: str, value: Seconds | None, minimum: float = 0.0) -> float:
+    """The seconds in what a user gave.
+
+    Raises:
+        ValueError: when it is no time, or too short.
+    """
+    try:
+        return float(seconds(minimum)(value))
+    except ValueError as error:
+        raise ValueError(f"The {name} of a lock is {value!r}, but it {error}.") from None
+
+
+def checked_if_given(name: str, value: Seconds | None) -> float | None:
+    """The same, where None is a choice."""
+    return None if value is None else checked_seconds(name, value)

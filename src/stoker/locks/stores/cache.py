@@ -1,0 +1,218 @@
+"""Locks in a cache of which no more is known than that its ``add`` is atomic."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from uuid import UUID
+
+from django.core.cache import caches
+
+from stoker.exceptions import ConfigurationError
+
+from .contract import INSTEAD, LockClaim, LockStore
+
+PREFIX = "stoker:lock:"
+FENCE_PREFIX = "stoker:fence:"
+FENCE_SECONDS = 30 * 24 * 3600
+"""How long an unused counter is kept. One that is forgotten begins again at the present time in
+microseconds, which is above all that it ever gave out."""
+
+
+class AnyCacheLocks(LockStore):
+    """By ``add``, ``get``, ``touch`` and ``delete`` alone, so a lock that may have ended is left to
+    end rather than deleted, and none can be taken from a living holder.
+
+    Args:
+        alias: the cache's name in ``CACHES``.
+    """
+
+    drops_only_its_own = False
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    @property
+    def cache(self) -> Any:
+        """This thread's object of the cache."""
+        return caches[self.alias]
+
+    def take(self, claim: LockClaim) -> int | None:
+        if claim.steal_after_seconds is not None:
+            raise ConfigurationError(
+                f"`steal_after` does not work in the cache {self.alias!r} "
+                f"({type(self.cache).__name__}): it cannot swap one holder for another in a single "
+                f"step. {INSTEAD}."
+            )
+        if not self.cache.add(PREFIX + claim.key, claim.owner.hex, whole(claim.lease_seconds)):
+            return None
+        return self.next_fence(claim.key)
+
+    def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
+        # Looked at twice: if it was ours afterwards, it was never another's in between.
+        return (
+            self._is_of(owner, key)
+            and bool(self.cache.touch(PREFIX + key, whole(lease_seconds)))
+            and self._is_of(owner, key)
+        )
+
+    def drop(self, key: str, owner: UUID) -> bool:
+        return self._is_of(owner, key) and bool(self.cache.delete(PREFIX + key))
+
+    def rest(self) -> None:
+        self.cache.close()
+
+    def next_fence(self, key: str) -> int:
+        """Only the holder asks. One that slept in here, and writes an old number back, is overtaken
+        by the time."""
+        last = self.cache.get(FENCE_PREFIX + key) or 0
+        fence: int = max(last + 1, time_us())
+        self.cache.set(FENCE_PREFIX + key, fence, FENCE_SECONDS)
+        return fence
+
+    def _is_of(self, owner: UUID, key: str) -> bool:
+        return bool(self.cache.get(PREFIX + key) == owner.hex)
+
+
+def whole(lease_seconds: float) -> int:
+    """Seconds to ask a cache for so that the entry lasts a whole lease: many count in full seconds
+    only, and the second that they are in counts as over."""
+    return math.ceil(lease_seconds) + 1
+
+
+def time_us() -> int:
+    """This host's time in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+NEVER = -1
+
+
+class RedisLocks(LockStore):
+    """``alias``: the cache's name in ``CACHES``."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def take(self, claim: LockClaim) -> int | None:
+        steal_after = claim.steal_after_seconds
+        fence = self._run(
+            "take",
+            [PREFIX + claim.key, FENCE_PREFIX + claim.key],
+            claim.owner.hex,
+            milliseconds(claim.lease_seconds),
+            NEVER if steal_after is None else round(steal_after * 1_000_000),
+            FENCE_SECONDS,
+        )
+        return None if fence is None else int(fence)
+
+    def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
+        return bool(self._run("renew", [PREFIX + key], owner.hex, milliseconds(lease_seconds)))
+
+    def drop(self, key: str, owner: UUID) -> bool:
+        return bool(self._run("drop", [PREFIX + key], owner.hex))
+
+    def rest(self) -> None:
+        self._cache.close()
+
+    def _run(self, script: str, keys: list[str], *arguments: object) -> Any:
+        full = [self._cache.make_and_validate_key(key) for key in keys]
+        # The one that is written to: what a replica has may be old.
+        client = self._cache._cache.get_client(full[0], write=True)
+        return client.register_script(_source(script))(keys=full, args=arguments)
+
+    @property
+    def _cache(self) -> Any:
+        return caches[self._alias]
+
+
+def milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+@cache
+def _source(script: str) -> str:
+    return (files(__package__) / f"redis_{script}.lua").read_text(encoding="utf-8")
+
+
+GONE_SECONDS = -1
+"""An entry that ends before now: how memcached deletes what it has just compared."""
+
+
+class MemcachedLocks(AnyCacheLocks):
+    """The entry is ``owner taken_at_us``, the time being that of the host which took the lock."""
+
+    drops_only_its_own = True
+
+    def take(self, claim: LockClaim) -> int | None:
+        value = f"{claim.owner.hex} {time_us()}"
+        if self.cache.add(PREFIX + claim.key, value, whole(claim.lease_seconds)):
+            return self.next_fence(claim.key)
+        if claim.steal_after_seconds is not None and self._steal(claim, value):
+            return self.next_fence(claim.key)
+        return None
+
+    def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
+        value, mark = self._gets(key)
+        return _owner(value) == owner.hex and self._swap(key, value, mark, whole(lease_seconds))
+
+    def drop(self, key: str, owner: UUID) -> bool:
+        value, mark = self._gets(key)
+        return _owner(value) == owner.hex and self._swap(key, value, mark, GONE_SECONDS)
+
+    def next_fence(self, key: str) -> int:
+        """Counted by the server, so a holder that slept in here harms nothing."""
+        cache, counter = self.cache, FENCE_PREFIX + key
+        cache.add(counter, time_us(), FENCE_SECONDS)
+        try:
+            fence = int(cache.incr(counter))
+        except ValueError:  # thrown out just now, as memcached does when it is full
+            return time_us()
+        cache.touch(counter, FENCE_SECONDS)
+        return fence
+
+    def _steal(self, claim: LockClaim, value: str) -> bool:
+        held, mark = self._gets(claim.key)
+        age_us = time_us() - _taken_at_us(held)
+        is_too_old = age_us >= (claim.steal_after_seconds or 0.0) * 1_000_000
+        return is_too_old and self._swap(claim.key, value, mark, whole(claim.lease_seconds))
+
+    def _gets(self, key: str) -> tuple[str, Any]:
+        """The entry and its mark; an empty one when there is none."""
+        client, full = self._client_and_key(key)
+        value, mark = client.gets(full)
+        return str(value or ""), mark
+
+    def _swap(self, key: str, value: str, mark: Any, seconds: int) -> bool:
+        """Write only if the entry is still the one with this mark."""
+        if mark is None:
+            return False
+        client, full = self._client_and_key(key)
+        until = self.cache.get_backend_timeout(seconds)
+        try:
+            return bool(client.cas(full, value, mark, until))
+        except self.cache.LibraryValueNotFoundException:  # pylibmc's way to say that it is gone
+            return False
+
+    def _client_and_key(self, key: str) -> tuple[Any, str | bytes]:
+        cache = self.cache
+        client, full = cache._cache, cache.make_and_validate_key(PREFIX + key)
+        if not hasattr(client, "behaviors"):
+            return client, full
+        # pylibmc must be told to count changes. Its `gets` turns a string into bytes and frees them
+        # before it has used them, so sometimes it looks for another key: bytes of ours it keeps.
+        if not client.behaviors.get("cas"):
+            client.behaviors = {"cas": True}
+        return client, full.encode()
+
+
+def _owner(value: str) -> str:
+    return value.partition(" ")[0]
+
+
+def _taken_at_us(value: str) -> int:
+    moment = value.partition(" ")[2]
+    return int(moment) if moment.isdigit() else time_us()

@@ -1,0 +1,211 @@
+"""The database connection that a lock is written through."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import IntegrityError, connections, router, transaction
+from django.db.transaction import TransactionManagementError
+
+from stoker.jobs.states import explained
+from stoker.models import Lock
+from stoker.models.lock import LockQuerySet
+
+from .cache import PREFIX, AnyCacheLocks, time_us, whole
+from .contract import LockClaim, LockStore
+
+
+def refuse_open_transaction(alias: str, key: str) -> None:
+    """Raises TransactionManagementError inside a transaction of the caller's."""
+    connection = connections[alias]
+    if is_of_a_test_case(alias):
+        return
+    if connection.in_atomic_block or not connection.get_autocommit():
+        raise TransactionManagementError(
+            f"The lock {key!r} cannot be taken inside an open transaction on the database "
+            f"{alias!r}: others would not see it before the commit. Take the lock first and open "
+            "the transaction inside it, or keep the lock in a cache."
+        )
+
+
+def is_of_a_test_case(alias: str) -> bool:
+    """Whether all that is open is the transaction in which Django's TestCase runs a test."""
+    connection = connections[alias]
+    # The mark is Django's own, for `durable=True`, which has to look the other way as well.
+    return connection.in_atomic_block and all(
+        getattr(block, "_from_testcase", False) for block in connection.atomic_blocks
+    )
+
+
+def give_up_after(alias: str, seconds: int) -> None:
+    """Let calls on this thread's connection fail after some seconds, where the driver can do so by
+    itself: one host that does not answer must not hold up what is done for the others."""
+    connection = connections[alias]
+    options: dict[str, Any] = connection.settings_dict.get("OPTIONS", {})
+    limits = _limits(connection.vendor, seconds)
+    if not limits.keys() - options.keys() or options.get("pool"):  # a pool is all threads' own
+        return
+    # A copy: the settings as they are belong to every thread.
+    connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**limits, **options}}
+
+
+def _limits(vendor: str, seconds: int) -> dict[str, Any]:
+    if vendor == "postgresql":
+        return {
+            "connect_timeout": seconds,
+            "keepalives_idle": seconds,
+            "tcp_user_timeout": seconds * 1000,
+        }
+    if vendor == "mysql":
+        return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
+    return {}
+
+
+class DatabaseLocks(LockStore):
+    """``alias``: the database of ``DATABASES`` that has Stoker's tables."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def take(self, claim: LockClaim) -> int | None:
+        refuse_open_transaction(self._alias, claim.key)
+        with explained(self._alias):
+            return self._locks.acquire(
+                claim.key, claim.owner, claim.lease_seconds, claim.steal_after_seconds
+            )
+
+    def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
+        return self._locks.renew(key, owner, lease_seconds)
+
+    def drop(self, key: str, owner: UUID) -> bool:
+        return self._locks.drop(key, owner)
+
+    @property
+    def is_seen_by_others(self) -> bool:
+        return not is_of_a_test_case(self._alias)
+
+    def give_up_after(self, seconds: int) -> None:
+        give_up_after(self._alias, seconds)
+
+    def rest(self) -> None:
+        connections[self._alias].close_if_unusable_or_obsolete()
+
+    @property
+    def _locks(self) -> LockQuerySet:
+        return Lock.objects.using(self._alias)
+
+
+class DatabaseCacheLocks(AnyCacheLocks):
+    """The entry is ``owner taken_at_us``. Times are those of the hosts, as in all of this cache."""
+
+    drops_only_its_own = True
+
+    def take(self, claim: LockClaim) -> int | None:
+        refuse_open_transaction(self._database, claim.key)
+        value = f"{claim.owner.hex} {time_us()}"
+        held, has_ended = self._look(claim.key)
+        if not held:
+            is_taken = self._insert(claim, value)
+        elif has_ended or _is_too_old(held, claim.steal_after_seconds):
+            is_taken = self._replace(claim, value, held)
+        else:
+            is_taken = False
+        return self.next_fence(claim.key) if is_taken else None
+
+    def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
+        return self._change(
+            "UPDATE {table} SET expires = %s"
+            " WHERE cache_key = %s AND value LIKE %s AND expires >= %s",
+            [_moment(whole(lease_seconds)), self._full(key), f"{owner.hex} %", _moment()],
+        )
+
+    def drop(self, key: str, owner: UUID) -> bool:
+        return self._change(
+            "DELETE FROM {table} WHERE cache_key = %s AND value LIKE %s",
+            [self._full(key), f"{owner.hex} %"],
+        )
+
+    @property
+    def is_seen_by_others(self) -> bool:
+        return not is_of_a_test_case(self._database)
+
+    def give_up_after(self, seconds: int) -> None:
+        give_up_after(self._database, seconds)
+
+    def rest(self) -> None:
+        connections[self._database].close_if_unusable_or_obsolete()
+
+    def _look(self, key: str) -> tuple[str, bool]:
+        """The entry, empty when there is none, and whether it has ended."""
+        with connections[self._database].cursor() as cursor:
+            cursor.execute(
+                self._worded(
+                    "SELECT value, CASE WHEN expires < %s THEN 1 ELSE 0 END"
+                    " FROM {table} WHERE cache_key = %s"
+                ),
+                self._adapted([_moment(), self._full(key)]),
+            )
+            row = cursor.fetchone()
+        return (str(row[0]), bool(row[1])) if row else ("", False)
+
+    def _insert(self, claim: LockClaim, value: str) -> bool:
+        try:
+            with transaction.atomic(using=self._database):
+                return self._change(
+                    "INSERT INTO {table} (cache_key, value, expires) VALUES (%s, %s, %s)",
+                    [self._full(claim.key), value, _moment(whole(claim.lease_seconds))],
+                )
+        except IntegrityError:
+            return False
+
+    def _replace(self, claim: LockClaim, value: str, held: str) -> bool:
+        """Every taking has an owner of its own, so an entry that looks the same is the same; only
+        its end may have been moved by a renewal, and then it is not replaced unless it is old."""
+        until = _moment(whole(claim.lease_seconds))
+        if _is_too_old(held, claim.steal_after_seconds):
+            return self._change(
+                "UPDATE {table} SET value = %s, expires = %s WHERE cache_key = %s AND value = %s",
+                [value, until, self._full(claim.key), held],
+            )
+        return self._change(
+            "UPDATE {table} SET value = %s, expires = %s"
+            " WHERE cache_key = %s AND value = %s AND expires < %s",
+            [value, until, self._full(claim.key), held, _moment()],
+        )
+
+    def _change(self, statement: str, parameters: list[Any]) -> bool:
+        with connections[self._database].cursor() as cursor:
+            cursor.execute(self._worded(statement), self._adapted(parameters))
+            return bool(cursor.rowcount)
+
+    def _adapted(self, parameters: list[Any]) -> list[Any]:
+        adapt = connections[self._database].ops.adapt_datetimefield_value
+        return [adapt(one) if isinstance(one, datetime) else one for one in parameters]
+
+    def _worded(self, statement: str) -> str:
+        table = connections[self._database].ops.quote_name(self.cache._table)
+        return statement.format(table=table)
+
+    @property
+    def _database(self) -> str:
+        return str(router.db_for_write(self.cache.cache_model_class))
+
+    def _full(self, key: str) -> str:
+        full: str = self.cache.make_and_validate_key(PREFIX + key)
+        return full
+
+
+def _is_too_old(held: str, steal_after_seconds: float | None) -> bool:
+    moment = held.partition(" ")[2]
+    if steal_after_seconds is None or not moment.isdigit():
+        return False
+    return time_us() - int(moment) >= steal_after_seconds * 1_000_000
+
+
+def _moment(seconds_from_now: int = 0) -> datetime:
+    """As the cache writes it: full seconds, in the zone that ``USE_TZ`` says."""
+    zone = UTC if settings.USE_TZ else None
+    return datetime.fromtimestamp(time_us() // 1_000_000 + seconds_from_now, tz=zone)

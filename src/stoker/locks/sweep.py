@@ -1,0 +1,125 @@
+"""The part of upkeep that removes rows that stand for nothing any more: of named locks and of
+unique keys, one for each name. They do no harm; they only grow in number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+from stoker.models import Begun, Lock, Note, Relayed, Schedule, Tick, UniqueKey
+from stoker.models.begun import KEPT_SECONDS
+from stoker.models.outbox import RELAYED_SECONDS
+
+AT_ONCE = 500
+OFTEN_ENOUGH_SECONDS = 3600.0
+UNUSED_LOCK_SECONDS = 24 * 3600.0
+TICKS_SECONDS = 60.0
+PAGES = 20
+"""Of keys looked at per run: what is alive is looked at as well, and may be much."""
+
+
+class Leftovers:
+    """Those of one store.
+
+    Args:
+        beat: called again and again: a sign of life.
+    """
+
+    def __init__(self, alias: str, beat: Callable[[], None]) -> None:
+        self._alias = alias
+        self._beat = beat
+        self._locks_at = 0.0
+        self._keys_at = 0.0
+        self._ticks_at = 0.0
+        self._relayed_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
+        """Not at once: when no cluster has run for long, what comes again must be known still."""
+        self._begun_at = 0.0
+        self._last_key: UUID | None = None
+        self._notes_at = 0.0
+        self._last_note: UUID | None = None
+
+    def forget_locks(self) -> int:
+        """Remove named locks that nobody has had for a day."""
+        now = time.monotonic()
+        if now < self._locks_at:
+            return 0
+        self._locks_at = now + OFTEN_ENOUGH_SECONDS
+        forgotten = 0
+        locks = Lock.objects.using(self._alias)
+        while count := locks.forget(UNUSED_LOCK_SECONDS, AT_ONCE):
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    def forget_relayed(self) -> int:
+        """Forget which jobs came from an outbox, when no relay of theirs can be repeated."""
+        now = time.monotonic()
+        if now < self._relayed_at:
+            return 0
+        self._relayed_at = now + OFTEN_ENOUGH_SECONDS
+        forgotten = 0
+        relayed = Relayed.objects.using(self._alias)
+        while count := relayed.forget(RELAYED_SECONDS, AT_ONCE):
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    def forget_begun(self) -> int:
+        """Forget which jobs have begun, long after they ended."""
+        now = time.monotonic()
+        if now < self._begun_at:
+            return 0
+        self._begun_at = now + OFTEN_ENOUGH_SECONDS
+        forgotten = 0
+        begun = Begun.objects.using(self._alias)
+        while count := begun.forget(KEPT_SECONDS, AT_ONCE):
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    def forget_notes(self) -> int:
+        """Remove what jobs noted while they ran, in the same way."""
+        if time.monotonic() < self._notes_at:
+            return 0
+        forgotten = 0
+        notes = Note.objects.using(self._alias)
+        for _ in range(PAGES):
+            count, self._last_note = notes.forget(self._last_note, AT_ONCE)
+            forgotten += count
+            self._beat()
+            if self._last_note is None:
+                self._notes_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
+                break
+        return forgotten
+
+    def forget_keys(self) -> int:
+        """Remove unique keys whose job has ended: each run goes on where the last one stopped, and
+        an hour after the last key begins anew."""
+        if time.monotonic() < self._keys_at:
+            return 0
+        forgotten = 0
+        keys = UniqueKey.objects.using(self._alias)
+        for _ in range(PAGES):
+            count, self._last_key = keys.forget(self._last_key, AT_ONCE)
+            forgotten += count
+            self._beat()
+            if self._last_key is None:
+                self._keys_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
+                break
+        return forgotten
+
+    def forget_ticks(self, keep: int) -> int:
+        """Remove the ticks of each schedule but for the newest so many."""
+        if time.monotonic() < self._ticks_at:
+            return 0
+        self._ticks_at = time.monotonic() + TICKS_SECONDS
+        forgotten = 0
+        schedules = Schedule.objects.using(self._alias).values_list("pk", flat=True)
+        for schedule_id in list(schedules):
+            ticks = Tick.objects.using(self._alias)
+            while count := ticks.forget(schedule_id, keep, AT_ONCE):
+                forgotten += count
+                self._beat()
+        return forgotten

@@ -1,0 +1,177 @@
+"""Declared schedules, those of code and of settings, as rows: made, kept up, and removed.
+
+Who has the newest edition among the clusters that are alive decides what they are; see
+models/edition.py. What is dropped goes when no cluster of another edition is left. A schedule that
+has not changed is not touched, so it keeps its pause, its next moment and its count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils.module_loading import autodiscover_modules
+
+from stoker.conf import Settings
+from stoker.exceptions import StokerError
+from stoker.models import Edition, Schedule, Tick
+from stoker.signals import tell
+from stoker.store.clock import database_now_us
+from stoker.tasks.schedules import Scheduled, declared_tasks
+from stoker.values.ids import new_job_id
+
+from .rows import changed_state, fresh_state, reseal, values_of
+
+FORGOTTEN_SECONDS = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One schedule of code or settings."""
+
+    name: str
+    source: str
+    task: Any
+    """The task, or its dotted path."""
+    when: Scheduled
+
+
+def find_declared(settings: Settings) -> list[Declared]:
+    """Those of settings, then those of tasks in the ``tasks`` modules of all apps. Raises whatever
+    importing these raises."""
+    found = [
+        Declared(name, Schedule.Source.SETTINGS, path, when)
+        for name, path, when in settings.schedules
+    ]
+    autodiscover_modules("tasks")
+    for path, task in sorted(declared_tasks.items()):
+        if task.backend == settings.alias:
+            found += [
+                Declared(when.name or _numbered(path, number), Schedule.Source.CODE, task, when)
+                for number, when in enumerate(task.schedule, 1)
+            ]
+    return found
+
+
+def problems(settings: Settings, declared: Sequence[Declared]) -> list[str]:
+    """One sentence for each that cannot be used."""
+    found, names = [], set()
+    for one in declared:
+        if one.name in names:
+            found.append(f"There are two schedules of the name {one.name!r}: give one another.")
+        names.add(one.name)
+        try:
+            values_of(settings, new_job_id(), one.name, one.task, one.when)
+        except StokerError as error:
+            found.append(f"The schedule {one.name!r} cannot be used: {error}")
+    return found
+
+
+class Declaring:
+    """The declared schedules of one process of a cluster."""
+
+    def __init__(self, settings: Settings, declared: Sequence[Declared]) -> None:
+        self._settings = settings
+        self._declared = {one.name: one for one in reversed(declared)}
+        self._whose = (settings.cluster, settings.alias)
+        self._editions = Edition.objects.using(settings.database)
+        self._schedules = Schedule.objects.using(settings.database).of(*self._whose)
+        self._alive_seconds = max(settings.lease_seconds, 3 * settings.upkeep_seconds)
+        self._told: set[str] = set()
+        self._digest = self._digest_of_all()
+
+    def sync(self) -> None:
+        """Let the rows be as declared here, if this is the newest edition that is alive."""
+        self._editions.report(*self._whose, self._digest)
+        alive = self._editions.alive(*self._whose, self._alive_seconds)
+        if alive[:1] != [self._digest]:
+            return
+        rows = {row.name: row for row in self._schedules}
+        for name, one in self._declared.items():
+            self._within_bounds(one, rows.get(name))
+        if alive == [self._digest]:
+            self._remove([row for row in rows.values() if row.name not in self._declared])
+            self._editions.forget(FORGOTTEN_SECONDS)
+
+    def reseal(self) -> None:
+        """Sign again what was signed with a former SECRET_KEY, while that is known still."""
+        for row in self._schedules:
+            try:
+                package = reseal(self._settings, row)
+            except StokerError:
+                continue  # it is said, and shown, when it falls due
+            if package is not None:
+                self._schedules.filter(pk=row.pk, package=row.package).update(package=package)
+
+    def _within_bounds(self, one: Declared, row: Schedule | None) -> None:
+        """One that is wrong does not keep the others from being declared."""
+        try:
+            if row is None:
+                self._add(one)
+            elif not row.is_declared:
+                self._tell_once(one.name, "there is a row of that name: rename one of them")
+            else:
+                self._change(one, row)
+        except StokerError as error:
+            self._tell_once(one.name, str(error))
+
+    def _add(self, one: Declared) -> None:
+        schedule_id = new_job_id()
+        values = values_of(self._settings, schedule_id, one.name, one.task, one.when)
+        cluster, backend = self._whose
+        row = Schedule(
+            id=schedule_id,
+            cluster=cluster,
+            backend=backend,
+            name=one.name,
+            source=one.source,
+            repeats_left=one.when.repeats,
+            **values,
+        )
+        for column, value in fresh_state(row, database_now_us(self._settings.database)).items():
+            setattr(row, column, value)
+        try:
+            with transaction.atomic(using=self._settings.database):
+                row.save(using=self._settings.database, force_insert=True)
+        except IntegrityError:
+            return  # another cluster has added it in this moment
+        tell("schedule_declared", name=one.name, words=row.words)
+
+    def _change(self, one: Declared, row: Schedule) -> None:
+        values = values_of(self._settings, row.pk, one.name, one.task, one.when)
+        if values["definition"] == row.definition and row.source == one.source:
+            return
+        state = changed_state(row, values, database_now_us(self._settings.database))
+        unchanged = self._schedules.filter(pk=row.pk, definition=row.definition)
+        if unchanged.update(source=one.source, **values, **state):
+            tell("schedule_declared", name=one.name, words=Schedule(pk=row.pk, **values).words)
+
+    def _remove(self, rows: Sequence[Schedule]) -> None:
+        for row in rows:
+            if row.is_declared and self._schedules.filter(pk=row.pk, source=row.source).delete()[0]:
+                Tick.objects.using(self._settings.database).filter(schedule_id=row.pk).delete()
+                tell("schedule_dropped", name=row.name)
+
+    def _tell_once(self, name: str, because: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            tell("schedule_refused", name=name, because=because)
+
+    def _digest_of_all(self) -> str:
+        """The same for the same code, on every host."""
+        digest = hashlib.sha256()
+        for name, one in sorted(self._declared.items()):
+            try:
+                values = values_of(self._settings, new_job_id(), name, one.task, one.when)
+                definition = values["definition"]
+            except StokerError as error:
+                definition = type(error).__name__
+            digest.update(f"{name}\n{one.source}\n{definition}\n".encode())
+        return digest.hexdigest()
+
+
+def _numbered(path: str, number: int) -> str:
+    return path if number == 1 else f"{path} {number}"

@@ -1,0 +1,315 @@
+"""Fire: a schedule's tick becomes a job. One transaction for each: the tick's row, the job, and
+what comes next are there together, or not at all.
+
+Any number of clusters try at once. Who has the row's lock fires; the others find it moved on. Where
+nothing can be locked, the row must be as it was seen, and the tick's index has the last word.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+
+from stoker.conf import Settings
+from stoker.exceptions import DuplicateJob, InvalidSchedule
+from stoker.jobs.results import Result
+from stoker.jobs.running import current
+from stoker.jobs.sealing import carrying
+from stoker.models import Job, Schedule, Tick
+from stoker.models.tick import insert_ticks
+from stoker.signals import call_project, post_tick, tell
+from stoker.store.clock import DatabaseNow, database_now_us
+from stoker.tasks.registry import task_of
+from stoker.values.cron import zone_named
+from stoker.values.ticks import Course, as_moment, plan
+
+from .rows import opened, variant
+
+
+class Overtaken(Exception):
+    """Another was faster: nothing of this is to stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What became of one tick."""
+
+    schedule: Schedule
+    outcome: str
+    moment_us: int
+    job_id: UUID | None
+    late_us: int
+    """After it was due, on the database's clock."""
+
+
+def _course_of(row: Schedule) -> Course:
+    try:
+        return row.course
+    except ValueError as error:
+        raise InvalidSchedule(f"Its rule cannot be read: {error}.") from None
+
+
+class _Progress:
+    """What one transaction changes about a schedule.
+
+    Args:
+        following_us: its next moment; None = it is over.
+    """
+
+    def __init__(self, row: Schedule, following_us: int | None) -> None:
+        self._row = row
+        self._following_us = following_us
+        self._fired = 0
+        self.ticks: list[Tick] = []
+        self.changes: dict[str, Any] = {}
+
+    def record(
+        self, moment_us: int, outcome: str, count: int = 1, job_id: UUID | None = None
+    ) -> None:
+        self.ticks.append(
+            Tick(
+                schedule_id=self._row.pk,
+                moment_us=moment_us,
+                outcome=outcome,
+                job_id=job_id,
+                fired_us=self._row.now_us,  # type: ignore[attr-defined] # annotated
+                count=count,
+            )
+        )
+
+    def skip(self, moment_us: int) -> None:
+        """One that was held back in this very transaction."""
+        for tick in self.ticks:
+            if tick.moment_us == moment_us:
+                tick.outcome = Tick.Outcome.SKIPPED
+
+    def note_job(self, moment_us: int, job_id: UUID) -> None:
+        self._fired += 1
+        if self._row.repeats_left > 0:
+            self._row.repeats_left -= 1
+        self._row.last_job_id = job_id
+        self.changes |= {"last_job_id": job_id, "last_moment_us": moment_us}
+
+    def columns(self) -> dict[str, Any]:
+        row, following_us = self._row, self._following_us
+        if row.repeats_left == 0:
+            following_us = None
+        due_us = None if following_us is None else row.course.due(following_us)
+        changes = {"moment_us": following_us, "due_us": due_us, **self.changes}
+        if row.problem:
+            changes["problem"] = ""
+        if self._fired:
+            changes |= {
+                "fired_count": F("fired_count") + self._fired,
+                "last_fired_us": DatabaseNow(),
+                "repeats_left": row.repeats_left,
+            }
+        return changes
+
+
+class Firing:
+    """The schedules of one store, fired by one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._schedules = Schedule.objects.using(self._alias)
+        self._ticks = Tick.objects.using(self._alias)
+
+    def fire(self, schedule_id: UUID, now_us: int | None = None) -> Fired | None:
+        """Fire the tick that is due, if it is due still.
+
+        Args:
+            now_us: instead of the database's clock: for tests.
+
+        Returns:
+            None: another has fired it, or there is nothing (any more) to be fired.
+
+        Raises: whatever is wrong with the schedule; or with the database.
+        """
+        try:
+            with transaction.atomic(using=self._alias):
+                fired = self._fire(schedule_id, now_us)
+        except Overtaken:
+            return None
+        except IntegrityError:
+            if not self._step_over(schedule_id, now_us):
+                raise
+            return None
+        if fired is not None:
+            self._tell(fired)
+        return fired
+
+    def release(self, schedule_id: UUID) -> Fired | None:
+        """Fire the tick that was held back, if the job before it has ended."""
+        try:
+            with transaction.atomic(using=self._alias):
+                row = self._schedules.hold(schedule_id)
+                if row is None or row.held_us is None or row.is_paused or self._overlaps(row):
+                    return None
+                moment_us = row.held_us
+                progress = _Progress(row, row.moment_us)
+                job_id, outcome = self._enqueue(row, moment_us)
+                self._ticks.filter(schedule_id=row.pk, moment_us=moment_us).update(
+                    outcome=outcome, job_id=job_id, fired_us=DatabaseNow()
+                )
+                if job_id is not None:
+                    progress.note_job(moment_us, job_id)
+                self._advance(row, {**progress.columns(), "held_us": None})
+        except Overtaken:
+            return None
+        fired = Fired(row, outcome, moment_us, job_id, 0)
+        _send(fired)
+        return fired
+
+    def fire_by_hand(self, schedule_id: UUID, by: str) -> Result[Any] | None:
+        """Fire it now, whatever its rule says. Its next tick comes as it would have come."""
+        with transaction.atomic(using=self._alias):
+            row = self._schedules.filter(pk=schedule_id).first()
+            if row is None:
+                return None
+            now_us = database_now_us(self._alias)
+            result = self._call(row, now_us)
+            job_id = UUID(result.id)
+            self._ticks.create(
+                schedule_id=row.pk,
+                moment_us=now_us,
+                outcome=Tick.Outcome.MANUAL,
+                job_id=job_id,
+                fired_us=DatabaseNow(),
+                by=by[:150],
+            )
+            self._schedules.filter(pk=row.pk).update(
+                last_fired_us=DatabaseNow(), fired_count=F("fired_count") + 1
+            )
+            if not self._overlaps(row):  # else the next tick would not see the job that runs
+                seen = self._schedules.filter(pk=row.pk, last_job_id=row.last_job_id)
+                seen.update(last_job_id=job_id, last_moment_us=now_us)
+        return result
+
+    def _fire(self, schedule_id: UUID, now_us: int | None) -> Fired | None:
+        row = self._schedules.hold(schedule_id)
+        if row is None or row.is_paused or row.due_us is None or row.moment_us is None:
+            return None
+        now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
+        if row.due_us > now:
+            return None
+        zone_named(row.zone)  # other hosts may know it
+        decided = plan(_course_of(row), row.misfires, row.moment_us, now)
+        progress = _Progress(row, decided.next_us)
+        if decided.missed is not None:
+            progress.record(decided.missed.first_us, Tick.Outcome.MISSED, decided.missed.count)
+            progress.changes["missed_count"] = F("missed_count") + decided.missed.count
+        for moment_us in decided.fire_us:
+            if row.repeats_left == 0:
+                break
+            self._carry_out(row, moment_us, progress)
+        insert_ticks(self._ticks, progress.ticks)
+        self._advance(row, progress.columns())
+        last = progress.ticks[-1]
+        moment_us = decided.fire_us[-1] if decided.fire_us else row.moment_us
+        return Fired(row, last.outcome, moment_us, last.job_id, now - row.due_us)
+
+    def _carry_out(self, row: Schedule, moment_us: int, progress: _Progress) -> None:
+        """Make the job, or hold the tick back."""
+        if not self._overlaps(row):
+            job_id, outcome = self._enqueue(row, moment_us)
+            progress.record(moment_us, outcome, job_id=job_id)
+            if job_id is not None:
+                progress.note_job(moment_us, job_id)
+            return
+        if row.overlap == Schedule.Overlap.SKIP:
+            progress.record(moment_us, Tick.Outcome.SKIPPED)
+            return
+        held_us = progress.changes.get("held_us", row.held_us)
+        if held_us is not None:  # the newer one takes its place
+            self._ticks.filter(schedule_id=row.pk, moment_us=held_us).update(
+                outcome=Tick.Outcome.SKIPPED
+            )
+            progress.skip(held_us)
+        progress.record(moment_us, Tick.Outcome.HELD)
+        progress.changes["held_us"] = moment_us
+
+    def _enqueue(self, row: Schedule, moment_us: int) -> tuple[UUID | None, str]:
+        try:
+            result = self._call(row, moment_us)
+        except DuplicateJob:
+            return None, Tick.Outcome.SKIPPED
+        return UUID(result.id), Tick.Outcome.FIRED
+
+    def _call(self, row: Schedule, moment_us: int) -> Result[Any]:
+        package = opened(self._settings, row)
+        task = variant(self._settings, task_of(package), row.queue, row.priority)
+        moment = as_moment(moment_us).astimezone(zone_named(row.zone))
+        kwargs = dict(package.kwargs)
+        if row.moment_as:
+            kwargs[row.moment_as] = moment
+        with marked(row.name, moment, row.zone):
+            result: Result[Any] = task.enqueue(*package.args, **kwargs)
+        return result
+
+    def _advance(self, row: Schedule, changes: dict[str, Any]) -> None:
+        if not self._schedules.advance(row, **changes):
+            raise Overtaken
+
+    def _overlaps(self, row: Schedule) -> bool:
+        if row.overlap == Schedule.Overlap.ALLOW or row.last_job_id is None:
+            return False
+        return Job.objects.using(self._alias).filter(pk=row.last_job_id, status=None).exists()
+
+    def _step_over(self, schedule_id: UUID, now_us: int | None) -> bool:
+        """Its tick is there already: the schedule was set back. It is not fired a second time."""
+        with transaction.atomic(using=self._alias):
+            row = self._schedules.hold(schedule_id)
+            if row is None or row.moment_us is None or row.due_us is None:
+                return True
+            now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
+            decided = plan(row.course, row.misfires, row.moment_us, now)
+            known = [*decided.fire_us, row.moment_us]
+            if not self._ticks.filter(schedule_id=row.pk, moment_us__in=known).exists():
+                return False
+            following = row.course.after(row.moment_us)
+            due_us = None if following is None else row.course.due(following)
+            self._schedules.advance(row, moment_us=following, due_us=due_us)
+        return True
+
+    def _tell(self, fired: Fired) -> None:
+        name = fired.schedule.name
+        tell("tick", name=name, outcome=fired.outcome, seconds=fired.late_us / 1e6)
+        if fired.outcome == Tick.Outcome.MISSED:
+            tell("ticks_missed", name=name)
+        _send(fired)
+
+
+def _send(fired: Fired) -> None:
+    if post_tick.receivers:
+        call_project("signal post_tick", partial(post_tick.send_robust, Firing, fired=fired))
+
+
+NAME, MOMENT, ZONE = "stoker.schedule", "stoker.moment", "stoker.zone"
+
+
+def scheduled_moment() -> datetime | None:
+    """The moment that was meant by the schedule of which this job is: an aware datetime of the
+    schedule's time zone, the same for every attempt, however late it runs.
+
+    Returns:
+        None outside of a job, and in a job that no schedule has enqueued.
+    """
+    running = current.get()
+    if running is None or MOMENT not in running.metadata:
+        return None
+    moment = datetime.fromisoformat(running.metadata[MOMENT])
+    return moment.astimezone(zone_named(running.metadata.get(ZONE, "UTC")))
+
+
+def marked(name: str, moment: datetime, zone: str) -> AbstractContextManager[None]:
+    """Let the jobs that are enqueued here be known as those of that tick."""
+    return carrying({NAME: name, MOMENT: moment.isoformat(), ZONE: zone})

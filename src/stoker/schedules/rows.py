@@ -1,0 +1,234 @@
+"""Schedules as rows: checked, their call sealed as packages are; and their state when they change.
+
+A row's package has the task and its arguments under the project's signature: who can only write to
+the database cannot have another task run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings as django_settings
+
+from stoker.brokers.adapters import broker_for
+from stoker.compat import InvalidTask, is_task, task_backends
+from stoker.conf import Settings
+from stoker.exceptions import BadSignature, InvalidSchedule, StokerError
+from stoker.jobs.package import JobOptions, Package, sealer_for
+from stoker.jobs.sealing import refuse_wrong_arguments
+from stoker.models import Schedule
+from stoker.store.clock import microseconds
+from stoker.tasks.registry import find_task
+from stoker.tasks.schedules import LONGEST_NAME, Cron, Every, Once, Scheduled, as_sentence, is_name
+from stoker.values import codec
+from stoker.values.cron import OnceRule, zone_named
+from stoker.values.ticks import as_moment, as_us
+
+ITSELF = "stoker"
+"""Who has paused a schedule that could not be fired."""
+TIMING = (
+    "kind", "expression", "count", "unit", "anchor", "zone", "start_us", "end_us", "jitter_us",
+)  # fmt: skip
+
+
+def values_of(
+    settings: Settings, schedule_id: UUID, name: Any, task: Any, when: Any
+) -> dict[str, Any]:
+    """The columns that say what a schedule is, checked.
+
+    Raises:
+        InvalidSchedule: with a sentence for the first thing that is wrong.
+        UnknownTask: there is no such task here.
+        NotSerializable, PackageTooLarge: its arguments cannot travel.
+    """
+    if not is_name(name):
+        raise InvalidSchedule(
+            f"{name!r} is no name: write up to {LONGEST_NAME} characters, no NUL."
+        )
+    if not isinstance(when, Scheduled):
+        raise InvalidSchedule(f"{when!r} is no schedule: write Cron(...), every(...) or once(...).")
+    found = find_task(task) if isinstance(task, str) else task
+    if not is_task(found):
+        raise InvalidSchedule(f"{task!r} is no task: put @task on the function.")
+    _check_call(settings, found, when)
+    values = _timing_of(when) | {
+        "task": found.module_path,
+        "queue": when.queue_name,
+        "priority": when.priority,
+        "repeats": when.repeats,
+        "misfire": when.misfire,
+        "misfire_cap": when.misfire_cap,
+        "grace_us": microseconds(float(when.grace)),  # type: ignore[arg-type] # seconds by now
+        "overlap": when.overlap,
+        "moment_as": when.moment_as,
+    }
+    values["timing"] = _digest([values[key] for key in TIMING])
+    values["definition"] = _digest([name, *values.values(), _written(when)])
+    values["package"] = _sealed(settings, schedule_id, found, when)
+    return values
+
+
+def fresh_state(row: Schedule, now_us: int) -> dict[str, Any]:
+    """The state of a schedule whose rule begins now."""
+    moment_us = row.course.first(now_us)
+    due_us = None if moment_us is None else row.course.due(moment_us)
+    return {"moment_us": moment_us, "due_us": due_us}
+
+
+def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[str, Any]:
+    """What else is to be written when a schedule that is there becomes another one. It goes on
+    where it was, unless its moments are others now; and who has paused it must resume it."""
+    state: dict[str, Any] = {"problem": ""}
+    after = Schedule(pk=row.pk, **values)
+    was_stopped_by_itself = row.is_paused and row.paused_by == ITSELF
+    if was_stopped_by_itself:
+        state |= {"is_paused": False, "paused_us": None, "paused_by": "", "paused_because": ""}
+    if values["repeats"] != row.repeats:
+        state["repeats_left"] = values["repeats"]
+    is_other = values["timing"] != row.timing or "repeats_left" in state or was_stopped_by_itself
+    if is_other and (not row.is_paused or was_stopped_by_itself):
+        state |= fresh_state(after, now_us)
+        if isinstance(after.rule, OnceRule) and values["timing"] == row.timing and row.fired_count:
+            state |= {"moment_us": None, "due_us": None}
+    return state
+
+
+def opened(settings: Settings, row: Schedule) -> Package:
+    """The call that it makes.
+
+    Raises:
+        PackageError: the package was changed, or cannot be read here.
+    """
+    package = sealer_for(settings).open(bytes(row.package))
+    if package.job_id != row.pk:
+        raise BadSignature(f"The package is signed for another schedule, {package.job_id}.")
+    return package
+
+
+def scheduled_of(settings: Settings, row: Schedule) -> Scheduled:
+    """The schedule as it would be written. Raises as ``opened``, or ValueError."""
+    package = opened(settings, row)
+    terms: dict[str, Any] = {
+        "tz": row.zone,
+        "args": package.args,
+        "kwargs": package.kwargs,
+        "start": None if row.start_us is None else as_moment(row.start_us),
+        "end": None if row.end_us is None else as_moment(row.end_us),
+        "repeats": row.repeats,
+        "jitter": row.jitter_us / 1e6,
+        "misfire": row.misfire,
+        "misfire_cap": row.misfire_cap,
+        "grace": row.grace_us / 1e6,
+        "overlap": row.overlap,
+        "moment_as": row.moment_as,
+        "queue_name": row.queue,
+        "priority": row.priority,
+    }
+    if row.kind == Schedule.Kind.CRON:
+        return Cron(row.expression, **terms)
+    anchor = datetime.fromisoformat(row.anchor)
+    if row.kind == Schedule.Kind.INTERVAL:
+        return Every(count=row.count, unit=row.unit, anchor=anchor, **terms)
+    return Once(anchor, **terms)
+
+
+def variant(settings: Settings, task: Any, queue: str, priority: int | None) -> Any:
+    """The task as this schedule has it enqueued."""
+    changes: dict[str, Any] = {}
+    if queue:
+        changes["queue_name"] = queue
+    if priority is not None:
+        changes["priority"] = priority
+    if task.backend != settings.alias:
+        changes["backend"] = settings.alias
+    return task.using(**changes) if changes else task
+
+
+def reseal(settings: Settings, row: Schedule) -> bytes | None:
+    """The package under the signature of today, where it has that of a former SECRET_KEY."""
+    old = bytes(row.package)
+    new = sealer_for(settings).seal(opened(settings, row))
+    return None if new == old else new
+
+
+def _check_call(settings: Settings, task: Any, when: Scheduled) -> None:
+    kwargs = dict(when.kwargs)
+    if when.moment_as:
+        if when.moment_as in kwargs:
+            raise InvalidSchedule(
+                f"moment_as={when.moment_as!r} is among the kwargs already: leave it out there."
+            )
+        kwargs[when.moment_as] = None
+    if when.overlap != "allow" and not broker_for(settings).capabilities.transactional:
+        raise InvalidSchedule(
+            f"overlap={when.overlap!r}: {settings.broker} does not say whether a job has ended. "
+            'Write overlap="allow", and give the task a lock, or let BROKER be the database.'
+        )
+    try:
+        task_backends[settings.alias].validate_task(
+            variant(settings, task, when.queue_name, when.priority)
+        )
+        refuse_wrong_arguments(task, tuple(when.args), kwargs)
+    except StokerError:
+        raise
+    except (InvalidTask, TypeError) as error:
+        raise InvalidSchedule(str(error)) from None
+
+
+def _timing_of(when: Scheduled) -> dict[str, Any]:
+    default = str(django_settings.TIME_ZONE)
+    try:
+        zone_named(when.zone(default))
+    except ValueError as error:
+        raise InvalidSchedule(as_sentence(error)) from None
+    values: dict[str, Any] = {
+        "kind": when.kind,
+        "expression": "",
+        "count": 0,
+        "unit": "",
+        "anchor": "",
+        "zone": when.zone(default),
+        "start_us": None if when.start is None else as_us(when.instant(when.start, default)),
+        "end_us": None if when.end is None else as_us(when.instant(when.end, default)),
+        "jitter_us": microseconds(float(when.jitter)),  # type: ignore[arg-type] # seconds by now
+    }
+    rule: Any = when.rule(default)
+    if isinstance(when, Cron):
+        values["expression"] = when.expression.strip()
+    elif isinstance(when, Every):
+        values |= {"count": rule.count, "unit": rule.unit, "anchor": rule.anchor.isoformat()}
+    else:
+        values["anchor"] = rule.at.astimezone(UTC).isoformat()
+    return values
+
+
+def _sealed(settings: Settings, schedule_id: UUID, task: Any, when: Scheduled) -> bytes:
+    package = Package(
+        schedule_id,
+        task.module_path,
+        tuple(when.args),
+        dict(when.kwargs),
+        "",
+        0,
+        0.0,
+        JobOptions(via=getattr(task, "via", "")),
+    )
+    return sealer_for(settings).seal(package)
+
+
+def _written(when: Scheduled) -> str:
+    """The arguments, for the digest."""
+    call = [list(when.args), dict(when.kwargs)]
+    try:
+        return codec.write(codec.encode(call)).decode()
+    except (codec.Refusal, ValueError):
+        return pickle.dumps(call, 5).hex()
+
+
+def _digest(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()

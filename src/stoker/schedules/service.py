@@ -1,0 +1,296 @@
+"""Schedules as rows: create, change, look at, pause, run now.
+
+::
+
+    from stoker import Cron, every, schedules
+
+    schedules.create("nightly report", report, Cron("0 3 * * *", tz="Europe/Berlin", args=[7]))
+    schedules.upsert("ping", "shop.tasks.ping", every(minutes=5))
+    schedules.pause("nightly report", by="ada", because="the printer is broken")
+    schedules.next_ticks("nightly report", 5)
+
+A schedule has a name, of which there is one for each name of clusters (``CLUSTER``) and backend.
+Those that code or settings declare are changed there; they can be paused, resumed and run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import IntegrityError, transaction
+
+from stoker.conf import Settings, settings_for
+from stoker.exceptions import InvalidSchedule, ScheduleExists, ScheduleNotFound
+from stoker.jobs.results import Result
+from stoker.jobs.states import explained
+from stoker.models import Schedule, Tick
+from stoker.models.schedule import ScheduleQuerySet
+from stoker.store.clock import database_now_us
+from stoker.tasks.registry import task_of
+from stoker.tasks.schedules import Scheduled
+from stoker.values.cron import in_words, zone_named
+from stoker.values.ids import new_job_id
+from stoker.values.ticks import as_moment
+
+from .fire import Firing
+from .rows import changed_state, fresh_state, opened, scheduled_of, values_of
+
+
+def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
+    """Add a schedule.
+
+    Args:
+        name: up to 255 characters.
+        task: a task, or its dotted path.
+        when: ``Cron(...)``, ``every(...)`` or ``once(...)``, with arguments and all other terms.
+        backend: the name under ``TASKS``.
+
+    Raises:
+        ScheduleExists: there is one of that name.
+        InvalidSchedule, UnknownTask, NotSerializable, PackageTooLarge: with a sentence.
+    """
+    settings = settings_for(backend)
+    schedule_id = new_job_id()
+    row = Schedule(
+        id=schedule_id,
+        cluster=settings.cluster,
+        backend=backend,
+        name=name,
+        source=Schedule.Source.ROW,
+        **values_of(settings, schedule_id, name, task, when),
+    )
+    row.repeats_left = when.repeats
+    with explained(settings.database):
+        for column, value in fresh_state(row, database_now_us(settings.database)).items():
+            setattr(row, column, value)
+        try:
+            with transaction.atomic(using=settings.database):
+                row.save(using=settings.database, force_insert=True)
+        except IntegrityError:
+            raise ScheduleExists(
+                f"There is a schedule {name!r} already: choose another name, or use upsert()."
+            ) from None
+    return row
+
+
+def upsert(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
+    """Add a schedule, or let the one of that name be so. Called again with the same, it changes
+    nothing: neither the next moment nor a pause. Raises as ``create``; ScheduleExists where code or
+    settings declare that name."""
+    while True:
+        try:
+            row = get(name, backend=backend)
+        except ScheduleNotFound:
+            try:
+                return create(name, task, when, backend=backend)
+            except ScheduleExists:
+                continue
+        return _change(settings_for(backend), row, task, when)
+
+
+def update(
+    name: str,
+    *,
+    task: Any = None,
+    when: Scheduled | None = None,
+    backend: str = "default",
+    **terms: Any,
+) -> Schedule:
+    """Change a schedule: ``update("ping", when=every(minutes=1))``, ``update("ping", args=[2])``.
+
+    Args:
+        task: None = as it is.
+        when: None = as it is.
+        terms: those of ``Scheduled``; the others stay as ``when``, or the row, has them.
+
+    Raises:
+        ScheduleNotFound: there is none of that name.
+        ScheduleExists: code or settings declare it.
+        Others: as ``create``.
+    """
+    settings = settings_for(backend)
+    row = get(name, backend=backend)
+    known = {one.name for one in fields(Scheduled)} - {"name"}
+    for term in terms:
+        if term not in known:
+            raise InvalidSchedule(
+                f"A schedule has no {term!r}. There are: {', '.join(sorted(known))}."
+            )
+    changed = scheduled_of(settings, row) if when is None else when
+    return _change(settings, row, task or task_of(opened(settings, row)), replace(changed, **terms))
+
+
+def get(name: str, *, backend: str = "default") -> Schedule:
+    """The schedule of that name. Raises ScheduleNotFound."""
+    row = find(backend=backend).filter(name=name).first()
+    if row is None:
+        raise ScheduleNotFound(f"There is no schedule {name!r}.")
+    return row
+
+
+def find(*, backend: str = "default") -> ScheduleQuerySet:
+    """All schedules, as a query set to be filtered and ordered."""
+    settings = settings_for(backend)
+    return Schedule.objects.using(settings.database).of(settings.cluster, backend)
+
+
+def delete(name: str, *, backend: str = "default") -> bool:
+    """Remove a schedule and its ticks; the jobs that it has made stay. False: there is none.
+
+    Raises:
+        ScheduleExists: code or settings declare it, and would add it again.
+    """
+    row = find(backend=backend).filter(name=name).first()
+    if row is None:
+        return False
+    _refuse_declared(row)
+    database = settings_for(backend).database
+    with transaction.atomic(using=database):
+        is_ours = find(backend=backend).filter(pk=row.pk).delete()[0]
+        Tick.objects.using(database).filter(schedule_id=row.pk).delete()
+    return bool(is_ours)
+
+
+def pause(name: str, *, by: str = "", because: str = "", backend: str = "default") -> Schedule:
+    """Fire no tick until it is resumed. What falls due in between is left out. Raises
+    ScheduleNotFound."""
+    row = get(name, backend=backend)
+    find(backend=backend).filter(pk=row.pk).pause(by, because)
+    return get(name, backend=backend)
+
+
+def resume(name: str, *, backend: str = "default") -> Schedule:
+    """Let it go on, from the next moment on. Raises ScheduleNotFound; ValueError where its rule
+    cannot be read."""
+    settings = settings_for(backend)
+    row = get(name, backend=backend)
+    state = fresh_state(row, database_now_us(settings.database))
+    if (row.kind == Schedule.Kind.ONCE and row.fired_count) or row.repeats_left == 0:
+        state |= {"moment_us": None, "due_us": None}
+    find(backend=backend).filter(pk=row.pk, is_paused=True).update(
+        is_paused=False, paused_us=None, paused_by="", paused_because="", problem="", **state
+    )
+    return get(name, backend=backend)
+
+
+def run_now(name: str, *, by: str = "", backend: str = "default") -> Result[Any]:
+    """Enqueue its job now, paused or not. Its next tick comes as it would have come.
+
+    Raises:
+        ScheduleNotFound: there is none of that name.
+        PackageError, UnknownTask: it cannot be read here.
+        Others: as ``Task.enqueue``.
+    """
+    settings = settings_for(backend)
+    result = Firing(settings).fire_by_hand(get(name, backend=backend).pk, by)
+    if result is None:
+        raise ScheduleNotFound(f"There is no schedule {name!r} any more.")
+    return result
+
+
+def ticks(name: str, count: int = 20, *, backend: str = "default") -> list[Tick]:
+    """Its last ticks, the newest first. Raises ScheduleNotFound."""
+    row = get(name, backend=backend)
+    own = Tick.objects.using(settings_for(backend).database).filter(schedule_id=row.pk)
+    return list(own.order_by("-moment_us")[:count])
+
+
+def next_ticks(
+    schedule: str | Schedule | Scheduled,
+    count: int = 5,
+    *,
+    after: datetime | None = None,
+    backend: str = "default",
+) -> list[datetime]:
+    """The next moments, in the schedule's time zone; without jitter, and as though it were not
+    paused.
+
+    Args:
+        schedule: its name, its row, or one that is only thought of: ``Cron("0 3 * * *")``.
+        after: an aware datetime; None = the next moment that the row has, or now.
+
+    Raises:
+        ScheduleNotFound: there is none of that name.
+        InvalidSchedule: its rule cannot be read.
+    """
+    if isinstance(schedule, str):
+        schedule = get(schedule, backend=backend)
+    if isinstance(schedule, Scheduled):
+        zone = schedule.zone(str(django_settings.TIME_ZONE))
+        since = datetime.now(UTC) if after is None else after.astimezone(UTC)
+        moments = _moments_of(schedule, since)
+    else:
+        zone = schedule.zone
+        moments = _moments_of_row(schedule, after)
+    return [at.astimezone(zone_named(zone)) for at, _ in zip(moments, range(count), strict=False)]
+
+
+def describe(schedule: str | Schedule | Scheduled, *, backend: str = "default") -> str:
+    """Its rule in words. Raises ScheduleNotFound; InvalidSchedule where it cannot be read."""
+    if isinstance(schedule, str):
+        schedule = get(schedule, backend=backend)
+    if isinstance(schedule, Scheduled):
+        return in_words(schedule.rule(str(django_settings.TIME_ZONE)))
+    try:
+        return schedule.words
+    except ValueError as error:
+        raise InvalidSchedule(f"The rule of {schedule.name!r} cannot be read: {error}.") from None
+
+
+def scheduled(name: str, *, backend: str = "default") -> Scheduled:
+    """The schedule as it would be written, with its arguments, to be changed and given to
+    ``update``. Raises ScheduleNotFound; PackageError or ValueError where it cannot be read."""
+    return scheduled_of(settings_for(backend), get(name, backend=backend))
+
+
+def _change(settings: Settings, row: Schedule, task: Any, when: Scheduled) -> Schedule:
+    _refuse_declared(row)
+    values = values_of(settings, row.pk, row.name, task, when)
+    if values["definition"] != row.definition:
+        state = changed_state(row, values, database_now_us(settings.database))
+        find(backend=row.backend).filter(pk=row.pk).update(**values, **state)
+    return get(row.name, backend=row.backend)
+
+
+def _refuse_declared(row: Schedule) -> None:
+    if row.is_declared:
+        where = "the code" if row.source == Schedule.Source.CODE else "the settings (SCHEDULES)"
+        raise ScheduleExists(
+            f"The schedule {row.name!r} is declared in {where}: change it there. It can be paused."
+        )
+
+
+def _moments_of(when: Scheduled, since: datetime) -> Iterator[datetime]:
+    default = str(django_settings.TIME_ZONE)
+    rule = when.rule(default)
+    end = None if when.end is None else when.instant(when.end, default)
+    if when.start is not None:
+        since = max(since, when.instant(when.start, default) - timedelta(microseconds=1))
+    found = rule.next_after(since)
+    while found is not None and (end is None or found <= end):
+        yield found
+        found = rule.next_after(found)
+
+
+def _moments_of_row(row: Schedule, after: datetime | None) -> Iterator[datetime]:
+    try:
+        course = row.course
+    except ValueError as error:
+        raise InvalidSchedule(f"The rule of {row.name!r} cannot be read: {error}.") from None
+    if after is not None:
+        moment = course.after(int(after.timestamp() * 1_000_000))
+    elif row.moment_us is not None and not row.is_paused:
+        moment = row.moment_us
+    elif row.is_paused:
+        moment = course.first(int(datetime.now(UTC).timestamp() * 1_000_000))
+    else:
+        moment = None
+    left = row.repeats_left
+    while moment is not None and left != 0:
+        yield as_moment(moment)
+        left -= 1
+        moment = course.after(moment)

@@ -1,0 +1,295 @@
+"""The ticking of one cluster: looks which schedules are due, and fires them on time.
+
+Every cluster does; see schedules/fire.py for how only one of them fires each tick. A schedule
+that cannot be fired says why and is tried again after growing pauses. It is paused after a time,
+because until then another cluster may know its task, as in a rolling deploy. An error of the
+database is blamed on the schedule if the database still answers, and never pauses it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+from zlib import crc32
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
+
+from stoker.brokers.contract import Broker
+from stoker.brokers.patience import Patience
+from stoker.conf import Settings
+from stoker.exceptions import (
+    BrokerError,
+    InvalidSchedule,
+    NewerVersion,
+    NotMigrated,
+    UnknownTask,
+    UnreadablePackage,
+)
+from stoker.models import Cluster, Schedule
+from stoker.models.schedule import ScheduleQuerySet
+from stoker.signals import tell
+from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.statements import as_uuid
+
+from .declare import Declaring, find_declared
+from .fire import Firing
+from .rows import ITSELF
+
+LOOK_SECONDS = 0.5
+"""How soon a schedule that is new or changed is seen."""
+OVERDUE_US = 100_000
+"""Then a schedule is anybody's, whose share it may be: that cluster is slow, or gone."""
+AT_ONCE = 25
+"""Then it is looked again which of the others are due still: other clusters fire, too."""
+MOST_LOOKED_AT = 500
+BREATH_SECONDS = 0.05
+"""Where one process writes at a time, late ticks must let the others write as well."""
+FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 1.0, 30.0
+DATABASE_REST_SECONDS = 0.25
+"""First rest after a database error. It is not shown yet: the server may have been restarted."""
+BROKEN_CODE_SECONDS = 300.0
+
+MAY_PASS = (BrokerError, OperationalError, InterfaceError)
+MAY_BE_AWAY = (*MAY_PASS, DatabaseError)
+
+Listen = Callable[[float], bool]
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A schedule that could not be fired here."""
+
+    since: float
+    try_at: float
+    rest_seconds: float
+
+    def rest(self) -> None:
+        """Try again after this rest, and after a longer one the next time."""
+        self.try_at = time.monotonic() + self.rest_seconds
+        self.rest_seconds = min(LONGEST_REST_SECONDS, self.rest_seconds * 2)
+
+
+class Ticks:
+    """The schedules that this cluster fires.
+
+    Args:
+        beat: called again and again: a sign of life.
+        listen: waits so many seconds; True, and sooner, when there is something else to be done.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        cluster_id: UUID,
+        beat: Callable[[], None],
+        listen: Listen,
+    ) -> None:
+        self._settings = settings
+        self._beat = beat
+        self._listen = listen
+        self._patience = Patience(settings, broker)
+        self._firing = Firing(settings)
+        self._schedules = Schedule.objects.using(settings.database).of(
+            settings.cluster, settings.alias
+        )
+        self._soon = self._schedules.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
+        self._released = self._schedules.released(MOST_LOOKED_AT)
+        locks_rows = connections[settings.database].features.has_select_for_update
+        self._breath_seconds = 0.0 if locks_rows else BREATH_SECONDS
+        self._shares = Shares(settings, cluster_id)
+        self._declaring: Declaring | None = None
+        self._declares_at = 0.0
+        self._releases_at = 0.0
+        self._troubles: dict[UUID, Trouble] = {}
+
+    def run_once(self) -> None:
+        """Fire what falls due within the next half second, and wait for it."""
+        self._declare_if_due()
+        looked_at = time.monotonic()
+        self._release_if_due()
+        answer = self._patience.call(self._look)
+        if answer is None:
+            self._listen(LOOK_SECONDS)
+            return
+        now, found = time.monotonic(), answer.value
+        healthy = [one for one in found if one[1] not in self._troubles]
+        troubled = [one for one in found if one[1] in self._troubles]
+        batch = [*healthy[: AT_ONCE - 1], *troubled[:1]]  # each of these may wait for a lock
+        for due_us, schedule_id, now_us in batch:
+            self._beat()
+            wait = now + (due_us - now_us) / 1e6 - time.monotonic()
+            if wait > 0 and self._listen(wait):
+                return
+            self._fire(schedule_id)
+        if len(batch) < len(found):
+            self._listen(self._breath_seconds)
+        else:
+            self._listen(max(0.0, looked_at + LOOK_SECONDS - time.monotonic()))
+
+    def _look(self) -> list[tuple[int, UUID, int]]:
+        """Those due soon, the first first. Of those due by now, this cluster's share comes first,
+        and that of another only when it is overdue: so they hardly ever want the same."""
+        soon = self._soon
+        if resting := self._resting():
+            among = self._schedules.exclude(pk__in=resting)
+            soon = among.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
+        ordered = []
+        for written, due_us, now_us in soon.fetch():
+            key = as_uuid(written)
+            is_ours = self._shares.has(key)
+            if is_ours or due_us < now_us - OVERDUE_US:
+                chance = random.random()  # noqa: S311 - to get out of step
+                ordered.append((max(due_us, now_us), not is_ours, chance, due_us, key, now_us))
+        return [(due_us, key, now_us) for *_, due_us, key, now_us in sorted(ordered)]
+
+    def _resting(self) -> list[UUID]:
+        """The schedules that failed a short while ago."""
+        now = time.monotonic()
+        return [one for one, trouble in self._troubles.items() if trouble.try_at > now]
+
+    def _fire(self, schedule_id: UUID) -> None:
+        self._within_bounds(schedule_id, lambda: self._firing.fire(schedule_id))
+
+    def _release_if_due(self) -> None:
+        """Ticks that wait for the job before them."""
+        if time.monotonic() < self._releases_at:
+            return
+        self._releases_at = time.monotonic() + LOOK_SECONDS
+        answer = self._patience.call(self._released.fetch)
+        resting = self._resting()
+        for (written,) in answer.value if answer is not None else ():
+            self._beat()
+            if (schedule_id := as_uuid(written)) not in resting:
+                self._release(schedule_id)
+
+    def _release(self, schedule_id: UUID) -> None:
+        self._within_bounds(schedule_id, lambda: self._firing.release(schedule_id))
+
+    def _within_bounds(self, schedule_id: UUID, act: Callable[[], object]) -> None:
+        """Do this to one schedule. What is wrong with it does not concern the others."""
+        answer = self._patience.call(lambda: self._tried(act))
+        if answer is None:
+            return
+        if answer.value is None:
+            self._troubles.pop(schedule_id, None)
+            return
+        self._beat()
+        if self._patience.call(lambda: self._note(schedule_id, answer.value)) is None:
+            self._troubles.pop(schedule_id, None)  # nothing can be written: no fault of its own
+
+    def _tried(self, act: Callable[[], object]) -> Exception | None:
+        """Returns the error if the schedule is to blame.
+
+        Raises:
+            BrokerError, DatabaseError, InterfaceError: the store is away.
+        """
+        try:
+            act()
+        except NotMigrated:
+            raise
+        except MAY_BE_AWAY as error:
+            self._beat()
+            connections[self._settings.database].close()  # it may be the connection that failed
+            self._soon.fetch()
+            return error
+        except Exception as error:  # noqa: BLE001 - the project's code may raise anything
+            return error
+        return None
+
+    def _note(self, schedule_id: UUID, error: Exception | None) -> None:
+        """Write the problem on the row. Pause the schedule at once if it cannot be read; else when
+        this cluster has tried for long enough."""
+        trouble = self._troubles.get(schedule_id)
+        if trouble is None:
+            now, is_shown = time.monotonic(), not isinstance(error, MAY_BE_AWAY)
+            first = FIRST_REST_SECONDS if is_shown else DATABASE_REST_SECONDS
+            trouble = self._troubles[schedule_id] = Trouble(now, now, first)
+        else:
+            is_shown = True
+        trouble.rest()
+        because = sentence(error)
+        rows = self._schedules.filter(pk=schedule_id, is_paused=False)
+        if is_shown and self._is_given_up(trouble, error):
+            self._pause(rows, error, because)
+        elif is_shown:
+            row = rows.exclude(problem=because).first()
+            if row is not None and rows.update(problem=because):
+                tell("schedule_failed", name=row.name, because=because)
+
+    def _is_given_up(self, trouble: Trouble, error: Exception | None) -> bool:
+        if isinstance(error, MAY_PASS):
+            return False
+        return not may_be_fired_elsewhere(error) or (
+            time.monotonic() - trouble.since >= self._settings.unknown_task_grace_seconds
+        )
+
+    def _pause(self, rows: ScheduleQuerySet, error: Exception | None, because: str) -> None:
+        if may_be_fired_elsewhere(error):
+            grace_us = microseconds(self._settings.unknown_task_grace_seconds)
+            rows = rows.filter(due_us__lte=DatabaseNow() - grace_us)
+        row = rows.first()
+        if row is not None and rows.filter(due_us=row.due_us).pause(ITSELF, because):
+            self._schedules.filter(pk=row.pk).update(problem=because)
+            tell("schedule_paused", name=row.name, because=because)
+
+    def _declare_if_due(self) -> None:
+        if time.monotonic() < self._declares_at:
+            return
+        self._declares_at = time.monotonic() + self._settings.upkeep_seconds
+        self._patience.call(self._shares.divide)
+        if self._declaring is None:
+            self._declaring = self._begin_to_declare()
+        elif self._patience.call(self._declaring.sync) is None:
+            self._declares_at = 0.0
+
+    def _begin_to_declare(self) -> Declaring | None:
+        try:
+            declared = find_declared(self._settings)
+        except Exception as error:  # noqa: BLE001 - the project's modules may raise anything
+            tell("schedules_not_declared", error=sentence(error))
+            self._declares_at = time.monotonic() + BROKEN_CODE_SECONDS
+            return None
+        declaring = Declaring(self._settings, declared)
+        self._patience.call(declaring.reseal)
+        self._declares_at = 0.0
+        return declaring
+
+
+def may_be_fired_elsewhere(error: Exception | None) -> bool:
+    """Whether a cluster with other code may be able to fire what failed so here."""
+    is_final = isinstance(error, InvalidSchedule | UnreadablePackage)
+    return not is_final or isinstance(error, NewerVersion)
+
+
+def sentence(error: Exception | None) -> str:
+    lines = str(error).strip().splitlines()
+    told = lines[0] if lines else ""
+    name = type(error).__name__
+    is_ours = isinstance(error, UnknownTask | UnreadablePackage | InvalidSchedule)
+    return (told if is_ours else f"{name}: {told}")[:500]
+
+
+class Shares:
+    """The share of one cluster among those that are alive."""
+
+    def __init__(self, settings: Settings, cluster_id: UUID) -> None:
+        self._settings = settings
+        self._cluster_id = cluster_id
+        self._number = 0
+        self._count = 1
+
+    def divide(self) -> None:
+        """Look who is alive."""
+        clusters = Cluster.objects.using(self._settings.database)
+        alive = clusters.alive_within(self._settings.lease_seconds).filter(
+            name=self._settings.cluster, info__alias=self._settings.alias
+        )
+        keys = sorted({self._cluster_id, *alive.values_list("pk", flat=True)})
+        self._number, self._count = keys.index(self._cluster_id), len(keys)
+
+    def has(self, schedule_id: UUID) -> bool:
+        return crc32(schedule_id.bytes) % self._count == self._number

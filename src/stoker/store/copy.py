@@ -1,0 +1,106 @@
+"""New jobs by COPY, which takes rows as they come: no statement holds all of them, and none has to
+be planned. The rows are written in its binary format here: but for ids and packages they are all
+the same, so that a row costs two short strings, where a driver would write each value of each.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from django.db import connections
+
+from .clock import MICROSECONDS, instant_us, microseconds
+from .statements import statement
+
+BEGINNING = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+END = struct.pack(">h", -1)
+NULL = struct.pack(">i", -1)
+EPOCH_US = 946_684_800 * MICROSECONDS
+"""2000, from which PostgreSQL counts."""
+AT_ONCE = 100
+"""Rows sent together: the server works on them while the next are made."""
+
+NewRow = tuple[int, bytes]
+"""A job's id, as a number, and its package."""
+
+
+@dataclass(frozen=True, slots=True)
+class InCommon:
+    """What jobs that are copied together have in common."""
+
+    task: str
+    queue: str
+    priority: int
+    enqueued_at: float
+    run_after: float | None
+
+
+def copy_jobs(alias: str, jobs: Iterable[NewRow], common: InCommon) -> None:
+    """Add jobs with fresh ids, and the rows that say where they wait, in the open transaction.
+
+    Args:
+        jobs: is read while the connection is busy: making them must not need it.
+    """
+    connection = connections[alias]
+    connection.validate_no_broken_transaction()
+    rank, zero = _short(-common.priority), _short(0)
+    waiting = _text(common.queue) + rank + 3 * zero
+    if common.run_after is None:
+        name, count = "ready_copy", 6
+    else:
+        name, count = "deferred_copy", 7
+        waiting = _long(microseconds(common.run_after)) + waiting
+    head = struct.pack(">hi", count, 16)
+    places: list[bytes] = []
+    with connection.cursor() as cursor, connection.wrap_database_errors:
+        _copy(cursor, "job_copy", _job_rows(jobs, common, places))
+        _copy(cursor, name, (head + job_id + waiting for job_id in places))
+
+
+def _copy(cursor: Any, name: str, rows: Iterable[bytes]) -> None:
+    rows = iter(rows)
+    with cursor.copy(statement(name)) as copy:
+        copy.write(BEGINNING)
+        while part := list(islice(rows, AT_ONCE)):
+            copy.write(b"".join(part))
+        copy.write(END)
+
+
+def _job_rows(jobs: Iterable[NewRow], common: InCommon, ids: list[bytes]) -> Iterable[bytes]:
+    """The rows of these jobs; their ids are noted on the way."""
+    head, length = struct.pack(">hi", 10, 16), struct.Struct(">i").pack
+    rest = (
+        _text(common.task)
+        + _text(common.queue)
+        + _short(common.priority)
+        + _moment(common.enqueued_at)
+        + _moment(common.run_after)
+        + _short(0)
+        + 2 * _text("")
+    )
+    for number, package in jobs:
+        job_id = number.to_bytes(16)
+        ids.append(job_id)
+        yield b"%b%b%b%b%b" % (head, job_id, length(len(package)), package, rest)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack(">i", len(data)) + data
+
+
+def _short(value: int) -> bytes:
+    return struct.pack(">ih", 2, value)
+
+
+def _long(value: int) -> bytes:
+    return struct.pack(">iq", 8, value)
+
+
+def _moment(seconds: float | None) -> bytes:
+    instant = instant_us(seconds)
+    return NULL if instant is None else _long(instant - EPOCH_US)

@@ -1,0 +1,116 @@
+"""Whose turn it is when a place under a key is given up.
+
+All of this is called within a transaction. Whoever has locked keys waits for no other row: jobs
+that somebody else holds where they wait are left out, and looked after a moment later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from uuid import UUID
+
+from stoker.models.blocked import Blocked
+from stoker.models.guard_key import GuardKey
+from stoker.models.need import Need
+
+from .clock import MICROSECONDS, database_now_us
+from .statements import update_by_key
+
+LOOK_AGAIN_US = 1 * MICROSECONDS
+"""When to look after a key again whose next job could not be called, or may not come."""
+NOBODY = UUID(int=0)
+_NONE: Mapping[UUID, int] = {}
+
+
+def free(
+    alias: str,
+    *,
+    over: Mapping[UUID, int] = _NONE,
+    again: Mapping[UUID, int] = _NONE,
+    failed: Collection[UUID] = (),
+) -> set[str]:
+    """Give up the places of jobs that are not claimed any more, and let the next ones come.
+
+    Args:
+        alias: of the database.
+        over: job id -> number of its needs; these jobs have ended.
+        again: the same, of those that will be tried again: they keep their needs.
+        failed: those of ``over`` that became dead letters.
+
+    Returns:
+        The queues in which somebody's turn has come.
+    """
+    needs = Need.objects.using(alias).of_jobs({**over, **again})
+    keys = GuardKey.objects.using(alias).lock(
+        {need.key_id for needed in needs.values() for need in needed}
+    )
+    gone: list[UUID] = []
+    let_go: list[UUID] = []
+    vacant: dict[UUID, int] = {}
+    for job_id, needed in needs.items():
+        for need in needed:
+            if job_id in over and not (need.halts and job_id in failed):
+                gone.append(need.pk)
+            elif need.kind != Need.Kind.SEQUENCE:
+                let_go.append(need.pk)
+            if need.kind != Need.Kind.RATE:  # its places come free by time
+                vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
+    Need.objects.using(alias).remove(gone)
+    update_by_key(Need.objects.using(alias), let_go, holds=None)
+    return call_all(alias, [(keys[key_id], n) for key_id, n in vacant.items() if key_id in keys])
+
+
+def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID]:
+    """Forget what withdrawn jobs needed. Locks no key, as the caller's transaction may last.
+
+    Args:
+        alias: of the database.
+        guards: job id -> number of its needs.
+        had_turn: whether they were ready, so that their turn may have come under some key.
+
+    Returns:
+        The keys that are to be looked after when the transaction has ended.
+    """
+    found = Need.objects.using(alias).of_jobs(guards)
+    needs = [need for needed in found.values() for need in needed]
+    Need.objects.using(alias).remove([need.pk for need in needs])
+    return {need.key_id for need in needs if had_turn or need.kind == Need.Kind.SEQUENCE}
+
+
+def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
+    """Move up to ``count`` jobs of each queue from the front of a key's line to ready, where they
+    take part in the next claim as any other. The key is locked.
+
+    Returns:
+        Those queues.
+    """
+    return call_all(alias, [(key, count)])
+
+
+def call_all(alias: str, turns: Sequence[tuple[GuardKey, int]]) -> set[str]:
+    """The same for many keys, each with its count."""
+    blocked = Blocked.objects.using(alias)
+    needs = Need.objects.using(alias)
+    lines = {key.pk: key for key, count in turns if key.has_line and count > 0}
+    by_count: dict[int, list[UUID]] = {}
+    sequences = [key_id for key_id, key in lines.items() if key.kind == Need.Kind.SEQUENCE]
+    for key, count in turns:
+        if key.pk in lines and key.kind != Need.Kind.SEQUENCE:
+            by_count.setdefault(count, []).append(key.pk)
+    called = [blocked.call(key_ids, count) for count, key_ids in by_count.items()]
+    for key_id, first in needs.firsts(sequences).items():
+        called.append(blocked.call_one(first or NOBODY, key_id))
+    _note(alias, [lines[key_id] for one in called for key_id in one.empty], None)
+    missed = [lines[key_id] for one in called for key_id in one.missed]
+    if missed:
+        _note(alias, missed, database_now_us(alias) + LOOK_AGAIN_US)
+    return {queue for one in called for queue in one.queues}
+
+
+def _note(alias: str, keys: Collection[GuardKey], due_us: int | None) -> None:
+    """Write down where nobody waits any more, so that nobody looks again; or when to."""
+    for key in keys:
+        key.has_line, key.due_us = due_us is not None, due_us
+    keys_of_alias = GuardKey.objects.using(alias)
+    key_ids = [key.pk for key in keys]
+    update_by_key(keys_of_alias, key_ids, has_line=due_us is not None, due_us=due_us)

@@ -1,0 +1,160 @@
+"""How long to wait before the next attempt.
+
+A backoff is any callable ``backoff(exception, task_result)`` that gives seconds, a timedelta, or
+None for "do not try again". The ones here count attempts by ``task_result.attempts``, from 1.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from stoker.exceptions import InvalidTaskOption
+
+Seconds = float | timedelta
+Backoff = Callable[[BaseException, Any], Seconds | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """See :func:`exponential`."""
+
+    base: float
+    cap: float
+    jitter: bool
+    source: random.Random | None = None
+
+    def __call__(self, exception: BaseException, task_result: Any) -> float:
+        try:
+            delay = min(self.cap, self.base ** _attempt(task_result))
+        except OverflowError:
+            delay = self.cap
+        return _spread(delay, self.source) if self.jitter else delay
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """See :func:`linear`; with a step of 0 and a start, see :func:`constant`."""
+
+    step: float
+    cap: float
+    jitter: bool
+    start: float = 0.0
+    source: random.Random | None = None
+
+    def __call__(self, exception: BaseException, task_result: Any) -> float:
+        delay = min(self.cap, self.start + self.step * _attempt(task_result))
+        return _spread(delay, self.source) if self.jitter else delay
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """One delay for each attempt, in seconds; the last one repeats."""
+
+    seconds: tuple[float, ...]
+
+    def __call__(self, exception: BaseException, task_result: Any) -> float:
+        return self.seconds[min(_attempt(task_result), len(self.seconds)) - 1]
+
+
+def exponential(
+    base: float = 2,
+    cap: Seconds = 600,
+    jitter: bool = True,
+    *,
+    source: random.Random | None = None,
+) -> Backoff:
+    """``base ** attempt`` seconds, at most ``cap``: 2, 4, 8, ... 600.
+
+    Args:
+        base: at least 1.
+        cap: seconds or a timedelta.
+        jitter: take a random moment of the second half of the delay, so that jobs that failed
+            together are not tried together.
+        source: where the randomness comes from; the same seed gives the same delays.
+
+    Raises:
+        InvalidTaskOption: when a number is none, or too small.
+    """
+    if not _is_number(base) or not base >= 1 or math.isinf(base):
+        raise InvalidTaskOption(
+            f"exponential(base={base!r}): write a number of at least 1, as in base=2."
+        )
+    return Exponential(float(base), _seconds(cap, "exponential(cap=...)"), jitter, source)
+
+
+def linear(
+    step: Seconds,
+    cap: Seconds = 600,
+    jitter: bool = False,
+    *,
+    source: random.Random | None = None,
+) -> Backoff:
+    """``step * attempt``, at most ``cap``: with ``linear(10)`` 10, 20, 30, ... 600 seconds.
+
+    Args, Raises: as :func:`exponential`; ``step`` in seconds or as a timedelta.
+    """
+    step_seconds, cap_seconds = _seconds(step, "linear(step=...)"), _seconds(cap, "linear(cap=...)")
+    return Linear(step_seconds, cap_seconds, jitter, source=source)
+
+
+def constant(
+    seconds: Seconds, jitter: bool = False, *, source: random.Random | None = None
+) -> Backoff:
+    """The same delay before every attempt. Args, Raises: as :func:`exponential`."""
+    delay = _seconds(seconds, "constant(seconds=...)")
+    return Linear(0.0, delay, jitter, start=delay, source=source)
+
+
+def as_backoff(value: Any) -> Backoff:
+    """What ``backoff=`` was given, as a callable.
+
+    Args:
+        value: a callable, which is taken as it is; seconds or a timedelta; a list of them; or None
+            for the default, exponential from 2 seconds to 10 minutes.
+
+    Raises:
+        InvalidTaskOption: when it is none of these.
+    """
+    if value is None:
+        return DEFAULT
+    if callable(value):
+        return value  # type: ignore[no-any-return] # what it takes shows when it is called
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if not value:
+            raise InvalidTaskOption(
+                "backoff=[]: name at least one delay, as in backoff=[1, 10, 60]."
+            )
+        return Delays(tuple(_seconds(delay, "backoff") for delay in value))
+    return constant(_seconds(value, "backoff"))
+
+
+def _attempt(task_result: Any) -> int:
+    return max(1, int(task_result.attempts))
+
+
+def _spread(delay: float, source: random.Random | None) -> float:
+    """A moment of the second half. Forked processes draw differently: Python sees to it."""
+    draw = random.random() if source is None else source.random()  # noqa: S311 - nothing secret
+    return delay * (0.5 + draw / 2)
+
+
+def _seconds(value: Any, where: str) -> float:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if not _is_number(value) or not 0 <= value < math.inf:
+        raise InvalidTaskOption(
+            f"{where}: {value!r} is not a delay. Write seconds (0 or more) or a timedelta."
+        )
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+DEFAULT = exponential()

@@ -1,0 +1,403 @@
+"""What users write to hold jobs back: ``Unique``, ``Lock``, ``Limit``, ``Rate`` and ``InSequence``.
+
+A key says which jobs concern one another. It is one of
+
+- a format string over the arguments by the names of the function's parameters, as in
+  ``"feed:{feed_id}"``; what ``str.format`` knows works, and defaults are filled in;
+- a callable, which is given those of the arguments that it names as parameters and returns a str,
+  an int, a UUID, or a tuple of whatever arguments may be; None = this job has no such guard;
+- None: for ``Unique`` and ``Lock`` the task with all its arguments, for ``Limit`` and ``Rate`` the
+  task.
+
+Tasks of one database that write the same key for the same guard share it. That of ``Unique`` is
+the task's own, unless its scope is "global".
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
+from datetime import timedelta
+from functools import lru_cache
+from inspect import Parameter
+from string import Formatter
+from typing import Any, Literal, NamedTuple, get_args
+from uuid import UUID
+
+from stoker.exceptions import InvalidTaskOption, as_seconds
+
+from .backoff import Seconds
+
+Key = str | Callable[..., str | int | UUID | tuple[Any, ...] | None]
+Weight = int | Callable[..., int]
+Scope = Literal["task", "global"]
+Until = Literal["finished", "started"]
+OnConflict = Literal["keep", "replace", "postpone", "after", "raise"]
+OnBusy = Literal["wait", "skip", "retry"]
+AfterFailure = Literal["go_on", "halt"]
+
+MOST = 1_000_000_000
+"""Places, starts, weights."""
+LONGEST_SECONDS = 100 * 365 * 86400.0
+LONGEST_PERIOD_SECONDS = 366 * 86400.0
+RETRY_DELAY = 10
+"""The default; another one tells that somebody wanted to retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """No second job of the same key.
+
+    Args:
+        key: a text such as "feed:{feed_id}", or a callable; None = the task with all its arguments.
+        scope: "task": other tasks may use the same key; "global": one job over all tasks that write
+            this key with this scope.
+        until: how long a job has its key: until it has "finished", retries included, or has
+            "started", after which another may be enqueued, and may run beside it.
+        within: seconds or a timedelta: the key also stays taken for so long after the enqueue, even
+            when the job has finished. With "keep" and "raise" only.
+        on_conflict: what an enqueue does when the key is taken. "keep": the job stays as it is.
+            "after": so too while it waits; one that runs is followed by one more. "replace": the
+            job that waits gets the new arguments; one that runs is followed by one more.
+            "postpone": the same, and it starts ``delay`` after the last enqueue. "raise":
+            DuplicateJob.
+        delay: seconds or a timedelta; for "postpone", and needed there.
+        longest_wait: for "postpone": start so long after the first enqueue, though more come.
+    """
+
+    key: Key | None = None
+    _: KW_ONLY
+    scope: Scope = "task"
+    until: Until = "finished"
+    within: Seconds | None = None
+    on_conflict: OnConflict = "keep"
+    delay: Seconds | None = None
+    longest_wait: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        check_key("Unique", self.key)
+        _check_choice("Unique", "scope", self.scope, Scope)
+        _check_choice("Unique", "until", self.until, Until)
+        _check_choice("Unique", "on_conflict", self.on_conflict, OnConflict)
+        for name in ("within", "delay", "longest_wait"):
+            if getattr(self, name) is not None:
+                _check_seconds("Unique", name, getattr(self, name))
+        self._check_postponement()
+        if self.within is not None and self.on_conflict not in ("keep", "raise"):
+            raise InvalidTaskOption(
+                f"Unique(within=..., on_conflict={self.on_conflict!r}): a job that has finished "
+                'cannot give way, so write on_conflict="keep" or "raise" with within.'
+            )
+        if self.until == "started" and self.on_conflict == "after":
+            raise InvalidTaskOption(
+                'Unique(until="started", on_conflict="after"): a job that runs has given its key '
+                'back already, so leave until out, or write on_conflict="keep".'
+            )
+
+    def _check_postponement(self) -> None:
+        if self.on_conflict != "postpone":
+            if self.delay is not None or self.longest_wait is not None:
+                name = "longest_wait" if self.delay is None else "delay"
+                raise InvalidTaskOption(
+                    f'Unique({name}=...) is for on_conflict="postpone": write that, too.'
+                )
+        elif self.delay is None:
+            raise InvalidTaskOption(
+                'Unique(on_conflict="postpone"): write how long after the last enqueue the job '
+                "shall start, as in delay=30."
+            )
+        elif as_seconds(self.longest_wait or self.delay) < as_seconds(self.delay):
+            raise InvalidTaskOption(
+                f"Unique(delay={self.delay!r}, longest_wait={self.longest_wait!r}): write a "
+                "longest_wait that is not shorter than delay."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """One job of the same key at a time.
+
+    Args:
+        key: a text such as "feed:{feed_id}", or a callable; None = the task
+            with all its arguments: never the same call twice at once.
+        on_busy: what becomes of a job whose turn it is while the lock is taken. "wait": it is
+            blocked, and runs as soon as it can, in the order of enqueues. "skip": it ends as
+            cancelled. "retry": it is tried again after ``retry_delay``.
+        retry_delay: seconds or a timedelta; for "retry".
+    """
+
+    key: Key | None = None
+    _: KW_ONLY
+    on_busy: OnBusy = "wait"
+    retry_delay: Seconds = 10
+
+    def __post_init__(self) -> None:
+        check_key("Lock", self.key)
+        _check_busy("Lock", self.on_busy, self.retry_delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most ``n`` jobs of the same key at a time.
+
+    Args:
+        n: at least 1. Where tasks or releases differ, that of the newest job counts.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task: so many of its jobs.
+        on_busy, retry_delay: as for Lock.
+    """
+
+    n: int
+    key: Key | None = None
+    _: KW_ONLY
+    on_busy: OnBusy = "wait"
+    retry_delay: Seconds = 10
+
+    def __post_init__(self) -> None:
+        _check_whole("Limit", "n", self.n)
+        check_key("Limit", self.key)
+        _check_busy("Limit", self.on_busy, self.retry_delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most so many starts of the same key in any period of that length.
+
+    Args:
+        rate: starts per period, as in "10/s", "100/m", "5000/h", "1000/d" or "100/30s".
+        key: a text such as "feed:{feed_id}", or a callable; None = the task.
+            Rates of different periods do not share a key, so a task may have
+            ``(Rate("10/s", "api"), Rate("1000/h", "api"))``.
+        burst: None = no period of that length ever sees more. A number: starts are spread over the
+            period, and so many may come at once after a quiet time (a token bucket).
+        weight: how many starts a job counts as; or a callable of the arguments that gives it. It
+            cannot be more than ``burst``, or than the starts of a period.
+    """
+
+    rate: str
+    key: Key | None = None
+    _: KW_ONLY
+    burst: int | None = None
+    weight: Weight = 1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        check_key("Rate", self.key)
+        if self.burst is not None:
+            _check_whole("Rate", "burst", self.burst)
+        if not callable(self.weight):
+            self.check_weight(self.weight)
+
+    def check_weight(self, weight: Any) -> None:
+        """Raises InvalidTaskOption for the weight of a job that could never start."""
+        _check_whole("Rate", "weight", weight)
+        if weight > self.most:
+            raise InvalidTaskOption(
+                f"Rate({self.rate!r}, weight={weight}): such a job could never start, so let it "
+                f"weigh {self.most} at most, or write a higher rate or burst."
+            )
+
+    @property
+    def starts(self) -> int:
+        """Per period."""
+        return _per_period(self.rate)[0]
+
+    @property
+    def period_seconds(self) -> float:
+        return _per_period(self.rate)[1]
+
+    @property
+    def window(self) -> tuple[float, bool]:
+        """What rates must have in common to share a key: period, and way of counting."""
+        return self.period_seconds, self.burst is None
+
+    @property
+    def most(self) -> int:
+        """The highest weight that can start."""
+        return self.starts if self.burst is None else self.burst
+
+
+@dataclass(frozen=True, slots=True)
+class InSequence:
+    """Jobs of the same key run one after another, in the order in which they were enqueued; a
+    failed attempt is tried again before the next job starts.
+
+    Args:
+        key: a text such as "feed:{feed_id}", or a callable; it cannot be left out.
+        after_failure: "go_on": when a job has failed for good, the next one starts. "halt": those
+            after it wait until somebody has seen to its dead letter.
+    """
+
+    key: Key
+    _: KW_ONLY
+    after_failure: AfterFailure = "go_on"
+
+    def __post_init__(self) -> None:
+        if self.key is None:
+            raise InvalidTaskOption(
+                "InSequence(None): write the key under which the jobs are in sequence, as in "
+                'InSequence("account:{account_id}").'
+            )
+        check_key("InSequence", self.key)
+        _check_choice("InSequence", "after_failure", self.after_failure, AfterFailure)
+
+
+Guard = Unique | Lock | Limit | Rate | InSequence
+
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RATE = re.compile(r"(\d{1,10})/(\d{0,9})([smhd])", re.ASCII)
+
+
+def _check_rate(rate: Any) -> None:
+    if isinstance(rate, str) and _RATE.fullmatch(rate):
+        starts, seconds = _per_period(rate)
+        if 1 <= starts <= MOST and 0 < seconds <= LONGEST_PERIOD_SECONDS:
+            return
+    raise InvalidTaskOption(
+        f"Rate({rate!r}): write how many starts in which period, as in "
+        '"100/m", or "100/30s"; the units are s, m, h and d, and a period has at most 366 days.'
+    )
+
+
+@lru_cache(maxsize=1024)
+def _per_period(rate: str) -> tuple[int, float]:
+    """The starts, and the seconds of the period."""
+    match = _RATE.fullmatch(rate)
+    assert match is not None
+    return int(match[1]), float(match[2] or 1) * UNIT_SECONDS[match[3]]
+
+
+def _check_choice(owner: str, name: str, value: Any, choices: Any) -> None:
+    if value not in get_args(choices):
+        known = " or ".join(f'"{choice}"' for choice in get_args(choices))
+        raise InvalidTaskOption(f"{owner}({name}={value!r}): write {known}.")
+
+
+def _check_whole(owner: str, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise InvalidTaskOption(
+            f"{owner}({name}={value!r}): write a whole number, at least 1 and at most {MOST}."
+        )
+
+
+def _check_seconds(owner: str, name: str, value: Any) -> None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= LONGEST_SECONDS:
+        raise InvalidTaskOption(
+            f"{owner}({name}={value!r}): write a number of seconds above 0, or a timedelta."
+        )
+
+
+def _check_busy(owner: str, on_busy: Any, retry_delay: Any) -> None:
+    _check_choice(owner, "on_busy", on_busy, OnBusy)
+    _check_seconds(owner, "retry_delay", retry_delay)
+    if on_busy != "retry" and retry_delay != RETRY_DELAY:
+        raise InvalidTaskOption(
+            f'{owner}(retry_delay={retry_delay!r}) is for on_busy="retry": write that, too.'
+        )
+
+
+def check_key(owner: str, key: Any) -> None:
+    """Raises InvalidTaskOption for what is neither a format string, nor a callable, nor None."""
+    if key is None or callable(key):
+        return
+    problem = "" if isinstance(key, str) else "it is no text"
+    if key == "":
+        problem = "it is empty"
+    try:
+        names_in(key if not problem else "")
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise InvalidTaskOption(
+            f'{owner}(key={key!r}): {problem}. Write a text such as "feed:{{feed_id}}", in which a '
+            "brace of its own stands twice, or a callable of the arguments."
+        )
+
+
+@lru_cache(maxsize=1024)
+def names_in(template: str) -> frozenset[str]:
+    """The names in a format string, without what follows them. Raises ValueError if it is none."""
+    names: set[str] = set()
+    for _, field, spec, conversion in Formatter().parse(template):
+        if field is None:
+            continue
+        name = re.split(r"[.\[]", field, maxsplit=1)[0]
+        if not name.isidentifier():
+            raise ValueError(f"{{{field}}} does not begin with the name of a parameter")
+        if conversion not in (None, "s", "r", "a"):
+            raise ValueError(f"there is no conversion !{conversion}")
+        names |= {name, *names_in(spec or "")}
+    return frozenset(names)
+
+
+@lru_cache(maxsize=1024)
+def signature_of_call(
+    function: Callable[..., Any], takes_context: bool
+) -> inspect.Signature | None:
+    """What ``enqueue`` takes: the function's parameters, without ``context``. None where they can't
+    be had."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    if not takes_context:
+        return signature
+    return signature.replace(parameters=tuple(signature.parameters.values())[1:])
+
+
+class Wanted(NamedTuple):
+    """The arguments that a callable names."""
+
+    names: frozenset[str]
+    required: frozenset[str]
+    takes_rest: bool
+    """Whether it takes any other as well."""
+
+
+def wanted_by(function: Callable[..., Any]) -> Wanted | None:
+    """None = it takes them by their place, or does not say how."""
+    signature = signature_of_call(function, False)
+    if signature is None:
+        return None
+    named = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY):
+            return None
+        if parameter.kind is not Parameter.VAR_KEYWORD:
+            named.append(parameter)
+    return Wanted(
+        frozenset(parameter.name for parameter in named),
+        frozenset(one.name for one in named if one.default is Parameter.empty),
+        len(named) < len(signature.parameters),
+    )
+
+
+def refuse_strangers(task: Any, options: Iterable[str]) -> None:
+    """Raises InvalidTaskOption where a key in one of these options of a task names what is no
+    parameter of its function."""
+    for option in options:
+        guards = getattr(task, option) or ()
+        for guard in guards if isinstance(guards, tuple) else (guards,):
+            for part in ("key", "weight"):
+                made_by = getattr(guard, part, None)
+                if isinstance(made_by, str):
+                    _refuse_stranger(task, f"{option}: the {part} {made_by!r}", names_in(made_by))
+                elif callable(made_by):
+                    wanted = wanted_by(made_by)
+                    required = wanted.required if wanted is not None else frozenset()
+                    _refuse_stranger(task, f"{option}: the callable for its {part}", required)
+
+
+def _refuse_stranger(task: Any, what: str, names: frozenset[str]) -> None:
+    if not names:
+        return
+    signature = signature_of_call(task.func, task.takes_context)
+    known = () if signature is None else tuple(signature.parameters)
+    for name in sorted(names - set(known)):
+        advice = f"write one of {', '.join(known)}" if known else "there are none, so leave it out"
+        raise InvalidTaskOption(
+            f"{what} names {name!r}, which is no parameter of {task.module_path}: {advice}."
+        )

@@ -1,0 +1,278 @@
+"""What a task's options may be, and what they come to under a backend's settings."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from django.utils import timezone
+
+from stoker.compat import is_task
+from stoker.conf import Settings
+from stoker.exceptions import InvalidTaskOption
+
+from .backoff import Backoff, Seconds, as_backoff
+from .dead_letters import DeadLetters
+from .guards import InSequence, Limit, Lock, Rate, Unique
+from .schedules import Scheduled
+from .signatures import Signature
+
+ErrorClasses = type[BaseException] | tuple[type[BaseException], ...]
+BackoffOption = Seconds | Sequence[Seconds] | Backoff
+Check = Callable[[str, Any], Any]
+
+
+class _Carried(TypedDict, total=False):
+    max_attempts: int | None
+    max_crashes: int | None
+    timeout: Seconds | None
+    unique: Unique | None
+    lock: Lock | None
+    limit: Limit | tuple[Limit, ...] | None
+    rate: Rate | tuple[Rate, ...] | None
+    sequence: str | InSequence | None
+    on_success: Any
+    on_failure: Any
+    on_finish: Any
+
+
+class Options(_Carried, total=False):
+    """What ``@task(...)`` takes beyond Django's own arguments, as the fields of Task say."""
+
+    backoff: BackoffOption | None
+    retry_on: ErrorClasses
+    give_up_on: ErrorClasses
+    expires: Seconds | None
+    atomic: bool
+    at_most_once: bool
+    schedule: Scheduled | Sequence[Scheduled]
+    dead_letters: DeadLetters | None
+    on_dead_letter: Callable[[Any], object] | None
+    exposed: bool | str
+
+
+class Changes(_Carried, total=False):
+    """What ``using(...)`` takes: what travels with the job. The rest is read off the task when an
+    attempt has failed, so it is given to ``@task`` alone."""
+
+    priority: int | None
+    queue_name: str | None
+    backend: str | None
+    run_after: datetime | Seconds | None
+    expires: datetime | Seconds | None
+
+
+OPTIONS = tuple(Options.__annotations__)
+CHANGES = tuple(Changes.__annotations__)
+EXPOSED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+GUARDS = ("unique", "lock", "limit", "rate", "sequence")
+"""The options that are guards."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """The options of a task as they are in force: its own, else those of the backend's settings."""
+
+    max_attempts: int
+    max_crashes: int
+    backoff: Backoff
+    timeout_seconds: float | None
+    retry_on: tuple[type[BaseException], ...]
+    """Empty: on every error."""
+    give_up_on: tuple[type[BaseException], ...]
+    expires_seconds: float | None
+    """After its enqueue; None also where the task has a moment (see ``expires_at``)."""
+
+
+def options_of(task: Any, settings: Settings) -> TaskOptions:
+    """The options in force for any task, Stoker's own or a plain one of Django's."""
+    max_attempts = (
+        1 if getattr(task, "at_most_once", False) else getattr(task, "max_attempts", None)
+    )
+    max_crashes = getattr(task, "max_crashes", None)
+    backoff = getattr(task, "backoff", None)
+    timeout = getattr(task, "timeout", None)
+    expires = getattr(task, "expires", None)
+    return TaskOptions(
+        max_attempts=settings.max_attempts if max_attempts is None else max_attempts,
+        max_crashes=settings.max_crashes if max_crashes is None else max_crashes,
+        backoff=as_backoff(settings.backoff if backoff is None else backoff),
+        timeout_seconds=settings.timeout_seconds if timeout is None else _limit_seconds(timeout),
+        retry_on=error_classes("retry_on", getattr(task, "retry_on", None) or ()),
+        give_up_on=error_classes("give_up_on", getattr(task, "give_up_on", None) or ()),
+        expires_seconds=None
+        if expires is None or isinstance(expires, datetime)
+        else float(expires),
+    )
+
+
+def expires_at(task: Any, enqueued_at: float) -> float | None:
+    """When a job enqueued then is not started any more, in seconds since 1970; None = never."""
+    expires = getattr(task, "expires", None)
+    if expires is None:
+        return None
+    return as_timestamp(expires) if isinstance(expires, datetime) else enqueued_at + float(expires)
+
+
+def as_timestamp(moment: datetime) -> float:
+    """Seconds since 1970. A naive moment is one of the project's time zone, as Django has it."""
+    aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
+    return aware.timestamp()
+
+
+def is_guarded(task: Any) -> bool:
+    """Whether any task, Stoker's own or a plain one of Django's, has a guard."""
+    try:
+        return bool(task.unique or task.lock or task.limit or task.rate or task.sequence)
+    except AttributeError:  # a plain one
+        return False
+
+
+def not_before(run_after: Any) -> dict[str, Any]:
+    """The fields of Task that say when a job may start."""
+    if isinstance(run_after, datetime):
+        return {"run_after": run_after, "run_after_seconds": None}
+    seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not abs(seconds) < LONGEST_DELAY_SECONDS:
+        raise InvalidTaskOption(
+            f"run_after={run_after!r}: write a datetime, or seconds or a timedelta from the "
+            "enqueue on."
+        )
+    return {"run_after": None, "run_after_seconds": float(seconds)}
+
+
+def option(default: Any, check: Check) -> Any:
+    """A field of Task that knows its check, which gives the value to be kept."""
+    return field(default=default, metadata={"check": check})
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidTaskOption(f"{name}={value!r}: write True or False.")
+    return value
+
+
+def exposure(name: str, value: Any) -> bool | str:
+    """Whether a task is exposed, or the name that it has outside."""
+    if isinstance(value, bool) or (isinstance(value, str) and EXPOSED_NAME.fullmatch(value)):
+        return value
+    raise InvalidTaskOption(
+        f"{name}={value!r}: write True, False, or a name of up to 255 letters, digits, dots, "
+        "underscores and hyphens."
+    )
+
+
+def whole(minimum: int, maximum: int) -> Check:
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise InvalidTaskOption(
+                f"{name}={value!r}: write a whole number between {minimum} and {maximum}."
+            )
+        return value
+
+    return check
+
+
+def positive_seconds(name: str, value: Any) -> float:
+    """Seconds above 0; infinity is allowed, and means without limit."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not seconds > 0:
+        raise InvalidTaskOption(
+            f"{name}={value!r}: write a number of seconds above 0, or a timedelta."
+        )
+    return float(seconds)
+
+
+def expiry(name: str, value: Any) -> float | datetime:
+    if isinstance(value, datetime):
+        return value
+    seconds = positive_seconds(name, value)
+    if math.isinf(seconds):
+        raise InvalidTaskOption(f"{name}={value!r}: leave it out for a job that never expires.")
+    return seconds
+
+
+def backoff(name: str, value: Any) -> Backoff:
+    return as_backoff(value)
+
+
+def error_classes(name: str, value: Any) -> tuple[type[BaseException], ...]:
+    """One exception class or a tuple of them, as ``except`` takes them."""
+    classes = value if isinstance(value, tuple) else (value,)
+    for one in classes:
+        if not isinstance(one, type) or not issubclass(one, BaseException):
+            raise InvalidTaskOption(
+                f"{name}={value!r}: write an exception class or a tuple of them, "
+                f"as in {name}=(ConnectionError, TimeoutError)."
+            )
+    return classes
+
+
+def one_policy(name: str, value: Any) -> DeadLetters:
+    if not isinstance(value, DeadLetters):
+        raise InvalidTaskOption(f'{name}={value!r}: write {name}=DeadLetters(requeue_after="1h").')
+    return value
+
+
+def function(name: str, value: Any) -> Callable[..., object]:
+    if not callable(value):
+        raise InvalidTaskOption(f"{name}={value!r}: write a function of one argument.")
+    return value  # type: ignore[no-any-return] # asked
+
+
+def hook(name: str, value: Any) -> Any:
+    """A step: what a job can be made of."""
+    if not isinstance(value, Signature) and not is_task(value):
+        raise InvalidTaskOption(
+            f"{name}={value!r}: write a task, or a call of one as in {name}=tell.s(7)."
+        )
+    return value
+
+
+WORDS_OF_OTHERS = {
+    "max_retries": "max_attempts",
+    "retries": "max_attempts",
+    "queue": "queue_name",
+    "countdown": "run_after",
+    "eta": "run_after",
+    "delay": "run_after",
+    "time_limit": "timeout",
+    "soft_time_limit": "timeout",
+    "retry_backoff": "backoff",
+    "autoretry_for": "retry_on",
+    "rate_limit": "rate",
+    "concurrency": "limit",
+    "max_concurrency": "limit",
+    "unique_for": "unique",
+    "dedupe": "unique",
+    "cron": "schedule",
+    "run_every": "schedule",
+}
+"""What other task queues call it."""
+
+
+def refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> None:
+    """Raises InvalidTaskOption for the first unknown option, with what was probably meant."""
+    for name in given:
+        if name not in known and name in OPTIONS:
+            raise InvalidTaskOption(f"{where} does not take {name!r}: it belongs into @task(...).")
+        if name not in known:
+            meant = WORDS_OF_OTHERS.get(name, name)
+            near = difflib.get_close_matches(meant, known, n=1)
+            advice = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+            raise InvalidTaskOption(f"{where} has no option {name!r}. {advice}")
+
+
+def _limit_seconds(timeout: float | timedelta) -> float | None:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return None if math.isinf(seconds) else seconds
+
+
+LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0

@@ -1,0 +1,138 @@
+"""From the name that a package carries to the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from stoker.compat import is_task
+from stoker.exceptions import InvalidTaskOption, UnknownTask
+
+
+def find_task(path: str) -> Any:
+    """The task of that name: Stoker's own, or a plain one of Django's.
+
+    Args:
+        path: module and qualified name of the function, as in ``shop.tasks.send_welcome``.
+
+    Raises:
+        UnknownTask: the module cannot be imported, or has no task of that name. The sentence says
+            which; where an import failed, its error is the cause.
+    """
+    module, names = _import(path)
+    owner: Any = module
+    found: Any = module
+    for name in names:
+        owner = found
+        found = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else _MISSING
+        if found is _MISSING:
+            break
+    if is_task(found):
+        return found
+    renamed = _of_function(owner, path)
+    if renamed is not None:
+        return renamed
+    if found is _MISSING:
+        raise UnknownTask(
+            f"There is no task {path!r}: {module.__name__} has no {'.'.join(names)!r}. "
+            "Was it renamed or removed, or does this worker run older code?"
+        )
+    raise UnknownTask(
+        f"{path!r} is no task but a {type(found).__name__}. Put @task on the function."
+    )
+
+
+def task_of(package: Any) -> Any:
+    """Return the task that runs the job of this package.
+
+    Raises:
+        UnknownTask: there is none.
+    """
+    via = package.options.via
+    return find_task(via).under(package.task) if via else find_task(package.task)
+
+
+def _import(path: str) -> tuple[ModuleType, list[str]]:
+    """The longest part of the path that is a module, and the names left over."""
+    parts = path.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise UnknownTask(f"{path!r} is not the name of a task, as in 'shop.tasks.send_welcome'.")
+    for end in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[:end])
+        try:
+            return import_module(name), parts[end:]
+        except ModuleNotFoundError as error:
+            # Only when this very module is missing may the name be one inside of a module.
+            is_missing = error.name is not None and f"{name}.".startswith(f"{error.name}.")
+            if not is_missing or end == 1:
+                raise _not_imported(path, name, error) from error
+        except (Exception, SystemExit) as error:
+            raise _not_imported(path, name, error) from error
+    raise AssertionError("the loop returns or raises")
+
+
+def _of_function(owner: Any, path: str) -> Any:
+    """The task made of that function under another name, as in ``send = task(_send)``."""
+    for candidate in vars(owner).values() if hasattr(owner, "__dict__") else ():
+        # By its type first: to ask a lazy object anything else is to have it made.
+        may_be = hasattr(type(candidate), "module_path") and is_task(candidate)
+        if may_be and candidate.module_path == path:
+            return candidate
+    return None
+
+
+def _not_imported(path: str, module: str, error: BaseException) -> UnknownTask:
+    return UnknownTask(
+        f"There is no task {path!r} here: importing {module} failed with "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+_MISSING = object()
+
+
+_exposed: dict[str, Any] = {}
+
+
+def expose(task: Any) -> None:
+    """Let this task be enqueued from outside, if it says so. What ``using()`` makes of a task
+    changes nothing; a module that is loaded again does.
+
+    Raises:
+        InvalidTaskOption: another task has that name.
+    """
+    if not task.exposed:
+        return
+    name = exposed_name(task)
+    known = _exposed.get(name)
+    if known is not None and known.module_path != task.module_path:
+        raise InvalidTaskOption(
+            f"exposed={task.exposed!r}: {known.module_path} is exposed under that name already, so "
+            f"give {task.module_path} another."
+        )
+    if known is None or known.func is not task.func:
+        _exposed[name] = task
+
+
+def exposed_name(task: Any) -> str:
+    """How a task that is exposed is called outside."""
+    return task.exposed if isinstance(task.exposed, str) else str(task.module_path)
+
+
+def exposed_task(name: str) -> Any:
+    """The task that is exposed under that name.
+
+    Raises:
+        UnknownTask: there is none, or none whose module was imported.
+    """
+    task = _exposed.get(name)
+    if task is None:
+        raise UnknownTask(f"No task is exposed as {name!r}. @task(exposed=True) exposes one.")
+    return task
+
+
+def exposed_tasks() -> Mapping[str, Any]:
+    """Name -> task, by name."""
+    return dict(sorted(_exposed.items()))

@@ -1,0 +1,322 @@
+"""How a schedule is written: ``Cron(...)``, ``every(...)`` and ``once(...)``, with what goes along.
+
+Nothing is asked of Django when one is made: they stand in settings and in modules of tasks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, TypedDict, Unpack
+
+from stoker.exceptions import InvalidSchedule
+from stoker.values.cron import (
+    ANCHOR,
+    UNITS,
+    CronRule,
+    IntervalRule,
+    OnceRule,
+    Rule,
+    instant_of,
+    zone_named,
+)
+from stoker.values.durations import duration_seconds
+
+MISFIRES = ("once", "skip", "all")
+OVERLAPS = ("allow", "skip", "queue")
+LONGEST_JITTER_SECONDS = 86_400.0
+MOST_CAUGHT_UP = 1000
+LONGEST_NAME = 255
+
+
+class Terms(TypedDict, total=False):
+    """What every schedule takes beside its rule; see ``Scheduled``."""
+
+    tz: str | None
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    start: datetime | None
+    end: datetime | None
+    repeats: int
+    jitter: float | str | timedelta
+    misfire: str
+    misfire_cap: int
+    grace: float | str | timedelta
+    overlap: str
+    moment_as: str
+    queue_name: str
+    priority: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled(ABC):
+    """A rule with its terms. Made by ``Cron(...)``, ``every(...)`` and ``once(...)``.
+
+    Raises:
+        InvalidSchedule: with a sentence for the first thing that is wrong.
+    """
+
+    kind: ClassVar[str]
+
+    tz: str | None = None
+    """The time zone of its wall clock, as in "Europe/Berlin". None = Django's ``TIME_ZONE``."""
+    name: str = ""
+    """"" = that of the task; where it has several, with a number after the first."""
+    args: Sequence[Any] = field(default=(), hash=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    start: datetime | None = None
+    """No tick before. A naive one is of the time zone."""
+    end: datetime | None = None
+    """No tick after."""
+    repeats: int = -1
+    """After so many jobs it is over; -1 = never."""
+    jitter: float | str | timedelta = 0.0
+    """Seconds, "30s" or a timedelta: each tick is up to so much later than its moment, by chance,
+    but by the same in every cluster."""
+    misfire: str = "once"
+    """What becomes of ticks that nobody could fire in time: "once": one job for all of them, of the
+    newest moment; "skip": none, if the newest is older than ``grace``; "all": a job for each."""
+    misfire_cap: int = 100
+    """With "all": the newest so many."""
+    grace: float | str | timedelta = 60.0
+    """With "skip": how late a tick may be."""
+    overlap: str = "allow"
+    """What happens while the job of the tick before has not ended: "allow": another; "skip": none;
+    "queue": one, when it has ended."""
+    moment_as: str = ""
+    """The keyword argument in which the task is given the moment that was meant, an aware datetime
+    of the schedule's time zone. "" = none."""
+    queue_name: str = ""
+    """"" = the task's."""
+    priority: int | None = None
+    """None = the task's."""
+
+    def __post_init__(self) -> None:
+        self._check_rule()
+        for name, known in (("misfire", MISFIRES), ("overlap", OVERLAPS)):
+            if getattr(self, name) not in known:
+                words = ", ".join(map(repr, known))
+                raise InvalidSchedule(f"{name}={getattr(self, name)!r}: write one of {words}.")
+        for name, most in (("jitter", LONGEST_JITTER_SECONDS), ("grace", float("inf"))):
+            object.__setattr__(self, name, _seconds(name, getattr(self, name), most))
+        if not (_is_whole(self.repeats) and (self.repeats == -1 or 0 < self.repeats < 2**31)):
+            raise InvalidSchedule(f"repeats={self.repeats!r}: write -1 (for ever), or how often.")
+        if not (_is_whole(self.misfire_cap) and 0 < self.misfire_cap <= MOST_CAUGHT_UP):
+            raise InvalidSchedule(
+                f"misfire_cap={self.misfire_cap!r}: write a whole number from 1 to "
+                f"{MOST_CAUGHT_UP}."
+            )
+        self._check_call()
+
+    @abstractmethod
+    def rule(self, default_zone: str) -> Rule:
+        """The rule alone, in its zone or in the default one."""
+
+    def zone(self, default: str) -> str:
+        return self.tz or default
+
+    def instant(self, moment: datetime, default_zone: str) -> datetime:
+        """A naive moment is one of the time zone."""
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+        return instant_of(moment, zone_named(self.zone(default_zone)))
+
+    def _check_rule(self) -> None:
+        try:
+            self.rule("UTC")
+        except (ValueError, TypeError) as error:
+            raise InvalidSchedule(as_sentence(error)) from None
+
+    def _check_call(self) -> None:
+        if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
+            raise InvalidSchedule(f"args={self.args!r}: write a list of arguments.")
+        kwargs: Any = self.kwargs
+        if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+            raise InvalidSchedule(f"kwargs={self.kwargs!r}: write a dict of arguments by name.")
+        for name in ("start", "end"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, datetime):
+                raise InvalidSchedule(f"{name}={value!r}: write a datetime.")
+        end = self.start and self.end and self.instant(self.end, "UTC")
+        if self.start and end and end < self.instant(self.start, "UTC"):
+            raise InvalidSchedule(f"end={self.end} is before start={self.start}.")
+        if self.moment_as and not self.moment_as.isidentifier():
+            raise InvalidSchedule(f"moment_as={self.moment_as!r}: write the name of an argument.")
+
+
+@dataclass(frozen=True, slots=True)
+class Cron(Scheduled):
+    """By a cron rule: five fields, six with seconds before them, or a name such as ``@daily``.
+
+    ::
+
+        @task(schedule=Cron("30 2 * * 1-5", tz="Europe/Berlin"))
+    """
+
+    kind: ClassVar[str] = "cron"
+    expression: str
+
+    def rule(self, default_zone: str) -> Rule:
+        expression: Any = self.expression
+        if not isinstance(expression, str) or len(expression) > 255:
+            raise ValueError(f"{expression!r} is no cron rule: write up to 255 characters")
+        return CronRule(self.expression, self.zone(default_zone))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Every(Scheduled):
+    """Every so many of a unit. Made by ``every``."""
+
+    kind: ClassVar[str] = "interval"
+    count: int
+    unit: str
+    anchor: datetime | None = None
+    """One of the moments; None = midnight of Monday, 1 January 2001, on the wall clock."""
+
+    def rule(self, default_zone: str) -> Rule:
+        zone = self.zone(default_zone)
+        anchor = ANCHOR if self.anchor is None else self.anchor
+        if anchor.tzinfo is not None:
+            anchor = anchor.astimezone(zone_named(zone)).replace(tzinfo=None, fold=0)
+        return IntervalRule(self.count, self.unit, zone, anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class Once(Scheduled):
+    """At one moment. Made by ``once``."""
+
+    kind: ClassVar[str] = "once"
+    at: datetime
+
+    def rule(self, default_zone: str) -> Rule:
+        if not isinstance(self.at, datetime):
+            raise ValueError(f"once({self.at!r}): write a datetime")
+        return OnceRule(self.instant(self.at, default_zone))
+
+
+def every(
+    *,
+    anchor: datetime | None = None,
+    seconds: int = 0,
+    minutes: int = 0,
+    hours: int = 0,
+    days: int = 0,
+    weeks: int = 0,
+    months: int = 0,
+    quarters: int = 0,
+    years: int = 0,
+    **terms: Unpack[Terms],
+) -> Every:
+    """Every so many minutes, days, months: ``every(minutes=5)``, ``every(months=1, anchor=...)``.
+
+    Seconds, minutes and hours are time gone by, and can be added: ``every(hours=1, minutes=30)``.
+    The others come at the anchor's time on the wall clock, on the last day of a month that has no
+    day of the anchor's number.
+
+    Args:
+        anchor: one of the moments; None = midnight of Monday, 1 January 2001, so that hours are
+            full, days begin at midnight, weeks on Monday, months on the first. A naive one is of
+            the time zone.
+        terms: see ``Scheduled``.
+
+    Raises:
+        InvalidSchedule: with a sentence for what is wrong.
+    """
+    given = (seconds, minutes, hours, days, weeks, months, quarters, years)
+    counts = {unit: count for unit, count in zip(UNITS, given, strict=True) if count != 0}
+    units = [*counts]
+    if len(units) > 1 and set(units) <= {"seconds", "minutes", "hours"}:
+        unit = units[0]
+        weights = {"seconds": 1, "minutes": 60, "hours": 3600}
+        counts = {unit: sum(count * weights[one] for one, count in counts.items()) // weights[unit]}
+    if len(counts) != 1:
+        raise InvalidSchedule(
+            "every() takes one unit, as in every(minutes=5) or every(months=1); only seconds, "
+            "minutes and hours can be added to one another."
+        )
+    ((unit, count),) = counts.items()
+    return Every(count=count, unit=unit, anchor=anchor, **_words(terms))
+
+
+def once(at: datetime, **terms: Unpack[Terms]) -> Once:
+    """At one moment; a naive one is of the time zone.
+
+    Raises:
+        InvalidSchedule: with a sentence for what is wrong.
+    """
+    return Once(at, **_words(terms))
+
+
+def _words(terms: Any) -> dict[str, Any]:
+    known = {one.name for one in fields(Scheduled)}
+    for name in terms:
+        if name not in known:
+            raise InvalidSchedule(f"A schedule has no {name!r}. There are: {', '.join(known)}.")
+    return dict(terms)
+
+
+def is_name(name: Any) -> bool:
+    """Whether a schedule may be called that. Not every database can store a NUL."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and "\0" not in name
+
+
+def as_sentence(error: Exception) -> str:
+    """It begins with a capital, unless with what was written."""
+    text = str(error)
+    is_ours = "=" not in text.partition(" ")[0]
+    return (text[:1].upper() + text[1:] if is_ours else text) + "."
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _seconds(name: str, value: Any, most: float) -> float:
+    try:
+        seconds = duration_seconds(value)
+    except ValueError as error:
+        raise InvalidSchedule(f"{name}={value!r} {error}.") from None
+    if not 0 <= seconds <= most:
+        raise InvalidSchedule(f"{name}={value!r}: write between 0 and {most:g} seconds.")
+    return seconds
+
+
+declared_tasks: dict[str, Any] = {}
+"""Path -> task, of those that were given a schedule."""
+
+
+def declare(task: Any) -> None:
+    """Let clusters know of it, if it was given a schedule."""
+    if task.schedule:
+        declared_tasks.setdefault(task.module_path, task)
+
+
+def schedules_of(name: str, value: Any) -> tuple[Scheduled, ...]:
+    """The option of a task: one or several."""
+    listed = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(one, Scheduled) for one in listed):
+        raise InvalidSchedule(
+            f'{name}={value!r}: write Cron("0 3 * * *"), every(minutes=5), or a list of them.'
+        )
+    return listed
+
+
+def schedules_by_name(value: Any) -> tuple[tuple[str, str, Scheduled], ...]:
+    """The setting: name, dotted path of the task, and schedule. Raises ValueError."""
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a dict of names and schedules")
+    found = []
+    for name, one in value.items():
+        is_whole = isinstance(one, Mapping) and set(one) == {"task", "schedule"}
+        if not is_whole or not isinstance(one["schedule"], Scheduled):
+            raise ValueError(
+                f'must have for {name!r} a dict such as {{"task": "shop.tasks.report", "schedule": '
+                'Cron("0 3 * * *")}'
+            )
+        if not is_name(name):
+            raise ValueError(f"must have names of up to {LONGEST_NAME} characters")
+        found.append((name, str(one["task"]), one["schedule"]))
+    return tuple(found)

@@ -1,0 +1,369 @@
+"""What may be given to a task's options for guards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import Field, dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
+
+from asgiref.sync import sync_to_async
+from django.utils import timezone
+
+from stoker.compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    DEFAULT_TASK_PRIORITY,
+    DEFAULT_TASK_QUEUE_NAME,
+    DjangoTask,
+)
+from stoker.exceptions import InvalidTaskOption
+
+from .dead_letters import DeadLetters
+from .guards import Guard, InSequence, Limit, Lock, Rate, Unique, refuse_strangers
+from .options import (
+    CHANGES,
+    GUARDS,
+    BackoffOption,
+    Changes,
+    ErrorClasses,
+    backoff,
+    error_classes,
+    expiry,
+    exposure,
+    function,
+    hook,
+    not_before,
+    one_policy,
+    option,
+    positive_seconds,
+    refuse_unknown,
+    whole,
+    yes_or_no,
+)
+from .registry import expose, find_task
+from .schedules import Scheduled, declare, schedules_of
+from .signatures import Steps
+
+if TYPE_CHECKING:
+    from stoker.jobs.results import Result
+
+
+Check = Callable[[str, Any], Any]
+
+
+def one_guard(kind: type[Guard]) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise InvalidTaskOption(f"{name}={value!r}: write {name}={_meant(kind, value)}.")
+        return value
+
+    return check
+
+
+def some_guards(kind: type[Limit | Rate]) -> Check:
+    """One of that kind, or several of them; kept as a tuple."""
+
+    def check(name: str, value: Any) -> Any:
+        guards = tuple(value) if isinstance(value, tuple | list) else (value,)
+        for one in guards:
+            if not isinstance(one, kind):
+                raise InvalidTaskOption(
+                    f"{name}={value!r}: write {name}={_meant(kind, value)}, or several in a tuple."
+                )
+        _refuse_twins(name, guards)
+        return guards
+
+    return check
+
+
+def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
+    """Each of the rates of one key needs a period of its own, each limit a key."""
+    seen: set[Any] = set()
+    for guard in guards:
+        twin = (guard.key, guard.window if isinstance(guard, Rate) else None)
+        if twin in seen:
+            raise InvalidTaskOption(
+                f"{name}: two of them count the same jobs, under the key {guard.key!r}. Write the "
+                "stricter one alone, or another key."
+            )
+        seen.add(twin)
+
+
+def in_sequence(name: str, value: Any) -> InSequence:
+    """A key alone, or an InSequence."""
+    if isinstance(value, InSequence):
+        return value
+    if isinstance(value, str):
+        return InSequence(value)
+    raise InvalidTaskOption(
+        f'{name}={value!r}: write {name}="account:{{account_id}}", or {EXAMPLES[InSequence]}, of '
+        "which the key may also be a callable."
+    )
+
+
+def _meant(kind: type[Guard], value: Any) -> str:
+    """What was probably meant, else an example."""
+    fits = isinstance(value, str if kind in (Unique, Lock, Rate) else int)
+    if fits and not isinstance(value, bool):
+        with suppress(InvalidTaskOption):
+            kind(value)
+            return f"{kind.__name__}({json.dumps(value, ensure_ascii=False)})"
+    return EXAMPLES[kind]
+
+
+EXAMPLES: dict[type[Guard], str] = {
+    Unique: 'Unique("feed:{feed_id}")',
+    Lock: 'Lock("feed:{feed_id}")',
+    Limit: "Limit(4)",
+    Rate: 'Rate("100/m")',
+    InSequence: 'InSequence("account:{account_id}", after_failure="halt")',
+}
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Call = tuple[Iterable[Any], Mapping[str, Any]]
+"""The arguments of one job: ``(args, kwargs)``."""
+
+
+# Django's own Task is not generic, the backport's is: naming Generic here makes ours so on both.
+# `slots=True` makes the class a second time, and `super()` without arguments would mean the first,
+# so the base is called by its name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in the stubs and the backport only
+    """A task of ``django.tasks`` that also knows how often, how long and when its jobs are tried.
+
+    None and () mean: as the settings of its backend say; for a guard, that there is none.
+    """
+
+    func: Callable[..., R]
+    """The function. With ``takes_context`` its first parameter is ``context``, a TaskContext."""
+
+    priority: int = DEFAULT_TASK_PRIORITY
+    """From -100 to 100; higher runs first."""
+
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    """The name under ``TASKS``."""
+
+    queue_name: str = DEFAULT_TASK_QUEUE_NAME
+    """The line in which the jobs wait: one of the backend's ``QUEUES``; any, where that is []."""
+
+    run_after: datetime | None = None
+    """Jobs are not started before; given to ``using()``."""
+
+    takes_context: bool = False
+    """Whether the function is given a TaskContext as its first argument."""
+
+    run_after_seconds: float | None = None
+    """Jobs are not started until so long after their enqueue: ``using(run_after=seconds)``."""
+
+    max_attempts: int | None = option(None, whole(1, 10_000))
+    """How often a job is tried before it is a dead letter. Setting: ``MAX_ATTEMPTS``."""
+
+    max_crashes: int | None = option(None, whole(1, 10_000))
+    """How often a job may take its worker process down. Setting: ``MAX_CRASHES``."""
+
+    backoff: BackoffOption | None = option(None, backoff)
+    """The delay before the next attempt: seconds or a timedelta; a list of them, of which the last
+    repeats; or ``f(exception, task_result)``, which gives one, or None for no further attempt. See
+    ``exponential``, ``linear`` and ``constant``. Setting: ``BACKOFF``."""
+
+    timeout: float | timedelta | None = option(None, positive_seconds)
+    """Seconds or a timedelta that one attempt may take; ``math.inf`` = no limit. Setting:
+    ``TIMEOUT``."""
+
+    retry_on: ErrorClasses = option((), error_classes)
+    """An exception class or a tuple of them: on others the job is not tried again. () = on all."""
+
+    give_up_on: ErrorClasses = option((), error_classes)
+    """An exception class or a tuple of them: on these the job is not tried again, whatever
+    ``retry_on`` says."""
+
+    expires: float | timedelta | datetime | None = option(None, expiry)
+    """A job that was not started by then becomes a dead letter: seconds or a timedelta after its
+    enqueue, or (given to ``using()``) an aware datetime."""
+
+    unique: Unique | None = option(None, one_guard(Unique))
+    """No second job of the same key."""
+
+    lock: Lock | None = option(None, one_guard(Lock))
+    """One job of the same key at a time."""
+
+    limit: Limit | tuple[Limit, ...] | None = option(None, some_guards(Limit))
+    """At most so many jobs of the same key at a time: one Limit or a tuple of them."""
+
+    rate: Rate | tuple[Rate, ...] | None = option(None, some_guards(Rate))
+    """At most so many starts of the same key in a period: one Rate or a tuple of them."""
+
+    sequence: str | InSequence | None = option(None, in_sequence)
+    """Jobs of the same key run one after another, in the order of their enqueues: a key, or an
+    InSequence."""
+
+    atomic: bool = option(False, yes_or_no)
+    """Whether what it writes to the queues' database is committed with its completion, or not."""
+
+    at_most_once: bool = option(False, yes_or_no)
+    """Whether a job is never begun a second time, whatever happens to it: it ends as a dead letter
+    instead. Includes ``max_attempts=1``."""
+
+    schedule: Scheduled | Sequence[Scheduled] = option((), schedules_of)
+    """When clusters enqueue it by themselves: ``Cron("0 3 * * *")``, ``every(minutes=5)``,
+    ``once(...)``, or a list of them."""
+
+    dead_letters: DeadLetters | None = option(None, one_policy)
+    """When its dead letters are sent again by themselves. Setting: ``DEAD_LETTERS``."""
+
+    on_dead_letter: Callable[[Any], object] | None = option(None, function)
+    """Called with each new or updated dead letter: its row, in the monitor, after the commit."""
+
+    exposed: bool | str = option(False, exposure)
+    """Whether it may be enqueued over HTTP (``stoker.api``): True = by its path, as
+    ``shop.tasks.send_welcome``; a text = by that name."""
+
+    on_success: Any = option(None, hook)
+    """A task or signature of which a job is made when a job has succeeded. It is given the Result,
+    unless it is written with ``si``."""
+
+    on_failure: Any = option(None, hook)
+    """The same for a job that has become a dead letter, or was cancelled."""
+
+    on_finish: Any = option(None, hook)
+    """The same for each job that is over, however it ended."""
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            InvalidTaskOption: for one of Stoker's.
+            InvalidTask: for one of Django's.
+        """
+        for spec in option_fields():
+            value = getattr(self, spec.name)
+            if value is not None and value != ():
+                checked = spec.metadata["check"](spec.name, value)
+                object.__setattr__(self, spec.name, checked)
+        if self.at_most_once and self.max_attempts not in (None, 1):
+            raise InvalidTaskOption(
+                f"max_attempts={self.max_attempts}: a task with at_most_once=True has one attempt."
+            )
+        DjangoTask.__post_init__(self)
+        refuse_strangers(self, GUARDS)
+        expose(self)
+        declare(self)
+
+    def using(self, **changes: Unpack[Changes]) -> Self:
+        """This task with other options.
+
+        Args:
+            priority, queue_name, backend: as for ``@task``; None = as it is.
+            run_after: a datetime, or seconds or a timedelta from the enqueue on; None = as it is.
+            max_attempts, max_crashes, timeout, expires: as for ``@task``; None = as the backend's
+                settings say.
+            unique, lock, limit, rate, sequence: as for ``@task``; None = without this guard, also
+                where ``@task`` has it.
+            on_success, on_failure, on_finish: as for ``@task``; None = without this hook.
+
+        Raises:
+            InvalidTaskOption: an option is unknown, or has a wrong value.
+            InvalidTask: one of Django's has a wrong value.
+        """
+        given: dict[str, Any] = dict(changes)
+        refuse_unknown(given, CHANGES, "using()")
+        for name in ("priority", "queue_name", "backend", "run_after"):
+            if given.get(name, name) is None:
+                del given[name]
+        if "run_after" in given:
+            given |= not_before(given.pop("run_after"))
+        return replace(self, **given)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
+        """Make a job of this call. Inside a transaction, it is there when that commits.
+
+        Raises:
+            TypeError: the function does not take these arguments.
+            NotSerializable, PackageTooLarge: they cannot travel.
+            InvalidTask: the backend does not take the task (any more).
+            NotMigrated, BrokerUnavailable: the job could not be stored.
+        """
+        due = self._counted_from_now()
+        backend: Any = due.get_backend()
+        result: Result[R] = backend.enqueue(due, args, kwargs)
+        return result
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
+        """The same without blocking the event loop, in the transaction of this async context."""
+        due = self._counted_from_now()
+        backend: Any = due.get_backend()
+        result: Result[R] = await backend.aenqueue(due, args, kwargs)
+        return result
+
+    def enqueue_many(self, calls: Iterable[Call]) -> Sequence[Result[R]]:
+        """Make a job of each call, all or none: one round trip per thousand or so.
+
+        Args:
+            calls: ``(args, kwargs)`` pairs, as in ``[((7,), {"tenant_id": 1}), ...]``.
+
+        Raises: as ``enqueue``; nothing was enqueued then.
+        """
+        due = self._counted_from_now()
+        backend: Any = due.get_backend()
+        results: Sequence[Result[R]]
+        if hasattr(backend, "enqueue_many"):
+            results = backend.enqueue_many(due, calls)
+        else:
+            results = [backend.enqueue(due, args, kwargs) for args, kwargs in calls]
+        return results
+
+    async def aenqueue_many(self, calls: Iterable[Call]) -> Sequence[Result[R]]:
+        """The same without blocking the event loop."""
+        return await sync_to_async(self.enqueue_many, thread_sensitive=True)(calls)
+
+    def get_result(self, result_id: str) -> Result[R]:
+        """The result of one of this task's jobs.
+
+        Raises:
+            TaskResultDoesNotExist: there is none with that id (any more).
+            TaskResultMismatch: it is another task's.
+        """
+        return cast("Result[R]", DjangoTask.get_result(self, result_id))
+
+    async def aget_result(self, result_id: str) -> Result[R]:
+        """See ``get_result``."""
+        return cast("Result[R]", await DjangoTask.aget_result(self, result_id))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now, without a job; an ``async def`` one too."""
+        return cast(R, DjangoTask.call(self, *args, **kwargs))
+
+    async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now, without a job; a sync one in a thread."""
+        return cast(R, await DjangoTask.acall(self, *args, **kwargs))
+
+    def _counted_from_now(self) -> Self:
+        """For backends that do not know of it, a delay has to be a moment."""
+        if self.run_after_seconds is None:
+            return self
+        run_after = timezone.now() + timedelta(seconds=self.run_after_seconds)
+        return replace(self, run_after=run_after, run_after_seconds=None)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        """A task is pickled by its name: functions of modules are."""
+        values = {
+            spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "func"
+        }
+        return _restored, (type(self), self.module_path, values)
+
+
+def option_fields() -> list[Field[Any]]:
+    """The fields of Task that are Stoker's options, in the order of documentation."""
+    return [spec for spec in fields(Task) if "check" in spec.metadata]
+
+
+def _restored(kind: type[Task[..., Any]], path: str, values: dict[str, Any]) -> Task[..., Any]:
+    return kind(func=find_task(path).func, **values)

@@ -1,0 +1,167 @@
+"""Pure: which of the ticks that are due are fired, and which are missed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from .cron import SECOND, OnceRule, Rule
+
+MOST_COUNTED = 1000
+"""Missed ticks are counted up to here."""
+MOST_AT_ONCE = 25
+"""Ticks of one schedule that are fired in one transaction."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A schedule's rule within its bounds, in microseconds since 1970."""
+
+    schedule_id: UUID
+    rule: Rule
+    start_us: int | None = None
+    end_us: int | None = None
+    jitter_us: int = 0
+
+    def first(self, now_us: int) -> int | None:
+        """The first moment of a schedule that begins now. One that is to come once only is not
+        lost because it was written too late."""
+        if isinstance(self.rule, OnceRule):
+            return self._bounded(as_us(self.rule.at))
+        since = now_us if self.start_us is None else max(now_us, self.start_us - 1)
+        return self.after(since)
+
+    def after(self, moment_us: int) -> int | None:
+        """The next moment; None = it is over."""
+        found = self.rule.next_after(as_moment(moment_us))
+        return None if found is None else self._bounded(as_us(found))
+
+    def newest(self, since_us: int, now_us: int) -> int:
+        """The last moment that is due, given one that is."""
+        sure = self.rule.newest_until(as_moment(now_us - self.jitter_us))
+        newest = since_us if sure is None else max(since_us, self._not_over(as_us(sure)))
+        while (following := self.after(newest)) is not None and self.due(following) <= now_us:
+            newest = following
+        return newest
+
+    def due(self, moment_us: int) -> int:
+        """When that tick is to be fired: the same in all clusters."""
+        if not self.jitter_us:
+            return moment_us
+        text = f"{self.schedule_id} {moment_us}".encode()
+        chance = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+        return moment_us + chance % (self.jitter_us + 1)
+
+    def _bounded(self, moment_us: int) -> int | None:
+        return None if self.end_us is not None and moment_us > self.end_us else moment_us
+
+    def _not_over(self, moment_us: int) -> int:
+        if self.end_us is None or moment_us <= self.end_us:
+            return moment_us
+        last = self.rule.newest_until(as_moment(self.end_us))
+        return self.end_us if last is None else as_us(last)
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Ticks that are not fired."""
+
+    first_us: int
+    count: int
+    """At least, where it is ``MOST_COUNTED``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do about a schedule of which a tick is due."""
+
+    fire_us: tuple[int, ...]
+    next_us: int | None
+    missed: Missed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Misfire:
+    """What becomes of ticks that nobody could fire in time."""
+
+    policy: str
+    cap: int
+    grace_us: int
+
+
+def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> Plan:
+    """Given the first moment that is due."""
+    following = course.after(moment_us)
+    is_alone = following is None or course.due(following) > now_us
+    newest = moment_us if is_alone else course.newest(moment_us, now_us)
+    if misfire.policy == "skip" and now_us - course.due(newest) > misfire.grace_us:
+        count = min(_count(course, moment_us, newest) + 1, MOST_COUNTED)
+        missed = Missed(moment_us, count)
+        return Plan((), following if is_alone else course.after(newest), missed)
+    if is_alone:
+        return Plan((moment_us,), following)
+    if misfire.policy == "all":
+        return _all(course, misfire.cap, moment_us, newest)
+    missed = Missed(moment_us, _count(course, moment_us, newest))
+    return Plan((newest,), course.after(newest), missed)
+
+
+def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> Plan:
+    """The last so many moments, in order; of these the first few now: the others are due still."""
+    kept = _from(course, cap + 1, moment_us, newest_us)
+    missed = None
+    if len(kept) > cap:
+        kept = _last(course, cap, moment_us, newest_us)
+        missed = Missed(moment_us, _count(course, moment_us, kept[0]))
+    now = tuple(kept[:MOST_AT_ONCE])
+    return Plan(now, course.after(now[-1]), missed)
+
+
+def _from(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:
+    """Up to so many moments from the first one on, up to the newest."""
+    found = [first_us]
+    while len(found) < number and (following := course.after(found[-1])) is not None:
+        if following > newest_us:
+            break
+        found.append(following)
+    return found
+
+
+def _last(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:
+    """The last so many moments up to the newest."""
+    back_us = SECOND // MICROSECOND
+    while True:
+        since = max(first_us - 1, newest_us - back_us)
+        found: deque[int] = deque(maxlen=number)
+        moment = since
+        while (following := course.after(moment)) is not None and following <= newest_us:
+            moment = following
+            found.append(moment)
+        if len(found) == number or since < first_us:
+            return list(found)
+        back_us *= 2
+
+
+def _count(course: Course, first_us: int, end_us: int) -> int:
+    """How many moments from the first on are before the end."""
+    count, moment = 0, first_us
+    while moment < end_us and count < MOST_COUNTED:
+        count += 1
+        following = course.after(moment)
+        if following is None:
+            break
+        moment = following
+    return count
+
+
+def as_moment(instant_us: int) -> datetime:
+    return EPOCH + instant_us * MICROSECOND
+
+
+def as_us(moment: datetime) -> int:
+    return (moment - EPOCH) // MICROSECOND

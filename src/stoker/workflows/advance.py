@@ -1,0 +1,388 @@
+"""Start: the turn of steps has come. Tasks are enqueued; what holds steps starts the first of them,
+or as many as may be under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from stoker.brokers.contract import Message
+from stoker.conf import Settings
+from stoker.models import Cancellation, Step, Workflow
+from stoker.models.job import Job
+from stoker.models.step import GROUPS, OPEN, StepEnd
+from stoker.store.statements import update_by_key
+
+from . import deliver as stored
+from .deliver import Ended, deliver
+
+WINDOW = 1000
+"""How many members of a group are under way at once, unless it says less. The others wait in the
+store: what a group costs the process that starts it has a bound."""
+
+State = Step.State
+
+
+class Starter:
+    """Starts steps in one transaction, in workflows that are locked."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._steps = Step.objects.using(settings.database)
+        self._messages: list[Message] = []
+
+    def start(self, steps: Sequence[Step]) -> list[Step]:
+        """Start these. Returns those that were over at once: groups of nothing."""
+        level, empty = list(steps), list[Step]()
+        while level:
+            self._enqueue([step for step in level if step.kind == Step.Kind.TASK])
+            holding = [step for step in level if step.kind != Step.Kind.TASK]
+            groups = [step for step in holding if step.kind in GROUPS]
+            nothing = [step for step in groups if not step.size]
+            self._steps.become([step.pk for step in nothing], State.SUCCESSFUL)
+            empty += nothing
+            groups = [step for step in groups if step.size]
+            chains = [step for step in holding if step.kind not in GROUPS]
+            self._steps.become([step.pk for step in (*chains, *groups)], State.STARTED)
+            level = self._firsts([step.pk for step in chains])
+            for part in _in_bounds(groups):
+                level += self._members(part)
+        return empty
+
+    def next_members(self, group: Step, limit: int) -> list[Step]:
+        """The next members that wait for others to end."""
+        waiting = self._steps.below([group.pk]).filter(state=State.PENDING)
+        members = list(waiting.order_by("position")[:limit])
+        if len(members) < limit:
+            self._steps.filter(pk=group.pk).update(has_more=False)
+        return members
+
+    def room_of(self, group: Step, busy: int) -> list[Step]:
+        """The members that may start now, of a group of which so many are under way."""
+        limit = min(group.at_once or WINDOW, WINDOW)
+        return self.next_members(group, limit - busy) if busy < limit else []
+
+    def deliver(self) -> None:
+        """Enqueue the jobs of the tasks that were started."""
+        messages, self._messages = self._messages, []
+        deliver(self._settings, messages)
+
+    def _enqueue(self, tasks: Sequence[Step]) -> None:
+        if not tasks:
+            return
+        for step in tasks:
+            assert step.job_id is not None
+            assert step.sealed is not None
+            self._messages.append(stored.read(step.job_id, bytes(step.sealed)))
+        ids = [step.pk for step in tasks]
+        update_by_key(self._steps, ids, state=State.ENQUEUED, sealed=None)
+
+    def _firsts(self, chain_ids: Sequence[UUID]) -> list[Step]:
+        return list(self._steps.below(chain_ids).filter(position=0)) if chain_ids else []
+
+    def _members(self, groups: Sequence[Step]) -> list[Step]:
+        """Those members of these groups that may start now."""
+        if len(groups) == 1:
+            limit = min(groups[0].at_once or WINDOW, WINDOW)
+            members = self.next_members(groups[0], limit)
+            if groups[0].size > len(members):
+                self._steps.filter(pk=groups[0].pk).update(has_more=True)
+            return members
+        waiting = self._steps.below([group.pk for group in groups]).filter(state=State.PENDING)
+        return list(waiting.order_by("parent_id", "position"))
+
+
+def _in_bounds(groups: Sequence[Step]) -> Iterator[list[Step]]:
+    """Small groups together, large ones and those with a bound of their own each by itself."""
+    part: list[Step] = []
+    size = 0
+    for group in groups:
+        if group.size > (group.at_once or WINDOW):
+            yield [group]
+            continue
+        if part and size + group.size > WINDOW:
+            yield part
+            part, size = [], 0
+        part.append(group)
+        size += group.size
+    if part:
+        yield part
+
+
+REASON = "another step of its group has failed"
+
+
+class Stopper:
+    """Ends steps in one transaction, in workflows that are locked."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._alias = settings.database
+        self._steps = Step.objects.using(self._alias)
+        self._job_ids: list[UUID] = []
+
+    def stop_below(self, parent_ids: Sequence[UUID]) -> None:
+        """What these hold goes on no more; jobs that wait or run are to be ended."""
+        level = list(parent_ids)
+        while level:
+            below = self._steps.filter(parent_id__in=level).exclude(role=Step.Role.ERROR)
+            under_way = below.filter(state__in=(State.STARTED, State.UNDOING))
+            enqueued = below.filter(state=State.ENQUEUED).exclude(job_id=None)
+            self._job_ids += filter(None, enqueued.values_list("job_id", flat=True))
+            level = list(under_way.values_list("pk", flat=True))
+            self._steps.become(level, State.CANCELLED)
+
+    def ask(self) -> list[UUID]:
+        """Ask for the end of these jobs. Those that run are told by their cluster; those that wait
+        are to be withdrawn when nothing is locked any more. Returns which they are."""
+        job_ids, self._job_ids = self._job_ids, []
+        Cancellation.objects.using(self._alias).ask_all(job_ids, REASON)
+        return job_ids
+
+
+Role = Step.Role
+
+STATES = {
+    Job.Status.SUCCESSFUL: State.SUCCESSFUL,
+    Job.Status.FAILED: State.FAILED,
+    Job.Status.CANCELLED: State.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A step that has come to its end."""
+
+    step: Step
+    state: str
+    cause: UUID | None = None
+    """The job because of which, if it has failed."""
+
+    @property
+    def lets_go_on(self) -> bool:
+        return self.state == State.SUCCESSFUL or self.step.is_optional
+
+
+class Advance:
+    """One batch of ends. Its transaction locks the workflows once, in order."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._alias = settings.database
+        self._steps = Step.objects.using(self._alias)
+        self._workflows = Workflow.objects.using(self._alias)
+        self._starter = Starter(settings)
+        self._stopper = Stopper(settings)
+        self._late: list[Over] = []
+        """Groups of nothing that a job has added."""
+
+    def record(self, ended: Mapping[UUID, Ended]) -> list[UUID]:
+        """These jobs have ended. Returns jobs that are to be ended because of that."""
+        ours = self._steps.of_jobs(ended)
+        states = self._workflows.lock(set(ours.values_list("workflow_id", flat=True)))
+        if not states:
+            return []
+        steps = ours.filter(state=State.ENQUEUED).defer("sealed", "value")
+        cancelled = {pk for pk, state in states.items() if state == Workflow.State.CANCELLED}
+        wave = self._record_jobs(steps, ended, cancelled)
+        return self.go_on([one for one in wave if one.step.workflow_id not in cancelled])
+
+    def go_on(self, wave: Sequence[Over]) -> list[UUID]:
+        """From these steps, whose ends are written, in workflows that are locked."""
+        wave = [*wave, *self._late]
+        self._late = []
+        while wave:
+            wave = self._climb(wave)
+            self._call_back(wave)  # now: what holds them may be over, too, and is not asked again
+        self._starter.deliver()
+        return self._stopper.ask()
+
+    def begin(self, steps: Sequence[Step]) -> list[UUID]:
+        """The turn of these has come."""
+        return self.go_on([Over(step, State.SUCCESSFUL) for step in self._starter.start(steps)])
+
+    def room_of(self, group: Step, busy: int) -> list[Step]:
+        """The members that may start now, of a group of which so many are under way."""
+        return self._starter.room_of(group, busy)
+
+    # -- the jobs ---------------------------------------------------------------------------------
+
+    def _record_jobs(
+        self, steps: Iterable[Step], ended: Mapping[UUID, Ended], cancelled: Collection[UUID]
+    ) -> list[Over]:
+        wave, ends = [], []
+        for step in steps:
+            assert step.job_id is not None
+            one = ended[step.job_id]
+            state = STATES[Job.Status(one.status)]
+            value = one.value if step.is_wanted and one.has_succeeded else None
+            cause = None if one.has_succeeded else step.job_id
+            may_grow = step.has_added and step.workflow_id not in cancelled
+            if may_grow and one.has_succeeded and self._adopt(step, one.attempt):
+                ends.append(StepEnd(step.pk, State.STARTED.value, value))
+                continue
+            ends.append(StepEnd(step.pk, state.value, value, cause))
+            wave.append(Over(step, state, cause))
+        self._steps.end(ends)
+        return wave
+
+    def _adopt(self, step: Step, attempt: int) -> bool:
+        """What the job has added in the attempt that succeeded is part of the workflow from now on.
+        What it had added in others, nobody will ever start. Returns whether there is any."""
+        if step.role == Role.STEP and step.parent_id is not None:
+            above = self._steps.filter(pk=step.parent_id, state=State.STARTED)
+            if not above.exists():  # as a group that has failed meanwhile
+                return False
+        added = self._steps.below([step.pk]).filter(state=State.HELD, added_in=attempt)
+        ids = list(added.order_by("position").values_list("pk", flat=True))
+        if not ids:
+            return False
+        self._steps.become(ids, State.PENDING)
+        level, count = ids, 0
+        while level:
+            rows = self._steps.filter(pk__in=level, kind=Step.Kind.TASK)
+            count += rows.count()
+            level = list(self._steps.filter(parent_id__in=level).values_list("pk", flat=True))
+        self._workflows.grow(step.workflow_id, count)
+        self._late += self._start([self._steps.get(pk=ids[0])])
+        return True
+
+    # -- what holds them --------------------------------------------------------------------------
+
+    def _climb(self, wave: Sequence[Over]) -> list[Over]:
+        """One level up. Returns what is over by it."""
+        held: dict[UUID, list[Over]] = {}
+        above: list[Over] = []
+        for one in wave:
+            if one.step.role == Role.UNDO:
+                above += self._go_on_undoing(one)
+            elif one.step.role == Role.STEP and one.step.parent_id is None:
+                self._workflows.end(one.step.workflow_id, one.state)
+            elif one.step.role == Role.STEP:
+                assert one.step.parent_id is not None
+                held.setdefault(one.step.parent_id, []).append(one)
+        if not held:
+            return above
+        parents = self._steps.filter(pk__in=held, state=State.STARTED).defer("sealed", "value")
+        chains: list[tuple[Step, list[Over]]] = []
+        groups: list[tuple[Step, list[Over]]] = []
+        for parent in parents:
+            (groups if parent.kind in GROUPS else chains).append((parent, held[parent.pk]))
+            self._call_back(held[parent.pk])
+        above += self._in_chains([(parent, overs[-1]) for parent, overs in chains])
+        above += self._in_groups(groups)
+        return above
+
+    def _in_chains(self, ended: Sequence[tuple[Step, Over]]) -> list[Over]:
+        """In a chain, or among the steps that a task has added, one follows the other."""
+        above = [
+            failed
+            for chain, over in ended
+            if not over.lets_go_on
+            for failed in self._fail(chain, over.cause)
+        ]
+        going_on = {chain.pk: (chain, over) for chain, over in ended if over.lets_go_on}
+        positions = {over.step.position + 1 for _, over in going_on.values()}
+        following = self._steps.below(going_on).filter(position__in=positions)
+        next_steps = {}
+        for step in following.exclude(state=State.HELD) if going_on else ():
+            assert step.parent_id is not None
+            if going_on[step.parent_id][1].step.position + 1 == step.position:
+                next_steps[step.parent_id] = step
+        done = [chain for pk, (chain, _) in going_on.items() if pk not in next_steps]
+        self._steps.become([chain.pk for chain in done], State.SUCCESSFUL)
+        above += [Over(chain, State.SUCCESSFUL) for chain in done]
+        # One that was optional may have been sent again: what follows it has had its turn then.
+        return above + self._start(
+            [step for step in next_steps.values() if step.state == State.PENDING]
+        )
+
+    def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
+        above, waiting, turns = [], [], []
+        for group, overs in ended:
+            failed = next((one for one in overs if not one.lets_go_on), None)
+            if failed is not None and group.fails_fast:
+                above += self._fail(group, failed.cause)
+                self._stopper.stop_below([group.pk])
+                continue
+            more = self._starter.next_members(group, len(overs)) if group.has_more else []
+            turns += more
+            if not more:
+                waiting.append(group)
+        above += self._complete(waiting)
+        return above + self._start(turns)
+
+    def _complete(self, groups: Sequence[Step]) -> list[Over]:
+        """Those of these groups of which every member has ended are over."""
+        members = self._steps.below([group.pk for group in groups])
+        open_ones = members.filter(state__in=OPEN).values_list("parent_id", flat=True)
+        busy = set(open_ones.distinct()) if groups else set()
+        complete = {group.pk: group for group in groups if group.pk not in busy}
+        if not complete:
+            return []
+        failed = members.filter(
+            parent_id__in=complete,
+            state__in=(State.FAILED, State.CANCELLED),
+            is_optional=False,
+        )
+        causes: dict[UUID, UUID | None] = {}
+        for parent_id, cause, job_id in failed.order_by("-position").values_list(
+            "parent_id", "cause", "job_id"
+        ):
+            assert parent_id is not None
+            causes[parent_id] = cause or job_id
+        good = [group for pk, group in complete.items() if pk not in causes]
+        self._steps.become([group.pk for group in good], State.SUCCESSFUL)
+        above = [Over(group, State.SUCCESSFUL) for group in good]
+        for pk, cause in causes.items():
+            above += self._fail(complete[pk], cause)
+        return above
+
+    def _start(self, steps: Iterable[Step]) -> list[Over]:
+        """Returns those that were over at once: groups of nothing."""
+        return [Over(one, State.SUCCESSFUL) for one in self._starter.start(list(steps))]
+
+    # -- failure ----------------------------------------------------------------------------------
+
+    def _fail(self, step: Step, cause: UUID | None) -> list[Over]:
+        """What holds steps has failed: undone first, where that can be."""
+        undo = self._next_undo(step, None) if step.has_undo else None
+        state = State.FAILED if undo is None else State.UNDOING
+        self._steps.filter(pk=step.pk).update(state=state, cause=cause)
+        if undo is None:
+            return [Over(step, state, cause)]
+        return self._start([undo])
+
+    def _go_on_undoing(self, over: Over) -> list[Over]:
+        """One undo has ended, well or not: the step before is next."""
+        undone = self._steps.in_bulk([over.step.parent_id])[over.step.parent_id]
+        chain = self._steps.filter(pk__in=[undone.parent_id], state=State.UNDOING).first()
+        if chain is None:
+            return []
+        undo = self._next_undo(chain, undone.position)
+        if undo is not None:
+            return self._start([undo])
+        self._steps.become([chain.pk], State.FAILED)
+        return [Over(chain, State.FAILED, chain.cause)]
+
+    def _next_undo(self, chain: Step, before: int | None) -> Step | None:
+        done = self._steps.below([chain.pk]).filter(has_undo=True, state=State.SUCCESSFUL)
+        if before is not None:
+            done = done.filter(position__lt=before)
+        last = done.order_by("-position").values_list("pk", flat=True).first()
+        if last is None:
+            return None
+        return self._steps.filter(
+            parent_id=last, role=Role.UNDO, state=State.PENDING
+        ).first() or self._next_undo(chain, self._steps.get(pk=last).position)
+
+    def _call_back(self, overs: Sequence[Over]) -> None:
+        """Start what is to be called because of these failures. Nobody waits for it."""
+        failed = [
+            one.step.pk
+            for one in overs
+            if one.step.has_error and one.state in (State.FAILED, State.CANCELLED)
+        ]
+        if failed:
+            called = self._steps.filter(parent_id__in=failed, role=Role.ERROR)
+            self._starter.start(list(called.filter(state=State.PENDING)))

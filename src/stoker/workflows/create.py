@@ -1,0 +1,262 @@
+"""Making a workflow: nodes become rows, in one transaction, a thousand at a time. Nothing is held
+in memory but the part of a group that is being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+
+from stoker.brokers.adapters import broker_for
+from stoker.compat import InvalidTask, task_backends, task_signals
+from stoker.conf import Settings
+from stoker.exceptions import InvalidTaskOption, StokerError
+from stoker.jobs.results import Commitment, fetch_many
+from stoker.jobs.running import DJANGOS_OWN
+from stoker.jobs.sealing import WORKFLOW, Sealing, carrying, check_backend
+from stoker.jobs.states import explained
+from stoker.models import Step, Workflow
+from stoker.tasks.signatures import Chain, Group, Map, Node, Signature, Stream
+from stoker.values.ids import LINKED, STEP, new_job_id
+
+from .advance import Advance
+from .results import WorkflowResult, get_workflow
+
+AT_ONCE = 1000
+LONGEST_NAME = 255
+MOST_SEALINGS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node stands in its workflow."""
+
+    parent_id: UUID | None
+    position: int = 0
+    role: str = Step.Role.STEP
+    where: str = ""
+    """In words."""
+    is_fed: bool = False
+    """Whether there is a step before it."""
+    is_wanted: bool = False
+    """Whether a step is given its result."""
+    state: str = Step.State.PENDING
+    added_in: int | None = None
+
+    def inside(self, own_id: UUID, position: int, words: str) -> Place:
+        """A place in what stands here."""
+        return Place(own_id, position, where=f"{words} in {self.where}" if self.where else words)
+
+
+def make(settings: Settings, node: Node, name: str = "") -> UUID:
+    """Store a workflow and start it, in the open transaction or one of its own. Returns its id.
+
+    Raises: see ``Node.enqueue``.
+    """
+    if len(name) > LONGEST_NAME:
+        raise InvalidTaskOption(f"name: {name[:40]!r}... is longer than {LONGEST_NAME} characters.")
+    if "\0" in name:
+        raise InvalidTaskOption(f"name: {name[:40]!r} has a NUL character, which no name may have.")
+    root = node if isinstance(node, Chain | Group | Map) else Chain(steps=(node,))
+    alias = settings.database
+    with explained(alias), transaction.atomic(using=alias):
+        maker = Maker(settings, new_job_id())
+        maker.add(root, Place(None))
+        maker.flush()
+        Workflow.objects.using(alias).create(
+            id=maker.workflow_id, name=name, backend=settings.alias, tasks=maker.tasks
+        )
+        Advance(settings).begin(list(Step.objects.using(alias).filter(pk=maker.workflow_id)))
+    return maker.workflow_id
+
+
+class Maker:
+    """Turns nodes into rows."""
+
+    def __init__(self, settings: Settings, workflow_id: UUID) -> None:
+        self.workflow_id = workflow_id
+        self.tasks = 0
+        """How many there are so far."""
+        self._settings = settings
+        self._broker = broker_for(settings)
+        self._steps = Step.objects.using(settings.database)
+        self._rows: list[Step] = []
+        self._sealings: dict[int, tuple[Any, Sealing]] = {}
+
+    def add(self, node: Node, place: Place) -> UUID:
+        """Add a node with all that it holds. Returns its id."""
+        if node.undo_step is not None and reads(node.undo_step):
+            place = replace(place, is_wanted=True)
+        match node:
+            case Signature():
+                return self._add_task(node, place)
+            case Chain():
+                return self._add_chain(node, place)
+            case Group() | Map():
+                return self._add_group(node, place)
+        raise InvalidTaskOption(f"{node!r} is no step of a workflow.")
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        rows, self._rows = self._rows, []
+        self._steps.add(rows)
+
+    def _add_task(self, node: Signature, place: Place) -> UUID:
+        with _told(place):
+            sealing = self._sealing(node.task)
+            job_id = new_job_id(STEP | (LINKED if sealing.has_hooks else 0))
+            is_error = place.role == Step.Role.ERROR
+            receives = ""
+            if node.receives and (place.is_fed or is_error):
+                receives = "result" if is_error else "value"
+            with carrying({WORKFLOW: str(self.workflow_id)}):
+                sealed = sealing.seal_step(node, job_id, receives)
+        self.tasks += 1
+        label = node.task.module_path
+        row = self._row(node, place, job_id, Step.Kind.TASK, label)
+        row.job_id, row.sealed = job_id, sealed
+        self._store(row)
+        self._add_company(node, place, job_id)
+        return job_id
+
+    def _add_chain(self, node: Chain, place: Place) -> UUID:
+        own_id = self._own_id(place)
+        last = len(node.steps) - 1
+        for position, step in enumerate(node.steps):
+            is_wanted = place.is_wanted if position == last else reads(node.steps[position + 1])
+            inside = place.inside(own_id, position, f"step {position + 1} of the chain")
+            is_fed = place.is_fed or position > 0
+            self.add(step, replace(inside, is_fed=is_fed, is_wanted=is_wanted))
+        kind = Step.Kind.CHORD if node.is_chord else Step.Kind.CHAIN
+        row = self._row(node, place, own_id, kind, node.name)
+        row.size = len(node.steps)
+        row.has_undo = row.has_undo or any(step.undo_step is not None for step in node.steps)
+        self._store(row)
+        self._add_company(node, place, own_id)
+        return own_id
+
+    def _add_group(self, node: Group | Map, place: Place) -> UUID:
+        own_id = self._own_id(place)
+        count = 0
+        for position, member in enumerate(node.nodes()):
+            if member.undo_step is not None:
+                with _told(place):
+                    raise InvalidTaskOption(
+                        "undo() is for a step of a chain: of a group, give it to the group."
+                    )
+            inside = place.inside(own_id, position, f"member {position + 1} of the group")
+            self.add(member, replace(inside, is_fed=place.is_fed, is_wanted=place.is_wanted))
+            count += 1
+        is_map = isinstance(node, Map)
+        label = node.task.module_path if isinstance(node, Map) else node.name
+        row = self._row(node, place, own_id, Step.Kind.MAP if is_map else Step.Kind.GROUP, label)
+        row.size = count
+        if isinstance(node, Group):
+            row.fails_fast, row.at_once = node.fails_fast, node.at_once
+        self._store(row)
+        self._add_company(node, place, own_id)
+        return own_id
+
+    def _add_company(self, node: Node, place: Place, own_id: UUID) -> None:
+        """What undoes it, and what is called if it fails."""
+        whole = place.where or "the workflow"
+        if node.undo_step is not None:
+            undo = Place(own_id, role=Step.Role.UNDO, where=f"undo of {whole}", is_fed=True)
+            self.add(node.undo_step, undo)
+        if node.error_step is not None:
+            where = f"on_error of {whole}"
+            self.add(node.error_step, Place(own_id, role=Step.Role.ERROR, where=where))
+
+    def _own_id(self, place: Place) -> UUID:
+        return self.workflow_id if place.parent_id is None else new_job_id()
+
+    def _row(self, node: Node, place: Place, own_id: UUID, kind: str, label: str) -> Step:
+        return Step(
+            id=own_id,
+            workflow_id=self.workflow_id,
+            parent_id=place.parent_id,
+            position=place.position,
+            kind=kind,
+            role=place.role,
+            label=(label or node.name)[:LONGEST_NAME],
+            state=place.state,
+            is_optional=node.is_optional,
+            is_wanted=place.is_wanted,
+            has_undo=node.undo_step is not None,
+            has_error=node.error_step is not None,
+            added_in=place.added_in,
+        )
+
+    def _store(self, row: Step) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= AT_ONCE:
+            self.flush()
+
+    def _sealing(self, task: Any) -> Sealing:
+        """One for each task object, as it checks that once."""
+        known = self._sealings.get(id(task))
+        if known is not None:
+            return known[1]
+        if task.backend != self._settings.alias:
+            raise InvalidTask(
+                f"{task.module_path} is of the backend {task.backend!r}, and the workflow of "
+                f"{self._settings.alias!r}: all steps of a workflow are of one backend."
+            )
+        abilities = self._broker.capabilities
+        name = str(self._broker.info()["broker"])
+        check_backend(task, abilities.atomic, abilities.guards, name)
+        sealing = Sealing(self._settings, task, Commitment())
+        if len(self._sealings) >= MOST_SEALINGS:
+            self._sealings.clear()
+        self._sealings[id(task)] = (task, sealing)
+        return sealing
+
+
+@contextmanager
+def _told(place: Place) -> Iterator[None]:
+    """What is wrong with a step says which step it is."""
+    try:
+        yield
+    except (StokerError, InvalidTask, TypeError) as error:
+        if not place.where:
+            raise
+        text = f"{place.where[0].upper()}{place.where[1:]}: {error}"
+        raise type(error)(text) from error
+
+
+def reads(node: Node) -> bool:
+    """Whether the result of the step before it is of use to this one."""
+    match node:
+        case Signature(receives=receives):
+            return receives
+        case Chain(steps=steps):
+            return reads(steps[0])
+        case Group(members=members) if not isinstance(members, Stream):
+            return any(reads(member) for member in node.nodes())
+    return isinstance(node, Group)
+
+
+def enqueue(settings: Settings, node: Node, name: str) -> WorkflowResult:
+    """Make a workflow of a node. See ``Node.enqueue``."""
+    workflow_id = make(settings, node, name)
+    _announce(settings, workflow_id)
+    return get_workflow(workflow_id, backend=settings.alias)
+
+
+def _announce(settings: Settings, workflow_id: UUID) -> None:
+    """Send Django's signal for the jobs that may start at once, if anybody listens."""
+    signal = task_signals.task_enqueued
+    if all(receiver[0][0] in DJANGOS_OWN for receiver in signal.receivers):
+        return
+    steps = Step.objects.using(settings.database).filter(
+        workflow_id=workflow_id, kind=Step.Kind.TASK, state=Step.State.ENQUEUED
+    )
+    job_ids = [one for one in steps.values_list("job_id", flat=True) if one is not None]
+    sender = type(task_backends[settings.alias])
+    for result in fetch_many(settings, job_ids):
+        signal.send_robust(sender, task_result=result)

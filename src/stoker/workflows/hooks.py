@@ -1,0 +1,132 @@
+"""Hooks: jobs that are enqueued when another has ended, in the transaction that records its end.
+
+What is to be enqueued travels in the package of the job, as JSON with the codec's tags:
+
+::
+
+    [[when, task, queue, priority, [max_attempts, max_crashes, timeout_seconds], args, kwargs,
+      [need, ...], receives], ...]
+
+or, where its end is to be recorded elsewhere, too, in the same transaction:
+
+::
+
+    [["record", the dotted path of a function of (settings, [(ended, package), ...])], ...]
+
+What has become of the job travels in the package of the hook:
+
+::
+
+    [job id, task, status, value, exception_class, message, attempt]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from django.utils.module_loading import import_string
+
+from stoker.brokers.contract import Message
+from stoker.conf import Settings
+from stoker.exceptions import PackageError, PackageTooLarge
+from stoker.jobs.package import JobOptions, Package, sealer_for
+from stoker.models import Job
+from stoker.models.need import NewNeed
+from stoker.values import codec
+from stoker.values.ids import BELOW_MARKS, LINKED, STEP
+
+from .deliver import Ended, deliver
+
+SUCCESS, FAILURE, FINISH = "success", "failure", "finish"
+RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The job that a hook is about."""
+
+    job_id: UUID
+    task: str
+    status: str
+    value: bytes | None
+    exception_class: str
+    message: str
+    attempt: int
+
+    def as_text(self) -> str:
+        values = [getattr(self, name) for name in self.__slots__]
+        return codec.write(codec.encode(values)).decode()
+
+
+def about_of(text: str) -> About:
+    """The job that a hook's package says it is about."""
+    return About(*codec.read(text.encode()))
+
+
+def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
+    """Enqueue what these jobs have asked for, in the open transaction. A job whose package can't be
+    opened has asked for nothing that could be read."""
+    sealer = sealer_for(settings)
+    packages = Job.objects.using(settings.database).packages([one.job_id for one in ended])
+    messages: list[Message] = []
+    recorded: dict[str, list[tuple[Ended, bytes]]] = {}
+    for one in ended:
+        try:
+            package = sealer.open_without_arguments(packages.get(one.job_id, b""))
+        except PackageError:
+            continue
+        hooks = codec.read(package.options.hooks.encode()) if package.options.hooks else []
+        for hook in hooks:
+            if hook[0] == RECORD:
+                recorded.setdefault(hook[1], []).append((one, packages[one.job_id]))
+        wanted = {FINISH, SUCCESS if one.has_succeeded else FAILURE}
+        messages += [
+            _message(settings, one, package, number, hook[1:])
+            for number, hook in enumerate(hooks)
+            if hook[0] in wanted
+        ]
+    for path, ends in recorded.items():  # the packages are signed, and so is what is called
+        import_string(path)(settings, ends)
+    deliver(settings, messages)
+
+
+def _message(
+    settings: Settings, ended: Ended, package: Package, number: int, hook: Sequence[Any]
+) -> Message:
+    task, queue, priority, options, args, kwargs, needs, receives = hook
+    about = About(
+        ended.job_id,
+        package.task,
+        ended.status,
+        ended.value,
+        ended.exception_class,
+        ended.message,
+        ended.attempt,
+    )
+    now = time.time()
+    hook_id = _id_of(ended.job_id, number)
+    max_attempts, max_crashes, timeout_seconds = options
+    job_options = JobOptions(
+        max_attempts, max_crashes, timeout_seconds, receives=receives, about=about.as_text()
+    )
+    own = Package(hook_id, task, tuple(args), kwargs, queue, priority, now, job_options)
+    sealer = sealer_for(settings)
+    try:
+        data = sealer.seal(own)
+    except PackageTooLarge:  # then the worker looks for the value where it is kept
+        short = replace(about, value=None, message=about.message[:1000])
+        data = sealer.seal(replace(own, options=replace(job_options, about=short.as_text())))
+    stated = [NewNeed(*need) for need in needs]
+    return Message(hook_id, task, queue, priority, data, None, now, stated)
+
+
+def _id_of(job_id: UUID, number: int) -> UUID:
+    """The same for the same hook of the same job: recorded twice, it is enqueued once."""
+    digest = sha256(job_id.bytes + bytes([number])).digest()
+    random_bits = int.from_bytes(digest[:8], "big") & BELOW_MARKS
+    return UUID(int=job_id.int & ~(BELOW_MARKS | STEP) | LINKED | random_bits)

@@ -1,0 +1,137 @@
+"""The part of upkeep that looks after workflows: old ones are removed, values that nobody will be
+given are forgotten, and steps go on of which something else has ended the job. Whoever records an
+end moves the workflow on himself; this is for what a hand in the tables has left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from django.utils import timezone
+
+from stoker.brokers.contract import Broker
+from stoker.conf import Settings
+from stoker.models import Job, Step, Workflow
+from stoker.signals import tell
+from stoker.store.statements import update_by_key
+from stoker.store.transactions import deciding
+
+from .deliver import Ended
+from .follow import follow
+
+AT_ONCE = 500
+SHORTEST_SECONDS = 3600.0
+"""How long a workflow is kept at least: whoever waits for it has to see how it ended."""
+GONE = "its job was removed"
+
+
+class WorkflowSweep:
+    """The workflows of one store.
+
+    Args:
+        beat: called again and again: a sign of life.
+    """
+
+    def __init__(self, settings: Settings, broker: Broker, beat: Callable[[], None]) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._broker = broker
+        self._beat = beat
+        self._steps = Step.objects.using(self._alias)
+        self._workflows = Workflow.objects.using(self._alias)
+        self._after: UUID | None = None
+
+    def tidy(self) -> int:
+        """Forget values, and remove old workflows. Returns how many of both."""
+        return self.forget_values() + self.prune()
+
+    def go_on(self) -> int:
+        """A page of the steps that have jobs, each time the next: go on from those whose job has
+        ended without them. Returns how many they were."""
+        enqueued = self._steps.filter(state=Step.State.ENQUEUED).order_by("pk")
+        later = enqueued if self._after is None else enqueued.filter(pk__gt=self._after)
+        page = list(later.defer("value")[:AT_ONCE])
+        self._after = page[-1].pk if len(page) == AT_ONCE else None
+        if not page:
+            return 0
+        ended = self._ended([step.job_id for step in page if step.job_id is not None])
+        if ended:
+            with deciding(self._alias):
+                ended = self._still_missed(page, ended)
+                follow(self._settings, ended)
+        if ended:
+            tell("steps_gone_on", count=len(ended))
+        return len(ended)
+
+    def _still_missed(self, page: Sequence[Step], ended: Sequence[Ended]) -> list[Ended]:
+        """Without those that somebody has recorded, and gone on from, since the page was read."""
+        self._workflows.lock({step.workflow_id for step in page})
+        enqueued = self._steps.filter(pk__in=[step.pk for step in page], state=Step.State.ENQUEUED)
+        missed = set(enqueued.values_list("job_id", flat=True))
+        return [one for one in ended if one.job_id in missed]
+
+    def _ended(self, job_ids: list[UUID]) -> list[Ended]:
+        rows = Job.objects.using(self._alias).filter(pk__in=job_ids)
+        jobs = {job.pk: job for job in rows.defer("package")}
+        ended = [
+            Ended(
+                job.pk,
+                job.status,
+                job.attempts,
+                None if job.value is None else bytes(job.value),
+                "",
+                job.reason,
+            )
+            for job in jobs.values()
+            if job.status is not None
+        ]
+        if self._broker.capabilities.transactional:
+            gone = [job_id for job_id in job_ids if job_id not in jobs]
+            ended += [Ended(one, Job.Status.CANCELLED, 0, None, "", GONE) for one in gone]
+        return ended
+
+    def forget_values(self) -> int:
+        """Of workflows that have come to a good end, no step will be given anything any more."""
+        since = timezone.now() - timedelta(seconds=SHORTEST_SECONDS)
+        done = self._workflows.filter(
+            state=Workflow.State.SUCCESSFUL, finished_at__gte=since, has_values=True
+        )
+        count = 0
+        for workflow_id in list(done.values_list("pk", flat=True)[:AT_ONCE]):
+            holding = self._steps.filter(workflow_id=workflow_id).exclude(value=None)
+            while ids := list(holding.values_list("pk", flat=True)[:AT_ONCE]):
+                update_by_key(self._steps, ids, value=None)
+                count += len(ids)
+                self._beat()
+            self._workflows.filter(pk=workflow_id).update(has_values=False)
+        return count
+
+    def prune(self) -> int:
+        """Remove workflows that are past the keeping of results, in batches, by index."""
+        keep = self._settings.keep_results
+        limits = {
+            Workflow.State.SUCCESSFUL: keep.successful_seconds,
+            Workflow.State.FAILED: keep.failed_seconds,
+            Workflow.State.CANCELLED: keep.failed_seconds,
+        }
+        removed = 0
+        for state, seconds in limits.items():
+            if seconds is None:
+                continue
+            limit = timezone.now() - timedelta(seconds=max(seconds, SHORTEST_SECONDS))
+            old = self._workflows.filter(state=state, finished_at__lt=limit).order_by("finished_at")
+            while ids := list(old.values_list("pk", flat=True)[:AT_ONCE]):
+                for workflow_id in ids:
+                    self._remove(workflow_id)
+                removed += len(ids)
+        return removed
+
+    def _remove(self, workflow_id: UUID) -> None:
+        """Its row goes last: a process that dies on the way leaves something to be found."""
+        steps = self._steps.filter(workflow_id=workflow_id)
+        while ids := list(steps.values_list("pk", flat=True)[:AT_ONCE]):
+            self._steps.filter(pk__in=ids).delete()
+            self._beat()
+        self._workflows.filter(pk=workflow_id).delete()
