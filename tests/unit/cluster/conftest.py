@@ -16,9 +16,9 @@ from stoker.cluster.pusher.roster import Roster
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
-    "brokers.patience", "cluster.crew", "cluster.pusher.adoption", "cluster.pusher.claims",
-    "cluster.pusher.flights", "cluster.pusher.requests", "cluster.pusher.roster", "cluster.watch",
-    "cluster.wire", "cluster.worker.workload",
+    "brokers.patience", "cluster.board", "cluster.crew", "cluster.pusher.adoption",
+    "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.requests",
+    "cluster.pusher.roster", "cluster.watch", "cluster.worker.workload",
 )  # fmt: skip
 """Modules of the cluster that read the clock."""
 
