@@ -12,6 +12,7 @@ import pytest
 
 import noxfile
 
+from tests.conftest import CHOSEN_ON_MARIADB, HOMES
 from tests.planted.mistakes import MISTAKES, Mistake
 
 pytestmark = pytest.mark.unit
@@ -83,6 +84,13 @@ def test_every_module_of_tests_is_in_a_part(
         if not any(module == path or path in module.parents for path in paths)
     ]
     assert not forgotten, _list(forgotten)
+
+
+def test_folders_with_a_home_exist() -> None:
+    """tests/conftest.py names folders and modules: a new name must be changed there, too."""
+    paths = [*(f"tests/{folder}" for folder in HOMES), *CHOSEN_ON_MARIADB]
+    gone = [path for path in paths if not (ROOT / path).exists()]
+    assert not gone, _list(gone)
 
 
 def test_names_of_files_say_something() -> None:
