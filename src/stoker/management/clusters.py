@@ -37,7 +37,9 @@ List the clusters of this backend, the longest running first: id, name, host, pr
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         found = clusters.find(backend=_alias(options))
@@ -66,7 +68,11 @@ class _Ask(Subcommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "clusters", nargs="*", default=[], metavar="ID", help="Which: see `clusters list`."
+            "clusters",
+            nargs="*",
+            default=[],
+            metavar="ID",
+            help="Ids of clusters (see `clusters list`).",
         )
         parser.add_argument("--all", action="store_true", help="All clusters of this backend.")
         add_backend(parser)

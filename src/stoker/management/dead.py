@@ -52,13 +52,21 @@ count, next (for --after; null on the last page)."""
     def add_arguments(self, parser: CommandParser) -> None:
         add_filters(parser)
         parser.add_argument(
-            "--limit", type=positive, default=20, metavar="N", help="So many. Default: %(default)s."
+            "--limit",
+            type=positive,
+            default=20,
+            metavar="N",
+            help="Maximum number to show. Default: %(default)s.",
         )
         parser.add_argument(
-            "--after", metavar="MARK", help="Go on where the page before has ended: it says where."
+            "--after",
+            metavar="MARK",
+            help="Continue after a page: each page prints the value for the next one.",
         )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -116,7 +124,9 @@ null if the package cannot be opened), attempts[], requeues[]."""
             help="The traceback of every attempt, not that of the last alone.",
         )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -224,10 +234,12 @@ the same fingerprint, whatever its message.
             type=positive,
             default=10,
             metavar="N",
-            help="Show so many faults. Default: %(default)s.",
+            help="Maximum number of faults to show. Default: %(default)s.",
         )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias

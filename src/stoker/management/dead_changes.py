@@ -79,11 +79,17 @@ closed."""
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("ids", nargs="+", metavar="ID", help="Ids of dead letters.")
         parser.add_argument(
-            "--by", metavar="NAME", help="Who does it. Default: the user who runs this."
+            "--by",
+            metavar="NAME",
+            help="Name recorded with the action. Default: the user who runs the command.",
         )
-        parser.add_argument("--because", default="", metavar="TEXT", help="Why: kept with the job.")
+        parser.add_argument(
+            "--because", default="", metavar="TEXT", help="Reason, recorded with the job."
+        )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -107,18 +113,22 @@ class _Change(Subcommand):
         )
         add_filters(parser, state=False)
         parser.add_argument(
-            "--all", action="store_true", help="All that are open, where no filter is given."
+            "--all", action="store_true", help="All open dead letters, if no filter is given."
         )
         parser.add_argument(
-            "--by", metavar="NAME", help="Who does it. Default: the user who runs this."
+            "--by",
+            metavar="NAME",
+            help="Name recorded with the action. Default: the user who runs the command.",
         )
-        parser.add_argument("--because", default="", metavar="TEXT", help="Why: kept with it.")
+        parser.add_argument(
+            "--because", default="", metavar="TEXT", help="Reason, recorded with the action."
+        )
         parser.add_argument(
             "--limit",
             type=positive,
             default=1000,
             metavar="N",
-            help="With filters, at most so many, the oldest first. Default: %(default)s.",
+            help="Maximum number if filters are given, oldest first. Default: %(default)s.",
         )
         parser.add_argument(
             "--pause",
@@ -128,10 +138,12 @@ class _Change(Subcommand):
             help="Between one and the next.",
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="Say how many there are, and change nothing."
+            "--dry-run", action="store_true", help="Only count them; change nothing."
         )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         backend = within_deadlines(backend_settings(options["backend"])).alias
@@ -303,13 +315,15 @@ which nobody has done anything since they failed so long ago. One that a job car
             type=positive,
             default=100_000,
             metavar="N",
-            help="At most so many. Default: %(default)s.",
+            help="Maximum number. Default: %(default)s.",
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="Say how many there are, and change nothing."
+            "--dry-run", action="store_true", help="Only count them; change nothing."
         )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         backend = within_deadlines(backend_settings(options["backend"])).alias

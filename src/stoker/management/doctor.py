@@ -50,7 +50,9 @@ store could not be read.
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_backend(parser)
-        parser.add_argument("--repair", action="store_true", help="Mend what is safe to mend.")
+        parser.add_argument(
+            "--repair", action="store_true", help="Repair what can be repaired safely."
+        )
         parser.add_argument(
             "--most-rows",
             type=positive,
@@ -58,7 +60,9 @@ store could not be read.
             metavar="N",
             help="Of one table. Default: %(default)s.",
         )
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = within_deadlines(backend_settings(options["backend"]))

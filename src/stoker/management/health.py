@@ -62,7 +62,7 @@ user, has a process left here, and its pusher, monitor and scheduler have all mo
         where.add_argument(
             "--any-host",
             action="store_true",
-            help="A cluster on another host will do.",
+            help="Accept a cluster on another host.",
         )
         where.add_argument(
             "--local",

@@ -63,7 +63,9 @@ Keys may be added; those above stay."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = within_deadlines(backend_settings(options["backend"]))

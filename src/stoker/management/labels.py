@@ -28,36 +28,36 @@ SHOWN = (
 
 def add_filters(parser: CommandParser, *, state: bool = True) -> None:
     parser.add_argument(
-        "--task", default="", metavar="PATH", help="Of this task, as shop.tasks.charge."
+        "--task", default="", metavar="PATH", help="Only this task, such as shop.tasks.charge."
     )
-    parser.add_argument("--queue", default="", metavar="NAME", help="Of this queue.")
+    parser.add_argument("--queue", default="", metavar="NAME", help="Only this queue.")
     parser.add_argument(
-        "--key", default="", metavar="TEXT", help="With this in the name of the unique key."
+        "--key", default="", metavar="TEXT", help="Only those whose unique key contains this text."
     )
     parser.add_argument(
         "--reason",
         default="",
         choices=[reason.value for reason in DeadLetter.Reason],
         metavar="REASON",
-        help="For this reason: error, timeout, crash, expired, unreadable or unknown_task.",
+        help="Only this reason: error, timeout, crash, expired, unreadable or unknown_task.",
     )
     parser.add_argument(
-        "--fingerprint", default="", metavar="HEX", help="Of this fault: see `dead stats`."
+        "--fingerprint", default="", metavar="HEX", help="Only this fault (see `dead stats`)."
     )
     parser.add_argument(
         "--failed-after",
         type=past_moment,
         metavar="WHEN",
-        help="Failed last since then: so long ago, as 2h or 7d, or an ISO 8601 moment.",
+        help="Last failed after this time: an age such as 2h or 7d, or an ISO 8601 time.",
     )
     parser.add_argument(
-        "--failed-before", type=past_moment, metavar="WHEN", help="Failed last before then."
+        "--failed-before", type=past_moment, metavar="WHEN", help="Last failed before this time."
     )
     parser.add_argument(
         "--text",
         default="",
         metavar="TEXT",
-        help="With this text in message, traceback, exception class, task or key.",
+        help="Only those with this text in the message, traceback, exception class, task or key.",
     )
     if state:
         parser.add_argument(

@@ -84,7 +84,9 @@ Exit code 1: no cluster of this backend runs on this host."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         try:

@@ -270,10 +270,12 @@ rich: pip install 'django-stoker[terminal]'. Elsewhere, or without it, it writes
             type=positive_seconds,
             default=2.0,
             metavar="SECONDS",
-            help="Look so often. Default: 2.",
+            help="Seconds between two refreshes. Default: 2.",
         )
-        parser.add_argument("--once", action="store_true", help="Look once, as plain text.")
-        parser.add_argument("--json", action="store_true", help="Write objects, as told above.")
+        parser.add_argument("--once", action="store_true", help="Print once, as plain text.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write JSON objects, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = [within_deadlines(one) for one in _backends(options["backend"])]

@@ -27,13 +27,19 @@ class _OfQueue(Subcommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("queue", metavar="QUEUE", help="Its name.")
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def add_reason(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--by", metavar="NAME", help="Who does it. Default: the user who runs this."
+            "--by",
+            metavar="NAME",
+            help="Name recorded with the action. Default: the user who runs the command.",
         )
-        parser.add_argument("--because", default="", metavar="TEXT", help="Why: kept with it.")
+        parser.add_argument(
+            "--because", default="", metavar="TEXT", help="Reason, recorded with the action."
+        )
 
     def backend(self, options: dict[str, Any]) -> str:
         return within_deadlines(backend_settings(options["backend"])).alias
@@ -106,10 +112,10 @@ may be cancelled, too: pause the queue first.
         super().add_arguments(parser)
         self.add_reason(parser)
         parser.add_argument(
-            "--limit", type=positive, metavar="N", help="At most so many. Default: all."
+            "--limit", type=positive, metavar="N", help="Maximum number. Default: all."
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="Say how many there are, and change nothing."
+            "--dry-run", action="store_true", help="Only count them; change nothing."
         )
 
     def run(self, options: dict[str, Any]) -> ExitCode:

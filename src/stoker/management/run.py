@@ -231,7 +231,7 @@ def add_ways_to_run(parser: CommandParser) -> None:
     parser.add_argument(
         "--drain",
         action="store_true",
-        help="Stop as soon as no job is ready or runs. Those that wait for their moment stay.",
+        help="Stop as soon as no job is ready or running. Deferred jobs stay.",
     )
     parser.add_argument(
         "--reload",

@@ -146,7 +146,9 @@ problem, last_moment, last_job_id, fired_count, missed_count, repeats_left, misf
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -183,10 +185,12 @@ null if the package cannot be opened), ticks[] {moment, outcome, job_id, fired_a
             type=positive,
             default=10,
             metavar="N",
-            help="So many of its last ticks. Default: %(default)s.",
+            help="Maximum number of past ticks to show. Default: %(default)s.",
         )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -221,7 +225,9 @@ Enqueue the job of a schedule now, paused or not. Its next tick comes as it woul
         parser.add_argument("name", metavar="NAME", help="The name of the schedule.")
         _add_by(parser)
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -244,9 +250,13 @@ Pause schedules. What falls due while they are paused is left out. Jobs that the
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="+", metavar="NAME", help="Names of schedules.")
         _add_by(parser)
-        parser.add_argument("--because", default="", metavar="TEXT", help="Why: shown with it.")
+        parser.add_argument(
+            "--because", default="", metavar="TEXT", help="Reason, shown with the schedule."
+        )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -270,7 +280,9 @@ Let paused schedules go on, from their next moment on.
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("names", nargs="+", metavar="NAME", help="Names of schedules.")
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = within_deadlines(backend_settings(options["backend"])).alias
@@ -293,7 +305,9 @@ there. Those of code and settings are changed there; all can be paused and run h
 
 def _add_by(parser: CommandParser) -> None:
     parser.add_argument(
-        "--by", metavar="NAME", help="Who does it. Default: the user who runs this."
+        "--by",
+        metavar="NAME",
+        help="Name recorded with the action. Default: the user who runs the command.",
     )
 
 

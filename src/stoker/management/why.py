@@ -40,7 +40,9 @@ to do), needs_somebody (true, false), task, queue, facts {those of the kind}."""
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("job", metavar="ID", help="The job's id: a UUID.")
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         job_id = parse_job_id(options["job"])

@@ -42,13 +42,21 @@ next (for --after; null on the last page)."""
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--state", choices=list(Workflow.State.values), help="Only these.")
         parser.add_argument(
-            "--limit", type=positive, default=20, metavar="N", help="So many. Default: %(default)s."
+            "--limit",
+            type=positive,
+            default=20,
+            metavar="N",
+            help="Maximum number to show. Default: %(default)s.",
         )
         parser.add_argument(
-            "--after", metavar="ID", help="Go on where the page before has ended: it says where."
+            "--after",
+            metavar="ID",
+            help="Continue after a page: each page prints the value for the next one.",
         )
         add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object, as told above.")
+        parser.add_argument(
+            "--json", action="store_true", help="Write one JSON object, as described above."
+        )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = within_deadlines(backend_settings(options["backend"]))

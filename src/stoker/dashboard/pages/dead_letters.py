@@ -59,7 +59,7 @@ def show(visit: Visit) -> Page:
                 "is_current": wanted["state"] == state,
             }
             for title, state in (
-                ("To be seen to", ""),
+                ("Needs attention", ""),
                 ("Open", "open"),
                 ("Sent again", "requeued"),
                 ("Resolved", "resolved"),
