@@ -18,7 +18,7 @@ from stoker.conf import settings_for
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
 from stoker.store.clock import DatabaseNow
 
-from tests.app import tasks
+from tests.app import chaos, tasks
 from tests.app.models import Ledger
 from tests.cluster.clusters import WAIT_SECONDS, jobs_done, running_cluster, wait_for
 from tests.cluster.ends import end_of
@@ -94,6 +94,27 @@ def test_finished_unrecorded_job_of_killed_cluster_counts_its_attempt(
     assert {end.job.attempts for end in ends} == {1}
     assert [end.dead_letter.reason for end in ends if end.dead_letter] == ["crash"] * FINISHED
     assert Ledger.objects.count() == FINISHED
+
+
+@pytest.mark.chaos
+def test_job_of_replaced_worker_counts_its_attempt_when_cluster_is_killed(tmp_path: Path) -> None:
+    """Its worker died under it, another took that one's place, and nobody recorded the crash."""
+    may_end = tmp_path / "may end"
+    with running_cluster(tmp_path, WORKERS=1) as first:
+        first.wait_for_crew(1)
+        first.pause_at_rest("monitor")
+        result = chaos.run_until.using(max_attempts=1).enqueue(str(may_end))
+        wait_for(Ledger.objects.exists, first.tail)
+        dead = first.kill("worker")
+        wait_for(lambda: {one.pid for one in first.crew().get("worker", [])} - {dead}, first.tail)
+        first.kill("sentinel")
+        first.wait()
+    may_end.touch()
+    with running_cluster(tmp_path, WORKERS=1, LEASE_SECONDS=3600) as second:
+        end = end_of(result, second)
+    assert Ledger.objects.count() == 1
+    assert end.dead_letter is not None
+    assert (end.dead_letter.reason, end.dead_letter.attempts) == ("crash", 1)
 
 
 def test_leases_that_are_over_are_rescued_whoever_held_them(tmp_path: Path) -> None:

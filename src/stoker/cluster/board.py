@@ -2,7 +2,8 @@
 doing and the sentinel reads it. No locks: every number has one writer.
 
 A worker also lists the jobs it finished last, since nobody else knows of them until the monitor has
-recorded them: if all processes that have the report die, their attempts still count.
+recorded them: if all processes that have the report die, their attempts still count. For the same
+reason the sentinel adds the jobs that a dead worker was running before it clears their slots.
 
 The file also tells the next cluster on this host what was going on: all processes share one open
 file with an exclusive ``flock``, which the kernel drops when the last of them is gone, however they
@@ -20,7 +21,7 @@ ended. Who gets the lock knows for certain that none of them runs any more.
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
                          LEASE (see lease_mark), COMPLETING (the delivery that records itself now)
     per worker again:    FENCED (the incarnation that killed itself at the fence), NEXT (the place
-                         of the next finished job)
+                         of the next job that is over)
        FINISHED times:   DELIVERY, JOB (two numbers), LEASE
 """
 
@@ -57,7 +58,7 @@ _PER_SLOT = 8
 FENCED, NEXT = range(2)
 _BEFORE_FINISHED = 2
 FINISHED = 4096
-"""How many finished jobs of each worker are listed."""
+"""How many jobs of each worker that are over are listed."""
 MOST_UNRECORDED = FINISHED // 2
 """How many reports a worker may have that are not recorded: it starts no more jobs then. The other
 places are for those of the worker that had its number before."""
@@ -136,7 +137,8 @@ class Slot:
 
 
 class Finished:
-    """The list of the jobs that one worker finished last, for that worker.
+    """The list of the jobs that were over last in one worker, for that worker, and for the sentinel
+    while there is none.
 
     A job that is not recorded yet keeps its place, also one of the worker that had this number
     before. The others are overwritten.
@@ -247,8 +249,8 @@ class Board:
         return Finished(self._part(start, 1 + FINISHED * _PER_FINISHED), is_unrecorded)
 
     def finished(self) -> dict[JobLease, Ended]:
-        """The jobs that workers finished last, those of workers that are gone included. Most of
-        them are recorded: their leases are over."""
+        """The jobs that workers finished last, or ran when they died. Most of them are recorded:
+        their leases are over."""
         found = {}
         for worker in range(self[WORKERS]):
             start = self._list_start(worker) + _BEFORE_FINISHED
@@ -260,7 +262,7 @@ class Board:
         return found
 
     def begun(self) -> set[JobLease]:
-        """What workers run, and what they finished last."""
+        """What workers run, and what was over last in them."""
         running = {
             (job.job_id.bytes, job.lease)
             for worker in range(self[WORKERS])
@@ -302,10 +304,25 @@ class Board:
 
     def clear_worker(self, worker: int) -> None:
         """Forget a worker that is gone: first who it was, so that nobody takes the rest for its.
-        The jobs that it finished stay listed: some may not be recorded yet."""
+        The jobs that it finished stay listed, and what it ran is listed, too: some may not be
+        recorded yet."""
+        self._list_running(worker)
         start = self._worker_start(worker)
         for place in range(start, start + _PER_WORKER + self[SLOTS] * _PER_SLOT):
             self._numbers[place] = 0
+
+    def _list_running(self, worker: int) -> None:
+        """Add what runs in a worker, which is gone, to the jobs that are over."""
+        if not any(self.occupied(worker)):
+            return
+        start = self._list_start(worker) + NEXT
+        with self._numbers[start : start + 1 + FINISHED * _PER_FINISHED] as numbers:
+            over = Finished(numbers, lambda _: False)
+            for slot in range(self[SLOTS]):
+                at = self._slot_start(worker, slot)
+                with self._numbers[at : at + _PER_SLOT] as slot_numbers:
+                    if slot_numbers[DELIVERY]:
+                        over.add(Slot(slot_numbers).ended())
 
     def running_jobs(self) -> dict[UUID, int]:
         """Job id -> attempt, for everything that runs (or ran when the cluster died)."""

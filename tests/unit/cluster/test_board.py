@@ -69,6 +69,19 @@ def test_finished_jobs_are_listed_after_their_worker_is_gone(tmp_path: Path) -> 
     found.remove()
 
 
+def test_running_jobs_of_cleared_worker_are_listed_as_begun(board: Board) -> None:
+    """Nobody may have recorded how they ended: they must not be taken for jobs that never began."""
+    jobs = [Occupied(7 + slot, uuid4(), 1, 1, 1, new_lease_id()) for slot in range(SLOTS)]
+    for slot, job in enumerate(jobs):
+        occupy(board, 1, slot, job)
+    begun = board.begun()
+    board.clear_worker(1)
+    assert begun == {(job.job_id.bytes, job.lease) for job in jobs}
+    assert board.begun() == begun
+    assert {ended.delivery for ended in board.finished().values()} == {7, 8, 9}
+    assert {ended.worker for ended in board.finished().values()} == {1}
+
+
 def test_unrecorded_jobs_keep_their_place_in_the_list(board: Board) -> None:
     """Also when a new worker goes on with the list."""
     unrecorded = {1, 3}
