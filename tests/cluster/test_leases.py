@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from django.db import transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, Delivery, Return
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("db")
 
 @pytest.fixture(scope="module")
 def cluster(share_cluster: Callable[..., ProcessCluster]) -> ProcessCluster:
-    return share_cluster(LEASE_SECONDS=LEASE_SECONDS, UPKEEP_SECONDS=0.3)
+    return share_cluster(LEASE_SECONDS=LEASE_SECONDS, UPKEEP_SECONDS=0.3, HEARTBEAT_SECONDS=0.1)
 
 
 @pytest.fixture
@@ -107,6 +108,25 @@ def test_a_job_whose_lease_is_lost_is_stopped(
     may_end.touch()
     _give_back(delivery, broker)
     assert value_of(result, cluster) == 2
+
+
+@pytest.mark.postgres
+def test_job_stopped_because_its_lease_was_locked_counts_its_attempt(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    """Nobody else has it: the cluster finds it among its leases, and not in its books."""
+    path, may_end = tmp_path / "beats", tmp_path / "may end"
+    beat = chaos.beat.using(max_attempts=1)
+    result = beat.enqueue(str(path), WAIT_SECONDS, str(may_end))
+    (began,) = wait_for(lambda: spans(path).get(result.id), cluster.tail) or []
+    with transaction.atomic():
+        Claimed.objects.select_for_update().get(pk=result.id)
+        wait_for(lambda: not is_running(began.pid), cluster.tail)
+    may_end.touch()
+    end = end_of(result, cluster)
+    assert len(spans(path)[result.id]) == 1
+    assert end.dead_letter is not None
+    assert (end.dead_letter.reason, end.dead_letter.attempts) == ("crash", 1)
 
 
 def test_a_lost_job_that_was_not_started_is_not_started(
