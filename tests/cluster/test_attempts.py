@@ -281,7 +281,6 @@ def test_log_records_made_inside_a_task_name_the_job(cluster: ProcessCluster) ->
 # -- recording ------------------------------------------------------------------------------------
 
 
-@pytest.mark.postgres
 @pytest.mark.mariadb
 def test_value_above_max_allowed_packet_fails_and_holds_up_nobody(
     cluster: ProcessCluster,
@@ -301,6 +300,7 @@ def test_value_above_max_allowed_packet_fails_and_holds_up_nobody(
     assert "Trying again" not in cluster.text()
 
 
+@pytest.mark.postgres
 def test_what_the_store_refuses_to_record_is_not_acked_and_holds_up_nobody(
     cluster: ProcessCluster,
 ) -> None:
