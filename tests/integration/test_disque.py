@@ -221,7 +221,7 @@ class TestSettings:
         assert "on one node of Disque only" in sentence
 
     def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        loaded = [one for one in sys.modules if one.startswith("stoker.brokers.disque.transport")]
+        loaded = [one for one in sys.modules if one.startswith("stoker.brokers.disque")]
         for name in loaded:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "redis", None)

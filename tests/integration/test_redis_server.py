@@ -72,7 +72,7 @@ class TestReaching:
             at(url)
 
     def test_without_its_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        loaded = [name for name in sys.modules if name.startswith("stoker.brokers.redis.broker")]
+        loaded = [name for name in sys.modules if name.startswith("stoker.brokers.redis")]
         for name in loaded:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "redis", None)

@@ -37,13 +37,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from django.db import connections
 
-from stoker.brokers.contract import Delivery
-from stoker.conf import Settings
+if TYPE_CHECKING:  # a started process reads the board before Django is set up
+    from stoker.brokers.contract import Delivery
+    from stoker.conf import Settings
 
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
     7

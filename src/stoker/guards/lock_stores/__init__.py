@@ -1,1 +1,0 @@
-"""Where locks are kept: the database, or a cache that can keep one honestly."""
