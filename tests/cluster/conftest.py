@@ -33,15 +33,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.sqlite)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def patience(django_db_setup: None, django_db_blocker: Any) -> None:
-    """On SQLite one writes at a time, and the machine may have no time for who does: the tests wait
-    for the lock, as they wait for everything."""
-    with django_db_blocker.unblock():
-        for connection in connections.all():
-            if connection.vendor == "sqlite":
-                connection.settings_dict.setdefault("OPTIONS", {})["timeout"] = WAIT_SECONDS
-                connection.close()
+@pytest.fixture(autouse=True, scope="module")
+def patience(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Let the tests wait for SQLite's one write lock for as long as they wait for anything else."""
+    with django_db_blocker.unblock(), pytest.MonkeyPatch.context() as patch:
+        on_sqlite = [one for one in connections.all() if one.vendor == "sqlite"]
+        for connection in on_sqlite:
+            options = connection.settings_dict.setdefault("OPTIONS", {})
+            patch.setitem(options, "timeout", WAIT_SECONDS)
+            connection.close()
+        yield
+        for connection in on_sqlite:
+            connection.close()
 
 
 @pytest.fixture(scope="module")

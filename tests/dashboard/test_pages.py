@@ -29,7 +29,7 @@ from tests.dashboard.conftest import PREFIX
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
 VIEWS = ("view_job", "view_deadletter", "view_schedule", "view_workflow", "view_cluster")
-MOST_QUERIES = 14
+MOST_QUERIES = 15
 
 TRAPPED: list[str] = []
 

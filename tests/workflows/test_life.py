@@ -159,6 +159,7 @@ def test_a_broker_outside_the_store(settings: Any) -> None:
 def test_what_such_a_broker_was_never_given(settings: Any, monkeypatch: Any) -> None:
     options = {"BROKER": "memory://"}
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
+    drain()  # jobs that other tests left in this process's memory broker
     with monkeypatch.context() as patch:
         patch.setattr("stoker.workflows.deliver.bring", lambda *_: None)
         workflow = chain(note.si("a"), note.si("b")).enqueue()
