@@ -21,7 +21,7 @@ from tests.crash.stage import LEASE_SECONDS, Stage
 from tests.crash.verdict import End, Facts, Finding, Judge, excused_spans
 from tests.servers.private import ROOT
 
-FAULTS_PER_ROUND = 25
+FAULTS_PER_ROUND = 40
 USERS = 2
 STALL_SECONDS = 2 * LEASE_SECONDS
 

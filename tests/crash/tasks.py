@@ -17,10 +17,9 @@ from django.conf import settings
 from stoker import Limit, Lock, Rate, Unique, exponential, scheduled_moment, task
 
 from tests.crash.ledger import Ledger
+from tests.crash.verdict import LIMIT, RATE_PER_SECOND
 
 BEAT_SECONDS = 0.1
-LIMIT = 2
-RATE_PER_SECOND = 10
 PATIENT: Any = {
     "max_attempts": 100,
     "max_crashes": 100,
@@ -91,7 +90,7 @@ def sequenced(context: Any, token: str, key: str, failures: int = 0) -> str:
 
 @task(**PATIENT, rate=Rate(f"{RATE_PER_SECOND}/s", "crash"))
 def rated(context: Any, token: str) -> str:
-    return attempt(context, token)
+    return attempt(context, token, rate="crash")
 
 
 @task(**PATIENT)

@@ -1,10 +1,39 @@
-"""The plan of faults of the crash checker."""
+"""A run of the crash checker of a size of seconds. `make soak` is the one that goes on."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.crash.faults import plan
+from tests.servers.private import ROOT
+
+FAULTS = 6
+
+
+@pytest.mark.chaos
+@pytest.mark.sqlite
+@pytest.mark.timeout(600)
+def test_few_faults_break_no_promise(seed: int, tmp_path: Path) -> None:
+    """On servers of its own, whatever the database of the other tests."""
+    report = tmp_path / "report"
+    asked = {"BROKER": "postgres", "FAULTS": str(FAULTS), "SEED": str(seed)}
+    command = [sys.executable, "-m", "tests.crash"]
+    environment = os.environ | asked | {"REPORT": str(report)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    if "NotInstalledError" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    told = json.loads(report.read_text())
+    assert told["findings"] == {}
+    assert told["committed"] > 0
 
 
 @pytest.mark.unit

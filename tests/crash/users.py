@@ -159,7 +159,7 @@ class User:
         if kind == "sequenced":
             key = f"{self.number}:{key}"
         with self._transaction() as enqueue:
-            for _ in range(self.chance.randrange(1, 4)):
+            for _ in range(self.chance.randrange(1, 16 if kind == "rated" else 4)):
                 enqueue(kind, calls[kind], **facts)
 
     def enqueue_unique(self, hold: float = 0.0) -> None:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from tests.crash.ledger import Line
 
 LIMIT = 2
+RATE_PER_SECOND = 10
 CLOCK_SECONDS = 0.005
 """How exactly a moment is met: the clocks of leases have microseconds, those of tests less."""
 
@@ -365,9 +366,20 @@ class Judge:
             for key, executions in of_key.items():
                 executions.sort(key=lambda one: one.began)
                 yield from _overlaps(f"{guard} {key}", executions, places)
+        yield from self._rates()
         for one in self.facts.enqueued.values():
             if one.kind == "workflow":
                 yield from self._steps(one)
+
+    def _rates(self) -> Iterator[Finding]:
+        """In no second are there more starts than the rate allows."""
+        starts = sorted(one.began for one in self.facts.executions.values() if "rate" in one.facts)
+        for first, over in zip(starts, starts[RATE_PER_SECOND:], strict=False):
+            if over - first < 1 - CLOCK_SECONDS:
+                yield Finding(
+                    "overlapping",
+                    f"{RATE_PER_SECOND + 1} jobs of the rate started within {over - first:.3f} s.",
+                )
 
     def _steps(self, one: Enqueued) -> Iterator[Finding]:
         """A step begins when the ones before it have ended, and each is one job."""
