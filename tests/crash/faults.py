@@ -124,6 +124,8 @@ class Faults:
         self.is_server_down = False
         self.killed: set[int] = set()
         """Process ids of workers that were killed by a fault, and not by their own cluster."""
+        self.interrupted: set[int] = set()
+        """Those of clusters that were told to stop: they may kill them at any moment, too."""
         self.workers_lost = 0
         """Workers that may have been killed between "this job starts" and its first line."""
 
@@ -164,6 +166,7 @@ class Faults:
             self._lose_workers(cluster)
             self.killed |= {one.pid for one in cluster.having("worker")}
         self.killed |= {one.pid for _, one in victims}
+        self.killed -= self.interrupted
         self.workers_lost += fault.roles.count("worker")
         return _names(victims, cluster.send(signal.SIGKILL, [one for _, one in victims]))
 
@@ -192,7 +195,7 @@ class Faults:
         members = cluster.members()
         cluster.send(signal.SIGSTOP, [one for _, one in members])
         count = cluster.send(signal.SIGKILL, [one for _, one in members])
-        self.killed |= {one.pid for _, one in members}
+        self.killed |= {one.pid for _, one in members} - self.interrupted
         cluster.move_to_another_host()
         self._lose_workers(cluster)
         self._impair_until_complete(cluster)
@@ -202,6 +205,7 @@ class Faults:
         """Stop in good order."""
         cluster = self.stage.clusters[fault.cluster]
         sentinels = cluster.having("sentinel")
+        self.interrupted |= {one.pid for one in cluster.having("worker")}
         self._impair_until_complete(cluster)
         return _names(
             [("sentinel", one) for one in sentinels], cluster.send(signal.SIGTERM, sentinels)

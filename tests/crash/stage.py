@@ -255,15 +255,19 @@ class Cluster:
         from tests.cluster.clusters import start_command
         from tests.cluster.launcher import COMMAND
 
-        folder = self.stage.folder / f"host-{self.number}-{self._host}"
-        folder.mkdir(exist_ok=True)
-        environment = self.stage.environment(self.name, folder)
+        self._folder.mkdir(exist_ok=True)
+        environment = self.stage.environment(self.name, self._folder)
         with self._lock, self.log.open("ab") as log:
             self._process = start_command(
                 COMMAND, ["stoker", "run", "--log-json"], environment, log, log
             )
             self._sentinel = psutil.Process(self._process.pid)
             self.starts += 1
+
+    @property
+    def _folder(self) -> Path:
+        """The temporary folder of its host, in which its board is."""
+        return self.stage.folder / f"host-{self.number}-{self._host}"
 
     def members(self) -> list[tuple[str, psutil.Process]]:
         """Role and process of each process that lives, the sentinel first."""
@@ -311,6 +315,7 @@ class Cluster:
 
     def move_to_another_host(self) -> None:
         """What it left behind on its host is gone: it will start on another one."""
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._host += 1
 
     def stop(self, seconds: float = 30.0) -> int | None:
