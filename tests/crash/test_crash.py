@@ -50,3 +50,24 @@ def test_same_seed_gives_the_same_plan() -> None:
 def test_plan_has_every_kind_of_fault(has_lines: bool) -> None:
     faults = [fault for _, fault in zip(range(2000), plan(1, 2, has_lines), strict=False)]
     assert len({fault.kind for fault in faults}) == (19 if has_lines else 5)
+
+
+@pytest.mark.unit
+def test_every_planted_mistake_can_be_made(tmp_path: Path) -> None:
+    """What they replace is there. `python -m tests.crash.planted` sees whether they are found."""
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    crash = {"database": database, "broker": "orm://default", "options": {}, "ledger": ""}
+    code = (
+        "import django; django.setup()\n"
+        "from tests.crash.mistakes import MISTAKES\n"
+        "for one in MISTAKES.values(): one.plant()\n"
+    )
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.crash.settings",
+        "STOKER_CRASH": json.dumps(crash),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
