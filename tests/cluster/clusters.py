@@ -18,7 +18,6 @@ from django.db import connection
 import stoker
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
-from stoker.models import Cluster
 
 from tests.cluster.launcher import COMMAND as DJANGO
 from tests.cluster.launcher import ROOT, Launched, launcher
@@ -248,6 +247,10 @@ def wait_while_it_goes_on(
 
 def jobs_done(cluster: ProcessCluster) -> int:
     """How many jobs the workers have finished, says the cluster's board."""
+    from stoker.models import (
+        Cluster,  # the browser's site imports this module before Django is set up
+    )
+
     row = Cluster.objects.filter(pid=cluster.process.pid).first()
     board = None if row is None else Board.of_the_living(Path(row.info["board"]))
     if board is None:
