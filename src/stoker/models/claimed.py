@@ -88,10 +88,13 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         Returns:
             Those that were still valid then.
         """
-        with transaction.atomic(using=self.db):
-            extended = set(self._lock_valid(keys))
-            until_us = database_now_us(self.db) + lease_us
-            update_by_key(self, [job_id for job_id, _ in extended], leased_until_us=until_us)
+        extended: set[LeaseKey] = set()
+        for key in keys:  # one at a time: who holds no row while it waits is in no deadlock
+            with transaction.atomic(using=self.db):
+                if set(self._lock_valid([key])):
+                    until_us = database_now_us(self.db) + lease_us
+                    update_by_key(self, [key[0]], leased_until_us=until_us)
+                    extended.add(key)
         return extended
 
     def settle(
