@@ -1,4 +1,4 @@
-"""One request of a user of the admin: which backend it is about, what he may, where links lead."""
+"""What all pages of the admin share: the request, the words, and the base class of the admins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done about one dead letter."""
+"""Lists of dead letters in the admin, and the actions on one or many of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's life is made of: see ``timeline``."""
+"""Show a job's life as moments in order, read from the rows that are kept of it."""
 
 from __future__ import annotations
 

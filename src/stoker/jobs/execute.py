@@ -1,4 +1,4 @@
-"""A job between its package and its outcome."""
+"""Open a package, find its task, run it, and return the outcome. User code runs only here."""
 
 from __future__ import annotations
 

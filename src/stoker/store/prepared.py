@@ -1,6 +1,4 @@
-"""A column as an array literal of PostgreSQL, ``{1,2,NULL}``: one string, which drivers pass on as
-it is. The arrays they make themselves, item by item, cost more than the statement around them.
-"""
+"""Statements that a session keeps prepared, and array literals for PostgreSQL."""
 
 from __future__ import annotations
 

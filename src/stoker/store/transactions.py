@@ -1,4 +1,4 @@
-"""Transactions whose statements see what others have committed by then."""
+"""Isolation of transactions, conflicts between them, and calls after their commit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Between the clock on the wall of a place and instants, where summer time begins and ends.
-
-A wall time that the clocks skip is the first instant after the gap. One that comes twice is the
-first of the two. Instants are datetimes in UTC here, wall times are naive ones.
-"""
+"""Rules of schedules: cron, intervals, wall clocks with summer time, and rules in words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Start: the turn of steps has come. Tasks are enqueued; what holds steps starts the first of them,
-or as many as may be under way at once.
-"""
+"""Advance workflows when their jobs end: start, stop and finish steps."""
 
 from __future__ import annotations
 

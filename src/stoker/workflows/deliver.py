@@ -1,4 +1,4 @@
-"""How a job ended, as far as others follow from it."""
+"""Enqueue the jobs that follow from others, in the transaction that recorded those."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reopen: the job of a step is sent again, and its workflow goes on when it succeeds."""
+"""Do what follows from the end of jobs: workflows, hooks, cancelled and reopened steps."""
 
 from __future__ import annotations
 

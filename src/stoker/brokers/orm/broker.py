@@ -1,4 +1,4 @@
-"""Database errors in the contract's words, with what is to be done about them."""
+"""The ORM broker: packages wait in the project's own database, in the caller's transaction."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Where a claim begins: at what this process has claimed last, not at the start of the line.
-
-The entries of jobs that were claimed stay in the index until a vacuum removes them, which it cannot
-while somebody holds an old snapshot; and each claim from the start walks over all of them. But what
-is behind a mark is not always gone: jobs come there late (a transaction that took long, a host
-whose clock is slow), come back (retried, given back, called), or were locked when they were passed.
-So marks are good for a moment only. Nothing depends on them but the time that a claim takes.
-"""
+"""Claim ready jobs: watermarks say where to begin, guards say who may start."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How a pusher on SQLite learns that somebody has written.
-
-SQLite counts the commits of other connections (``PRAGMA data_version``), and has to be asked. On
-Linux the kernel says when to ask: it reports writes to the database's files, a moment before what
-was written there is committed. Where it does not, the count is asked for a hundred times a second.
-"""
+"""Wake a pusher of the ORM broker when jobs were added. Polling keeps it correct without."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""After a pusher's death: its leases are kept until every worker has said what it still has.
-
-What a worker runs or has reported is adopted. What died with a worker in the meantime is judged by
-how it died; the board lists what workers had finished. The rest never reached a worker and is given
-back, the attempt uncounted.
-
-A worker whose user code lets nobody else speak is not waited for: what it runs and has finished
-stands on the board, and the rest is recalled.
-"""
+"""Adopt the leases of a pusher that died, and take back jobs that a worker has not started."""
 
 from __future__ import annotations
 

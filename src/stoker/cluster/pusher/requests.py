@@ -1,8 +1,4 @@
-"""The pusher's look at what its cluster is asked to do: to take no more jobs, or to stop.
-
-The request stands in the cluster's row, and so lives as long as the cluster: a new pusher finds it
-there.
-"""
+"""Read what the pusher is asked to do: stop, take no more jobs, end a job, pause a queue."""
 
 from __future__ import annotations
 

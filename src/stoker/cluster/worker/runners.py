@@ -1,4 +1,4 @@
-"""One job after another, in the main thread: the default way of a worker."""
+"""Run the jobs of a worker: one after another, or many at once in threads and on an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards: needs, places and lines are those of jobs that are there."""
+"""Run all checks of the doctor; those of guards, clusters and the schema are here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every look at the store has in common."""
+"""The doctor's checks of jobs, steps and dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a job that a cluster has: where it runs."""
+"""Find where a job is, and let the part that knows answer why it is not running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a step of a workflow whose turn has not come: what comes before it."""
+"""Say why a job waits: for another step, a guard, its moment, or its turn in the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks in a cache of which no more is known than that its ``add`` is atomic."""
+"""Keep named locks in a cache: Redis, memcached, or any other with an atomic ``add``."""
 
 from __future__ import annotations
 

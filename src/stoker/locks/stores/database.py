@@ -1,4 +1,4 @@
-"""The database connection that a lock is written through."""
+"""Keep named locks in the database, or in Django's database cache."""
 
 from __future__ import annotations
 
