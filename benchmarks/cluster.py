@@ -19,13 +19,18 @@ LOOK_SECONDS = 0.005
 
 
 class RunningCluster:
-    """One cluster in processes of its own."""
+    """One cluster in processes of its own.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where it logs.
+        module: what Python runs as the program.
+    """
+
+    def __init__(self, folder: Path, module: str = "django") -> None:
         self.log = folder / f"cluster-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "django", "stoker", "run"],
+                [sys.executable, "-m", module, "stoker", "run"],
                 cwd=ROOT,
                 env={**os.environ, "DJANGO_SETTINGS_MODULE": "benchmarks.settings"},
                 stdout=log,
@@ -56,9 +61,9 @@ class RunningCluster:
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[RunningCluster]:
+def running_cluster(folder: Path, module: str = "django") -> Iterator[RunningCluster]:
     """A cluster that is gone afterwards, whatever happened."""
-    cluster = RunningCluster(folder)
+    cluster = RunningCluster(folder, module)
     try:
         yield cluster
         cluster.stop()
