@@ -900,7 +900,7 @@ MISTAKES = (
         "the 31st becomes the 29th when the row of a schedule is saved",
         (
             Change(
-                "contrib/django_q/mirror.py",
+                "contrib/django_q/models/schedule.py",
                 "when = _when(row, known if is_kept else None)",
                 "when = _when(row, None)",
             ),

@@ -13,9 +13,9 @@ from django.db.models.signals import post_save
 from django.dispatch import Signal
 from django.test import override_settings
 
-from stoker.contrib.django_q import pruning, signals
+from stoker.contrib.django_q import recording, signals
 from stoker.contrib.django_q.models import Task
-from stoker.contrib.django_q.pruning import prune
+from stoker.contrib.django_q.recording import prune
 from stoker.contrib.django_q.tasks import async_iter, async_task, fetch, result, schedule
 from stoker.models import Job
 from stoker.testing import drain
@@ -84,12 +84,10 @@ def test_receivers_of_saved_tasks_are_told() -> None:
 def test_a_row_that_cannot_be_written_keeps_no_job_from_ending(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from stoker.contrib.django_q import recording
-
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(recording, "_row", fail)
+    monkeypatch.setattr(recording, "task_row", fail)
     async_task(f"{HERE}.add", 1)
     drain()
     assert Job.objects.using(recording.conf.database()).get().status == "SUCCESSFUL"
@@ -98,7 +96,7 @@ def test_a_row_that_cannot_be_written_keeps_no_job_from_ending(
 
 @override_settings(Q_CLUSTER={"name": "default", "save_limit": 3})
 def test_so_many_successes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pruning, "_next_at", math.inf)  # only the call below prunes
+    monkeypatch.setattr(recording, "_next_at", math.inf)  # only the call below prunes
     for number in range(5):
         async_task(f"{HERE}.fail_on", number, -1)
         async_task(f"{HERE}.fail", ack_failure=True)

@@ -13,7 +13,6 @@ from django.utils import timezone
 from stoker import dead_letters, schedules
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.calls import call_task
-from stoker.contrib.django_q.mirror import refresh
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.tasks import (
     async_chain,
@@ -133,7 +132,7 @@ def test_renamed_schedule_keeps_its_course() -> None:
     assert (after.pk, after.moment_us) == (before.pk, before.moment_us)
     firing = Firing(conf.settings())
     firing.fire(after.pk, int((timezone.now() + timedelta(seconds=1)).timestamp() * 1_000_000))
-    refresh(row.pk)
+    Schedule.refresh(row.pk)
     drain()
     assert Task.objects.get().result == 2
     assert Schedule.objects.get(pk=row.pk).success()

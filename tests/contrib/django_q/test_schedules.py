@@ -12,7 +12,6 @@ from django.utils import timezone
 
 from stoker.conf import settings_for
 from stoker.contrib.django_q import conf
-from stoker.contrib.django_q.mirror import refresh
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.tasks import result, schedule
 from stoker.exceptions import InvalidSchedule
@@ -37,7 +36,7 @@ def fire(at: datetime | None = None) -> int:
     for row in OwnSchedule.objects.using(settings.database).filter(due_us__lte=now_us):
         count += firing.fire(row.pk, now_us) is not None
     for one in Schedule.objects.all():
-        refresh(one.pk)
+        Schedule.refresh(one.pk)
     return count
 
 

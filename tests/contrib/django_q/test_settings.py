@@ -11,7 +11,7 @@ from django.test import override_settings
 from stoker.brokers.adapters import broker_for
 from stoker.conf import problems as problems_of_tasks
 from stoker.conf import read_settings
-from stoker.contrib.django_q.checks import check_q_cluster
+from stoker.contrib.django_q.apps import check_q_cluster
 from stoker.contrib.django_q.translation import entry_of, problems, read_cluster
 
 

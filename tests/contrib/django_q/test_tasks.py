@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from stoker.contrib.django_q import tasks
 from stoker.contrib.django_q.brokers import get_broker
-from stoker.contrib.django_q.functions import UnknownFunction
 from stoker.contrib.django_q.models import Failure, OrmQ, Schedule, Success, Task
 from stoker.contrib.django_q.signals import pre_enqueue
+from stoker.contrib.django_q.spec import UnknownFunction
 from stoker.contrib.django_q.tasks import (
     AsyncTask,
     async_iter,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's own names
 from django.core.exceptions import ImproperlyConfigured
 
-from . import conf
+from stoker.signals import post_spawn
+
+from . import conf, signals
+from .translation import problems
 
 
 class DjangoQConfig(AppConfig):
     name = "stoker.contrib.django_q"
     label = "stoker_django_q"
     default_auto_field = "django.db.models.AutoField"
-    stoker_subcommands = ("stoker.contrib.django_q.import_command.ImportDjangoQ",)
+    stoker_subcommands = ("stoker.contrib.django_q.importing.ImportDjangoQ",)
     """What it adds to ``manage.py stoker``."""
 
     def __init__(self, app_name: str, app_module: Any) -> None:
@@ -33,18 +43,65 @@ class DjangoQConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks, and pass on Stoker's signal of new processes."""
-        from django.core import checks
-
-        from stoker.signals import post_spawn
-
-        from .checks import check_q_cluster
-
         checks.register(check_q_cluster)
         post_spawn.connect(_tell_of_process, dispatch_uid="stoker.contrib.django_q")
 
 
 def _tell_of_process(role: str, number: int, **_: Any) -> None:
-    from .signals import SENDER, post_spawn
-
     name = f"{role} {number}" if role == "worker" else role
-    post_spawn.send_robust(SENDER, proc_name=name)
+    signals.post_spawn.send_robust(signals.SENDER, proc_name=name)
+
+
+HISTORY = "stoker.contrib.django_q.history"
+LABEL = re.compile(r"""["']django_q(["']|\.)""")
+
+
+def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
+    """What there is to say about the settings of a project that comes from Django Q."""
+    found: list[CheckMessage] = []
+    names = [config.name for config in apps.get_app_configs()]
+    if "django_q" in names and names.index("django_q") < names.index("stoker.contrib.django_q"):
+        found.append(
+            Error(
+                "'django_q' stands before 'stoker.contrib.django_q' in INSTALLED_APPS, so qcluster "
+                "is Django Q's.",
+                hint=f"Replace 'django_q' by {HISTORY!r}, which has migrations of the same names, "
+                "or put it after 'stoker.contrib.django_q'. Its tables stay, and `manage.py stoker "
+                "import_django_q` reads them.",
+                id="django_q.E002",
+            )
+        )
+    if "django_q" not in apps.app_configs:
+        found += [
+            Error(
+                f"The migration {path} speaks of the app 'django_q', which is not in "
+                "INSTALLED_APPS.",
+                hint=f"Add {HISTORY!r} there: it has migrations of the same names.",
+                id="django_q.E003",
+            )
+            for path in _migrations_of_before()
+        ]
+    for problem in problems(getattr(settings, "Q_CLUSTER", {})):
+        if problem.is_error:
+            found.append(Error(problem.sentence, hint=problem.advice, id="django_q.E001"))
+        else:
+            found.append(Warning(problem.sentence, hint=problem.advice, id="django_q.W001"))
+    return found
+
+
+def _migrations_of_before() -> Iterator[Path]:
+    """The files of the project's migrations that name Django Q's app. They are read, not imported:
+    what they import may be gone."""
+    modules: dict[str, str | None] = getattr(settings, "MIGRATION_MODULES", {})
+    for config in apps.get_app_configs():
+        module = modules.get(config.label, f"{config.name}.migrations")
+        if module is None or config.name.startswith("stoker."):
+            continue
+        try:
+            spec = find_spec(module)
+        except ImportError:
+            continue
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            for path in sorted(Path(folder).glob("*.py")):
+                if LABEL.search(path.read_text(errors="replace")):
+                    yield path

@@ -6,7 +6,7 @@ from stoker import queues
 from stoker.inspect.queue_depths import queues as depths
 
 from . import conf
-from .asking import queue_size
+from .results import queue_size
 
 
 class Queue:

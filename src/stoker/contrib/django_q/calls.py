@@ -6,11 +6,11 @@ None of these tasks can be enqueued over HTTP.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.utils import timezone
 
@@ -19,54 +19,17 @@ from stoker.jobs.running import current
 from stoker.schedules.fire import scheduled_moment
 from stoker.store.transactions import after_commit
 from stoker.tasks.decorator import Task
-from stoker.tasks.registry import find_task
 
 from . import conf
 from .inline import inline
 from .signals import SENDER, post_execute_in_worker, pre_execute
-from .spec import Spec, as_dict, function_of, unpacked
+from .spec import CallingTask, Spec, as_dict, function_at, unpacked
 
 RECORD = "stoker.contrib.django_q.recording.record"
 
 
 class ItemsFailed(StokerError):
     """Some calls of an ``async_iter`` have failed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallingTask(Task[..., Any]):
-    """A task that calls a function, under the name of which its jobs are shown."""
-
-    path: str = ""
-    """That of the function; "" = the task's own."""
-
-    @property
-    def module_path(self) -> str:
-        return self.path or self.own_path
-
-    @property
-    def name(self) -> str:
-        return self.module_path.rpartition(".")[2]
-
-    @property
-    def own_path(self) -> str:
-        return f"{self.func.__module__}.{self.func.__qualname__}"
-
-    @property
-    def via(self) -> str:
-        """What the packages of its jobs say runs them: see ``stoker.finding.task_of``."""
-        return self.own_path if self.path else ""
-
-    def under(self, path: str) -> Self:
-        """This task for the function at that path."""
-        return replace(self, path=path)
-
-    def __reduce__(self) -> Any:
-        return _task_under, (self.own_path, self.path, self.backend, self.queue_name)
-
-
-def _task_under(own_path: str, path: str, backend: str, queue_name: str) -> Any:
-    return replace(find_task(own_path), path=path, backend=backend, queue_name=queue_name)
 
 
 class RecordedTask(CallingTask):
@@ -79,12 +42,10 @@ class RecordedTask(CallingTask):
         spec = args[0] if args and isinstance(args[0], dict) else {}
         if "schedule" not in spec:
             return Task.enqueue(self, *args, **kwargs)
-        from .mirror import refresh
-
         own = self.using(timeout=spec["timeout"]) if spec.get("timeout") else self
         own = own.using(max_attempts=1) if spec.get("ack_failure") else own
         result = Task.enqueue(own, *args, **kwargs)
-        done = partial(refresh, spec["schedule"])
+        done = partial(_model("Schedule").refresh, spec["schedule"])
         after_commit(conf.database(), done)
         return result
 
@@ -106,7 +67,7 @@ def _call(spec: Spec, arguments: Any) -> Any:
         kwargs[str(spec["intended_date_kwarg"])] = _as_text(moment)
     running = current.get()
     told = as_dict(spec, running.job_id if running else "", args, kwargs)
-    function = function_of(spec)
+    function = function_at(str(spec["func"]))
     pre_execute.send_robust(SENDER, func=function, task=told)
     try:
         value = function(*args, **kwargs)
@@ -143,10 +104,12 @@ def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
 
 def run_hook(hook: str, task_id: str) -> None:
     """Call a hook with the Task that it is about."""
-    from .functions import function_at
-    from .recording import task_of
+    function_at(hook)(_model("Task").of_job(task_id))
 
-    function_at(hook)(task_of(task_id))
+
+def _model(name: str) -> Any:
+    """Return a model of this app by its name. The models import this module."""
+    return apps.get_model("stoker_django_q", name)
 
 
 def _task(function: Any, kind: type[CallingTask] = RecordedTask, **options: Any) -> Any:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
+from django.core.management.base import BaseCommand
 from django.utils import timezone
 
 from . import conf
-from .asking import queue_size
-from .clusters import Stat
 from .models import Failure, Schedule, Success
+from .results import queue_size
+from .status import Stat
+
+EVERY_SECONDS = 1.0
+CLEAR = "\x1b[H\x1b[2J"
 
 
 def get_ids() -> list[str]:
@@ -42,3 +48,17 @@ def lines_of_info() -> Iterator[str]:
     yield f"Failures      {Failure.objects.count()}"
     ended = Success.objects.filter(stopped__gte=day_ago).count()
     yield f"In 24 hours   {ended} successes"
+
+
+def show_until_stopped(command: BaseCommand, lines: Any, *, once: bool) -> None:
+    """Show these lines, again and again, at the same place of a terminal."""
+    try:
+        while True:
+            text = "\n".join(lines())
+            is_terminal = bool(getattr(command.stdout, "isatty", bool)())
+            command.stdout.write(text if once or not is_terminal else CLEAR + text)
+            if once:
+                return
+            time.sleep(EVERY_SECONDS)
+    except KeyboardInterrupt:
+        return

@@ -7,31 +7,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from django.db import InterfaceError, OperationalError, transaction
+from django.db.models import Count
 from django.db.models.signals import post_save
 
 from stoker.conf import Settings
-from stoker.exceptions import PackageError
-from stoker.jobs.package import Package, sealer_for
-from stoker.models import Attempt, Job
-from stoker.models.job import moment
+from stoker.jobs.package import sealer_for
 from stoker.store.transactions import after_commit
 from stoker.workflows.deliver import Ended
 
 from . import conf
-from .caching import keep
 from .calls import hook_task
 from .inline import inline
 from .models import Task
-from .models.sealed import Raw
-from .pruning import prune_if_due
+from .models.task import spec_in, task_row
+from .results import keep
 from .signals import SENDER, post_execute
-from .spec import as_dict, name_of
+from .spec import as_dict
 
 logger = logging.getLogger("stoker")
 
@@ -57,31 +52,12 @@ def record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
             logger.exception("The end of job %s could not be shown as a Task.", job_id)
 
 
-def task_of(task_id: str) -> Task:
-    """The Task of a job that has ended, also where no row of it is kept.
-
-    Raises:
-        Task.DoesNotExist: there is neither (any more).
-    """
-    alias = conf.database()
-    row: Task | None = Task.objects.filter(pk=task_id).first()
-    if row is not None:
-        return row
-    job = Job.objects.using(alias).filter(pk=UUID(task_id)).exclude(status=None).first()
-    if job is None:
-        raise Task.DoesNotExist(f"There is no task {task_id} (any more).")
-    value = None if job.value is None else bytes(job.value)
-    ended = Ended(job.pk, str(job.status), job.attempts, value, "", job.reason)
-    settings = conf.settings()
-    return opened(_row(settings, ended, sealer_for(settings).open(bytes(job.package))))
-
-
 def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
     alias, saved = settings.database, []
     told: list[tuple[dict[str, Any], Task, bool]] = []
     for ended, data in ends:
         package = sealer_for(settings).open(data)
-        spec, row = _spec_of(package), _row(settings, ended, package)
+        spec, row = spec_in(package), task_row(settings, ended, package)
         is_saved = "cached" not in spec and _is_saved(spec, ended.has_succeeded)
         told.append((spec, row, is_saved))
         if is_saved:
@@ -117,7 +93,7 @@ def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
         prune_if_due()
     if not (is_heard or post_execute.has_listeners()):
         return
-    shown = opened(row)
+    shown = row.open_values()
     told = as_dict(spec, row.pk, shown.args or (), shown.kwargs or {})
     told |= {
         "started": row.started,
@@ -137,58 +113,36 @@ def _is_saved(spec: dict[str, Any], has_succeeded: bool) -> bool:
     return not has_succeeded or bool(spec.get("save", conf.Conf.SAVE_LIMIT >= 0))
 
 
-def _row(settings: Settings, ended: Ended, package: Package) -> Task:
-    spec = _spec_of(package)
-    # What is pickled is bytes: it is not for this process to look into them.
-    args, kwargs = (Raw(one) if isinstance(one, bytes) else one for one in package.args[-1])
-    result: Any = Raw(ended.value) if ended.value is not None else None
-    if not ended.has_succeeded:
-        result = _story(settings, ended)
-    return Task(
-        id=spec.get("id") or ended.job_id.hex,
-        name=name_of(spec, ended.job_id),
-        func=spec["func"],
-        hook=spec.get("hook"),
-        args=args,
-        kwargs=kwargs,
-        result=result,
-        group=spec.get("group"),
-        cluster=spec.get("cluster") or package.queue,
-        started=moment(package.enqueued_at),
-        stopped=_now(),
-        success=ended.has_succeeded,
-        attempt_count=ended.attempt,
-    )
+EVERY_SECONDS = 10.0
+BATCH = 500
+_next_at = 0.0
 
 
-def _spec_of(package: Package) -> dict[str, Any]:
-    for one in package.args:
-        if isinstance(one, dict) and "func" in one:
-            return one
-    raise PackageError(f"The package of job {package.job_id} is none of the shim's.")
+def prune_if_due() -> None:
+    """Remove what is beyond ``save_limit``, at most once in a while."""
+    global _next_at
+    now = time.monotonic()
+    if now >= _next_at:
+        _next_at = now + EVERY_SECONDS
+        prune()
 
 
-def _story(settings: Settings, ended: Ended) -> str:
-    """Of a failure: its message and its traceback, as Django Q has it."""
-    attempts = Attempt.objects.using(settings.database)
-    last = attempts.filter(job_id=ended.job_id).order_by("-number").first()
-    traceback = last.traceback if last is not None else ""
-    message = ended.message or (last.message if last is not None else "") or ended.exception_class
-    return f"{message} : {traceback}" if traceback else message
+def prune() -> int:
+    """Remove what is beyond ``save_limit``, the oldest first. Returns how many rows."""
+    limit = conf.Conf.SAVE_LIMIT
+    if limit <= 0:
+        return 0
+    per = conf.Conf.SAVE_LIMIT_PER
+    if per is None:
+        return _prune(Task.objects.filter(success=True), limit)
+    rows = Task.objects.filter(success=True).order_by()
+    crowded = rows.values(per).annotate(count=Count("pk")).filter(count__gt=limit)
+    return sum(_prune(rows.filter(**{per: one[per]}), limit) for one in crowded)
 
 
-def opened(row: Task) -> Task:
-    """With values in the place of what is sealed."""
-    sealer = sealer_for(conf.settings())
-    for name in ("args", "kwargs", "result"):
-        value = getattr(row, name)
-        if isinstance(value, Raw):
-            try:
-                setattr(row, name, sealer.open_value(value))
-            except PackageError as error:
-                setattr(row, name, str(error))
-    return row
-
-
-def _now() -> datetime:
-    return moment(time.time())
+def _prune(rows: object, limit: int) -> int:
+    newest_first = rows.order_by("-stopped", "-pk")  # type: ignore[attr-defined] # a query set
+    removed = 0
+    while old := list(newest_first.values_list("pk", flat=True)[limit : limit + BATCH]):
+        removed += Task.objects.filter(pk__in=old, success=True).delete()[0]
+    return removed

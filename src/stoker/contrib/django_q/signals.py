@@ -13,6 +13,9 @@ from django.utils import timezone
 
 from stoker.signals import pre_enqueue as before_enqueue
 
+from . import conf
+from .spec import CallingTask, as_dict, unpacked
+
 SENDER = "django_q"
 
 
@@ -28,11 +31,7 @@ class _BeforeEnqueue(Signal):
 def _relay(task: Any, args: tuple[Any, ...], job_id: Any, **_: Any) -> None:
     if not (len(args) > 1 and isinstance(args[0], dict) and "func" in args[0]):
         return
-    from . import conf
-    from .calls import call, call_item
-    from .spec import as_dict, unpacked
-
-    if task.func in (call, call_item):
+    if isinstance(task, CallingTask):
         given, named = unpacked(conf.settings(), args[1])
         told = as_dict(args[0], job_id, given, named) | {"started": timezone.now()}
         pre_enqueue.send_robust(SENDER, task=told)

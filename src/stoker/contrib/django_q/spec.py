@@ -8,14 +8,19 @@ two, signed, so that nobody but the worker unpickles them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Self
 from uuid import UUID
 
+from stoker.compat import is_task
 from stoker.conf import Settings
+from stoker.exceptions import StokerError, UnknownTask
 from stoker.jobs.package import sealer_for
+from stoker.tasks.registry import find_task
+from stoker.tasks.task import Task
 
 from . import conf
-from .functions import function_at, path_of
 
 Spec = dict[str, Any]
 
@@ -87,6 +92,109 @@ def as_dict(spec: Spec, job_id: UUID | str, args: Sequence[Any], kwargs: Any) ->
     return {**spec, **found}
 
 
-def function_of(spec: Spec) -> Callable[..., Any]:
-    """The function that is called. Raises UnknownTask."""
-    return function_at(str(spec["func"]))
+class UnknownFunction(StokerError, ValueError):
+    """No worker would find this function."""
+
+
+def path_of(function: Any) -> str:
+    """The dotted path by which a worker finds this function.
+
+    Raises:
+        UnknownFunction: it has none, or another function is found there.
+    """
+    if isinstance(function, str):
+        return function
+    if is_task(function):
+        return str(function.module_path)
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if not module or not name or "<" in name or getattr(function, "__self__", None) is not None:
+        owner = getattr(function, "__self__", None)
+        if not (isinstance(owner, type) or type(owner).__name__ == "module") or not name:
+            raise UnknownFunction(
+                f"{function!r} is no function of a module, so no worker could import it: write one "
+                "with def in a module, and pass it or its dotted path."
+            )
+        module = module or getattr(owner, "__name__", "builtins")
+    if module == "__main__":
+        raise UnknownFunction(
+            f"No worker finds {name}: it is of the program that runs now. Move it into a module."
+        )
+    return f"{module}.{name}"
+
+
+def function_at(path: str) -> Callable[..., Any]:
+    """The function, class or method of that path. A task counts as its function.
+
+    Raises:
+        UnknownTask: there is none.
+    """
+    found = _look_up(path)
+    if is_task(found):
+        found = found.func
+    if not callable(found):
+        raise UnknownTask(f"{path!r} is no function but a {type(found).__name__}.")
+    return found  # type: ignore[no-any-return] # asked
+
+
+def _look_up(path: str) -> Any:
+    parts = path.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise UnknownTask(f"{path!r} is not the path of a function, as in 'math.copysign'.")
+    for end in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[:end])
+        try:
+            found: Any = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{name}.".startswith(f"{error.name}.") and end > 1:
+                continue
+            raise UnknownTask(
+                f"There is no function {path!r} here: {type(error).__name__}: {error}."
+            ) from error
+        except Exception as error:
+            raise UnknownTask(
+                f"There is no function {path!r} here: importing {name} failed with "
+                f"{type(error).__name__}: {error}."
+            ) from error
+        for part in parts[end:]:
+            if not hasattr(found, part):
+                raise UnknownTask(f"There is no function {path!r} here: {name} has no {part!r}.")
+            found = getattr(found, part)
+        return found
+    raise AssertionError("the loop returns or raises")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallingTask(Task[..., Any]):
+    """A task that calls a function, under the name of which its jobs are shown."""
+
+    path: str = ""
+    """That of the function; "" = the task's own."""
+
+    @property
+    def module_path(self) -> str:
+        return self.path or self.own_path
+
+    @property
+    def name(self) -> str:
+        return self.module_path.rpartition(".")[2]
+
+    @property
+    def own_path(self) -> str:
+        return f"{self.func.__module__}.{self.func.__qualname__}"
+
+    @property
+    def via(self) -> str:
+        """What the packages of its jobs say runs them: see ``stoker.finding.task_of``."""
+        return self.own_path if self.path else ""
+
+    def under(self, path: str) -> Self:
+        """This task for the function at that path."""
+        return replace(self, path=path)
+
+    def __reduce__(self) -> Any:
+        return _task_under, (self.own_path, self.path, self.backend, self.queue_name)
+
+
+def _task_under(own_path: str, path: str, backend: str, queue_name: str) -> Any:
+    return replace(find_task(own_path), path=path, backend=backend, queue_name=queue_name)

@@ -1,5 +1,72 @@
-"""``django_q.status``."""
+"""Clusters that run, as the screens of Django Q show them."""
 
-from .clusters import Stat
+from __future__ import annotations
 
-__all__ = ["Stat"]
+import socket
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from django.utils import timezone
+
+from stoker.inspect.stats import ClusterState, clusters
+
+from . import conf
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """One cluster, as its last sign of life showed it."""
+
+    cluster_id: str
+    host: str
+    pid: int
+    """Of its sentinel."""
+    status: str
+    """Idle, Working or Stopping."""
+    workers: tuple[int, ...]
+    """Their process ids."""
+    task_q_size: int
+    """Jobs that it has claimed, those that run among them."""
+    tob: datetime
+    """When it began."""
+    jobs_done: int
+    silent_seconds: float
+    """Since its last sign of life."""
+
+    @classmethod
+    def get_all(cls) -> list[Self]:
+        """All clusters that live."""
+        return [cls._of(state) for state in clusters(conf.settings())]
+
+    @classmethod
+    def get(cls, pid: int, cluster_id: str | None = None) -> Self | None:
+        """That one; without an id, that of this host."""
+        for stat in cls.get_all():
+            is_here = stat.host == socket.gethostname()
+            if stat.pid == pid and (stat.cluster_id == cluster_id if cluster_id else is_here):
+                return stat
+        return None
+
+    def uptime(self) -> float:
+        """Seconds since it began."""
+        return (timezone.now() - self.tob).total_seconds()
+
+    def empty_queues(self) -> bool:
+        """Whether it has nothing to do."""
+        return self.task_q_size == 0
+
+    @classmethod
+    def _of(cls, state: ClusterState) -> Self:
+        status = "Working" if state.leases else "Idle"
+        return cls(
+            cluster_id=state.id,
+            host=state.host,
+            pid=state.pid,
+            status="Stopping" if state.state == "stopping" else status,
+            workers=tuple(worker.pid for worker in state.workers),
+            task_q_size=state.leases,
+            tob=state.started_at,
+            jobs_done=sum(worker.jobs_done for worker in state.workers),
+            silent_seconds=state.silent_seconds,
+        )

@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import F
 
 from stoker.contrib.django_q import conf
+from stoker.contrib.django_q.spec import as_dict, unpacked
 from stoker.exceptions import PackageError
 from stoker.jobs.cancel import cancel
 from stoker.jobs.package import sealer_for
@@ -62,8 +63,6 @@ class OrmQ(Job):
     def call(self) -> dict[str, Any]:
         """What is called, as Django Q's signals have it; of a job that is none of the shim's, its
         task."""
-        from stoker.contrib.django_q.spec import as_dict, unpacked
-
         try:
             package = sealer_for(conf.settings()).open(bytes(self.package))
         except PackageError as error:

@@ -4,17 +4,27 @@ the row shows how far it has come."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from datetime import datetime
+import ast
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
+from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.db import models, transaction
 from django.db.models.signals import post_delete
 from django.utils import timezone
 
 from stoker.contrib.django_q import conf
+from stoker.contrib.django_q.calls import call_task
+from stoker.contrib.django_q.spec import Spec, packed, spec_of
 from stoker.exceptions import InvalidSchedule
+from stoker.models import Schedule as OwnSchedule
+from stoker.schedules import service as schedules
+from stoker.store.clock import database_now_us
+from stoker.tasks.schedules import Cron, Every, Once, Scheduled
+from stoker.values.cron import zone_named
+from stoker.values.ticks import as_moment, as_us
 
 from .task import Task
 
@@ -25,8 +35,6 @@ def now() -> datetime:
 
 def validate_cron(value: str) -> None:
     """Raises ValidationError for what is no rule of five fields, or six."""
-    from stoker.tasks.schedules import Cron
-
     try:
         Cron(value)
     except InvalidSchedule as error:
@@ -39,8 +47,6 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         is_fresh = rows._result_cache is None
         super()._fetch_all()
         if is_fresh and not rows._fields:  # else they are values, no rows
-            from stoker.contrib.django_q.mirror import show_progress
-
             show_progress(rows._result_cache)
 
     def update(self, **values: Any) -> int:
@@ -57,8 +63,6 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return rows
 
     def _reflect(self, ids: Collection[int], values: dict[str, Any] | None) -> None:
-        from stoker.contrib.django_q.mirror import PROGRESS, reflect
-
         if values is not None and set(values) <= PROGRESS:
             return
         keeps_moment = values is not None and "next_run" not in values
@@ -130,8 +134,6 @@ class Schedule(models.Model):
         Raises:
             InvalidSchedule: with a sentence for what is wrong; nothing was written then.
         """
-        from stoker.contrib.django_q.mirror import first_moment, reflect
-
         kwargs.setdefault("using", conf.database())
         is_new = self._state.adding and self._meta.pk.value_from_object(self) is None
         if is_new and self.schedule_type == self.CRON:
@@ -140,10 +142,28 @@ class Schedule(models.Model):
             super().save(*args, **kwargs)
             reflect(self)
 
+    @classmethod
+    def refresh(cls, schedule_id: int) -> None:
+        """Write the progress of Stoker's schedule into the row. Called after the commit of a tick.
+
+        A row that was to run once and not to be kept is deleted, as Django Q does.
+        """
+        plain = cls._base_manager.using(conf.database()).filter(pk=schedule_id)
+        row = plain.first()
+        own = None if row is None else _find(row)
+        if own is None or row is None:
+            return
+        if own.moment_us is None and row.schedule_type == cls.ONCE and own.repeats_left <= 0:
+            if row.repeats < 0:
+                cls.objects.filter(pk=schedule_id).delete()
+            else:
+                plain.update(repeats=0, task=_last_task(own))
+            return
+        _show(row, own)
+        plain.update(next_run=row.next_run, repeats=row.repeats, task=row.task)
+
     def calculate_next_run(self, next_run: datetime | None = None) -> datetime | None:
         """The moment after ``next_run``, or after the one that the row has."""
-        from stoker.contrib.django_q.mirror import moment_after
-
         return moment_after(self, next_run or self.next_run or now())
 
     def success(self) -> bool | None:
@@ -158,9 +178,219 @@ class Schedule(models.Model):
 
 
 def _remove(instance: Schedule, **_: Any) -> None:
-    from stoker.contrib.django_q.mirror import remove
-
     remove(instance)
 
 
 post_delete.connect(_remove, sender=Schedule, dispatch_uid="stoker.contrib.django_q.schedule")
+
+
+PROGRESS = {"task"}
+"""Columns that only show how far it has come."""
+UNITS = {
+    Schedule.MINUTES: ("minutes", 1),
+    Schedule.HOURLY: ("hours", 1),
+    Schedule.DAILY: ("days", 1),
+    Schedule.WEEKLY: ("weeks", 1),
+    Schedule.BIWEEKLY: ("weeks", 2),
+    Schedule.MONTHLY: ("months", 1),
+    Schedule.BIMONTHLY: ("months", 2),
+    Schedule.QUARTERLY: ("quarters", 1),
+    Schedule.YEARLY: ("years", 1),
+}
+
+
+def name_of(row: Schedule) -> str:
+    """The name of Stoker's schedule: that of the row, or its function's where it has none; with its
+    number where another schedule has that name."""
+    wanted = str(row.name or row.func)
+    others = schedules.find(backend=conf.alias()).filter(name=wanted)
+    if row.own_id is not None:
+        others = others.exclude(pk=row.own_id)
+    return f"{wanted} #{row.pk}" if others.exists() else wanted
+
+
+def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
+    """Let Stoker's schedule be what the row says, in the open transaction.
+
+    Args:
+        keeps_moment: its next moment was not changed, whatever the row shows.
+
+    Raises:
+        InvalidSchedule: with a sentence for what is wrong.
+    """
+    if row.repeats == 0 or row.next_run is None:
+        remove(row)
+        return
+    alias, known = conf.alias(), _find(row)
+    name = name_of(row)
+    if known is not None and known.name != name:
+        schedules.find(backend=alias).filter(pk=known.pk).update(name=name)
+    next_us = as_us(_aware(row.next_run).replace(microsecond=0))
+    is_kept = known is not None and (keeps_moment or known.moment_us == next_us)
+    when = _when(row, known if is_kept else None)
+    task = call_task.under(row.func).using(backend=alias)
+    own = schedules.upsert(name, task, when, backend=alias)
+    if row.own_id != own.pk:
+        row.own_id = own.pk
+        Schedule._base_manager.using(conf.database()).filter(pk=row.pk).update(own_id=own.pk)
+    if is_kept or row.schedule_type == Schedule.CRON or own.is_paused:
+        return
+    if own.moment_us != next_us and next_us <= database_now_us(conf.database()):
+        # It is due already, and that is not to be left out.
+        schedules.find(backend=alias).filter(pk=own.pk).update(moment_us=next_us, due_us=next_us)
+
+
+def remove(row: Schedule) -> None:
+    """Delete Stoker's schedule of a row that is gone, or will not run any more."""
+    known = _find(row)
+    if known is not None:
+        schedules.delete(known.name, backend=conf.alias())
+
+
+def show_progress(rows: Sequence[Schedule]) -> None:
+    """Let these rows show how far they have come."""
+    wanted = {row.own_id: row for row in rows if row.own_id is not None}
+    if wanted:
+        for own in schedules.find(backend=conf.alias()).filter(pk__in=wanted):
+            _show(wanted[own.pk], own)
+
+
+def moment_after(row: Schedule, moment: datetime) -> datetime | None:
+    """The next moment of this row's rule; None = there is none."""
+    when = _when(row, None)
+    if isinstance(when, Once):
+        return None
+    found = when.rule(str(django_settings.TIME_ZONE)).next_after(_aware(moment))
+    return None if found is None else _as_shown(found)
+
+
+def first_moment(row: Schedule) -> datetime | None:
+    """When a new row is due for the first time. Only a cron rule leaves anything to be found out:
+    its first moment from ``next_run`` on, or from now on where that is past."""
+    start = row.next_run
+    if start is None or not row.cron:
+        return start
+    # The rule finds what comes after a moment, and ``next_run`` itself may be one.
+    since = max(_aware(start) - timedelta(seconds=1), timezone.now())
+    return moment_after(row, since)
+
+
+def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
+    """The row as Stoker writes it. A known schedule goes on from the anchor that it has: the 31st
+    stays the 31st, though the next run is on the 30th."""
+    zone = conf.Conf.TIME_ZONE or str(django_settings.TIME_ZONE)
+    assert row.next_run is not None
+    start = _aware(row.next_run).replace(microsecond=0)
+    anchor = start.astimezone(zone_named(zone)).replace(tzinfo=None)
+    if known is not None and known.kind == "interval" and row.schedule_type in UNITS:
+        unit, count = UNITS[row.schedule_type]
+        if known.unit == unit and known.zone == zone and (count > 1 or known.count == _count(row)):
+            anchor = datetime.fromisoformat(known.anchor)
+    if known is not None and known.start_us is not None:
+        start = as_moment(known.start_us)
+    settings = conf.settings()
+    args, kwargs = _arguments(row)
+    kwargs.pop("q_options", None)
+    terms: dict[str, Any] = {
+        "tz": zone,
+        "args": (_spec(row), packed(settings, args, kwargs)),
+        "repeats": row.repeats if row.repeats > 0 else -1,
+        "misfire": "once",
+        "queue_name": conf.queue(row.cluster),
+    }
+    if row.schedule_type == Schedule.ONCE:
+        return Once(start, **terms)
+    if row.schedule_type == Schedule.CRON:
+        if not row.cron:
+            raise InvalidSchedule('schedule_type "C" needs a cron rule: cron="0 3 * * *".')
+        return Cron(row.cron, start=start, **terms)
+    if row.schedule_type not in UNITS:
+        known_types = ", ".join(kind for kind, _ in Schedule.TYPE)
+        raise InvalidSchedule(f"schedule_type={row.schedule_type!r}: write one of {known_types}.")
+    if conf.given().get("catch_up") is True:
+        terms["misfire"] = "all"
+    unit, _ = UNITS[row.schedule_type]
+    return Every(count=_count(row), unit=unit, anchor=anchor, start=start, **terms)
+
+
+def _count(row: Schedule) -> int:
+    if row.schedule_type == Schedule.MINUTES:
+        return int(row.minutes or 1)
+    return UNITS[row.schedule_type][1]
+
+
+def _spec(row: Schedule) -> Spec:
+    options = {"group": row.name or str(row.pk), **_arguments(row)[1].pop("q_options", {})}
+    options |= {key: getattr(row, key) for key in ("hook", "cluster") if getattr(row, key)}
+    spec = spec_of(row.func, options)
+    spec |= {key: options[key] for key in ("timeout", "ack_failure") if options.get(key)}
+    if row.intended_date_kwarg:
+        spec["intended_date_kwarg"] = row.intended_date_kwarg
+    spec["schedule"] = row.pk
+    return spec
+
+
+def _arguments(row: Schedule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What is written as text.
+
+    Raises:
+        InvalidSchedule: it is no list of plain values.
+    """
+    args: Any = _read(row.args, "args", lambda text: f"({text},)") if row.args else ()
+    if row.args and isinstance(args, tuple) and len(args) == 1 and str(row.args).strip()[:1] == "(":
+        args = args[0] if isinstance(args[0], tuple) else args
+    kwargs: Any = {}
+    if row.kwargs:
+        is_dict = str(row.kwargs).strip().startswith("{")
+        kwargs = _read(row.kwargs, "kwargs", str) if is_dict else _named(str(row.kwargs))
+    return tuple(args), dict(kwargs)
+
+
+def _read(text: Any, column: str, wrap: Any) -> Any:
+    try:
+        return ast.literal_eval(wrap(str(text).strip().rstrip(",")))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise InvalidSchedule(
+            f"{column}={str(text)[:80]!r} cannot be read: write plain values, as in 1, 'two', None."
+        ) from None
+
+
+def _named(text: str) -> dict[str, Any]:
+    """Of "x=1, y='two'"."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert not call.args
+        assert all(one.arg is not None for one in call.keywords)
+        return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    except (ValueError, SyntaxError, AssertionError):
+        raise InvalidSchedule(
+            f"kwargs={text[:80]!r} cannot be read: write plain values, as in x=1, y='two'."
+        ) from None
+
+
+def _find(row: Schedule) -> OwnSchedule | None:
+    """Stoker's schedule of this row; None = it has none."""
+    if row.own_id is None:
+        return None
+    return schedules.find(backend=conf.alias()).filter(pk=row.own_id).first()
+
+
+def _show(row: Schedule, own: OwnSchedule) -> None:
+    if own.moment_us is not None:
+        row.next_run = _as_shown(as_moment(own.moment_us))
+    if row.repeats > 0:
+        row.repeats = max(own.repeats_left, 0)
+    row.task = _last_task(own) or row.task
+
+
+def _last_task(own: OwnSchedule) -> str | None:
+    return None if own.last_job_id is None else own.last_job_id.hex
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else timezone.make_aware(moment)
+
+
+def _as_shown(moment: datetime) -> datetime:
+    return moment if django_settings.USE_TZ else timezone.make_naive(moment)

@@ -3,16 +3,24 @@ job's end, and stays until ``save_limit`` or somebody deletes it."""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any, ClassVar, Self
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from django.db import models
 from django.utils import timezone
 
+from stoker.conf import Settings
 from stoker.contrib.django_q import conf
+from stoker.contrib.django_q.spec import name_of
+from stoker.exceptions import PackageError
+from stoker.jobs.package import Package, sealer_for
+from stoker.models import Attempt, Job
+from stoker.models.job import moment
+from stoker.workflows.deliver import Ended
 
-from .sealed import SealedField
+from .sealed import Raw, SealedField
 
 LONGEST_ID = 32
 
@@ -148,6 +156,38 @@ class Task(models.Model):
         rows = cls.objects.of_group(group_id)
         return rows.delete() if objects else rows.update(group=None)
 
+    @classmethod
+    def of_job(cls, job_id: str) -> Self:
+        """Return the Task of a finished job, built from the job if no row of it is kept.
+
+        Raises:
+            Task.DoesNotExist: neither the row nor the job is kept.
+        """
+        row: Self | None = cls.objects.filter(pk=job_id).first()
+        if row is not None:
+            return row
+        jobs = Job.objects.using(conf.database())
+        job = jobs.filter(pk=UUID(job_id)).exclude(status=None).first()
+        if job is None:
+            raise cls.DoesNotExist(f"There is no task {job_id} (any more).")
+        value = None if job.value is None else bytes(job.value)
+        ended = Ended(job.pk, str(job.status), job.attempts, value, "", job.reason)
+        settings = conf.settings()
+        package = sealer_for(settings).open(bytes(job.package))
+        return task_row(settings, ended, package).open_values()  # type: ignore[return-value] # no subclass is asked
+
+    def open_values(self) -> Self:
+        """Replace the sealed values of this row by the values themselves."""
+        sealer = sealer_for(conf.settings())
+        for name in ("args", "kwargs", "result"):
+            value = getattr(self, name)
+            if isinstance(value, Raw):
+                try:
+                    setattr(self, name, sealer.open_value(value))
+                except PackageError as error:
+                    setattr(self, name, str(error))
+        return self
+
 
 class Success(Task):
     objects: ClassVar[TaskManager] = TaskManager(success=True)
@@ -165,3 +205,43 @@ class Failure(Task):
         proxy = True
         verbose_name = "failed task"
         ordering = ("-stopped",)
+
+
+def task_row(settings: Settings, ended: Ended, package: Package) -> Task:
+    spec = spec_in(package)
+    # What is pickled is bytes: it is not for this process to look into them.
+    args, kwargs = (Raw(one) if isinstance(one, bytes) else one for one in package.args[-1])
+    result: Any = Raw(ended.value) if ended.value is not None else None
+    if not ended.has_succeeded:
+        result = _story(settings, ended)
+    return Task(
+        id=spec.get("id") or ended.job_id.hex,
+        name=name_of(spec, ended.job_id),
+        func=spec["func"],
+        hook=spec.get("hook"),
+        args=args,
+        kwargs=kwargs,
+        result=result,
+        group=spec.get("group"),
+        cluster=spec.get("cluster") or package.queue,
+        started=moment(package.enqueued_at),
+        stopped=moment(time.time()),
+        success=ended.has_succeeded,
+        attempt_count=ended.attempt,
+    )
+
+
+def spec_in(package: Package) -> dict[str, Any]:
+    for one in package.args:
+        if isinstance(one, dict) and "func" in one:
+            return one
+    raise PackageError(f"The package of job {package.job_id} is none of the shim's.")
+
+
+def _story(settings: Settings, ended: Ended) -> str:
+    """Of a failure: its message and its traceback, as Django Q has it."""
+    attempts = Attempt.objects.using(settings.database)
+    last = attempts.filter(job_id=ended.job_id).order_by("-number").first()
+    traceback = last.traceback if last is not None else ""
+    message = ended.message or (last.message if last is not None else "") or ended.exception_class
+    return f"{message} : {traceback}" if traceback else message

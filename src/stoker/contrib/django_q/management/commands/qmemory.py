@@ -8,9 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from stoker.contrib.django_q.clusters import Stat
-
-from .qmonitor import show_until_stopped
+from stoker.contrib.django_q.monitor import show_until_stopped
+from stoker.contrib.django_q.status import Stat
 
 MIB = 1 << 20
 

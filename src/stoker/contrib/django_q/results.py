@@ -4,13 +4,17 @@ it; -1 = as long as it takes."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any, TypeVar
 
+from django.core.cache import caches
+
 from stoker.exceptions import JobFailed
+from stoker.inspect.queue_depths import queues
 from stoker.jobs.results import pauses
 
-from . import caching, conf
+from . import conf
 from .models import Task
 
 LONGEST_PAUSE_SECONDS = 0.25
@@ -40,7 +44,7 @@ def result_cached(task_id: str, wait: int = 0, broker: Any = None) -> Any:
 def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
     """The Task of that id or name, once it has ended; None = it has not, or is not kept."""
     if _is_cached(cached):
-        return _seen(lambda: caching.look_up(str(task_id)), wait)
+        return _seen(lambda: look_up(str(task_id)), wait)
     return _seen(lambda: Task.get_task(str(task_id)), wait)
 
 
@@ -94,7 +98,7 @@ def fetch_group(
         if not ended or (count is not None and ended < count):
             return None
         if is_cached:
-            return [row for row in caching.look_up_group(group_id) if failures or row.success]
+            return [row for row in look_up_group(group_id) if failures or row.success]
         return Task.get_task_group(group_id, failures)
 
     return _seen(look, wait)
@@ -115,9 +119,9 @@ def count_group(group_id: str, failures: bool = False, cached: Any = None) -> in
     """How many tasks of a group have ended; with ``failures=True`` only those that failed. None =
     the cache knows no such group."""
     if _is_cached(cached):
-        if not caching.has_group(group_id):
+        if not has_group(group_id):
             return None
-        rows = caching.look_up_group(group_id)
+        rows = look_up_group(group_id)
         return sum(not row.success for row in rows) if failures else len(rows)
     return Task.get_group_count(group_id, failures)
 
@@ -136,7 +140,7 @@ def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> Any:
         ``QuerySet.delete()``. Of the cache, how many results there were.
     """
     if _is_cached(cached):
-        return caching.forget_group(group_id)
+        return forget_group(group_id)
     return Task.delete_group(group_id, tasks)
 
 
@@ -147,13 +151,11 @@ def delete_group_cached(group_id: str, broker: Any = None) -> Any:
 
 def delete_cached(task_id: str, broker: Any = None) -> bool:
     """Take a result out of the cache. False: it is not there."""
-    return caching.forget(str(task_id))
+    return forget(str(task_id))
 
 
 def queue_size(broker: Any = None) -> int:
     """How many jobs wait in the queue of this cluster; those that run are not among them."""
-    from stoker.inspect.queue_depths import queues
-
     name = getattr(broker, "list_key", None) or conf.queue()
     return sum(
         one.ready + one.deferred + one.blocked
@@ -176,3 +178,80 @@ def _seen(look: Callable[[], Found | None], wait: int) -> Found | None:
         time.sleep(pause)
         found = look()
     return found
+
+
+FIELDS = (
+    "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started",
+    "stopped", "success", "attempt_count",
+)  # fmt: skip
+GONE = ""
+"""A slot whose result was deleted: those after it still count."""
+
+
+def keep(row: Task, seconds: float) -> None:
+    """Put a result into the cache."""
+    cache = _cache()
+    row.open_values()
+    cache.set(_key(row.pk), {name: getattr(row, name) for name in FIELDS}, seconds)
+    cache.set(_key("name", row.name), row.pk, seconds)
+    if row.group:
+        slot = 0
+        while not cache.add(_key("group", row.group, str(slot)), row.pk, seconds):
+            slot += 1
+
+
+def look_up(task_id: str) -> Task | None:
+    """The result of that id or name."""
+    cache = _cache()
+    found = cache.get(_key(_id(task_id)))
+    if found is None:
+        found = cache.get(_key(str(cache.get(_key("name", task_id), GONE))))
+    return None if found is None else Task(**found)
+
+
+def has_group(group_id: str) -> bool:
+    """Whether any result of that group was put there, and the group was not deleted."""
+    return next(_members(group_id), None) is not None
+
+
+def look_up_group(group_id: str) -> list[Task]:
+    """The results of a group, in the order in which they ended."""
+    found = _cache().get_many([_key(one) for one in _members(group_id) if one != GONE])
+    rows = [Task(**values) for values in found.values()]
+    return sorted(rows, key=lambda row: row.stopped)
+
+
+def forget(task_id: str) -> bool:
+    """Take a result out of the cache. False: it is not there."""
+    row = look_up(task_id)
+    return row is not None and bool(_cache().delete(_key(row.pk)))
+
+
+def forget_group(group_id: str) -> int:
+    """Take a group out of the cache. Returns how many results it had."""
+    members = [one for one in _members(group_id) if one != GONE]
+    count = len(_cache().get_many([_key(one) for one in members]))
+    _cache().delete_many([_key(one) for one in members])
+    _cache().delete_many([_key("group", group_id, str(slot)) for slot in range(len(members))])
+    return count
+
+
+def _members(group_id: str) -> Iterator[str]:
+    cache, slot = _cache(), 0
+    while (found := cache.get(_key("group", group_id, str(slot)))) is not None:
+        yield str(found)
+        slot += 1
+
+
+def _id(task_id: str) -> str:
+    return str(task_id).replace("-", "") if len(str(task_id)) == 36 else str(task_id)
+
+
+def _key(*parts: str) -> str:
+    text = ":".join(("django_q", conf.Conf.PREFIX, *parts))
+    is_plain = len(text) <= 200 and text.isascii() and text.isprintable() and " " not in text
+    return text if is_plain else f"django_q:{sha256(text.encode()).hexdigest()}"
+
+
+def _cache() -> Any:
+    return caches[conf.Conf.CACHE]
