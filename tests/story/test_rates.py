@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from django.db import transaction
 
 from stoker import Rate
 from stoker.models import DeadLetter, Job
 
+from tests.app import chaos
 from tests.app.rates import write_start
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.story.ledgers import unfinished
@@ -87,6 +89,23 @@ def test_jobs_without_a_rate_go_by_those_that_wait_for_one(tmp_path: Path) -> No
         wait_for(lambda: unfinished() == {"blocked": 495}, lambda: str(unfinished()))
         assert cluster.stop() == 0
     assert rated.count() == 5
+
+
+def test_rated_job_runs_once_if_a_long_job_follows_it_in_its_worker(tmp_path: Path) -> None:
+    """The rated job overtakes the long one, which keeps its report waiting. Meanwhile the other
+    worker has nothing to do, and jobs that have not started are taken from the first."""
+    rated, may_end = _Starts(tmp_path / "rated"), tmp_path / "may end"
+    with transaction.atomic():
+        short = [write_start.enqueue(str(tmp_path / "short")) for _ in range(2)]
+        long = chaos.run_until.enqueue(str(may_end))
+        short.append(write_start.using(rate=Rate("20/s")).enqueue(str(rated.path)))
+    with running_cluster(tmp_path) as cluster:
+        waiting = Job.objects.filter(pk__in=[job.id for job in short]).exclude(status="SUCCESSFUL")
+        wait_for(lambda: not waiting.exists(), _tails(cluster))
+        may_end.touch()
+        wait_for(lambda: Job.objects.get(pk=long.id).status == "SUCCESSFUL", _tails(cluster))
+        assert cluster.stop() == 0
+    assert rated.count() == 1
 
 
 class _Starts:

@@ -176,6 +176,27 @@ def test_what_was_sent_after_the_recall_is_not_taken_back(
     assert list(flights.with_worker(0)) == [1, 4]
 
 
+def test_started_job_with_a_permit_is_not_taken_back_when_a_plain_job_follows_it(
+    recall: Recall, roster: Roster, flights: Flights, board: Board, arrive: Callable[[int], Stream],
+    deliveries: Make, clock: Clock,
+) -> None:  # fmt: skip
+    """A job with a permit overtakes those that wait. Its report is still on the way when the idle
+    worker asks for jobs."""
+    arrive(0)
+    (permitted,) = deliveries(1)
+    flights.add([*deliveries(1), permitted._replace(permit_seconds=10.0)], clock.now)
+    roster.hand_out()
+    overtaking, plain = flights.with_worker(0)
+    start(board, 0, overtaking)
+    start(board, 0, plain)
+    arrive(1)
+    recall.recall_all()
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.take_back()
+    assert list(flights.with_worker(0)) == [overtaking, plain]
+    assert flights.with_worker(0)[overtaking].delivery.job_id == permitted.job_id
+
+
 @pytest.mark.usefixtures("behind_a_long_job")
 def test_a_worker_that_is_gone_has_perhaps_started_everything(
     recall: Recall, flights: Flights, board: Board, clock: Clock

@@ -57,6 +57,8 @@ class Flights:
         """Leases of the pusher before this one, until a worker says that it has the job."""
         self._all: dict[int, Flight] = {}
         self._with_worker: dict[int, dict[int, Flight]] = {}
+        self._sent_through: dict[int, int] = {}
+        """Worker -> number of the last flight that it was sent."""
         self._to_give_back: list[Flight] = []
         self.permits = Permits()
         self.paused: frozenset[str] = frozenset()
@@ -106,8 +108,17 @@ class Flights:
         return self._send(self.permitted, worker, count)
 
     def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
+        """Send the first of these. A worker receives numbers in ascending order, so that the last
+        one that it has started separates what it has started from what it has not. Flights with a
+        permit overtake the others, so those that are overtaken get new numbers."""
         chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
-        self._join_worker(worker, chosen)
+        if chosen:
+            if chosen[0].number < self._sent_through.get(worker, 0):
+                for flight in chosen:
+                    del self._all[flight.number]
+                self._number(chosen)
+            self._sent_through[worker] = chosen[-1].number
+            self._join_worker(worker, chosen)
         return chosen
 
     def take_back(self, flight: Flight) -> None:
@@ -235,11 +246,15 @@ class Flights:
             flight.is_open = True
             self._to_give_back.append(flight)
 
-    def _wait(self, flights: Iterable[Flight]) -> None:
+    def _wait(self, flights: Sequence[Flight]) -> None:
+        self._number(flights)
+        for flight in flights:
+            (self.permitted if flight.permit_ns else self.waiting).append(flight)
+
+    def _number(self, flights: Iterable[Flight]) -> None:
         for number, flight in enumerate(flights, self.last_number + 1):
             flight.number = self.last_number = number
             self._all[number] = flight
-            (self.permitted if flight.permit_ns else self.waiting).append(flight)
 
     def _join_worker(self, worker: int, flights: Iterable[Flight]) -> None:
         held, now = self.with_worker(worker), time.monotonic()

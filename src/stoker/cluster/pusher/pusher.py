@@ -114,8 +114,8 @@ class Pusher:
             )
         self.recall.recall_for_the_idle()
         if self._may_claim() and not is_fenced(self.board, self.settings):
-            self.claims.note_numbers()
             self.roster.hand_out()
+            self.claims.note_numbers()
         for worker, link in list(self.roster.links.items()):
             if link.has_outgoing:
                 self._expect_writing(worker, link)
