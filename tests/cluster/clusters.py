@@ -20,7 +20,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board
 
 from tests.cluster.launcher import COMMAND as DJANGO
-from tests.cluster.launcher import ROOT, Launched, launcher
+from tests.cluster.launcher import ROOT, Launched, launcher_for
 
 T = TypeVar("T")
 
@@ -65,9 +65,9 @@ def start_command(
     output: IO[bytes],
     errors: IO[bytes],
 ) -> subprocess.Popen[bytes] | Launched:
-    """A command in a process and a session of its own; that of Django is had at a bargain."""
+    """Start a command in a process and a session of its own; a launcher forks Django's commands."""
     if tuple(command) == DJANGO:
-        return launcher().start(arguments, environment, output.fileno(), errors.fileno())
+        return launcher_for(environment).start(arguments, environment, output.fileno(), errors.fileno())
     return subprocess.Popen(
         [*command, *arguments],
         cwd=ROOT,

@@ -1,9 +1,11 @@
-"""Starts `manage.py` commands in a quarter of the time, and as themselves.
+"""Starts `manage.py` commands without importing Django and Stoker again for each of them.
 
-Half a second of processor time goes into importing Django, in every command that a test starts. One
-process does that once, before any setting is read and any module of ours is imported; then each
-command is forked from it, with an environment and an output of its own, and runs as `python -m
-django` does from there on. A command that has to be started in another way is not for this.
+A launcher is a process that imports Django once, before any setting is read. Each command is forked
+from it, with an environment and an output of its own, and runs as `python -m django` does from
+there on. A prepared launcher has also set Django up with the settings of the tests, and imported
+what commands and clusters use. A command that it starts reads the settings again in its own
+environment. That a command imports what it needs by itself is tested where it is started in another
+way: `manage.py` of a project (projects.py), other settings, the demo, the wheel.
 """
 
 from __future__ import annotations
@@ -13,21 +15,40 @@ import contextlib
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BIGGEST_MESSAGE = 1 << 18
 COMMAND = (sys.executable, "-m", "django")
+SETTINGS = "DJANGO_SETTINGS_MODULE"
+OPTIONS = "STOKER_TEST_OPTIONS"
+READ_WHEN_SET_UP = ("STOKER_TEST_MISCHIEF",)
+"""Variables that `django.setup()` reads (tests/app/apps.py): a prepared launcher is too late."""
+PREPARED = (
+    "stoker.brokers.orm",
+    "stoker.cluster",
+    "stoker.dead_letters",
+    "stoker.guards",
+    "stoker.jobs",
+    "stoker.management",
+    "stoker.schedules",
+    "stoker.store",
+    "stoker.workflows",
+)
+"""The packages of which a prepared launcher imports every module."""
 
 
 class Launched:
@@ -61,14 +82,24 @@ class Launched:
 
 
 class Launcher:
-    """The process that has Django, and the line to it."""
+    """The process that has imported Django, and the socket to it.
 
-    def __init__(self) -> None:
+    Args:
+        is_prepared: it has also set Django up and imported Stoker.
+        path: the PYTHONPATH of the process.
+    """
+
+    def __init__(self, *, is_prepared: bool, path: str) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.cluster.launcher", str(theirs.fileno())]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.launcher", str(theirs.fileno())],
+            [*command, *(["prepared"] if is_prepared else [])],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"},
+            env={
+                **{name: value for name, value in os.environ.items() if name != OPTIONS},
+                "PYTHONPATH": path,
+                "PYTHONWARNINGS": "default",
+            },
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is not for it
@@ -92,18 +123,29 @@ class Launcher:
         self._process.wait()
 
 
+def launcher_for(environment: Mapping[str, str]) -> Launcher:
+    """Return the launcher of a command with this environment, and start it at its first use."""
+    path = environment.get("PYTHONPATH", "")
+    if environment.get(SETTINGS) == os.environ.get(SETTINGS) and not any(
+        name in environment for name in READ_WHEN_SET_UP
+    ):
+        return _launcher(is_prepared=True, path=path)
+    return _launcher(is_prepared=False, path=str(ROOT))
+
+
 @cache
-def launcher() -> Launcher:
-    """The one of this process, which is started when it is first used."""
-    return Launcher()
+def _launcher(*, is_prepared: bool, path: str) -> Launcher:
+    return Launcher(is_prepared=is_prepared, path=path)
 
 
 # -- the other side -------------------------------------------------------------------------------
 
 
-def launch(line: socket.socket) -> None:
-    """Fork what is asked for until nobody asks any more. Returns in each fork, too."""
+def launch(line: socket.socket, *, is_prepared: bool) -> None:
+    """Fork a process for each command until the tests close the socket. Returns in each fork."""
     _import_django()
+    if is_prepared:
+        _set_up()
     gc.freeze()  # or each command would go through all of it when it ends
     while True:
         message, files, *_ = socket.recv_fds(line, BIGGEST_MESSAGE, 2)
@@ -116,6 +158,8 @@ def launch(line: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             _become(said["arguments"], said["environment"], *files)
+            if is_prepared:
+                _read_settings_again()
             return
         for file in files:
             os.close(file)
@@ -140,6 +184,36 @@ def _import_django() -> None:
         import django_tasks  # noqa: F401
 
 
+def _set_up() -> None:
+    import django
+
+    django.setup()
+    for name in PREPARED:
+        package = import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            import_module(module.name)
+
+
+def _read_settings_again() -> None:
+    """Read the settings in the environment of this process, as if Django had just been set up."""
+    from django.conf import Settings, settings
+    from django.core.signals import setting_changed
+    from django.db import connections
+    from django.utils.functional import empty
+
+    apps = list(settings.INSTALLED_APPS)
+    for name in [name for name in sys.modules if name.startswith("tests.settings.")]:
+        del sys.modules[name]
+    settings._wrapped = empty
+    assert list(settings.INSTALLED_APPS) == apps
+    for alias in connections:
+        with contextlib.suppress(AttributeError):
+            del connections[alias]
+    connections._settings = None
+    vars(connections).pop("settings", None)
+    setting_changed.send(sender=Settings, setting="TASKS", value=settings.TASKS, enter=True)
+
+
 def _become(arguments: list[str], environment: dict[str, str], output: int, errors: int) -> None:
     """From here on this process is the command's."""
     os.setsid()
@@ -157,12 +231,28 @@ def _become(arguments: list[str], environment: dict[str, str], output: int, erro
     sys.orig_argv = [*COMMAND, *arguments]
 
 
+def _run_django() -> None:
+    """Run the command and end the process, without freeing memory that it shares: 40 ms."""
+    code = 0
+    try:
+        runpy.run_module("django", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    threading._shutdown()  # type: ignore[attr-defined] # what Python does when it ends
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 def _paths(environment: Mapping[str, str]) -> list[str]:
     return environment.get("PYTHONPATH", "").split(os.pathsep)
 
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as to_tests:
-        launch(to_tests)
+        launch(to_tests, is_prepared="prepared" in sys.argv[2:])
     if sys.argv[0] == "-m":
-        runpy.run_module("django", run_name="__main__", alter_sys=True)
+        _run_django()

@@ -112,7 +112,7 @@ class TestAssertEnqueued:
     def test_after_is_not_any_delay(self) -> None:
         tasks.note.using(run_after=300).enqueue("soon")
         for wrong in (0, 290, timedelta(minutes=6), timezone.now() + timedelta(minutes=5)):
-            with pytest.raises(AssertionError, match="after 300 s"):
+            with pytest.raises(AssertionError, match=r"after (300|29\d(\.\d+)?) s"):
                 assert_enqueued(tasks.note, after=wrong)
 
     def test_says_what_differs(self) -> None:
