@@ -17,10 +17,11 @@ PROPERTY = "processor_seconds"
 
 def used_seconds() -> float:
     """Processor time of this process, of its descendants, and of those that have ended."""
-    return sum(map(_ticks_of, _family(os.getpid()))) / TICKS_PER_SECOND
+    return sum(map(_ticks_of, family(os.getpid()))) / TICKS_PER_SECOND
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
+    """Yield the process and its descendants; the kernel may leave one out while another ends."""
     yield pid
     try:
         threads = list((PROC / str(pid) / "task").iterdir())
@@ -28,7 +29,7 @@ def _family(pid: int) -> Iterator[int]:
     except OSError:  # it has just ended, or the kernel was built without this list
         return
     for child in children:
-        yield from _family(int(child))
+        yield from family(int(child))
 
 
 def _ticks_of(pid: int) -> int:
