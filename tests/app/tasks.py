@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from datetime import datetime
 
@@ -106,6 +107,11 @@ def snooze_until(context, moment: float) -> int:  # type: ignore[no-untyped-def]
 @task
 def cancel_itself() -> None:
     raise Cancel("not needed any more")
+
+
+@task
+def imported_modules() -> list[str]:
+    return sorted(sys.modules)
 
 
 @task(max_attempts=2)

@@ -162,6 +162,13 @@ def test_clusters_work_and_die_alike_however_their_processes_are_started(
     assert_all_recorded_once(job_ids)
 
 
+@anywhere
+def test_forked_processes_share_the_code_of_all_roles(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, WORKERS=1) as cluster:
+        imported = value_of(tasks.imported_modules.enqueue(), cluster)
+    assert {"stoker.cluster.monitor", "stoker.cluster.pusher.pusher"} <= set(imported)
+
+
 # -- hanging --------------------------------------------------------------------------------------
 
 

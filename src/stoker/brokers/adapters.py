@@ -54,11 +54,19 @@ def broker_for(settings: Settings) -> Broker:
 
 
 def adapter_for(settings: Settings) -> Broker | Transport:
-    """What talks to the place that ``BROKER`` names.
+    """Connect to the place that ``BROKER`` names.
 
     Raises:
-        ConfigurationError: no adapter takes the URL's scheme, its driver is not installed, or the
-            URL cannot be used.
+        ConfigurationError: see ``adapter_class``, or the URL cannot be used.
+    """
+    return adapter_class(settings)(settings)
+
+
+def adapter_class(settings: Settings) -> type[Broker | Transport]:
+    """Import the adapter for the scheme of ``BROKER``, and with it the driver.
+
+    Raises:
+        ConfigurationError: no adapter takes the URL's scheme, or its driver is not installed.
     """
     scheme = settings.broker.partition("://")[0]
     if scheme not in ADAPTERS:
@@ -76,7 +84,7 @@ def adapter_for(settings: Settings) -> Broker | Transport:
             f"{scheme}:// needs the package {error.name!r}, which is not installed: "
             f"pip install 'django-stoker[{extra}]'."
         ) from error
-    return adapter(settings)
+    return adapter
 
 
 def outboxes_of(settings: Settings) -> list[str]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from multiprocessing.connection import wait
 from typing import Any
 
 from django.db import connections
 
+from stoker.brokers.adapters import adapter_class
 from stoker.signals import tell
 
 from . import board as place
 from .board import Board
 from .channel import socket_pair
 from .plan import Plan
-from .process import Started
+from .process import ENTRANCES, Started, start_method
 from .watch import Death, Watch, describe_exit
 
 LOOK_SECONDS = 0.05
@@ -52,6 +55,7 @@ class Crew:
     # -- starting ---------------------------------------------------------------------------------
 
     def start_all(self) -> None:
+        share_code(self._plan)
         for key in (MONITOR, PUSHER, SCHEDULER):
             self._start(key)
         for number in range(self._plan.settings.workers):
@@ -184,6 +188,20 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
 
 Key = tuple[str, int]
+
+
+def share_code(plan: Plan) -> None:
+    """Import the code and the driver of all roles once, so that forked processes share its memory.
+
+    The garbage collector skips frozen objects. Otherwise its marks would copy their pages.
+    """
+    if start_method(plan) != "fork":
+        return
+    for module in ENTRANCES.values():
+        import_module(module)
+    adapter_class(plan.settings)
+    gc.collect()
+    gc.freeze()
 
 
 class Restarts:
