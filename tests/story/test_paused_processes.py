@@ -10,7 +10,13 @@ import pytest
 from stoker.models import Attempt, DeadLetter, Job
 
 from tests.app.chaos import beat
-from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for, wait_while_it_goes_on
+from tests.cluster.clusters import (
+    WAIT_SECONDS,
+    is_alive,
+    running_cluster,
+    wait_for,
+    wait_while_it_goes_on,
+)
 from tests.cluster.ends import end_of
 from tests.story.beats import assert_none_overlap, spans
 from tests.story.ledgers import unfinished
@@ -83,4 +89,34 @@ def test_worker_stops_at_the_fence_though_sentinel_and_pusher_stand_still(tmp_pa
             assert second.stop() == 0
         assert first.stop() == 0
     assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)
+    assert_none_overlap(beats)
+
+
+def test_worker_that_stood_still_for_longer_than_its_lease_does_nothing_more(
+    tmp_path: Path,
+) -> None:
+    """All of its cluster stood still, as if its machine had been suspended."""
+    beats, may_end = tmp_path / "beats", tmp_path / "may end"
+    options = {"LEASE_SECONDS": LEASE_SECONDS, "WORKERS": 4}
+    with running_cluster(tmp_path, **options) as first:
+        crew = first.wait_for_crew(4)
+        calls = [((str(beats), WAIT_SECONDS, str(may_end)), {})] * 4
+        beat.using(**TRIES).enqueue_many(calls)
+        wait_for(lambda: len(spans(beats)) == 4, first.tail)
+        with running_cluster(tmp_path, **options) as second:
+            second.wait_for_crew(4)
+            first.sentinel.suspend()
+            still = [first.sentinel, first.pause_at_rest("pusher")]
+            for worker in crew["worker"]:
+                worker.suspend()
+            wait_for(lambda: all(len(of) == 2 for of in spans(beats).values()), second.tail)
+            for worker in crew["worker"]:
+                worker.resume()
+            wait_for(lambda: not any(map(is_alive, crew["worker"])), first.tail)
+            may_end.touch()
+            for process in still:
+                process.resume()
+            wait_while_it_goes_on(unfinished, second.tail)
+            assert second.stop() == 0
+        assert first.stop() == 0
     assert_none_overlap(beats)

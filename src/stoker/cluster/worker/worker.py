@@ -41,6 +41,7 @@ class Runner(Protocol):
 def main(child: Child) -> None:
     worker = Worker(child)
     interruption.listen()
+    worker.look_at_fence_when_continued()
     threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
     try:
         _runner(worker).run()
@@ -162,6 +163,13 @@ class Worker:
             if resident_mb > memory_mb:
                 return f"its memory has grown to {resident_mb:.0f} MiB"
         return ""
+
+    def look_at_fence_when_continued(self) -> None:
+        """Look at the fence as soon as this process goes on after a SIGSTOP. The main thread runs
+        the handler before anything else, so a task that stood still for longer than its lease does
+        nothing more."""
+        signal.signal(signal.SIGCONT, lambda _signal, _frame: self._stop_at_fence())
+        signal.siginterrupt(signal.SIGCONT, False)
 
     # -- the companion thread ---------------------------------------------------------------------
 
