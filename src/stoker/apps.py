@@ -14,6 +14,11 @@ from django.core import checks
 from django.core.signals import setting_changed
 from django.db.backends.signals import connection_created
 
+from stoker.tasks.decorator import own_backends
+
+from .compat import TASKS_APP
+from .exceptions import ConfigurationError
+
 
 class StokerConfig(AppConfig):
     name = "stoker"
@@ -23,7 +28,6 @@ class StokerConfig(AppConfig):
     def ready(self) -> None:
         """Connect logging, checks, reporters and the tuning of SQLite."""
         from .checks import check_api, check_databases, check_schedules
-        from .compat import TASKS_APP
         from .reporters import logs
 
         # Nobody else imports these in a project that has no module of tasks loaded yet.
@@ -62,10 +66,6 @@ def _tune(connection: Any, **_: Any) -> None:
 
 def _tuned_databases() -> set[str]:
     """The stores of all backends that are Stoker's and want it."""
-    from stoker.tasks.decorator import own_backends
-
-    from .exceptions import ConfigurationError
-
     aliases = set()
     for backend in own_backends().values():
         with suppress(ConfigurationError):  # `manage.py check` says what is wrong

@@ -48,6 +48,8 @@ from stoker.compat import TASKS_APP
 from stoker.conf import Settings, problems, read_settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, StokerError
 from stoker.jobs.cached_results import why_not
+from stoker.schedules.declare import find_declared
+from stoker.schedules.declare import problems as problems_of
 from stoker.setting_values import api_problems
 from stoker.tasks.decorator import own_backends
 
@@ -187,9 +189,6 @@ def check_api(**_: Any) -> list[CheckMessage]:
 
 def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """What is wrong with the schedules of code and settings."""
-    from stoker.schedules.declare import find_declared
-    from stoker.schedules.declare import problems as problems_of
-
     found: list[CheckMessage] = []
     for alias, backend in own_backends().items():
         if problems(alias, backend._params) or not apps.is_installed("stoker"):

@@ -174,7 +174,7 @@ class TestInline:
     def test_a_task_that_enqueues_itself_for_ever_is_found_out(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stoker.testing.running.Runner.run.__defaults__", (20,))
+        monkeypatch.setattr("stoker.testing.running.JobRunner.run.__defaults__", (20,))
         with pytest.raises(AssertionError, match="20 attempts were made"), inline():
             tasks.enqueue_itself.enqueue()
 

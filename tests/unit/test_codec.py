@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.values import codec
-from stoker.values.codec import MOST_LEVELS, Refusal
+from stoker.values.codec import MOST_LEVELS, NotEncodable
 from stoker.values.serializers import value_as_json
 
 pytestmark = pytest.mark.unit
@@ -306,7 +306,9 @@ def test_nesting_has_a_limit(kind: str) -> None:
     assert not changed(nested(kind, MOST_LEVELS))
     for levels in (MOST_LEVELS + 1, 100_000):
         assert not codec.is_plain(nested(kind, levels))
-        with pytest.raises(Refusal, match="nested more than 100 levels deep, or contains itself"):
+        with pytest.raises(
+            NotEncodable, match="nested more than 100 levels deep, or contains itself"
+        ):
             codec.encode(nested(kind, levels))
 
 
@@ -318,7 +320,7 @@ def test_what_contains_itself_is_refused() -> None:
     a_dict["a"] = a_dict["b"] = ({2: a_dict},)
     for value in (a_list, a_dict):
         assert not codec.is_plain(value)
-        with pytest.raises(Refusal, match="contains itself"):
+        with pytest.raises(NotEncodable, match="contains itself"):
             codec.encode(value)
 
 
@@ -362,7 +364,7 @@ def test_what_json_cannot_keep_is_refused_with_its_place(
     value: Any, path: list[Any], problem: str
 ) -> None:
     """Nothing is changed in silence."""
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(NotEncodable) as caught:
         codec.encode(value)
     assert caught.value.path == path
     assert problem in caught.value.problem
@@ -370,7 +372,7 @@ def test_what_json_cannot_keep_is_refused_with_its_place(
 
 def test_two_keys_of_the_same_text_are_refused() -> None:
     """JSON would keep the later one."""
-    with pytest.raises(Refusal, match="two keys of the same text"):
+    with pytest.raises(NotEncodable, match="two keys of the same text"):
         codec.encode({"a": 1, Twin("a"): 2})
 
 

@@ -23,7 +23,7 @@ def as_text(value: Any) -> str:
     """To be edited; "" where it cannot be written as JSON."""
     try:
         return json.dumps(codec.encode(value), indent=2, ensure_ascii=False)
-    except codec.Refusal:
+    except codec.NotEncodable:
         return ""
 
 

@@ -98,7 +98,7 @@ class Occupied(NamedTuple):
     lease: int = 0
 
 
-class Ended(NamedTuple):
+class FinishedDelivery(NamedTuple):
     """One finished job, as its worker lists it."""
 
     worker: int
@@ -249,7 +249,7 @@ class Board:
         start = self._list_start(worker) + NEXT
         return Finished(self._part(start, 1 + FINISHED * _PER_FINISHED), is_unrecorded)
 
-    def finished(self) -> dict[JobLease, Ended]:
+    def finished(self) -> dict[JobLease, FinishedDelivery]:
         """The jobs that workers finished last, or ran when they died. Most of them are recorded:
         their leases are over."""
         found = {}
@@ -258,7 +258,7 @@ class Board:
             numbers = self._numbers[start : start + FINISHED * _PER_FINISHED]
             for delivery, high, low, lease in _ENDED.iter_unpack(numbers.cast("B")):
                 if delivery:
-                    found[_HALVES.pack(high, low), lease] = Ended(worker, delivery)
+                    found[_HALVES.pack(high, low), lease] = FinishedDelivery(worker, delivery)
             numbers.release()
         return found
 

@@ -21,7 +21,7 @@ from stoker.store.statements import with_keys
 from stoker.store.transactions import after_commit
 from stoker.values.progress import come_so_far
 
-from .requeueing import Answer, Fate, is_alive
+from .requeueing import LetterAnswer, LetterFate, is_alive
 from .search import Filter, Search
 
 TRIES = 10
@@ -103,14 +103,14 @@ class Bulk:
     """How many the filters found, up to the limit."""
     done: int
     """Requeued, discarded or purged; with ``dry_run`` 0."""
-    others: Sequence[Answer] = ()
+    others: Sequence[LetterAnswer] = ()
     """Those that were not, and why."""
 
 
 def each(
     settings: Settings,
     wanted: Filter,
-    act: Callable[[UUID], Answer],
+    act: Callable[[UUID], LetterAnswer],
     *,
     limit: int,
     pause_seconds: float,
@@ -139,7 +139,7 @@ def each(
                 time.sleep(pause_seconds)
             answers.append(act(one))
             come_so_far(len(answers), len(ids))
-    others = [one for one in answers if one.fate not in (Fate.REQUEUED, Fate.DISCARDED)]
+    others = [one for one in answers if one.fate not in (LetterFate.REQUEUED, LetterFate.DISCARDED)]
     return Bulk(len(ids), len(answers) - len(others), others)
 
 

@@ -55,7 +55,7 @@ TRIES = 10
 RETRY_SECONDS = 0.05
 
 
-class Fate(Enum):
+class LetterFate(Enum):
     """What became of what was to be done about a dead letter."""
 
     REQUEUED = "requeued"
@@ -80,11 +80,11 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LetterAnswer:
     """What became of one dead letter."""
 
     dead_letter_id: UUID
-    fate: Fate
+    fate: LetterFate
     job_id: UUID | None = None
     """The new job; or the one that is there already."""
     because: str = ""
@@ -108,7 +108,7 @@ class _Changed(Exception):
     """The dead letter is not any more as it was seen."""
 
 
-def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> Answer:
+def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> LetterAnswer:
     """Send a dead letter again. Never makes two jobs that are alive of one, whoever else tries."""
     alias = settings.database
     is_ours = not connections[alias].in_atomic_block
@@ -141,9 +141,9 @@ def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
         number = f"{letter.requeued_count + 1} of {policy.max_requeues}"
         wish = Wish(because=f"requeue {number}", kind=Requeue.By.POLICY)
         answer = requeue(settings, letter.pk, wish)
-    if answer is None or answer.fate is not Fate.REQUEUED:
+    if answer is None or answer.fate is not LetterFate.REQUEUED:
         DeadLetter.objects.using(settings.database).put_off(letter)
-        if answer is not None and answer.fate is Fate.REFUSED:
+        if answer is not None and answer.fate is LetterFate.REFUSED:
             tell("not_requeued", dead_letter_id=letter.pk, because=answer.because)
         return False
     return True
@@ -164,21 +164,21 @@ class _Requeue:
         self._neglected: set[UUID] = set()
         self._queues: set[str] = set()
 
-    def run(self) -> Answer:
+    def run(self) -> LetterAnswer:
         seen = self._letters.filter(pk=self._id).first()
         if seen is None:
-            return Answer(self._id, Fate.GONE, None, "there is no such dead letter")
+            return LetterAnswer(self._id, LetterFate.GONE, None, "there is no such dead letter")
         known = self._known(seen)
         if known is not None:
             return known
         try:
             newcomer = self._newcomer(seen)
         except (StokerError, InvalidTask, TypeError, ValueError) as error:
-            return Answer(self._id, Fate.REFUSED, None, _sentence(error))
+            return LetterAnswer(self._id, LetterFate.REFUSED, None, _sentence(error))
         with transaction_for(self._alias, [seen.job_id]):
             answer, result = self._send(seen, newcomer)
             after_commit(self._alias, self._commit)
-        if answer.fate is Fate.REQUEUED:
+        if answer.fate is LetterFate.REQUEUED:
             sender = type(task_backends[self._settings.alias])
             task_signals.task_enqueued.send_robust(sender, task_result=result)
         return answer
@@ -188,13 +188,13 @@ class _Requeue:
         assert self._sealing is not None
         return self._sealing.again(newcomer, job_id, run_after)
 
-    def _known(self, seen: DeadLetter) -> Answer | None:
+    def _known(self, seen: DeadLetter) -> LetterAnswer | None:
         """The answer, where none is to be made."""
         if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
-            return Answer(self._id, Fate.CLOSED, None, f"it is {seen.state}")
+            return LetterAnswer(self._id, LetterFate.CLOSED, None, f"it is {seen.state}")
         if seen.successor_id is not None and is_alive(self._alias, seen.successor_id):
             sentence = f"job {seen.successor_id} carries it on already"
-            return Answer(self._id, Fate.UNDER_WAY, seen.successor_id, sentence)
+            return LetterAnswer(self._id, LetterFate.UNDER_WAY, seen.successor_id, sentence)
         return None
 
     def _newcomer(self, seen: DeadLetter) -> Newcomer:
@@ -248,7 +248,7 @@ class _Requeue:
             changes["run_after"] = self._wish.run_after
         return task.using(**changes)
 
-    def _send(self, seen: DeadLetter, newcomer: Newcomer) -> tuple[Answer, Result[Any]]:
+    def _send(self, seen: DeadLetter, newcomer: Newcomer) -> tuple[LetterAnswer, Result[Any]]:
         if newcomer.claim is not None:
             UniqueKey.objects.using(self._alias).let_go(newcomer.claim.key_id, seen.job_id)
         (result,), self._neglected = Newcomers(self, [newcomer]).store()
@@ -265,7 +265,7 @@ class _Requeue:
         if result.was_duplicate:
             requeues.bulk_create([note], ignore_conflicts=True)
             sentence = f"the newer job {job_id} has its key"
-            return Answer(self._id, Fate.NEWER, job_id, sentence), result
+            return LetterAnswer(self._id, LetterFate.NEWER, job_id, sentence), result
         requeues.filter(pk=job_id).delete()  # it was noted as any newer job of the key is
         requeues.bulk_create([note])
         Note.objects.using(self._alias).hand_on(seen.job_id, job_id)
@@ -274,7 +274,7 @@ class _Requeue:
         if not self._letters.note_requeue(seen, job_id, wish.by, wish.because):
             raise _Changed
         reopen(self._alias, seen.job_id, job_id)
-        return Answer(self._id, Fate.REQUEUED, job_id), result
+        return LetterAnswer(self._id, LetterFate.REQUEUED, job_id), result
 
     def _commit(self) -> None:
         self.commitment.is_made = True
@@ -304,7 +304,7 @@ def _sentence(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> Answer:
+def take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> LetterAnswer:
     """Withdraw the job that carries this dead letter on, if it has not begun.
 
     Raises:
@@ -326,17 +326,19 @@ def take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -
     )
 
 
-def _take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> Answer | None:
+def _take_back(
+    settings: Settings, dead_letter_id: UUID, by: str, because: str
+) -> LetterAnswer | None:
     """None: it is not any more as it was seen."""
     alias = settings.database
     seen = DeadLetter.objects.using(alias).filter(pk=dead_letter_id).first()
     if seen is None:
-        return Answer(dead_letter_id, Fate.GONE, None, "there is no such dead letter")
+        return LetterAnswer(dead_letter_id, LetterFate.GONE, None, "there is no such dead letter")
     if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
-        return Answer(seen.pk, Fate.CLOSED, None, f"it is {seen.state}")
+        return LetterAnswer(seen.pk, LetterFate.CLOSED, None, f"it is {seen.state}")
     job_id = seen.successor_id
     if job_id is None or not is_alive(alias, job_id):
-        return Answer(seen.pk, Fate.NOT_REQUEUED, None, "no job carries it on")
+        return LetterAnswer(seen.pk, LetterFate.NOT_REQUEUED, None, "no job carries it on")
     told = f"sent again, and taken back{f' by {by}' if by else ''}"
     reason = stored_text(f"{told}: {because}" if because else told, 255)
     with transaction_for(alias, [job_id]):
@@ -345,13 +347,13 @@ def _take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) 
         if not was_waiting or Attempt.objects.using(alias).filter(job_id=job_id).exists():
             transaction.set_rollback(True, using=alias)
             sentence = f"job {job_id} has begun: cancel that, or wait for its end"
-            return Answer(seen.pk, Fate.UNDER_WAY, job_id, sentence)
+            return LetterAnswer(seen.pk, LetterFate.UNDER_WAY, job_id, sentence)
         halt_again(alias, halts, seen.job_id)
         _hand_key_back(settings, seen, job_id)
         record_taken_back(settings, job_id, seen.job_id, reason)
         _note(alias, job_id, reason)
         if _reopen(settings, seen, job_id):
-            return Answer(seen.pk, Fate.TAKEN_BACK, job_id)
+            return LetterAnswer(seen.pk, LetterFate.TAKEN_BACK, job_id)
         transaction.set_rollback(True, using=alias)
     return None
 

@@ -47,7 +47,7 @@ class Filter:
     and discarded, "all"."""
 
 
-class Filters(TypedDict, total=False):
+class LetterFilters(TypedDict, total=False):
     """The fields of ``Filter``, by name."""
 
     task: str
@@ -62,7 +62,7 @@ class Filters(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class DeadLetterPage:
     """Some dead letters, the newest first."""
 
     letters: Sequence[DeadLetter]
@@ -125,7 +125,7 @@ class Search:
     def rows(self) -> QuerySet[DeadLetter]:
         return DeadLetter.objects.using(self._alias).filter(self._condition)
 
-    def page(self, limit: int, after: str | None) -> Page:
+    def page(self, limit: int, after: str | None) -> DeadLetterPage:
         checked_limit(limit)
         rows = self.rows().order_by("-failed_at", "-pk")
         if after is not None:
@@ -135,7 +135,7 @@ class Search:
         letters = list(rows[: limit + 1])
         shown = letters[:limit]
         more = len(letters) > limit and shown
-        return Page(shown, _mark(shown[-1]) if more else None)
+        return DeadLetterPage(shown, _mark(shown[-1]) if more else None)
 
     def stats(self, groups: int) -> Stats:
         rows = self.rows().order_by()

@@ -7,7 +7,7 @@
     for letter in dead_letters.find(task="shop.tasks.charge").letters: ...
     dead_letters.requeue(letter.id, by="alice", because="the bank is back")
 
-Filters are the same everywhere: see ``Filter``. Every call takes ``backend``, a name under
+LetterFilters are the same everywhere: see ``Filter``. Every call takes ``backend``, a name under
 ``TASKS``. Whoever discards or purges a dead letter that halts a sequence lets that go on.
 """
 
@@ -30,17 +30,17 @@ from stoker.values.ids import parse_job_id
 
 from .closing import Bulk, each, purge_past
 from .closing import discard as discard_one
-from .requeueing import Answer, Fate, Wish, take_back
+from .requeueing import LetterAnswer, LetterFate, Wish, take_back
 from .requeueing import requeue as requeue_one
-from .search import FaultGroup, Filter, Filters, Page, Search, Stats
+from .search import DeadLetterPage, FaultGroup, Filter, LetterFilters, Search, Stats
 
 __all__ = [
     "Answer",
     "Bulk",
+    "DeadLetterPage",
     "Fate",
     "FaultGroup",
     "Filter",
-    "Page",
     "Stats",
     "Story",
     "count",
@@ -54,6 +54,10 @@ __all__ = [
     "stats",
     "undo_requeue",
 ]
+
+
+Answer = LetterAnswer
+Fate = LetterFate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +79,13 @@ def find(
     limit: int = 50,
     after: str | None = None,
     backend: str = "default",
-    **filters: Unpack[Filters],
-) -> Page:
+    **filters: Unpack[LetterFilters],
+) -> DeadLetterPage:
     """A page of dead letters, the newest first.
 
     Args:
         limit: how many.
-        after: ``Page.next`` of the page before.
+        after: ``DeadLetterPage.next`` of the page before.
 
     Raises:
         ValueError: ``after`` is no such thing.
@@ -91,14 +95,14 @@ def find(
         return Search(settings.database, Filter(**filters)).page(limit, after)
 
 
-def count(*, backend: str = "default", **filters: Unpack[Filters]) -> int:
+def count(*, backend: str = "default", **filters: Unpack[LetterFilters]) -> int:
     """How many there are."""
     settings = settings_for(backend)
     with explained(settings.database):
         return Search(settings.database, Filter(**filters)).rows().count()
 
 
-def stats(*, groups: int = 10, backend: str = "default", **filters: Unpack[Filters]) -> Stats:
+def stats(*, groups: int = 10, backend: str = "default", **filters: Unpack[LetterFilters]) -> Stats:
     """Numbers: in all, and of the most frequent faults.
 
     Args:
@@ -149,7 +153,7 @@ def requeue(
     to_queue: str | None = None,
     run_after: datetime | timedelta | float | None = None,
     backend: str = "default",
-) -> Answer:
+) -> LetterAnswer:
     """Send one dead letter again, in one transaction: the caller's, if there is one. There are
     never two jobs of it that are alive: if one is there already, the answer says which.
 
@@ -170,9 +174,9 @@ def requeue(
 
 def undo_requeue(
     dead_letter_id: UUID | str, *, by: str = "", because: str = "", backend: str = "default"
-) -> Answer:
+) -> LetterAnswer:
     """Take a requeue back, as long as its job has not begun: that is cancelled, and the dead letter
-    is open as it was. ``Fate.TAKEN_BACK``; else the answer says why not.
+    is open as it was. ``LetterFate.TAKEN_BACK``; else the answer says why not.
 
     Args:
         dead_letter_id: its id, or that of the job that failed last.
@@ -213,7 +217,7 @@ def requeue_many(
     to_queue: str | None = None,
     run_after: datetime | timedelta | float | None = None,
     backend: str = "default",
-    **filters: Unpack[Filters],
+    **filters: Unpack[LetterFilters],
 ) -> Bulk:
     """Send those again that are open and that the filters find, the oldest first, each in a
     transaction of its own. One that fails again meanwhile is not sent a second time.
@@ -244,15 +248,15 @@ def discard_many(
     by: str = "",
     because: str = "",
     backend: str = "default",
-    **filters: Unpack[Filters],
+    **filters: Unpack[LetterFilters],
 ) -> Bulk:
     """Close those that are open and that the filters find. Arguments: as for ``requeue_many``."""
     settings = settings_for(backend)
 
-    def close(one: UUID) -> Answer:
+    def close(one: UUID) -> LetterAnswer:
         if discard_one(settings, one, by, because):
-            return Answer(one, Fate.DISCARDED)
-        return Answer(one, Fate.CLOSED, None, "it is not open any more")
+            return LetterAnswer(one, LetterFate.DISCARDED)
+        return LetterAnswer(one, LetterFate.CLOSED, None, "it is not open any more")
 
     return each(
         settings,

@@ -49,7 +49,7 @@ class Admitted(NamedTuple):
     """Why it must not run, but end as cancelled."""
 
 
-class Decision(NamedTuple):
+class AdmissionResult(NamedTuple):
     """What came of looking at ready jobs."""
 
     admitted: list[Admitted]
@@ -63,7 +63,7 @@ class Decision(NamedTuple):
 
 def admit(
     alias: str, places: Sequence[Place], room: int, rated: Rated, *, waits: bool = True
-) -> Decision:
+) -> AdmissionResult:
     """Decide about ready jobs, some of which have needs. Those decided about are not in ready any
     more: the caller leases those admitted, the others wait elsewhere.
 
@@ -115,7 +115,7 @@ class _Admission:
             self._note(key, "places", "places_by", "period_us", "burst")
             self._passed_over[key.pk] = key.room  # there may be more than before
 
-    def decide(self, room: int) -> Decision:
+    def decide(self, room: int) -> AdmissionResult:
         admitted: list[Admitted] = []
         decided = 0
         for place in self._places:
@@ -139,7 +139,7 @@ class _Admission:
         delete_by_key(ready, [place.job_id for place in gone])
         called = self._write()
         turned_away = len(gone) - len(admitted)
-        return Decision(admitted, turned_away, bool(called), bool(self._kept_out))
+        return AdmissionResult(admitted, turned_away, bool(called), bool(self._kept_out))
 
     def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
         """Those that can be decided about now, and those that need keys which other transactions

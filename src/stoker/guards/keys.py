@@ -21,7 +21,7 @@ from stoker.tasks.backoff import Seconds
 from stoker.tasks.guards import Limit, Lock, Rate, Unique, names_in, signature_of_call, wanted_by
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
-from stoker.values.codec import Refusal
+from stoker.values.codec import NotEncodable
 
 LONGEST_NAME = 255
 FOLLOWERS = ("replace", "postpone", "after")
@@ -174,7 +174,7 @@ def _blocks_overlap(unique: Unique) -> bool:
     return unique.on_conflict in FOLLOWERS and unique.until == "finished"
 
 
-class _Key(NamedTuple):
+class _GuardKey(NamedTuple):
     made_of: str
     """What the text is: "text", "values", "arguments" or "task"."""
     owner: str
@@ -195,7 +195,7 @@ class _Key(NamedTuple):
         return f"{kind} {shown}{more}"
 
 
-def _unique_key(call: Arguments, unique: Unique) -> _Key | None:
+def _unique_key(call: Arguments, unique: Unique) -> _GuardKey | None:
     owner = call.task.module_path
     if unique.key is None:
         return _call_key(call)
@@ -203,13 +203,13 @@ def _unique_key(call: Arguments, unique: Unique) -> _Key | None:
     return key if key is None or unique.scope == "global" else key._replace(owner=owner)
 
 
-def _call_key(call: Arguments) -> _Key:
+def _call_key(call: Arguments) -> _GuardKey:
     """The task with all its arguments."""
     path, text = call.task.module_path, call.written()
-    return _Key("arguments", path, text, f"{path} {_hashed(text).hex[:8]}")
+    return _GuardKey("arguments", path, text, f"{path} {_hashed(text).hex[:8]}")
 
 
-def _key(call: Arguments, option: str, key: Any) -> _Key | None:
+def _key(call: Arguments, option: str, key: Any) -> _GuardKey | None:
     """What an option's key comes to for this job; None = it has no such guard."""
     path = call.task.module_path
     if key is None:
@@ -236,22 +236,22 @@ def _key(call: Arguments, option: str, key: Any) -> _Key | None:
     )
 
 
-def _task_key(path: str) -> _Key:
-    return _Key("task", path, "", path)
+def _task_key(path: str) -> _GuardKey:
+    return _GuardKey("task", path, "", path)
 
 
-def _text_key(text: str) -> _Key:
-    return _Key("text", "", text, text)
+def _text_key(text: str) -> _GuardKey:
+    return _GuardKey("text", "", text, text)
 
 
-def _values_key(call: Arguments, option: str, values: tuple[Any, ...]) -> _Key:
+def _values_key(call: Arguments, option: str, values: tuple[Any, ...]) -> _GuardKey:
     try:
         text = write(codec.encode(values))
-    except Refusal as refusal:
+    except NotEncodable as refusal:
         raise NotSerializable(
             f"{option}: what the key of {call.task.module_path} gave {problem_of(refusal)}."
         ) from None
-    return _Key("values", "", text, ", ".join(map(str, values)))
+    return _GuardKey("values", "", text, ", ".join(map(str, values)))
 
 
 @contextmanager
@@ -331,7 +331,7 @@ class Arguments:
     def _one(self, name: str, value: Any) -> list[Any]:
         try:
             return [name, codec.encode(value)]
-        except Refusal as refusal:
+        except NotEncodable as refusal:
             if value is self._signature.parameters[name].default:
                 return [name]
             owner = f"Argument {name!r} of {self.task.module_path}"
@@ -355,7 +355,7 @@ def write(encoded: Any) -> str:
     return _to_text(_sorted(encoded)) if '{"$dict":' in text else text
 
 
-def problem_of(refusal: Refusal) -> str:
+def problem_of(refusal: NotEncodable) -> str:
     """The predicate of a sentence about what cannot be part of a key."""
     if refusal.problem:
         return refusal.problem

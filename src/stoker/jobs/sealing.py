@@ -26,7 +26,7 @@ from stoker.signals import pre_enqueue
 from stoker.tasks.options import TaskOptions, as_timestamp, expires_at, is_guarded, options_of
 from stoker.tasks.signatures import Signature, as_node
 from stoker.values import codec
-from stoker.values.codec import Refusal
+from stoker.values.codec import NotEncodable
 from stoker.values.ids import LINKED, new_job_id
 from stoker.workflows import deliver as stored
 from stoker.workflows.hooks import FAILURE, FINISH, RECORD, SUCCESS
@@ -201,7 +201,7 @@ def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
     ]
     try:
         codec.encode(row)
-    except Refusal as refusal:
+    except NotEncodable as refusal:
         raise NotSerializable(
             f"{owner}: an argument of {task.module_path} is {type(refusal.value).__name__}, which "
             "cannot travel with the job: pass plain values."

@@ -24,7 +24,7 @@ TOO_LATE = "its lease ended before it was renewed"
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LockTerms:
     """What a lock was made with: all that stays the same from one taking to the next."""
 
     name: str
@@ -52,7 +52,7 @@ class Holding:
     """
 
     def __init__(
-        self, terms: Terms, owner: UUID, fence: int, asked_at: float, is_renewed: bool
+        self, terms: LockTerms, owner: UUID, fence: int, asked_at: float, is_renewed: bool
     ) -> None:
         self.terms = terms
         self.owner = owner

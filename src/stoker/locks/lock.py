@@ -28,7 +28,7 @@ from stoker.signals import tell
 
 from . import holding as clock
 from . import holding as renewal
-from .holding import Holding, Terms
+from .holding import Holding, LockTerms
 
 SHORTEST_LEASE_SECONDS = 1.0
 
@@ -72,7 +72,7 @@ def lock(
     """
     refuse_bad_name(name)
     return NamedLock(
-        Terms(
+        LockTerms(
             name=name,
             key=key_of(name),
             lease_seconds=checked_seconds("lease", lease, SHORTEST_LEASE_SECONDS),
@@ -132,7 +132,7 @@ _under_way: set[asyncio.Future[Any]] = set()
 class NamedLock:
     """What ``stoker.lock()`` returns."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: LockTerms) -> None:
         self._terms = terms
         self._holding: Holding | None = None
         self._is_being_taken = threading.Lock()

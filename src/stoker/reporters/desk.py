@@ -172,7 +172,7 @@ HOOKS: dict[str, Signal] = {
 }
 
 
-class Seat:
+class LoadedReporter:
     """One reporter at the desk."""
 
     def __init__(self, name: str, reporter: Reporter) -> None:
@@ -212,7 +212,7 @@ class Desk:
     """All reporters of this process, by the name of the backend under ``TASKS``."""
 
     def __init__(self) -> None:
-        self._seats: dict[str, list[Seat]] = {}
+        self._seats: dict[str, list[LoadedReporter]] = {}
         self.problems: list[str] = []
         """Why reporters could not be had, a sentence each."""
 
@@ -232,19 +232,19 @@ class Desk:
         if self._seats:
             signals.pre_exit.connect(self._flush)
 
-    def _load(self, alias: str) -> Iterator[Seat]:
+    def _load(self, alias: str) -> Iterator[LoadedReporter]:
         try:
             named = settings_for(alias).reporters
         except ConfigurationError:  # `manage.py check` says what is wrong
             return
         for one in named:
             try:
-                yield Seat(one.name, load(alias, one))
+                yield LoadedReporter(one.name, load(alias, one))
             except ConfigurationError as error:
                 self.problems.append(str(error))
                 tell("reporter_not_loaded", because=str(error))
 
-    def _of(self, alias: str, hook: str) -> list[Seat]:
+    def _of(self, alias: str, hook: str) -> list[LoadedReporter]:
         return [seat for seat in self._seats.get(alias, ()) if seat.wants(hook)]
 
     # -- one receiver for each hook ---------------------------------------------------------------

@@ -89,7 +89,7 @@ Sample = tuple[str, Sequence[str], float]
 Read = Callable[[Settings], Iterator[Sample]]
 
 
-class Source(NamedTuple):
+class MetricSource(NamedTuple):
     """Where numbers come from."""
 
     read: Read
@@ -181,11 +181,11 @@ def _running(settings: Settings) -> Iterator[Sample]:
 
 
 SOURCES = (
-    Source(_counted, lambda settings: ("counted", settings.database)),
-    Source(_recent, lambda settings: ("recent", settings.database)),
-    Source(_waiting, lambda settings: ("waiting", settings.database, settings.broker)),
-    Source(_dead, lambda settings: ("dead", settings.database)),
-    Source(_running, lambda settings: ("running", settings.alias)),
+    MetricSource(_counted, lambda settings: ("counted", settings.database)),
+    MetricSource(_recent, lambda settings: ("recent", settings.database)),
+    MetricSource(_waiting, lambda settings: ("waiting", settings.database, settings.broker)),
+    MetricSource(_dead, lambda settings: ("dead", settings.database)),
+    MetricSource(_running, lambda settings: ("running", settings.alias)),
 )
 
 

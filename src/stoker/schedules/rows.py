@@ -226,7 +226,7 @@ def _written(when: Scheduled) -> str:
     call = [list(when.args), dict(when.kwargs)]
     try:
         return codec.write(codec.encode(call)).decode()
-    except (codec.Refusal, ValueError):
+    except (codec.NotEncodable, ValueError):
         return pickle.dumps(call, 5).hex()
 
 

@@ -100,7 +100,7 @@ class Ticks:
         self._released = self._schedules.released(MOST_LOOKED_AT)
         locks_rows = connections[settings.database].features.has_select_for_update
         self._breath_seconds = 0.0 if locks_rows else BREATH_SECONDS
-        self._shares = Shares(settings, cluster_id)
+        self._shares = ClusterShare(settings, cluster_id)
         self._declaring: Declaring | None = None
         self._declares_at = 0.0
         self._releases_at = 0.0
@@ -273,7 +273,7 @@ def sentence(error: Exception | None) -> str:
     return (told if is_ours else f"{name}: {told}")[:500]
 
 
-class Shares:
+class ClusterShare:
     """The share of one cluster among those that are alive."""
 
     def __init__(self, settings: Settings, cluster_id: UUID) -> None:

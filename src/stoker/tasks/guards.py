@@ -348,7 +348,7 @@ def signature_of_call(
     return signature.replace(parameters=tuple(signature.parameters.values())[1:])
 
 
-class Wanted(NamedTuple):
+class ArgumentNames(NamedTuple):
     """The arguments that a callable names."""
 
     names: frozenset[str]
@@ -357,7 +357,7 @@ class Wanted(NamedTuple):
     """Whether it takes any other as well."""
 
 
-def wanted_by(function: Callable[..., Any]) -> Wanted | None:
+def wanted_by(function: Callable[..., Any]) -> ArgumentNames | None:
     """None = it takes them by their place, or does not say how."""
     signature = signature_of_call(function, False)
     if signature is None:
@@ -368,7 +368,7 @@ def wanted_by(function: Callable[..., Any]) -> Wanted | None:
             return None
         if parameter.kind is not Parameter.VAR_KEYWORD:
             named.append(parameter)
-    return Wanted(
+    return ArgumentNames(
         frozenset(parameter.name for parameter in named),
         frozenset(one.name for one in named if one.default is Parameter.empty),
         len(named) < len(signature.parameters),

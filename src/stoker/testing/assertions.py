@@ -54,7 +54,7 @@ def assert_enqueued(
     Raises:
         AssertionError: with what waits instead.
     """
-    wanted = Wanted(path_of(task), args, kwargs, queue, priority, after)
+    wanted = ExpectedJob(path_of(task), args, kwargs, queue, priority, after)
     return _check(wanted, enqueued(backend=backend), count, "waits")
 
 
@@ -69,7 +69,7 @@ def assert_not_enqueued(
     backend: str = "default",
 ) -> None:
     """No job like this waits. See ``assert_enqueued``."""
-    wanted = Wanted(path_of(task), args, kwargs, queue, priority, after)
+    wanted = ExpectedJob(path_of(task), args, kwargs, queue, priority, after)
     _check(wanted, enqueued(backend=backend), 0, "waits")
 
 
@@ -87,7 +87,7 @@ def assert_enqueues(
 ) -> Iterator[list[Enqueued]]:
     """The block enqueues jobs like this; those that have run since count, those that were rolled
     back do not. Gives a list that has the jobs after the block. See ``assert_enqueued``."""
-    wanted = Wanted(path_of(task), args, kwargs, queue, priority, after)
+    wanted = ExpectedJob(path_of(task), args, kwargs, queue, priority, after)
     settings = settings_for(backend)
     job_ids: list[UUID] = []
     found: list[Enqueued] = []
@@ -106,7 +106,7 @@ def assert_enqueues(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExpectedJob:
     """What a job must be like; None = anything."""
 
     task: str
@@ -152,7 +152,7 @@ class Wanted:
 
 
 def _check(
-    wanted: Wanted, jobs: Sequence[Enqueued], count: int | None, verb: str
+    wanted: ExpectedJob, jobs: Sequence[Enqueued], count: int | None, verb: str
 ) -> list[Enqueued]:
     fitting = [job for job in jobs if wanted.fits(job)]
     if len(fitting) == count or (count is None and fitting):
@@ -167,7 +167,7 @@ def _check(
     raise AssertionError(f"{said}\n{_differences(wanted, jobs)}{_listed(jobs)}")
 
 
-def _differences(wanted: Wanted, jobs: Sequence[Enqueued]) -> str:
+def _differences(wanted: ExpectedJob, jobs: Sequence[Enqueued]) -> str:
     """Nearly right: the same task with other arguments, or in another queue."""
     near = [job for job in jobs if job.task == wanted.task][:3]
     lines: list[str] = []

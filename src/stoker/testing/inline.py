@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from stoker.compat import TaskResultDoesNotExist, task_signals
 
-from .running import Drained, Runner
+from .running import Drained, JobRunner
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def inline(backend: str = "default") -> Iterator[Drained]:
     Returns:
         The attempts made so far, see ``drain``. The results that ``enqueue`` returns are fresh.
     """
-    line = _Line(backend)
+    line = _InlineRun(backend)
     task_signals.task_enqueued.connect(line.on_enqueue, weak=False)
     try:
         with line.told_of_commits():
@@ -42,13 +42,13 @@ def inline(backend: str = "default") -> Iterator[Drained]:
     line.end()
 
 
-class _Line:
+class _InlineRun:
     """The jobs of one ``inline()``."""
 
     def __init__(self, backend: str) -> None:
         self.ran = Drained()
         self._backend = backend
-        self._runner = Runner(backend)
+        self._runner = JobRunner(backend)
         self._here = threading.local()
         self._errors: list[BaseException] = []
         self._is_waiting_for_commit = False

@@ -120,13 +120,13 @@ def drain(
     Raises:
         AssertionError: ``most`` attempts were made and something is still due.
     """
-    runner = Runner(backend, queues)
+    runner = JobRunner(backend, queues)
     if include_deferred:
         bring_forward(runner.broker, runner.queues)
     return runner.run(most) if until_empty else runner.run_once(most)
 
 
-class Runner:
+class JobRunner:
     """A worker's loop without the worker."""
 
     def __init__(self, backend: str, queues: Sequence[str] | None = None) -> None:

@@ -37,7 +37,7 @@ PLAIN_BITS = 2000
 """Integers longer than this are written in base 16: Python may refuse to read so many digits."""
 
 
-class Refusal(Exception):
+class NotEncodable(Exception):
     """Something in a value can't be written as JSON. Collects the path on its way up.
 
     Args:
@@ -97,7 +97,7 @@ def encode(value: Any) -> Any:
     """The value in JSON's own types.
 
     Raises:
-        Refusal: saying what in it can't be, and where.
+        NotEncodable: saying what in it can't be, and where.
     """
     return _encode(value, MOST_LEVELS)
 
@@ -130,7 +130,7 @@ def _looks_tagged(value: Mapping[str, Any]) -> bool:
 def _encode(value: Any, levels: int) -> Any:
     encoder = _ENCODERS.get(type(value)) or _inherited(value)
     if encoder is None:
-        raise Refusal(value)
+        raise NotEncodable(value)
     return encoder(value, levels)
 
 
@@ -145,7 +145,7 @@ def _inherited(value: Any) -> Encoder | None:
 
 
 def _refuse(value: Any, _: int) -> Any:
-    raise Refusal(value)
+    raise NotEncodable(value)
 
 
 def _encode_int(value: int, _: int) -> Any:
@@ -154,7 +154,7 @@ def _encode_int(value: int, _: int) -> Any:
 
 def _encode_float(value: float, _: int) -> float:
     if not isfinite(value):
-        raise Refusal(
+        raise NotEncodable(
             value, f"is {value}, a number that JSON does not have: pass None, or a str of it"
         )
     return value
@@ -166,7 +166,7 @@ def _encode_list(value: Sequence[Any], levels: int) -> list[Any]:
     for index, item in enumerate(value):
         try:
             encoded.append(_encode(item, levels - 1))
-        except Refusal as refusal:
+        except NotEncodable as refusal:
             refusal.within(index)
             raise
     return encoded
@@ -178,20 +178,20 @@ def _encode_dict(value: Mapping[Any, Any], levels: int) -> Any:
     for key, item in value.items():
         try:
             pairs.append((_encode(key, levels - 1), _encode(item, levels - 1)))
-        except Refusal as refusal:
+        except NotEncodable as refusal:
             refusal.within(key)
             raise
     if not _STR.issuperset(type(key) for key, _ in pairs):
         return {"$dict": pairs}
     encoded = dict(pairs)
     if len(encoded) != len(pairs):
-        raise Refusal(value, "would have two keys of the same text, of which JSON keeps one")
+        raise NotEncodable(value, "would have two keys of the same text, of which JSON keeps one")
     return {"$dict": pairs} if _looks_tagged(encoded) else encoded
 
 
 def _check_depth(value: Any, levels: int) -> None:
     if levels <= 0:
-        raise Refusal(
+        raise NotEncodable(
             value,
             f"is nested more than {MOST_LEVELS} levels deep, or contains itself: "
             "pass something flatter",
@@ -213,7 +213,7 @@ def _clock(value: Any, isoformat: Callable[..., str], length: int) -> Any:
     if key is not None:
         return [isoformat(value, timespec="microseconds")[:length], value.fold, key]
     if zone is not None and value.utcoffset() is None:
-        raise Refusal(
+        raise NotEncodable(
             value, f"has the time zone {zone!r}, which gives no offset: use zoneinfo.ZoneInfo"
         )
     return [isoformat(value), value.fold] if value.fold else isoformat(value)

@@ -21,7 +21,7 @@ from typing import Any
 from stoker.exceptions import NotSerializable, UnreadablePackage
 
 from . import codec
-from .codec import Refusal
+from .codec import NotEncodable
 
 PICKLE_PROTOCOL = 5
 """The same on every Python that Stoker runs on, so that clusters may differ in it."""
@@ -141,7 +141,7 @@ def _encode(value: Any, root: str, owner: Callable[[list[Any]], str]) -> Any:
     """
     try:
         return codec.encode(value)
-    except Refusal as refusal:
+    except NotEncodable as refusal:
         subject = owner(steps := refusal.path)
         if steps:
             subject += f", at {root}{_subscripts(refusal.path)},"
@@ -166,7 +166,7 @@ def _subscript(step: Any) -> str:
     return f'"{step[:60]}"' if isinstance(step, str) else repr(step)[:60]
 
 
-def _describe(refusal: Refusal) -> str:
+def _describe(refusal: NotEncodable) -> str:
     value = refusal.value
     kind = _with_article(type(value))
     return (

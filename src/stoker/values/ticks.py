@@ -77,7 +77,7 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TickPlan:
     """What to do about a schedule of which a tick is due."""
 
     fire_us: tuple[int, ...]
@@ -94,7 +94,7 @@ class Misfire:
     grace_us: int
 
 
-def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> Plan:
+def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> TickPlan:
     """Given the first moment that is due."""
     following = course.after(moment_us)
     is_alone = following is None or course.due(following) > now_us
@@ -102,16 +102,16 @@ def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> Plan:
     if misfire.policy == "skip" and now_us - course.due(newest) > misfire.grace_us:
         count = min(_count(course, moment_us, newest) + 1, MOST_COUNTED)
         missed = Missed(moment_us, count)
-        return Plan((), following if is_alone else course.after(newest), missed)
+        return TickPlan((), following if is_alone else course.after(newest), missed)
     if is_alone:
-        return Plan((moment_us,), following)
+        return TickPlan((moment_us,), following)
     if misfire.policy == "all":
         return _all(course, misfire.cap, moment_us, newest)
     missed = Missed(moment_us, _count(course, moment_us, newest))
-    return Plan((newest,), course.after(newest), missed)
+    return TickPlan((newest,), course.after(newest), missed)
 
 
-def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> Plan:
+def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> TickPlan:
     """The last so many moments, in order; of these the first few now: the others are due still."""
     kept = _from(course, cap + 1, moment_us, newest_us)
     missed = None
@@ -119,7 +119,7 @@ def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> Plan:
         kept = _last(course, cap, moment_us, newest_us)
         missed = Missed(moment_us, _count(course, moment_us, kept[0]))
     now = tuple(kept[:MOST_AT_ONCE])
-    return Plan(now, course.after(now[-1]), missed)
+    return TickPlan(now, course.after(now[-1]), missed)
 
 
 def _from(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from stoker.brokers.contract import Message
 from stoker.conf import Settings
-from stoker.dead_letters.requeueing import Fate, Wish, requeue
+from stoker.dead_letters.requeueing import LetterFate, Wish, requeue
 from stoker.exceptions import WorkflowNotFound
 from stoker.jobs.cancel import cancel as cancel_job
 from stoker.jobs.package import sealer_for
@@ -115,7 +115,7 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
     assert step.job_id is not None
     letter = DeadLetter.objects.using(alias).unclosed().filter(job_id=step.job_id).first()
     if letter is not None:
-        return int(requeue(settings, letter.pk, wish).fate is Fate.REQUEUED)
+        return int(requeue(settings, letter.pk, wish).fate is LetterFate.REQUEUED)
     job = Job.objects.using(alias).filter(pk=step.job_id).first()
     if job is None:
         return 0

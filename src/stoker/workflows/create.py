@@ -33,7 +33,7 @@ MOST_SEALINGS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepPlace:
     """Where a node stands in its workflow."""
 
     parent_id: UUID | None
@@ -48,9 +48,11 @@ class Place:
     state: str = Step.State.PENDING
     added_in: int | None = None
 
-    def inside(self, own_id: UUID, position: int, words: str) -> Place:
+    def inside(self, own_id: UUID, position: int, words: str) -> StepPlace:
         """A place in what stands here."""
-        return Place(own_id, position, where=f"{words} in {self.where}" if self.where else words)
+        return StepPlace(
+            own_id, position, where=f"{words} in {self.where}" if self.where else words
+        )
 
 
 def make(settings: Settings, node: Node, name: str = "") -> UUID:
@@ -66,7 +68,7 @@ def make(settings: Settings, node: Node, name: str = "") -> UUID:
     alias = settings.database
     with explained(alias), transaction.atomic(using=alias):
         maker = Maker(settings, new_job_id())
-        maker.add(root, Place(None))
+        maker.add(root, StepPlace(None))
         maker.flush()
         Workflow.objects.using(alias).create(
             id=maker.workflow_id, name=name, backend=settings.alias, tasks=maker.tasks
@@ -88,7 +90,7 @@ class Maker:
         self._rows: list[Step] = []
         self._sealings: dict[int, tuple[Any, Sealing]] = {}
 
-    def add(self, node: Node, place: Place) -> UUID:
+    def add(self, node: Node, place: StepPlace) -> UUID:
         """Add a node with all that it holds. Returns its id."""
         if node.undo_step is not None and reads(node.undo_step):
             place = replace(place, is_wanted=True)
@@ -106,7 +108,7 @@ class Maker:
         rows, self._rows = self._rows, []
         self._steps.add(rows)
 
-    def _add_task(self, node: Signature, place: Place) -> UUID:
+    def _add_task(self, node: Signature, place: StepPlace) -> UUID:
         with _told(place):
             sealing = self._sealing(node.task)
             job_id = new_job_id(STEP | (LINKED if sealing.has_hooks else 0))
@@ -124,7 +126,7 @@ class Maker:
         self._add_company(node, place, job_id)
         return job_id
 
-    def _add_chain(self, node: Chain, place: Place) -> UUID:
+    def _add_chain(self, node: Chain, place: StepPlace) -> UUID:
         own_id = self._own_id(place)
         last = len(node.steps) - 1
         for position, step in enumerate(node.steps):
@@ -140,7 +142,7 @@ class Maker:
         self._add_company(node, place, own_id)
         return own_id
 
-    def _add_group(self, node: Group | Map, place: Place) -> UUID:
+    def _add_group(self, node: Group | Map, place: StepPlace) -> UUID:
         own_id = self._own_id(place)
         count = 0
         for position, member in enumerate(node.nodes()):
@@ -162,20 +164,20 @@ class Maker:
         self._add_company(node, place, own_id)
         return own_id
 
-    def _add_company(self, node: Node, place: Place, own_id: UUID) -> None:
+    def _add_company(self, node: Node, place: StepPlace, own_id: UUID) -> None:
         """What undoes it, and what is called if it fails."""
         whole = place.where or "the workflow"
         if node.undo_step is not None:
-            undo = Place(own_id, role=Step.Role.UNDO, where=f"undo of {whole}", is_fed=True)
+            undo = StepPlace(own_id, role=Step.Role.UNDO, where=f"undo of {whole}", is_fed=True)
             self.add(node.undo_step, undo)
         if node.error_step is not None:
             where = f"on_error of {whole}"
-            self.add(node.error_step, Place(own_id, role=Step.Role.ERROR, where=where))
+            self.add(node.error_step, StepPlace(own_id, role=Step.Role.ERROR, where=where))
 
-    def _own_id(self, place: Place) -> UUID:
+    def _own_id(self, place: StepPlace) -> UUID:
         return self.workflow_id if place.parent_id is None else new_job_id()
 
-    def _row(self, node: Node, place: Place, own_id: UUID, kind: str, label: str) -> Step:
+    def _row(self, node: Node, place: StepPlace, own_id: UUID, kind: str, label: str) -> Step:
         return Step(
             id=own_id,
             workflow_id=self.workflow_id,
@@ -218,7 +220,7 @@ class Maker:
 
 
 @contextmanager
-def _told(place: Place) -> Iterator[None]:
+def _told(place: StepPlace) -> Iterator[None]:
     """What is wrong with a step says which step it is."""
     try:
         yield

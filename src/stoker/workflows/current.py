@@ -15,7 +15,7 @@ from stoker.jobs.running import Running, current
 from stoker.models import Step
 from stoker.tasks.signatures import as_node
 
-from .create import Maker, Place, reads
+from .create import Maker, StepPlace, reads
 from .results import WorkflowResult, get_workflow
 
 
@@ -55,7 +55,7 @@ class CurrentWorkflow:
             maker = Maker(settings, self._step.workflow_id)
             for number, node in enumerate(given):
                 following = given[number + 1 : number + 2]
-                place = Place(
+                place = StepPlace(
                     self._step.pk,
                     before + number + 1,
                     where=f"added step {before + number + 1}",

@@ -28,6 +28,8 @@ from stoker.jobs.states import explained
 from stoker.models import Job, Step, Workflow
 from stoker.values.ids import parse_job_id
 
+from . import control
+
 AT_ONCE = 1000
 
 
@@ -268,9 +270,7 @@ class WorkflowResult:
         Args:
             reason: kept with it, at most 255 characters.
         """
-        from .control import cancel
-
-        is_cancelled = cancel(self._settings, self._row.pk, reason)
+        is_cancelled = control.cancel(self._settings, self._row.pk, reason)
         self.refresh()
         return is_cancelled
 
@@ -284,9 +284,7 @@ class WorkflowResult:
         Raises:
             WorkflowNotFound: it is not there (any more).
         """
-        from .control import retry
-
-        count = retry(self._settings, self._row.pk, by, because)
+        count = control.retry(self._settings, self._row.pk, by, because)
         self.refresh()
         return count
 

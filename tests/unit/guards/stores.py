@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from stoker.locks.holding import Terms
+from stoker.locks.holding import LockTerms
 from stoker.locks.stores.contract import LockClaim, LockStore
 
 
@@ -63,9 +63,11 @@ class Clock:
         self.seconds += seconds
 
 
-def terms(store: LockStore, lease_seconds: float = 30.0, wait_seconds: float | None = 0) -> Terms:
+def terms(
+    store: LockStore, lease_seconds: float = 30.0, wait_seconds: float | None = 0
+) -> LockTerms:
     """Of a lock in this store."""
-    return Terms(
+    return LockTerms(
         name="import",
         key="import",
         lease_seconds=lease_seconds,

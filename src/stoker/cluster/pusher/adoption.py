@@ -8,7 +8,7 @@ from uuid import UUID
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
-from stoker.cluster.board import Board, Ended, job_lease, lease_clock, lease_mark
+from stoker.cluster.board import Board, FinishedDelivery, job_lease, lease_clock, lease_mark
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import Job, Report, open_job, permit_of
 from stoker.signals import tell
@@ -126,7 +126,7 @@ class Adoption:
                 self._adopt(*ended, delivery)
         self._expected = set()
 
-    def _finished_orphans(self) -> list[tuple[Ended, Delivery]]:
+    def _finished_orphans(self) -> list[tuple[FinishedDelivery, Delivery]]:
         """Those of the orphans that a worker has finished."""
         finished = self._board.finished()
         found = []

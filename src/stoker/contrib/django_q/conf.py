@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.utils.module_loading import import_string
 
+from stoker.backend import StokerBackend
 from stoker.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
 from stoker.conf import Settings, settings_for
 from stoker.tasks.decorator import own_backends
@@ -70,10 +72,6 @@ def _is_set(name: str) -> bool:
 
 
 def _is_own(entry: Mapping[str, Any]) -> bool:
-    from django.utils.module_loading import import_string
-
-    from stoker.backend import StokerBackend
-
     try:
         kind = import_string(str(entry.get("BACKEND")))
     except ImportError:

@@ -255,7 +255,7 @@ UNTRANSLATED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """What is to be said about one key."""
 
     key: str
@@ -331,10 +331,10 @@ def _retention(save_limit: Any) -> Any:
     return {"successful_seconds": KEPT_SECONDS, "successful_count": count, "failed_seconds": None}
 
 
-def problems(configured: Any) -> Iterator[Problem]:
+def problems(configured: Any) -> Iterator[SettingProblem]:
     """What cannot be taken over, or not as it was."""
     if not isinstance(configured, Mapping):
-        yield Problem("", "Q_CLUSTER must be a dict.", "See the settings of Django Q.")
+        yield SettingProblem("", "Q_CLUSTER must be a dict.", "See the settings of Django Q.")
         return
     for cluster, given in _variants(configured):
         where = f'Q_CLUSTER["ALT_CLUSTERS"]["{cluster}"]' if cluster else "Q_CLUSTER"
@@ -343,7 +343,7 @@ def problems(configured: Any) -> Iterator[Problem]:
         yield from _broker_problems(where, given, {**configured, **given})
     attempts = configured.get("max_attempts", 0)
     if attempts == 0 and "max_attempts" in configured and not configured.get("ack_failures"):
-        yield Problem(
+        yield SettingProblem(
             "max_attempts",
             'Q_CLUSTER["max_attempts"] is 0, which meant for ever: Stoker tries 3 times, and then '
             "keeps the job as a dead letter, which can be sent again.",
@@ -354,18 +354,18 @@ def problems(configured: Any) -> Iterator[Problem]:
 
 def _broker_problems(
     where: str, given: Mapping[str, Any], merged: Mapping[str, Any]
-) -> Iterator[Problem]:
+) -> Iterator[SettingProblem]:
     """What is wrong with the broker that these settings name, or inherit."""
     if not any(given.get(key) for key in BROKERS):
         return
     try:
         url = broker_url(merged)
     except NotTranslated as problem:
-        yield Problem(problem.key, f'{where}["{problem.key}"] {problem}.', problem.advice)
+        yield SettingProblem(problem.key, f'{where}["{problem.key}"] {problem}.', problem.advice)
         return
     terms = merged.get("sqs")
     if url.startswith("sqs://") and isinstance(terms, Mapping) and {*terms} & {*SQS_CREDENTIALS}:
-        yield Problem(
+        yield SettingProblem(
             "sqs",
             f'{where}["sqs"] has credentials, which are not read from there.',
             "Give them to AWS's own configuration: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in "
@@ -382,15 +382,17 @@ def _variants(configured: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str,
             yield str(name), given
 
 
-def _problem(where: str, key: str, value: Any) -> Iterator[Problem]:
+def _problem(where: str, key: str, value: Any) -> Iterator[SettingProblem]:
     known = (*OPTIONS, *READ, *NEEDLESS, *BROKERS, *UNTRANSLATED)
     if key in UNTRANSLATED and value:
         sentence = f'{where}["{key}"] has no effect.'
-        yield Problem(key, sentence, f"Remove it: {UNTRANSLATED[key]}.", is_error=False)
+        yield SettingProblem(key, sentence, f"Remove it: {UNTRANSLATED[key]}.", is_error=False)
     elif key not in known:
         near = difflib.get_close_matches(key, known, n=1)
         advice = f"Did you mean {near[0]!r}?" if near else "Remove it."
-        yield Problem(key, f'{where} has a key "{key}", which Django Q does not have.', advice)
+        yield SettingProblem(
+            key, f'{where} has a key "{key}", which Django Q does not have.', advice
+        )
     elif key in OPTIONS and value is not None:
         try:
             option_fields()[OPTIONS[key]].metadata["check"](value)
@@ -398,11 +400,11 @@ def _problem(where: str, key: str, value: Any) -> Iterator[Problem]:
             if key == "queue_limit" or (key == "compress" and not value):
                 return
             sentence = f'{where}["{key}"] is {value!r}, but it {error}.'
-            yield Problem(key, sentence, f"It becomes the option {OPTIONS[key]}.")
+            yield SettingProblem(key, sentence, f"It becomes the option {OPTIONS[key]}.")
     elif key in ("max_attempts", "save_limit", "max_rss") and not _is_whole_or_none(value):
-        yield Problem(key, f'{where}["{key}"] is {value!r}, but must be a whole number.', "")
+        yield SettingProblem(key, f'{where}["{key}"] is {value!r}, but must be a whole number.', "")
     elif key == "error_reporter" and value and {*value} != {*_reporters(value)}:
-        yield Problem(
+        yield SettingProblem(
             key,
             f'{where}["error_reporter"] names a reporter that is not taken over: '
             f"{', '.join(repr(name) for name in value if name not in _reporters(value))}.",
@@ -410,7 +412,7 @@ def _problem(where: str, key: str, value: Any) -> Iterator[Problem]:
             is_error=False,
         )
     elif key == "save_limit_per" and value not in (None, "group", "name", "func"):
-        yield Problem(key, f'{where}["{key}"] must be "group", "name", "func" or None.', "")
+        yield SettingProblem(key, f'{where}["{key}"] must be "group", "name", "func" or None.', "")
 
 
 def _is_whole_or_none(value: Any) -> bool:

@@ -41,29 +41,39 @@ from stoker.store.places import WAITING
 from stoker.store.statements import delete_by_key, lock_by_key, update_by_key, with_keys
 from stoker.store.transactions import deciding
 
-from .looks import AT_ONCE, Jobs, Kind, Leftovers, Letters, Lines, Look, Scene, Steps
+from .looks import (
+    AT_ONCE,
+    FindingKind,
+    Jobs,
+    LeftoverNotes,
+    Letters,
+    Lines,
+    Look,
+    Scene,
+    StuckSteps,
+)
 
-NEEDLESS = Kind(
+NEEDLESS = FindingKind(
     "needs_without_job",
     "These needs are of jobs that have ended or are gone; in a sequence, all that come after them "
     "wait.",
     "they are deleted, and the next ones called",
 )
-UNUSED = Kind(
+UNUSED = FindingKind(
     "places_of_nobody",
     "These needs hold a place, but their jobs do not run: others wait in vain.",
     "the places are given up, and the next ones called",
 )
-OVERFULL = Kind(
+OVERFULL = FindingKind(
     "locks_held_twice",
     "More than one job holds these locks or sequences (the ids are those of their keys).",
 )
-KEYLESS = Kind(
+KEYLESS = FindingKind(
     "blocked_without_key",
     "These jobs are blocked under keys that are gone: nobody would ever call them.",
     "they are ready again, and wait for their turn anew",
 )
-STUCK = Kind(
+STUCK = FindingKind(
     "blocked_with_room",
     "Jobs are blocked under these keys though there is room, and nobody is before them.",
     "the next ones are called",
@@ -75,7 +85,7 @@ A_MOMENT_SECONDS = 1.0
 class Needs(Look):
     """They live as long as their jobs, and hold a place while these run."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Need, "job_id", "kind", "halts", "holds", "fence"):
             job_ids = {row[1] for row in page}
             alive = self._alive(job_ids)
@@ -94,7 +104,7 @@ class Needs(Look):
         counted = held.order_by().values_list("holds").annotate(number=Count("pk"))
         yield OVERFULL, list(counted.filter(number__gt=1).values_list("holds", flat=True)[:AT_ONCE])
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         needs = with_keys(Need.objects.using(self.alias), ids)
         key_ids = set(needs.values_list("key_id", flat=True))
         if kind is UNUSED:
@@ -140,7 +150,7 @@ class Needs(Look):
 class BlockedLines(Look):
     """Whoever is blocked waits under a key that is there, and for somebody."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         seen: set[UUID] = set()
         for page in self.scene.pages(Blocked, "key_id"):
             fresh = {key_id for _, key_id in page} - seen
@@ -154,7 +164,7 @@ class BlockedLines(Look):
                 yield KEYLESS, lost
                 yield STUCK, stuck
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         if kind is KEYLESS:
             return self._let_them_try(ids)
         with deciding(self.alias):
@@ -210,30 +220,30 @@ class BlockedLines(Look):
         return len(lost)
 
 
-ABANDONED = Kind(
+ABANDONED = FindingKind(
     "abandoned_leases",
     "The leases of these jobs ended long ago, and nobody has taken them over: does a cluster run?",
     "they are taken over: tried again, or dead letters when out of tries",
 )
-SILENT = Kind(
+SILENT = FindingKind(
     "silent_clusters",
     "These clusters have given no sign of life for longer than a lease.",
     "they are buried, and what they held is taken over when its lease ends",
     is_fault=False,
 )
-OVERDUE = Kind(
+OVERDUE = FindingKind(
     "overdue_jobs",
     "The moment of these jobs came long ago, and no cluster has looked for them: all are busy with "
     "long jobs, or none runs.",
     is_fault=False,
 )
-UNHEARD = Kind(
+UNHEARD = FindingKind(
     "settled_cancellations",
     "These jobs were to be cancelled while they ran, and do not run any more.",
     "those that wait again are cancelled; of the others the request is forgotten",
     is_fault=False,
 )
-UNRELAYED = Kind(
+UNRELAYED = FindingKind(
     "unrelayed_jobs",
     "These jobs have long been in the outbox, and nobody has sent them on to their broker: does a "
     "cluster of this backend run?",
@@ -243,10 +253,10 @@ LONG_SECONDS = 300.0
 """For which no living cluster leaves things as they are."""
 
 
-class Clusters(Look):
+class LostClusters(Look):
     """Leases that are over are taken over, and clusters that are gone are buried."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         settings = self.scene.settings
         long_seconds = max(LONG_SECONDS, 3 * settings.upkeep_seconds, 3 * settings.lease_seconds)
         long_ago = DatabaseNow() - microseconds(long_seconds)
@@ -266,7 +276,7 @@ class Clusters(Look):
             places = self.scene.broker.whereabouts(asked)
             yield UNHEARD, [one for one in asked if places.get(one) != "running"]
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         settings = self.scene.settings
         upkeep = Upkeep(Plan(alias=settings.alias), settings, self.scene.broker, lambda: None)
         if kind is UNHEARD:
@@ -279,17 +289,17 @@ class Clusters(Look):
         return len(ids) - leases.filter(leased_until_us__lt=DatabaseNow()).count()
 
 
-UNAPPLIED = Kind(
+UNAPPLIED = FindingKind(
     "unapplied_migrations",
     "These migrations of stoker are not applied: run `manage.py migrate`. Nothing else was looked "
     "at.",
 )
-MISSING_INDEX = Kind(
+MISSING_INDEX = FindingKind(
     "missing_indexes",
     "These indexes are missing, without which a claim or a clean-up reads whole tables: create "
     "them as the migrations do.",
 )
-UNREADABLE = Kind(
+UNREADABLE = FindingKind(
     "unreadable_packages",
     "The packages of these jobs, from a sample of those that wait, cannot be opened here; they "
     "become dead letters when their turn comes. Was a key rotated without SECRET_KEY_FALLBACKS?",
@@ -303,7 +313,7 @@ WRITTEN_BY_HAND = {"stoker_job": ("stoker_job_finished",)}
 class Migrations(Look):
     """All of them are applied."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         loader = MigrationLoader(connections[self.alias])
         known = [key for key in loader.graph.nodes if key[0] == "stoker"]
         yield UNAPPLIED, sorted(key[1] for key in known if key not in loader.applied_migrations)
@@ -312,7 +322,7 @@ class Migrations(Look):
 class Indexes(Look):
     """The tables have theirs."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         connection = connections[self.alias]
         missing: list[str] = []
         with connection.cursor() as cursor:
@@ -332,7 +342,7 @@ class Indexes(Look):
 class Packages(Look):
     """A sample of those that wait can be opened."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         sealer = sealer_for(self.scene.settings)
         for table in WAITING.values():
             rows = table._default_manager.using(self.alias).order_by("pk")
@@ -364,10 +374,10 @@ def _is_index(constraint: Mapping[str, Any]) -> bool:
 MOST_ROWS = 1_000_000
 SHOWN_IDS = 20
 LOOKS: tuple[type[Look], ...] = (
-    Indexes, Lines, Jobs, Clusters, Needs, BlockedLines, Letters, Steps, Leftovers,
+    Indexes, Lines, Jobs, LostClusters, Needs, BlockedLines, Letters, StuckSteps, LeftoverNotes,
     Packages,
 )  # fmt: skip
-OF_ANY_BROKER: tuple[type[Look], ...] = (Indexes, Clusters, Letters)
+OF_ANY_BROKER: tuple[type[Look], ...] = (Indexes, LostClusters, Letters)
 """A broker outside the database has its jobs elsewhere."""
 
 
@@ -448,5 +458,5 @@ def _look(look: Look, findings: dict[str, Finding], *, repair: bool) -> None:
                 finding.error = str(error)
 
 
-def _found(look: Look) -> Iterator[tuple[Kind, Any]]:
+def _found(look: Look) -> Iterator[tuple[FindingKind, Any]]:
     return ((kind, ids) for kind, ids in look.find() if ids)

@@ -27,7 +27,7 @@ AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FindingKind:
     """One thing that may be wrong."""
 
     name: str
@@ -83,35 +83,35 @@ class Look(ABC):
         self.alias = scene.alias
 
     @abstractmethod
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         """What is wrong, page by page: of what kind, and the ids of the rows."""
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         """Repair these, as far as they are still as they were seen. Returns how many."""
         raise NotImplementedError  # each look has its own
 
 
-LOST = Kind(
+LOST = FindingKind(
     "lost_jobs",
     "These jobs have not ended, and are in no line: nobody would ever run them.",
     "they are ready again",
 )
-DOUBLE = Kind(
+DOUBLE = FindingKind(
     "jobs_in_two_places",
     "These jobs are in more than one place, so that they might run twice.",
     "the place next to running is kept",
 )
-ENDED = Kind(
+ENDED = FindingKind(
     "ended_jobs_in_line",
     "These jobs have ended and yet wait or are leased, so that they might run once more.",
     "they are taken out of the line",
 )
-WITHOUT_JOB = Kind(
+WITHOUT_JOB = FindingKind(
     "places_without_job",
     "There is a place for these jobs, but their packages are gone: whoever claims one makes a dead "
     "letter of it.",
 )
-UNGUARDED = Kind(
+UNGUARDED = FindingKind(
     "jobs_without_their_guards",
     "These jobs wait without what they need (their rows in stoker_need are not as many as they "
     "should be), so that they might run beside others.",
@@ -122,14 +122,14 @@ NEXT_TO_RUNNING = ("running", "ready", "blocked", "deferred")
 class Jobs(Look):
     """Those that have not ended have a place."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Job, "status"):
             alive = [job_id for job_id, status in page if status is None]
             # In this order: what has not ended after the look had not ended during it.
             nowhere = set(alive) - places_of(self.alias, alive).keys()
             yield LOST, sorted(self._alive(nowhere))
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         """With the job's row locked: whoever else mends it waits, and then finds it in line."""
         with deciding(self.alias):
             names = ("id", "queue", "priority", "status")
@@ -162,14 +162,14 @@ class Jobs(Look):
 class Lines(Look):
     """Whoever is in one of them is a job, is nowhere else, and has not ended."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for name, table in PLACES.items():
             for page in self.scene.pages(table, "guards"):
                 yield from self._judge(name, table, dict(page))
 
     def _judge(
         self, name: str, table: type[models.Model], guards: dict[UUID, int]
-    ) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    ) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         places = places_of(self.alias, guards)
         double = [one for one, names in places.items() if len(names) > 1 and names[0] == name]
         yield DOUBLE, double
@@ -183,7 +183,7 @@ class Lines(Look):
             guarded = {one: count for one, count in guards.items() if count and one not in double}
             yield UNGUARDED, self._unguarded(table, guarded)
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         return self._let_go(ids) if kind is ENDED else self._keep_one_place(ids)
 
     def _still_in(self, table: type[models.Model], job_ids: Collection[UUID]) -> list[UUID]:
@@ -241,17 +241,17 @@ def places_of(alias: str, job_ids: Collection[UUID]) -> dict[UUID, list[str]]:
     return {job_id: sorted(names, key=order.index) for job_id, names in places.items()}
 
 
-LEFT_BEHIND = Kind(
+LEFT_BEHIND = FindingKind(
     "steps_left_behind",
     "The jobs of these steps have ended or are gone, and their workflows do not know: what comes "
     "after them would never begin. Requeue the job, or cancel the workflow.",
 )
 
 
-class Steps(Look):
+class StuckSteps(Look):
     """The end of a job is what moves its workflow on, in one transaction."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Step, "state", "job_id"):
             enqueued = {row[0]: row[2] for row in page if row[1] == Step.State.ENQUEUED}
             if enqueued:
@@ -263,35 +263,35 @@ class Steps(Look):
                 yield LEFT_BEHIND, [pk for pk, job_id in still if job_id == enqueued[pk]]
 
 
-CONTRADICTED = Kind(
+CONTRADICTED = FindingKind(
     "dead_letters_of_no_failure",
     "These dead letters are open, but the jobs that they tell of have not failed.",
 )
-UNRESOLVED = Kind(
+UNRESOLVED = FindingKind(
     "unresolved_dead_letters",
     "These dead letters were requeued, and the new job has succeeded: they should be resolved.",
     "they are resolved",
 )
-DESERTED = Kind(
+DESERTED = FindingKind(
     "deserted_dead_letters",
     "These dead letters were requeued, and the new job is gone or was cancelled: nobody carries "
     "them on.",
     "they are open again",
     is_fault=False,
 )
-DANGLING = Kind(
+DANGLING = FindingKind(
     "requeues_without_dead_letter",
     "These requeues (the ids are those of the new jobs) tell of dead letters that are gone.",
     "they are deleted",
     is_fault=False,
 )
-ORPHANED = Kind(
+ORPHANED = FindingKind(
     "attempts_without_job",
     "These attempts are of jobs that are gone, and no dead letter shows them.",
     "they are deleted",
     is_fault=False,
 )
-LEFT_KEYS = Kind(
+LEFT_KEYS = FindingKind(
     "unique_keys_without_job",
     "The jobs that took these unique keys are gone. They count as free.",
     "they are deleted",
@@ -303,7 +303,7 @@ BY = "stoker doctor"
 class Letters(Look):
     """An open one is of a job that failed, a requeued one is carried on."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(DeadLetter, "state", "job_id", "successor_id"):
             open_ones = {row[0]: row[2] for row in page if row[1] == DeadLetter.State.OPEN}
             carried = {row[0]: row[3] for row in page if row[1] == DeadLetter.State.REQUEUED}
@@ -320,7 +320,7 @@ class Letters(Look):
             left = {pk: one for pk, one in over.items() if pk not in done}
             yield DESERTED, self._still("successor_id", left)
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         letters = DeadLetter.objects.using(self.alias)
         seen = list(with_keys(letters.filter(state=DeadLetter.State.REQUEUED), ids))
         if kind is DESERTED:
@@ -340,10 +340,10 @@ class Letters(Look):
         return sorted(pk for pk, job_id in rows.values_list("pk", name) if job_id == seen[pk])
 
 
-class Leftovers(Look):
+class LeftoverNotes(Look):
     """Rows that stand for nothing any more do no harm; they only grow in number."""
 
-    def find(self) -> Iterator[tuple[Kind, Sequence[Any]]]:
+    def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Requeue, "identity"):
             yield DANGLING, self._dangling([row[0] for row in page])
         for page in self.scene.pages(Attempt, "job_id"):
@@ -354,7 +354,7 @@ class Leftovers(Look):
             jobs = self._gone({row[1] for row in page if row[2] <= now_us})
             yield LEFT_KEYS, [pk for pk, job_id, _ in page if job_id in jobs]
 
-    def mend(self, kind: Kind, ids: Sequence[Any]) -> int:
+    def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         if kind is DANGLING:
             rows: Any = Requeue.objects.using(self.alias)
             return int(rows.filter(pk__in=self._dangling(ids)).delete()[0])

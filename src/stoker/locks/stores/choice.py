@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from django.core.cache import InvalidCacheBackendError, caches
+from django.core.cache.backends import base, db, dummy, filebased, locmem, memcached, redis
+from django.core.cache.backends.base import BaseCache
 
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
 
+from .cache import AnyCacheLocks, MemcachedLocks, RedisLocks
 from .contract import INSTEAD, LockStore
-
-if TYPE_CHECKING:
-    from django.core.cache.backends.base import BaseCache
 
 
 def store_for(cache: str | None, backend: str) -> LockStore:
@@ -19,40 +19,29 @@ def store_for(cache: str | None, backend: str) -> LockStore:
     Raises:
         ConfigurationError: when there is no such cache or backend, or it cannot keep a lock.
     """
-    if cache is not None:
-        return _store_in_cache(cache)
-    from .database import DatabaseLocks
+    from .database import DatabaseCacheLocks, DatabaseLocks  # the models may not be loaded yet
 
-    return DatabaseLocks(settings_for(backend).database)
-
-
-def _store_in_cache(alias: str) -> LockStore:
-    from django.core.cache.backends import db, memcached, redis
-
-    from .cache import AnyCacheLocks, MemcachedLocks, RedisLocks
-    from .database import DatabaseCacheLocks
-
-    cache = _cache(alias)
-    if reason := _why_not(cache):
-        name = type(cache).__name__
+    if cache is None:
+        return DatabaseLocks(settings_for(backend).database)
+    found = _cache(cache)
+    if reason := _why_not(found):
+        name = type(found).__name__
         raise ConfigurationError(
-            f"The cache {alias!r} ({name}) cannot keep a lock: {reason}. {INSTEAD}."
+            f"The cache {cache!r} ({name}) cannot keep a lock: {reason}. {INSTEAD}."
         )
-    if isinstance(cache, redis.RedisCache):
-        return RedisLocks(alias)
-    if isinstance(cache, memcached.BaseMemcachedCache) and hasattr(
-        cache._cache,  # type: ignore[attr-defined] # the client, which the stubs do not mention
+    if isinstance(found, redis.RedisCache):
+        return RedisLocks(cache)
+    if isinstance(found, memcached.BaseMemcachedCache) and hasattr(
+        found._cache,  # type: ignore[attr-defined] # the client, which the stubs do not mention
         "gets",
     ):
-        return MemcachedLocks(alias)
-    if isinstance(cache, db.DatabaseCache):
-        return DatabaseCacheLocks(alias)
-    return AnyCacheLocks(alias)
+        return MemcachedLocks(cache)
+    if isinstance(found, db.DatabaseCache):
+        return DatabaseCacheLocks(cache)
+    return AnyCacheLocks(cache)
 
 
 def _cache(alias: str) -> BaseCache:
-    from django.core.cache import InvalidCacheBackendError, caches
-
     try:
         return caches[alias]
     except InvalidCacheBackendError as error:
@@ -60,8 +49,6 @@ def _cache(alias: str) -> BaseCache:
 
 
 def _why_not(cache: BaseCache) -> str:
-    from django.core.cache.backends import base, dummy, filebased, locmem
-
     if isinstance(cache, locmem.LocMemCache):
         return "it is in the memory of one process, and no other process sees it"
     if isinstance(cache, dummy.DummyCache):

@@ -41,7 +41,7 @@ def validate_cron(value: str) -> None:
         raise ValidationError(str(error)) from None
 
 
-class ScheduleQuerySet(models.QuerySet["Schedule"]):
+class ScheduleRowQuerySet(models.QuerySet["Schedule"]):
     def _fetch_all(self) -> None:
         rows: Any = self
         is_fresh = rows._result_cache is None
@@ -71,11 +71,11 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             reflect(row, keeps_moment=keeps_moment)
 
 
-class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: ignore[misc] # made at run time
+class ScheduleManager(models.Manager.from_queryset(ScheduleRowQuerySet)):  # type: ignore[misc] # made at run time
     """Where the rows are written, they are read."""
 
-    def get_queryset(self) -> ScheduleQuerySet:
-        rows: ScheduleQuerySet = super().get_queryset()
+    def get_queryset(self) -> ScheduleRowQuerySet:
+        rows: ScheduleRowQuerySet = super().get_queryset()
         return rows.using(conf.database()) if self._db is None else rows
 
 
