@@ -53,7 +53,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """One delay for each attempt, in seconds; the last one repeats."""
+    """A fixed delay for each attempt, in seconds; the last one repeats."""
 
     seconds: tuple[float, ...]
 
@@ -68,17 +68,17 @@ def exponential(
     *,
     source: random.Random | None = None,
 ) -> Backoff:
-    """``base ** attempt`` seconds, at most ``cap``: 2, 4, 8, ... 600.
+    """Return a backoff of ``base ** attempt`` seconds, at most ``cap``: 2, 4, 8, ... 600.
 
     Args:
         base: at least 1.
         cap: seconds or a timedelta.
-        jitter: take a random moment of the second half of the delay, so that jobs that failed
-            together are not tried together.
-        source: where the randomness comes from; the same seed gives the same delays.
+        jitter: pick a random moment in the second half of the delay, so that jobs that failed
+            together are not retried together.
+        source: the random generator; the same seed gives the same delays.
 
     Raises:
-        InvalidTaskOption: when a number is none, or too small.
+        InvalidTaskOption: a value is not a number, or is too small.
     """
     if not _is_number(base) or not base >= 1 or math.isinf(base):
         raise InvalidTaskOption(
@@ -94,9 +94,10 @@ def linear(
     *,
     source: random.Random | None = None,
 ) -> Backoff:
-    """``step * attempt``, at most ``cap``: with ``linear(10)`` 10, 20, 30, ... 600 seconds.
+    """Return a backoff of ``step * attempt``, at most ``cap``: ``linear(10)`` gives 10, 20, ... 600
+    seconds.
 
-    Args, Raises: as :func:`exponential`; ``step`` in seconds or as a timedelta.
+    Args and Raises are those of :func:`exponential`; ``step`` is in seconds or a timedelta.
     """
     step_seconds, cap_seconds = _seconds(step, "linear(step=...)"), _seconds(cap, "linear(cap=...)")
     return Linear(step_seconds, cap_seconds, jitter, source=source)
@@ -105,20 +106,23 @@ def linear(
 def constant(
     seconds: Seconds, jitter: bool = False, *, source: random.Random | None = None
 ) -> Backoff:
-    """The same delay before every attempt. Args, Raises: as :func:`exponential`."""
+    """Return a backoff with the same delay before every attempt.
+
+    Args and Raises are those of :func:`exponential`.
+    """
     delay = _seconds(seconds, "constant(seconds=...)")
     return Linear(0.0, delay, jitter, start=delay, source=source)
 
 
 def as_backoff(value: Any) -> Backoff:
-    """What ``backoff=`` was given, as a callable.
+    """Turn the value of the option ``backoff`` into a callable.
 
     Args:
-        value: a callable, which is taken as it is; seconds or a timedelta; a list of them; or None
-            for the default, exponential from 2 seconds to 10 minutes.
+        value: a callable, which is returned unchanged; seconds or a timedelta; a list of delays;
+            or None for the default, exponential from 2 seconds to 10 minutes.
 
     Raises:
-        InvalidTaskOption: when it is none of these.
+        InvalidTaskOption: the value is none of these.
     """
     if value is None:
         return DEFAULT
@@ -138,7 +142,8 @@ def _attempt(task_result: Any) -> int:
 
 
 def _spread(delay: float, source: random.Random | None) -> float:
-    """A moment of the second half. Forked processes draw differently: Python sees to it."""
+    """Return a random delay in the second half of ``delay``. Forked processes draw different
+    values."""
     draw = random.random() if source is None else source.random()  # noqa: S311 - nothing secret
     return delay * (0.5 + draw / 2)
 

@@ -1,4 +1,4 @@
-"""``DeadLetters``: what is done about a dead letter by itself, as users write it."""
+"""``DeadLetters``: the policy for requeueing dead letters automatically."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ ErrorClass = type[BaseException] | str
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Dead letters are sent again by themselves, some time after their last failure. Without
-    ``requeue_after`` they are not.
+    """Requeue dead letters automatically, some time after their last failure.
+
+    Without ``requeue_after`` they are not requeued.
 
     Args:
-        requeue_after: how long after the last failure: "90s", "10m", "1h30m", "2d", seconds or a
+        requeue_after: delay after the last failure: "90s", "10m", "1h30m", "2d", seconds or a
             timedelta; at least a second.
-        max_requeues: so often at most, those by hand counted; then it waits for somebody.
-        only: exception classes, or their dotted names: other failures are not sent again. Empty:
-            any that was an error, a time-out or a crash.
+        max_requeues: maximum number of requeues, manual ones included. Further failures wait for
+            an operator.
+        only: exception classes or their dotted names; other failures are not requeued. Empty: any
+            error, time-out or crash.
     """
 
     requeue_after: float | timedelta | str | None = None
@@ -38,7 +40,7 @@ class DeadLetters:
         """Check every argument.
 
         Raises:
-            InvalidTaskOption: for the first that is wrong.
+            InvalidTaskOption: an argument is wrong.
         """
         if self.requeue_after is not None:
             object.__setattr__(self, "requeue_after", _seconds(self.requeue_after))
@@ -63,15 +65,15 @@ class DeadLetters:
         return self.requeue_after  # type: ignore[return-value] # made so above
 
     def allows(self, requeued_count: int) -> bool:
-        """Whether one that was sent again so often may be so once more."""
+        """Return whether a dead letter that was requeued this often may be requeued again."""
         return self.requeue_after is not None and requeued_count < self.max_requeues
 
     def covers(self, reason: str, exception_class: str) -> bool:
-        """Whether a failure is of those that are sent again.
+        """Return whether this policy requeues such a failure.
 
         Args:
-            reason: that of the dead letter.
-            exception_class: its dotted name.
+            reason: the dead letter's reason.
+            exception_class: the exception's dotted name.
         """
         if not self.only:
             return reason in ("error", "timeout", "crash")
@@ -108,7 +110,8 @@ def _name(one: ErrorClass) -> str:
 
 
 def _names_above(exception_class: str) -> set[str]:
-    """The names of an exception's base classes; none, where it is not to be had here."""
+    """Return the dotted names of an exception's base classes, or an empty set if it cannot be
+    imported."""
     module, _, name = exception_class.rpartition(".")
     try:
         found = getattr(import_module(module), name)
@@ -118,7 +121,7 @@ def _names_above(exception_class: str) -> set[str]:
 
 
 def letter_policies(value: Any) -> tuple[tuple[str, DeadLetters], ...]:
-    """Queue -> policy, as pairs; "" = of all queues."""
+    """Return the setting as (queue, policy) pairs; the queue "" stands for all queues."""
     if isinstance(value, DeadLetters):
         return (("", value),)
     if isinstance(value, Mapping) and all(

@@ -1,4 +1,4 @@
-"""``@task``: makes a function a task."""
+"""``@task``: turn a function into a task."""
 
 from __future__ import annotations
 
@@ -83,19 +83,19 @@ def task(
     backend: str = DEFAULT_TASK_BACKEND_ALIAS,
     **options: Any,
 ) -> Any:
-    """Make a function a task: ``@task`` or ``@task(max_attempts=5, ...)``.
+    """Turn a function into a task: ``@task`` or ``@task(max_attempts=5, ...)``.
 
-    Works as ``django.tasks.task`` does, with every option of Stoker's on every Django. Where the
-    backend is another one than Stoker, as one for tests may be, Stoker's options have no effect.
+    Works like ``django.tasks.task`` and takes Stoker's options on every Django version. Stoker's
+    options have no effect on a backend that is not Stoker's, such as a backend for tests.
 
     Args:
-        function: a function of a module, sync or ``async def``.
-        takes_context: give the function a TaskContext as its first argument, named ``context``.
-        backend: the name under ``TASKS``.
-        options: ``priority``, ``queue_name`` and the options of Stoker, as the fields of Task say.
+        function: a module-level function, sync or ``async def``.
+        takes_context: pass a TaskContext as the first argument, named ``context``.
+        backend: an alias in ``TASKS``.
+        options: ``priority``, ``queue_name`` and Stoker's options: the fields of Task.
 
     Raises:
-        InvalidTaskOption: an option is unknown, or has a wrong value.
+        InvalidTaskOption: an option is unknown or has a wrong value.
         InvalidTask: the function, priority or queue cannot be used.
     """
     if "run_after" in options:
@@ -114,7 +114,7 @@ def task(
 
 
 def own_backends() -> dict[str, Any]:
-    """Alias -> backend, for the entries of ``TASKS`` whose tasks are Stoker's."""
+    """Return the backends in ``TASKS`` whose tasks are Stoker's, by alias."""
     found = {}
     for alias in getattr(settings, "TASKS", None) or {}:
         try:
@@ -142,12 +142,12 @@ __all__ = [
 
 
 class AbsentTask(Task[..., Any]):
-    """Stands in a result for a task that is not there any more: a name, and nothing to run."""
+    """Placeholder in a result for a task that no longer exists. It has a name and cannot run."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """There is nothing to check."""
+        """Skip the checks: a placeholder has no options."""
 
     def __reduce__(self) -> Any:
         return absent_task, (self.module_path, self.backend)
@@ -163,7 +163,7 @@ class AbsentTask(Task[..., Any]):
 
 @dataclass(frozen=True, slots=True)
 class _Absent:
-    """The function that is not there."""
+    """Placeholder for a function that no longer exists."""
 
     path: str
 
@@ -174,5 +174,5 @@ class _Absent:
 
 
 def absent_task(path: str, backend: str = DEFAULT_TASK_BACKEND_ALIAS) -> AbsentTask:
-    """A stand-in for the task of that name. Never raises; calling it raises UnknownTask."""
+    """Return a placeholder for the task of that name. Calling its function raises UnknownTask."""
     return AbsentTask(func=_Absent(path), backend=backend)

@@ -1,16 +1,16 @@
-"""What users write to hold jobs back: ``Unique``, ``Lock``, ``Limit``, ``Rate`` and ``InSequence``.
+"""Guards that users give to tasks: ``Unique``, ``Lock``, ``Limit``, ``Rate`` and ``InSequence``.
 
-A key says which jobs concern one another. It is one of
+A guard applies to all jobs with the same key. A key is one of
 
-- a format string over the arguments by the names of the function's parameters, as in
-  ``"feed:{feed_id}"``; what ``str.format`` knows works, and defaults are filled in;
-- a callable, which is given those of the arguments that it names as parameters and returns a str,
-  an int, a UUID, or a tuple of whatever arguments may be; None = this job has no such guard;
-- None: for ``Unique`` and ``Lock`` the task with all its arguments, for ``Limit`` and ``Rate`` the
-  task.
+- a format string over the names of the function's parameters, as in ``"feed:{feed_id}"``, with
+  everything that ``str.format`` supports; defaults are filled in;
+- a callable that receives the arguments it names as parameters and returns a str, an int, a
+  UUID, or a tuple of values that can be arguments; None = no guard for this job;
+- None: for ``Unique`` and ``Lock`` the task and all its arguments, for ``Limit`` and ``Rate``
+  the task.
 
-Tasks of one database that write the same key for the same guard share it. That of ``Unique`` is
-the task's own, unless its scope is "global".
+Tasks on one database that use the same key for the same guard share it. A key of ``Unique`` belongs
+to one task, unless its scope is "global".
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ OnBusy = Literal["wait", "skip", "retry"]
 AfterFailure = Literal["go_on", "halt"]
 
 MOST = 1_000_000_000
-"""Places, starts, weights."""
+"""Upper bound of places, starts and weights."""
 LONGEST_SECONDS = 100 * 365 * 86400.0
 LONGEST_PERIOD_SECONDS = 366 * 86400.0
 RETRY_DELAY = 10
-"""The default; another one tells that somebody wanted to retry."""
+"""Default delay in seconds. Any other value shows that the user asked for a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """No second job of the same key.
+    """Allow only one job with the same key.
 
     Args:
-        key: a text such as "feed:{feed_id}", or a callable; None = the task with all its arguments.
-        scope: "task": other tasks may use the same key; "global": one job over all tasks that write
-            this key with this scope.
-        until: how long a job has its key: until it has "finished", retries included, or has
-            "started", after which another may be enqueued, and may run beside it.
-        within: seconds or a timedelta: the key also stays taken for so long after the enqueue, even
-            when the job has finished. With "keep" and "raise" only.
-        on_conflict: what an enqueue does when the key is taken. "keep": the job stays as it is.
-            "after": so too while it waits; one that runs is followed by one more. "replace": the
-            job that waits gets the new arguments; one that runs is followed by one more.
-            "postpone": the same, and it starts ``delay`` after the last enqueue. "raise":
-            DuplicateJob.
-        delay: seconds or a timedelta; for "postpone", and needed there.
-        longest_wait: for "postpone": start so long after the first enqueue, though more come.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task and all its arguments.
+        scope: "task": other tasks may use the same key; "global": one job across all tasks that
+            use this key with this scope.
+        until: when a job releases its key: when it has "finished", retries included, or when it
+            has "started", after which another may be enqueued and may run beside it.
+        within: seconds or a timedelta: the key also stays taken for this long after the enqueue,
+            even if the job has finished. Only with "keep" and "raise".
+        on_conflict: what an enqueue does if the key is taken. "keep": leave the existing job
+            unchanged. "after": the same if the job waits; if it runs, enqueue one more after it.
+            "replace": give the waiting job the new arguments; if the job runs, enqueue one more
+            after it. "postpone": the same, and start the job ``delay`` after the last enqueue.
+            "raise": raise DuplicateJob.
+        delay: seconds or a timedelta; required for "postpone".
+        longest_wait: for "postpone": start at the latest this long after the first enqueue.
     """
 
     key: Key | None = None
@@ -117,14 +117,14 @@ class Unique:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """One job of the same key at a time.
+    """Run one job with the same key at a time.
 
     Args:
-        key: a text such as "feed:{feed_id}", or a callable; None = the task
-            with all its arguments: never the same call twice at once.
-        on_busy: what becomes of a job whose turn it is while the lock is taken. "wait": it is
-            blocked, and runs as soon as it can, in the order of enqueues. "skip": it ends as
-            cancelled. "retry": it is tried again after ``retry_delay``.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task and all its
+            arguments, so that the same call never runs twice at once.
+        on_busy: what happens to a job that is due while the lock is taken. "wait": it is blocked
+            until the lock is free; blocked jobs run in the order of their enqueues. "skip": it
+            ends as cancelled. "retry": it is retried after ``retry_delay``.
         retry_delay: seconds or a timedelta; for "retry".
     """
 
@@ -140,11 +140,11 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most ``n`` jobs of the same key at a time.
+    """Run at most ``n`` jobs with the same key at a time.
 
     Args:
-        n: at least 1. Where tasks or releases differ, that of the newest job counts.
-        key: a text such as "feed:{feed_id}", or a callable; None = the task: so many of its jobs.
+        n: at least 1. If tasks or releases disagree, the value of the newest job counts.
+        key: a text such as "feed:{feed_id}", or a callable; None = the task.
         on_busy, retry_delay: as for Lock.
     """
 
@@ -162,17 +162,18 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most so many starts of the same key in any period of that length.
+    """Limit how often jobs with the same key start within a period.
 
     Args:
-        rate: starts per period, as in "10/s", "100/m", "5000/h", "1000/d" or "100/30s".
+        rate: starts per period: "10/s", "100/m", "5000/h", "1000/d" or "100/30s".
         key: a text such as "feed:{feed_id}", or a callable; None = the task.
             Rates of different periods do not share a key, so a task may have
             ``(Rate("10/s", "api"), Rate("1000/h", "api"))``.
-        burst: None = no period of that length ever sees more. A number: starts are spread over the
-            period, and so many may come at once after a quiet time (a token bucket).
-        weight: how many starts a job counts as; or a callable of the arguments that gives it. It
-            cannot be more than ``burst``, or than the starts of a period.
+        burst: None = no period ever sees more starts than ``rate`` allows. A number: starts are
+            spread over the period, and up to ``burst`` may come at once after a quiet time (a
+            token bucket).
+        weight: how many starts a job counts as, or a callable of the arguments that returns it.
+            At most ``burst``, or the starts of a period.
     """
 
     rate: str
@@ -190,7 +191,7 @@ class Rate:
             self.check_weight(self.weight)
 
     def check_weight(self, weight: Any) -> None:
-        """Raises InvalidTaskOption for the weight of a job that could never start."""
+        """Raise InvalidTaskOption if a job of this weight could never start."""
         _check_whole("Rate", "weight", weight)
         if weight > self.most:
             raise InvalidTaskOption(
@@ -200,7 +201,7 @@ class Rate:
 
     @property
     def starts(self) -> int:
-        """Per period."""
+        """Number of starts per period."""
         return _per_period(self.rate)[0]
 
     @property
@@ -209,24 +210,25 @@ class Rate:
 
     @property
     def window(self) -> tuple[float, bool]:
-        """What rates must have in common to share a key: period, and way of counting."""
+        """Period and counting method. Rates must agree on both to share a key."""
         return self.period_seconds, self.burst is None
 
     @property
     def most(self) -> int:
-        """The highest weight that can start."""
+        """Highest weight that can start."""
         return self.starts if self.burst is None else self.burst
 
 
 @dataclass(frozen=True, slots=True)
 class InSequence:
-    """Jobs of the same key run one after another, in the order in which they were enqueued; a
-    failed attempt is tried again before the next job starts.
+    """Run jobs with the same key one after another, in the order of their enqueues.
+
+    A failed attempt is retried before the next job starts.
 
     Args:
-        key: a text such as "feed:{feed_id}", or a callable; it cannot be left out.
-        after_failure: "go_on": when a job has failed for good, the next one starts. "halt": those
-            after it wait until somebody has seen to its dead letter.
+        key: a text such as "feed:{feed_id}", or a callable; required.
+        after_failure: "go_on": the next job starts after a job has failed for good. "halt": later
+            jobs wait until its dead letter is requeued or discarded.
     """
 
     key: Key
@@ -262,7 +264,7 @@ def _check_rate(rate: Any) -> None:
 
 @lru_cache(maxsize=1024)
 def _per_period(rate: str) -> tuple[int, float]:
-    """The starts, and the seconds of the period."""
+    """Return the number of starts and the period in seconds."""
     match = _RATE.fullmatch(rate)
     assert match is not None
     return int(match[1]), float(match[2] or 1) * UNIT_SECONDS[match[3]]
@@ -300,7 +302,7 @@ def _check_busy(owner: str, on_busy: Any, retry_delay: Any) -> None:
 
 
 def check_key(owner: str, key: Any) -> None:
-    """Raises InvalidTaskOption for what is neither a format string, nor a callable, nor None."""
+    """Raise InvalidTaskOption unless the key is a format string, a callable or None."""
     if key is None or callable(key):
         return
     problem = "" if isinstance(key, str) else "it is no text"
@@ -319,7 +321,11 @@ def check_key(owner: str, key: Any) -> None:
 
 @lru_cache(maxsize=1024)
 def names_in(template: str) -> frozenset[str]:
-    """The names in a format string, without what follows them. Raises ValueError if it is none."""
+    """Return the parameter names in a format string, without attributes and indexes.
+
+    Raises:
+        ValueError: the text is not a format string.
+    """
     names: set[str] = set()
     for _, field, spec, conversion in Formatter().parse(template):
         if field is None:
@@ -337,8 +343,10 @@ def names_in(template: str) -> frozenset[str]:
 def signature_of_call(
     function: Callable[..., Any], takes_context: bool
 ) -> inspect.Signature | None:
-    """What ``enqueue`` takes: the function's parameters, without ``context``. None where they can't
-    be had."""
+    """Return the parameters that ``enqueue`` takes: the function's without ``context``.
+
+    Returns None if the function has no readable signature.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -349,16 +357,17 @@ def signature_of_call(
 
 
 class ArgumentNames(NamedTuple):
-    """The arguments that a callable names."""
+    """The names of a callable's parameters."""
 
     names: frozenset[str]
     required: frozenset[str]
     takes_rest: bool
-    """Whether it takes any other as well."""
+    """Whether the callable takes ``**kwargs``."""
 
 
 def wanted_by(function: Callable[..., Any]) -> ArgumentNames | None:
-    """None = it takes them by their place, or does not say how."""
+    """Return the parameter names of a callable, or None if it takes positional-only parameters or
+    has no readable signature."""
     signature = signature_of_call(function, False)
     if signature is None:
         return None
@@ -376,8 +385,8 @@ def wanted_by(function: Callable[..., Any]) -> ArgumentNames | None:
 
 
 def refuse_strangers(task: Any, options: Iterable[str]) -> None:
-    """Raises InvalidTaskOption where a key in one of these options of a task names what is no
-    parameter of its function."""
+    """Raise InvalidTaskOption if a key in these options names a parameter that the task's function
+    does not have."""
     for option in options:
         guards = getattr(task, option) or ()
         for guard in guards if isinstance(guards, tuple) else (guards,):

@@ -1,4 +1,4 @@
-"""What a task's options may be, and what they come to under a backend's settings."""
+"""The options of tasks: checks, and their values under a backend's settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Carried(TypedDict, total=False):
 
 
 class Options(_Carried, total=False):
-    """What ``@task(...)`` takes beyond Django's own arguments, as the fields of Task say."""
+    """Options of ``@task(...)`` beyond Django's own. The fields of Task describe them."""
 
     backoff: BackoffOption | None
     retry_on: ErrorClasses
@@ -57,8 +57,8 @@ class Options(_Carried, total=False):
 
 
 class Changes(_Carried, total=False):
-    """What ``using(...)`` takes: what travels with the job. The rest is read off the task when an
-    attempt has failed, so it is given to ``@task`` alone."""
+    """Options of ``using(...)``. They travel with the job; the other options are read from the task
+    when an attempt has failed, so only ``@task`` takes them."""
 
     priority: int | None
     queue_name: str | None
@@ -76,21 +76,21 @@ GUARDS = ("unique", "lock", "limit", "rate", "sequence")
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """The options of a task as they are in force: its own, else those of the backend's settings."""
+    """The options in force for a task: its own, else those of the backend's settings."""
 
     max_attempts: int
     max_crashes: int
     backoff: Backoff
     timeout_seconds: float | None
     retry_on: tuple[type[BaseException], ...]
-    """Empty: on every error."""
+    """Empty: retry on every error."""
     give_up_on: tuple[type[BaseException], ...]
     expires_seconds: float | None
-    """After its enqueue; None also where the task has a moment (see ``expires_at``)."""
+    """Seconds after the enqueue; None also if the task has a fixed moment (see ``expires_at``)."""
 
 
 def options_of(task: Any, settings: Settings) -> TaskOptions:
-    """The options in force for any task, Stoker's own or a plain one of Django's."""
+    """Return the options in force for a task of Stoker or of Django."""
     max_attempts = (
         1 if getattr(task, "at_most_once", False) else getattr(task, "max_attempts", None)
     )
@@ -112,7 +112,7 @@ def options_of(task: Any, settings: Settings) -> TaskOptions:
 
 
 def expires_at(task: Any, enqueued_at: float) -> float | None:
-    """When a job enqueued then is not started any more, in seconds since 1970; None = never."""
+    """Return when a job enqueued at that time expires, in seconds since 1970; None = never."""
     expires = getattr(task, "expires", None)
     if expires is None:
         return None
@@ -120,13 +120,13 @@ def expires_at(task: Any, enqueued_at: float) -> float | None:
 
 
 def as_timestamp(moment: datetime) -> float:
-    """Seconds since 1970. A naive moment is one of the project's time zone, as Django has it."""
+    """Return a moment in seconds since 1970. A naive moment is in Django's current time zone."""
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     return aware.timestamp()
 
 
 def is_guarded(task: Any) -> bool:
-    """Whether any task, Stoker's own or a plain one of Django's, has a guard."""
+    """Return whether a task of Stoker or of Django has a guard."""
     try:
         return bool(task.unique or task.lock or task.limit or task.rate or task.sequence)
     except AttributeError:  # a plain one
@@ -134,7 +134,7 @@ def is_guarded(task: Any) -> bool:
 
 
 def not_before(run_after: Any) -> dict[str, Any]:
-    """The fields of Task that say when a job may start."""
+    """Return the fields of Task that hold the earliest start."""
     if isinstance(run_after, datetime):
         return {"run_after": run_after, "run_after_seconds": None}
     seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
@@ -148,7 +148,7 @@ def not_before(run_after: Any) -> dict[str, Any]:
 
 
 def option(default: Any, check: Check) -> Any:
-    """A field of Task that knows its check, which gives the value to be kept."""
+    """Make a field of Task with a check. The check returns the value to store."""
     return field(default=default, metadata={"check": check})
 
 
@@ -159,7 +159,7 @@ def yes_or_no(name: str, value: Any) -> bool:
 
 
 def exposure(name: str, value: Any) -> bool | str:
-    """Whether a task is exposed, or the name that it has outside."""
+    """Check the option ``exposed``: a boolean, or the public name of the task."""
     if isinstance(value, bool) or (isinstance(value, str) and EXPOSED_NAME.fullmatch(value)):
         return value
     raise InvalidTaskOption(
@@ -180,7 +180,7 @@ def whole(minimum: int, maximum: int) -> Check:
 
 
 def positive_seconds(name: str, value: Any) -> float:
-    """Seconds above 0; infinity is allowed, and means without limit."""
+    """Return seconds above 0. Infinity is allowed and means no limit."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not seconds > 0:
@@ -204,7 +204,7 @@ def backoff(name: str, value: Any) -> Backoff:
 
 
 def error_classes(name: str, value: Any) -> tuple[type[BaseException], ...]:
-    """One exception class or a tuple of them, as ``except`` takes them."""
+    """Check one exception class or a tuple of them, as in ``except``."""
     classes = value if isinstance(value, tuple) else (value,)
     for one in classes:
         if not isinstance(one, type) or not issubclass(one, BaseException):
@@ -228,7 +228,7 @@ def function(name: str, value: Any) -> Callable[..., object]:
 
 
 def hook(name: str, value: Any) -> Any:
-    """A step: what a job can be made of."""
+    """Check a hook: a task or a signature."""
     if not isinstance(value, Signature) and not is_task(value):
         raise InvalidTaskOption(
             f"{name}={value!r}: write a task, or a call of one as in {name}=tell.s(7)."
@@ -255,11 +255,11 @@ WORDS_OF_OTHERS = {
     "cron": "schedule",
     "run_every": "schedule",
 }
-"""What other task queues call it."""
+"""Option names of other task queues."""
 
 
 def refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> None:
-    """Raises InvalidTaskOption for the first unknown option, with what was probably meant."""
+    """Raise InvalidTaskOption for the first unknown option, and suggest the closest known one."""
     for name in given:
         if name not in known and name in OPTIONS:
             raise InvalidTaskOption(f"{where} does not take {name!r}: it belongs into @task(...).")

@@ -1,4 +1,4 @@
-"""From the name that a package carries to the task."""
+"""Find tasks by the names that packages carry."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stoker.exceptions import InvalidTaskOption, UnknownTask
 
 
 def find_task(path: str) -> Any:
-    """The task of that name: Stoker's own, or a plain one of Django's.
+    """Return the task with that name: one of Stoker or a plain one of Django.
 
     Args:
         path: module and qualified name of the function, as in ``shop.tasks.send_welcome``.
 
     Raises:
-        UnknownTask: the module cannot be imported, or has no task of that name. The sentence says
-            which; where an import failed, its error is the cause.
+        UnknownTask: the module cannot be imported or has no task of that name. The message says
+            which; a failed import is the cause.
     """
     module, names = _import(path)
     owner: Any = module
@@ -45,17 +45,17 @@ def find_task(path: str) -> Any:
 
 
 def task_of(package: Any) -> Any:
-    """Return the task that runs the job of this package.
+    """Return the task that runs this package's job.
 
     Raises:
-        UnknownTask: there is none.
+        UnknownTask: there is no such task.
     """
     via = package.options.via
     return find_task(via).under(package.task) if via else find_task(package.task)
 
 
 def _import(path: str) -> tuple[ModuleType, list[str]]:
-    """The longest part of the path that is a module, and the names left over."""
+    """Import the longest part of the path that is a module. Return it and the remaining names."""
     parts = path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise UnknownTask(f"{path!r} is not the name of a task, as in 'shop.tasks.send_welcome'.")
@@ -74,7 +74,8 @@ def _import(path: str) -> tuple[ModuleType, list[str]]:
 
 
 def _of_function(owner: Any, path: str) -> Any:
-    """The task made of that function under another name, as in ``send = task(_send)``."""
+    """Find a task that was assigned to another name than its function's, as in ``send =
+    task(_send)``."""
     for candidate in vars(owner).values() if hasattr(owner, "__dict__") else ():
         # By its type first: to ask a lazy object anything else is to have it made.
         may_be = hasattr(type(candidate), "module_path") and is_task(candidate)
@@ -97,11 +98,12 @@ _exposed: dict[str, Any] = {}
 
 
 def expose(task: Any) -> None:
-    """Let this task be enqueued from outside, if it says so. What ``using()`` makes of a task
-    changes nothing; a module that is loaded again does.
+    """Register a task that has ``exposed`` set, so that it can be enqueued over HTTP.
+
+    Variants made by ``using()`` are ignored. A reloaded module replaces its tasks.
 
     Raises:
-        InvalidTaskOption: another task has that name.
+        InvalidTaskOption: another task has the same public name.
     """
     if not task.exposed:
         return
@@ -117,15 +119,15 @@ def expose(task: Any) -> None:
 
 
 def exposed_name(task: Any) -> str:
-    """How a task that is exposed is called outside."""
+    """Return the public name of an exposed task."""
     return task.exposed if isinstance(task.exposed, str) else str(task.module_path)
 
 
 def exposed_task(name: str) -> Any:
-    """The task that is exposed under that name.
+    """Return the task that is exposed under that name.
 
     Raises:
-        UnknownTask: there is none, or none whose module was imported.
+        UnknownTask: no imported module exposes a task of that name.
     """
     task = _exposed.get(name)
     if task is None:
@@ -134,5 +136,5 @@ def exposed_task(name: str) -> Any:
 
 
 def exposed_tasks() -> Mapping[str, Any]:
-    """Name -> task, by name."""
+    """Return the exposed tasks by name, in alphabetical order."""
     return dict(sorted(_exposed.items()))

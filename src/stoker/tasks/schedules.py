@@ -1,6 +1,6 @@
-"""How a schedule is written: ``Cron(...)``, ``every(...)`` and ``once(...)``, with what goes along.
+"""The syntax of schedules: ``Cron(...)``, ``every(...)`` and ``once(...)``.
 
-Nothing is asked of Django when one is made: they stand in settings and in modules of tasks.
+Creating one does not use Django, because settings and modules of tasks create them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_NAME = 255
 
 
 class Terms(TypedDict, total=False):
-    """What every schedule takes beside its rule; see ``Scheduled``."""
+    """Arguments of every schedule beside its rule; see ``Scheduled``."""
 
     tz: str | None
     name: str
@@ -53,46 +53,47 @@ class Terms(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled(ABC):
-    """A rule with its terms. Made by ``Cron(...)``, ``every(...)`` and ``once(...)``.
+    """A rule with its options. Created by ``Cron(...)``, ``every(...)`` and ``once(...)``.
 
     Raises:
-        InvalidSchedule: with a sentence for the first thing that is wrong.
+        InvalidSchedule: a value is wrong; the message names the first one.
     """
 
     kind: ClassVar[str]
 
     tz: str | None = None
-    """The time zone of its wall clock, as in "Europe/Berlin". None = Django's ``TIME_ZONE``."""
+    """Time zone of the wall clock, as in "Europe/Berlin". None = Django's ``TIME_ZONE``."""
     name: str = ""
-    """"" = that of the task; where it has several, with a number after the first."""
+    """Name of the schedule. "" = the task's name, numbered from the second schedule of a task on.
+    """
     args: Sequence[Any] = field(default=(), hash=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     start: datetime | None = None
-    """No tick before. A naive one is of the time zone."""
+    """Earliest tick. A naive moment is in the schedule's time zone."""
     end: datetime | None = None
-    """No tick after."""
+    """Latest tick."""
     repeats: int = -1
-    """After so many jobs it is over; -1 = never."""
+    """Number of jobs after which the schedule ends; -1 = never."""
     jitter: float | str | timedelta = 0.0
-    """Seconds, "30s" or a timedelta: each tick is up to so much later than its moment, by chance,
-    but by the same in every cluster."""
+    """Maximum random delay of each tick: seconds, "30s" or a timedelta. Every cluster computes the
+    same delay."""
     misfire: str = "once"
-    """What becomes of ticks that nobody could fire in time: "once": one job for all of them, of the
-    newest moment; "skip": none, if the newest is older than ``grace``; "all": a job for each."""
+    """How missed ticks are caught up. "once": one job for all of them, for the newest moment;
+    "skip": none if the newest is older than ``grace``; "all": a job for each."""
     misfire_cap: int = 100
-    """With "all": the newest so many."""
+    """With "all": maximum number of jobs, for the newest ticks."""
     grace: float | str | timedelta = 60.0
     """With "skip": how late a tick may be."""
     overlap: str = "allow"
-    """What happens while the job of the tick before has not ended: "allow": another; "skip": none;
-    "queue": one, when it has ended."""
+    """What happens if the previous tick's job has not ended. "allow": enqueue another; "skip":
+    enqueue none; "queue": enqueue one when it has ended."""
     moment_as: str = ""
-    """The keyword argument in which the task is given the moment that was meant, an aware datetime
-    of the schedule's time zone. "" = none."""
+    """Keyword argument that receives the intended moment, an aware datetime in the schedule's time
+    zone. "" = none."""
     queue_name: str = ""
-    """"" = the task's."""
+    """Queue of the jobs. "" = the task's queue."""
     priority: int | None = None
-    """None = the task's."""
+    """Priority of the jobs. None = the task's priority."""
 
     def __post_init__(self) -> None:
         self._check_rule()
@@ -113,13 +114,13 @@ class Scheduled(ABC):
 
     @abstractmethod
     def rule(self, default_zone: str) -> Rule:
-        """The rule alone, in its zone or in the default one."""
+        """Return the rule in its time zone, or in the default one."""
 
     def zone(self, default: str) -> str:
         return self.tz or default
 
     def instant(self, moment: datetime, default_zone: str) -> datetime:
-        """A naive moment is one of the time zone."""
+        """Return the moment in UTC. A naive moment is in the schedule's time zone."""
         if moment.tzinfo is not None:
             return moment.astimezone(UTC)
         return instant_of(moment, zone_named(self.zone(default_zone)))
@@ -149,7 +150,8 @@ class Scheduled(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Cron(Scheduled):
-    """By a cron rule: five fields, six with seconds before them, or a name such as ``@daily``.
+    """A schedule with a cron rule: five fields, six with leading seconds, or a name such as
+    ``@daily``.
 
     ::
 
@@ -168,13 +170,14 @@ class Cron(Scheduled):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every(Scheduled):
-    """Every so many of a unit. Made by ``every``."""
+    """A schedule with a fixed interval. Created by ``every``."""
 
     kind: ClassVar[str] = "interval"
     count: int
     unit: str
     anchor: datetime | None = None
-    """One of the moments; None = midnight of Monday, 1 January 2001, on the wall clock."""
+    """One of the schedule's moments; None = midnight of Monday, 1 January 2001, on the wall clock.
+    """
 
     def rule(self, default_zone: str) -> Rule:
         zone = self.zone(default_zone)
@@ -186,7 +189,7 @@ class Every(Scheduled):
 
 @dataclass(frozen=True, slots=True)
 class Once(Scheduled):
-    """At one moment. Made by ``once``."""
+    """A schedule with one tick. Created by ``once``."""
 
     kind: ClassVar[str] = "once"
     at: datetime
@@ -210,20 +213,21 @@ def every(
     years: int = 0,
     **terms: Unpack[Terms],
 ) -> Every:
-    """Every so many minutes, days, months: ``every(minutes=5)``, ``every(months=1, anchor=...)``.
+    """Return a schedule with a fixed interval: ``every(minutes=5)``, ``every(months=1,
+    anchor=...)``.
 
-    Seconds, minutes and hours are time gone by, and can be added: ``every(hours=1, minutes=30)``.
-    The others come at the anchor's time on the wall clock, on the last day of a month that has no
-    day of the anchor's number.
+    Seconds, minutes and hours count elapsed time and can be added: ``every(hours=1, minutes=30)``.
+    The other units tick at the anchor's time on the wall clock. In a month without the anchor's
+    day, the tick is on the last day.
 
     Args:
         anchor: one of the moments; None = midnight of Monday, 1 January 2001, so that hours are
-            full, days begin at midnight, weeks on Monday, months on the first. A naive one is of
-            the time zone.
+            full, days begin at midnight, weeks on Monday and months on the first. A naive moment
+            is in the schedule's time zone.
         terms: see ``Scheduled``.
 
     Raises:
-        InvalidSchedule: with a sentence for what is wrong.
+        InvalidSchedule: the message says which value is wrong.
     """
     given = (seconds, minutes, hours, days, weeks, months, quarters, years)
     counts = {unit: count for unit, count in zip(UNITS, given, strict=True) if count != 0}
@@ -242,10 +246,10 @@ def every(
 
 
 def once(at: datetime, **terms: Unpack[Terms]) -> Once:
-    """At one moment; a naive one is of the time zone.
+    """Return a schedule with one tick. A naive moment is in the schedule's time zone.
 
     Raises:
-        InvalidSchedule: with a sentence for what is wrong.
+        InvalidSchedule: the message says which value is wrong.
     """
     return Once(at, **_words(terms))
 
@@ -259,12 +263,13 @@ def _words(terms: Any) -> dict[str, Any]:
 
 
 def is_name(name: Any) -> bool:
-    """Whether a schedule may be called that. Not every database can store a NUL."""
+    """Return whether this is a valid name of a schedule. NUL is refused because not every database
+    can store it."""
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and "\0" not in name
 
 
 def as_sentence(error: Exception) -> str:
-    """It begins with a capital, unless with what was written."""
+    """Return an error's text as a sentence. It is capitalised unless it begins with user input."""
     text = str(error)
     is_ours = "=" not in text.partition(" ")[0]
     return (text[:1].upper() + text[1:] if is_ours else text) + "."
@@ -285,17 +290,17 @@ def _seconds(name: str, value: Any, most: float) -> float:
 
 
 declared_tasks: dict[str, Any] = {}
-"""Path -> task, of those that were given a schedule."""
+"""Tasks that have the option ``schedule``, by path."""
 
 
 def declare(task: Any) -> None:
-    """Let clusters know of it, if it was given a schedule."""
+    """Register a task that has the option ``schedule``, so that clusters find it."""
     if task.schedule:
         declared_tasks.setdefault(task.module_path, task)
 
 
 def schedules_of(name: str, value: Any) -> tuple[Scheduled, ...]:
-    """The option of a task: one or several."""
+    """Check the option ``schedule`` of a task: one schedule or several."""
     listed = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not all(isinstance(one, Scheduled) for one in listed):
         raise InvalidSchedule(
@@ -305,7 +310,11 @@ def schedules_of(name: str, value: Any) -> tuple[Scheduled, ...]:
 
 
 def schedules_by_name(value: Any) -> tuple[tuple[str, str, Scheduled], ...]:
-    """The setting: name, dotted path of the task, and schedule. Raises ValueError."""
+    """Return the setting ``SCHEDULES`` as tuples of name, dotted path of the task and schedule.
+
+    Raises:
+        ValueError: the setting is malformed.
+    """
     if not isinstance(value, Mapping):
         raise ValueError("must be a dict of names and schedules")
     found = []

@@ -1,14 +1,14 @@
-"""What workflows are made of: signatures, chains, groups and chords, as plain values. Nothing here
-knows how they are stored or run.
+"""The parts of workflows: signatures, chains, groups and chords, as plain values. This module does
+not store or run them.
 
 ::
 
-    send.s(7)                    a call, which is given the result of the step before it first
-    send.si(7)                   the same, but it is not
+    send.s(7)                    a call that receives the previous step's result as first argument
+    send.si(7)                   a call that does not receive it
     chain(a.s(1), b.s())         one after the other            a.s(1) | b.s()
-    group(a.s(1), a.s(2))        side by side                   a.s(1) & a.s(2)
-    chord(group(...), c.s())     a group, then a step that gets the list of its results
-    a.map(range(1000))           a call for each, a hundred to a job; a list of results
+    group(a.s(1), a.s(2))        in parallel                    a.s(1) & a.s(2)
+    chord(group(...), c.s())     a group, then a step that receives the list of its results
+    a.map(range(1000))           one call per item, a hundred per job; returns a list of results
 """
 
 from __future__ import annotations
@@ -29,45 +29,53 @@ CHUNK = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A step, or what holds steps. Immutable: each method gives another one."""
+    """A step or a container of steps. Immutable: each method returns a changed copy."""
 
     name: str = ""
-    """For screens."""
+    """Name to show on screens."""
     is_optional: bool = False
     undo_step: Node | None = field(default=None, repr=False)
     error_step: Node | None = field(default=None, repr=False)
 
     def named(self, name: str) -> Self:
-        """This with a name, which screens and errors show."""
+        """Return a copy with a name, which screens and errors show."""
         return replace(self, name=name)
 
     def optional(self) -> Self:
-        """This, without which its chain or group goes on if it fails: the step after it is given
-        None then."""
+        """Return a copy whose failure does not stop its chain or group. The next step receives None
+        then."""
         return replace(self, is_optional=True)
 
     def undo(self, step: Any) -> Self:
-        """This with a compensation: if a later step of the same chain fails, it is run, the last
-        first. It is given this one's result, unless it is written with ``si``."""
+        """Return a copy with a compensation step, which runs if a later step of the same chain
+        fails.
+
+        Compensations run in reverse order. Each receives its step's result, unless written with
+        ``si``.
+        """
         return replace(self, undo_step=as_node(step))
 
     def on_error(self, step: Any) -> Self:
-        """This with a step that is run if it fails. It is given the Result of the job because of
-        which, unless it is written with ``si``. Nobody waits for it."""
+        """Return a copy with a step that runs if this one fails.
+
+        It receives the Result of the failed job, unless written with ``si``. The workflow does not
+        wait for it.
+        """
         return replace(self, error_step=as_node(step))
 
     def enqueue(self, *, name: str = "") -> Any:
-        """Make a workflow of this: all of it or nothing, in the open transaction if there is one.
+        """Create a workflow, in the open transaction if there is one. Either all of it is stored or
+        nothing.
 
         Args:
-            name: for screens and ``stoker workflows``.
+            name: shown on screens and by ``stoker workflows``.
 
         Returns:
             Its WorkflowResult.
 
         Raises:
-            InvalidTask, InvalidTaskOption, NotSerializable, PackageTooLarge, TypeError: with the
-                step that cannot be one. Nothing was stored then.
+            InvalidTask, InvalidTaskOption, NotSerializable, PackageTooLarge, TypeError: a step is
+                invalid; the message names it. Nothing was stored.
             NotMigrated, BrokerUnavailable: it could not be stored.
         """
         try:
@@ -89,7 +97,7 @@ class Node:
         return backend.enqueue_workflow(self, name or self.name)
 
     async def aenqueue(self, *, name: str = "") -> Any:
-        """The same without blocking the event loop."""
+        """Async version of ``enqueue``."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(name=name)
 
     def __or__(self, other: Any) -> Chain:
@@ -99,21 +107,21 @@ class Node:
         return Group(members=(*_parts(self, Group), *_parts(as_node(other), Group)))
 
     def _first_backend(self) -> str | None:
-        """The backend of the first task in it; None where there is none."""
+        """Return the backend of the first task in this node, or None if it contains no task."""
         raise NotImplementedError  # each kind of node has its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature(Node):
-    """One call of a task: what ``my_task.s(...)`` gives."""
+    """One call of a task, as returned by ``my_task.s(...)``."""
 
     task: Any
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     receives: bool = True
-    """Whether it is given the result of the step before it."""
+    """Whether the call receives the previous step's result."""
     each: str = ""
-    """ "map" or "starmap": the one argument is a list of calls."""
+    """"map" or "starmap" if the only argument is a list of calls; else ""."""
 
     def _first_backend(self) -> str | None:
         return str(self.task.backend)
@@ -121,7 +129,7 @@ class Signature(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(Node):
-    """Steps one after the other."""
+    """Steps that run one after the other."""
 
     steps: tuple[Node, ...]
     is_chord: bool = False
@@ -132,7 +140,7 @@ class Chain(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Node):
-    """Steps side by side."""
+    """Steps that run in parallel."""
 
     members: Iterable[Any]
     goes_on: bool = False
@@ -146,7 +154,7 @@ class Group(Node):
         return None if first is None else as_node(first)._first_backend()
 
     def nodes(self) -> Iterator[Node]:
-        """The members, one by one."""
+        """Yield the members as nodes."""
         for member in self.members:
             node = as_node(member)
             yield node.optional() if self.goes_on else node
@@ -154,7 +162,7 @@ class Group(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Node):
-    """One call for each of many, some of them in one job."""
+    """One call for each item, several of them in one job."""
 
     task: Any
     each: str
@@ -165,14 +173,14 @@ class Map(Node):
         return str(self.task.backend)
 
     def nodes(self) -> Iterator[Signature]:
-        """The jobs, one by one."""
+        """Yield the jobs as signatures."""
         rest = iter(self.items)
         while part := list(islice(rest, self.chunk)):
             yield Signature(task=self.task, args=(part,), receives=False, each=self.each)
 
 
 class Stream:
-    """Members that are made as they are asked for, which can be done once."""
+    """Group members from an iterator. It can be read once."""
 
     def __init__(self, members: Iterator[Any]) -> None:
         self.first = next(members, None)
@@ -189,10 +197,10 @@ class Stream:
 
 
 def as_node(thing: Any) -> Node:
-    """A step: what is one already, or a task without arguments.
+    """Return a node: the value itself, or a signature if it is a task.
 
     Raises:
-        InvalidTaskOption: it is neither.
+        InvalidTaskOption: the value is neither a node nor a task.
     """
     if isinstance(thing, Node):
         return thing
@@ -204,13 +212,13 @@ def as_node(thing: Any) -> Node:
 
 
 def _shortened(thing: Any) -> str:
-    """What somebody has written, without all that a task or a node consists of."""
+    """Return the repr of a value, cut to 60 characters."""
     text = repr(thing)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _parts(node: Node, kind: type[Node]) -> Sequence[Node]:
-    """What | and & put together: the parts of a plain chain or group, else the step itself."""
+    """Return the parts of a plain chain or group for | and &, else the node itself."""
     if isinstance(node, Chain) and kind is Chain and node == Chain(steps=node.steps):
         return node.steps
     if isinstance(node, Group) and kind is Group and node == Group(members=node.members):
@@ -219,17 +227,18 @@ def _parts(node: Node, kind: type[Node]) -> Sequence[Node]:
 
 
 def chain(*steps: Any, on_failure: str = "stop", on_error: Any = None, name: str = "") -> Chain:
-    """Steps one after the other: each is given the result of the one before it.
+    """Return a chain: steps that run one after the other, each with the previous result as
+    argument.
 
     Args:
         steps: signatures, tasks without arguments, chains, groups and chords.
-        on_failure: "stop" = the steps after one that failed are not run; "continue" = they are,
-            and each step is as ``optional()`` makes it.
-        on_error: a step that is run if the chain fails; see ``Node.on_error``.
-        name: for screens.
+        on_failure: "stop": the steps after a failed one do not run; "continue": they run, as if
+            each step were ``optional()``.
+        on_error: a step that runs if the chain fails; see ``Node.on_error``.
+        name: shown on screens.
 
     Raises:
-        InvalidTaskOption: one of them is none of these, or there is none.
+        InvalidTaskOption: a step is invalid, or there are no steps.
     """
     _one_of("chain", on_failure, ("stop", "continue"))
     nodes = tuple(as_node(step) for step in steps)
@@ -248,21 +257,23 @@ def group(
     on_error: Any = None,
     name: str = "",
 ) -> Group:
-    """Steps side by side. Each is given the result of the step before the group; the step after it
-    is given the list of their results, in their order.
+    """Return a group: steps that run in parallel.
+
+    Each receives the result of the step before the group. The step after the group receives the
+    list of results, in the order of the members.
 
     Args:
         members: signatures, tasks without arguments, chains, groups and chords; or one iterable of
-            them, which is read as it is stored, so that a generator of 100,000 takes no memory.
-        on_failure: "wait" = the group fails when all have ended; "stop" = it fails with the first
-            failure, and the others are cancelled; "continue" = it does not fail, and the result of
-            one that has failed is None.
-        at_once: how many may be under way at the same time; None = up to a thousand.
-        on_error: a step that is run if the group fails; see ``Node.on_error``.
-        name: for screens.
+            them. An iterable is read while it is stored, so a generator of 100,000 needs no memory.
+        on_failure: "wait": the group fails after all members have ended; "stop": it fails with the
+            first failure and cancels the others; "continue": it does not fail, and the result of a
+            failed member is None.
+        at_once: maximum number of members that run at the same time; None = a thousand.
+        on_error: a step that runs if the group fails; see ``Node.on_error``.
+        name: shown on screens.
 
     Raises:
-        InvalidTaskOption: one of them is none of these.
+        InvalidTaskOption: a member is invalid.
     """
     _one_of("group", on_failure, ("wait", "stop", "continue"))
     if at_once is not None and not _is_whole(at_once):
@@ -285,16 +296,16 @@ def group(
 
 
 def chord(members: Any, callback: Any, *, on_error: Any = None, name: str = "") -> Chain:
-    """A group, and then a step that is given the list of its results, once.
+    """Return a group followed by a step that receives the list of its results.
 
     Args:
-        members: a group, a ``map()``, or what ``group`` takes.
+        members: a group, a ``map()``, or the arguments of ``group``.
         callback: any step.
-        on_error: a step that is run if a member or the callback fails; see ``Node.on_error``.
-        name: for screens.
+        on_error: a step that runs if a member or the callback fails; see ``Node.on_error``.
+        name: shown on screens.
 
     Raises:
-        InvalidTaskOption: one of them is none of these.
+        InvalidTaskOption: a member or the callback is invalid.
     """
     first = members if isinstance(members, Node) else group(members)
     whole = chain(first, callback, on_error=on_error, name=name)
@@ -302,26 +313,27 @@ def chord(members: Any, callback: Any, *, on_error: Any = None, name: str = "") 
 
 
 class Steps:
-    """How a task becomes a step of a workflow."""
+    """Mixin of tasks: methods that turn a task into a step of a workflow."""
 
     __slots__ = ()
 
     def s(self, *args: Any, **kwargs: Any) -> Signature:
-        """This call as a step of a workflow, which is given the result of the step before it as its
-        first argument, if there is one."""
+        """Return this call as a step. Its first argument is the previous step's result."""
         return Signature(task=self, args=args, kwargs=kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
-        """This call as a step of a workflow, which is given these arguments and nothing else."""
+        """Return this call as a step that receives only these arguments."""
         return Signature(task=self, args=args, kwargs=kwargs, receives=False)
 
     def map(self, items: Iterable[Any], *, chunk: int = CHUNK) -> Map:
-        """A step that calls the function with each item, ``chunk`` of them in one job, and has the
-        list of what they return. A job that is tried again begins with its first item."""
+        """Return a step that calls the function with each item, ``chunk`` items per job.
+
+        Its result is the list of return values. A retried job starts again with its first item.
+        """
         return _map(self, "map", items, chunk)
 
     def starmap(self, calls: Iterable[Sequence[Any]], *, chunk: int = CHUNK) -> Map:
-        """The same for items that are lists or tuples of arguments."""
+        """Return a step like ``map``, for items that are lists or tuples of arguments."""
         return _map(self, "starmap", calls, chunk)
 
 

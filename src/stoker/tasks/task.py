@@ -1,4 +1,4 @@
-"""What may be given to a task's options for guards."""
+"""``Task``: a task of ``django.tasks`` with Stoker's options, and the checks of its guards."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def one_guard(kind: type[Guard]) -> Check:
 
 
 def some_guards(kind: type[Limit | Rate]) -> Check:
-    """One of that kind, or several of them; kept as a tuple."""
+    """Return a check that accepts one guard of that kind or several, and stores them as a tuple."""
 
     def check(name: str, value: Any) -> Any:
         guards = tuple(value) if isinstance(value, tuple | list) else (value,)
@@ -79,7 +79,8 @@ def some_guards(kind: type[Limit | Rate]) -> Check:
 
 
 def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
-    """Each of the rates of one key needs a period of its own, each limit a key."""
+    """Check that rates with the same key differ in their period, and that limits differ in their
+    key."""
     seen: set[Any] = set()
     for guard in guards:
         twin = (guard.key, guard.window if isinstance(guard, Rate) else None)
@@ -92,7 +93,7 @@ def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
 
 
 def in_sequence(name: str, value: Any) -> InSequence:
-    """A key alone, or an InSequence."""
+    """Check the option ``sequence``: a key or an InSequence."""
     if isinstance(value, InSequence):
         return value
     if isinstance(value, str):
@@ -104,7 +105,7 @@ def in_sequence(name: str, value: Any) -> InSequence:
 
 
 def _meant(kind: type[Guard], value: Any) -> str:
-    """What was probably meant, else an example."""
+    """Return the guard that the user probably intended, else an example."""
     fits = isinstance(value, str if kind in (Unique, Lock, Rate) else int)
     if fits and not isinstance(value, bool):
         with suppress(InvalidTaskOption):
@@ -126,7 +127,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Call = tuple[Iterable[Any], Mapping[str, Any]]
-"""The arguments of one job: ``(args, kwargs)``."""
+"""Arguments of one job: ``(args, kwargs)``."""
 
 
 # Django's own Task is not generic, the backport's is: naming Generic here makes ours so on both.
@@ -134,111 +135,112 @@ Call = tuple[Iterable[Any], Mapping[str, Any]]
 # so the base is called by its name.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in the stubs and the backport only
-    """A task of ``django.tasks`` that also knows how often, how long and when its jobs are tried.
+    """A task of ``django.tasks`` with options for retries, time-outs, guards and schedules.
 
-    None and () mean: as the settings of its backend say; for a guard, that there is none.
+    None and () stand for the settings of the backend; for a guard they mean that there is none.
     """
 
     func: Callable[..., R]
     """The function. With ``takes_context`` its first parameter is ``context``, a TaskContext."""
 
     priority: int = DEFAULT_TASK_PRIORITY
-    """From -100 to 100; higher runs first."""
+    """Priority between -100 and 100; higher runs first."""
 
     backend: str = DEFAULT_TASK_BACKEND_ALIAS
-    """The name under ``TASKS``."""
+    """Alias in ``TASKS``."""
 
     queue_name: str = DEFAULT_TASK_QUEUE_NAME
-    """The line in which the jobs wait: one of the backend's ``QUEUES``; any, where that is []."""
+    """Queue of the jobs: one of the backend's ``QUEUES``, or any name if that is []."""
 
     run_after: datetime | None = None
-    """Jobs are not started before; given to ``using()``."""
+    """Earliest start of the jobs. Set by ``using()``."""
 
     takes_context: bool = False
-    """Whether the function is given a TaskContext as its first argument."""
+    """Whether the function receives a TaskContext as its first argument."""
 
     run_after_seconds: float | None = None
-    """Jobs are not started until so long after their enqueue: ``using(run_after=seconds)``."""
+    """Delay between enqueue and earliest start. Set by ``using(run_after=seconds)``."""
 
     max_attempts: int | None = option(None, whole(1, 10_000))
-    """How often a job is tried before it is a dead letter. Setting: ``MAX_ATTEMPTS``."""
+    """Number of attempts before a job becomes a dead letter. Setting: ``MAX_ATTEMPTS``."""
 
     max_crashes: int | None = option(None, whole(1, 10_000))
-    """How often a job may take its worker process down. Setting: ``MAX_CRASHES``."""
+    """Number of times that a job may crash its worker process. Setting: ``MAX_CRASHES``."""
 
     backoff: BackoffOption | None = option(None, backoff)
-    """The delay before the next attempt: seconds or a timedelta; a list of them, of which the last
-    repeats; or ``f(exception, task_result)``, which gives one, or None for no further attempt. See
+    """Delay before the next attempt: seconds or a timedelta; a list of them, of which the last
+    repeats; or ``f(exception, task_result)``, which returns one, or None to give up. See
     ``exponential``, ``linear`` and ``constant``. Setting: ``BACKOFF``."""
 
     timeout: float | timedelta | None = option(None, positive_seconds)
-    """Seconds or a timedelta that one attempt may take; ``math.inf`` = no limit. Setting:
+    """Maximum duration of one attempt, in seconds or a timedelta; ``math.inf`` = no limit. Setting:
     ``TIMEOUT``."""
 
     retry_on: ErrorClasses = option((), error_classes)
-    """An exception class or a tuple of them: on others the job is not tried again. () = on all."""
+    """An exception class or a tuple of them; the job is not retried after any other. () = all."""
 
     give_up_on: ErrorClasses = option((), error_classes)
-    """An exception class or a tuple of them: on these the job is not tried again, whatever
+    """An exception class or a tuple of them; the job is never retried after these, whatever
     ``retry_on`` says."""
 
     expires: float | timedelta | datetime | None = option(None, expiry)
-    """A job that was not started by then becomes a dead letter: seconds or a timedelta after its
-    enqueue, or (given to ``using()``) an aware datetime."""
+    """Time after which a job that has not started becomes a dead letter: seconds or a timedelta
+    after the enqueue, or, with ``using()``, an aware datetime."""
 
     unique: Unique | None = option(None, one_guard(Unique))
-    """No second job of the same key."""
+    """Allow only one job with the same key."""
 
     lock: Lock | None = option(None, one_guard(Lock))
-    """One job of the same key at a time."""
+    """Run one job with the same key at a time."""
 
     limit: Limit | tuple[Limit, ...] | None = option(None, some_guards(Limit))
-    """At most so many jobs of the same key at a time: one Limit or a tuple of them."""
+    """Limit how many jobs with the same key run at a time: one Limit or a tuple of them."""
 
     rate: Rate | tuple[Rate, ...] | None = option(None, some_guards(Rate))
-    """At most so many starts of the same key in a period: one Rate or a tuple of them."""
+    """Limit how many jobs with the same key start in a period: one Rate or a tuple of them."""
 
     sequence: str | InSequence | None = option(None, in_sequence)
-    """Jobs of the same key run one after another, in the order of their enqueues: a key, or an
+    """Run jobs with the same key one after another, in the order of their enqueues: a key, or an
     InSequence."""
 
     atomic: bool = option(False, yes_or_no)
-    """Whether what it writes to the queues' database is committed with its completion, or not."""
+    """Whether the job's writes to the queue's database and its completion are committed together.
+    """
 
     at_most_once: bool = option(False, yes_or_no)
-    """Whether a job is never begun a second time, whatever happens to it: it ends as a dead letter
-    instead. Includes ``max_attempts=1``."""
+    """Whether a job is never started a second time. It becomes a dead letter instead. Implies
+    ``max_attempts=1``."""
 
     schedule: Scheduled | Sequence[Scheduled] = option((), schedules_of)
-    """When clusters enqueue it by themselves: ``Cron("0 3 * * *")``, ``every(minutes=5)``,
-    ``once(...)``, or a list of them."""
+    """The task's schedules: ``Cron("0 3 * * *")``, ``every(minutes=5)``, ``once(...)``, or a list
+    of them."""
 
     dead_letters: DeadLetters | None = option(None, one_policy)
-    """When its dead letters are sent again by themselves. Setting: ``DEAD_LETTERS``."""
+    """Policy for requeueing dead letters automatically. Setting: ``DEAD_LETTERS``."""
 
     on_dead_letter: Callable[[Any], object] | None = option(None, function)
-    """Called with each new or updated dead letter: its row, in the monitor, after the commit."""
+    """Function that the monitor calls with each new or updated dead letter, after the commit."""
 
     exposed: bool | str = option(False, exposure)
-    """Whether it may be enqueued over HTTP (``stoker.api``): True = by its path, as
-    ``shop.tasks.send_welcome``; a text = by that name."""
+    """Whether the task may be enqueued over HTTP (``stoker.api``): True = under its path, as
+    ``shop.tasks.send_welcome``; a text = under that name."""
 
     on_success: Any = option(None, hook)
-    """A task or signature of which a job is made when a job has succeeded. It is given the Result,
-    unless it is written with ``si``."""
+    """Task or signature to enqueue when a job has succeeded. It receives the Result, unless written
+    with ``si``."""
 
     on_failure: Any = option(None, hook)
-    """The same for a job that has become a dead letter, or was cancelled."""
+    """Task or signature to enqueue when a job has become a dead letter or was cancelled."""
 
     on_finish: Any = option(None, hook)
-    """The same for each job that is over, however it ended."""
+    """Task or signature to enqueue when a job has ended, in whatever state."""
 
     def __post_init__(self) -> None:
         """Check every option.
 
         Raises:
-            InvalidTaskOption: for one of Stoker's.
-            InvalidTask: for one of Django's.
+            InvalidTaskOption: an option of Stoker is wrong.
+            InvalidTask: an option of Django is wrong.
         """
         for spec in option_fields():
             value = getattr(self, spec.name)
@@ -255,20 +257,19 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         declare(self)
 
     def using(self, **changes: Unpack[Changes]) -> Self:
-        """This task with other options.
+        """Return a copy of this task with other options.
 
         Args:
-            priority, queue_name, backend: as for ``@task``; None = as it is.
-            run_after: a datetime, or seconds or a timedelta from the enqueue on; None = as it is.
-            max_attempts, max_crashes, timeout, expires: as for ``@task``; None = as the backend's
-                settings say.
-            unique, lock, limit, rate, sequence: as for ``@task``; None = without this guard, also
-                where ``@task`` has it.
-            on_success, on_failure, on_finish: as for ``@task``; None = without this hook.
+            priority, queue_name, backend: as for ``@task``; None = unchanged.
+            run_after: a datetime, or seconds or a timedelta from the enqueue on; None = unchanged.
+            max_attempts, max_crashes, timeout, expires: as for ``@task``; None = the backend's
+                settings.
+            unique, lock, limit, rate, sequence: as for ``@task``; None = remove this guard.
+            on_success, on_failure, on_finish: as for ``@task``; None = remove this hook.
 
         Raises:
-            InvalidTaskOption: an option is unknown, or has a wrong value.
-            InvalidTask: one of Django's has a wrong value.
+            InvalidTaskOption: an option is unknown or has a wrong value.
+            InvalidTask: an option of Django has a wrong value.
         """
         given: dict[str, Any] = dict(changes)
         refuse_unknown(given, CHANGES, "using()")
@@ -280,12 +281,13 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         return replace(self, **given)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
-        """Make a job of this call. Inside a transaction, it is there when that commits.
+        """Create a job for this call. Inside a transaction, the job exists when the transaction
+        commits.
 
         Raises:
             TypeError: the function does not take these arguments.
-            NotSerializable, PackageTooLarge: they cannot travel.
-            InvalidTask: the backend does not take the task (any more).
+            NotSerializable, PackageTooLarge: the arguments cannot be serialised.
+            InvalidTask: the backend does not accept the task (any more).
             NotMigrated, BrokerUnavailable: the job could not be stored.
         """
         due = self._counted_from_now()
@@ -294,19 +296,19 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         return result
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
-        """The same without blocking the event loop, in the transaction of this async context."""
+        """Async version of ``enqueue``. The job joins the transaction of this async context."""
         due = self._counted_from_now()
         backend: Any = due.get_backend()
         result: Result[R] = await backend.aenqueue(due, args, kwargs)
         return result
 
     def enqueue_many(self, calls: Iterable[Call]) -> Sequence[Result[R]]:
-        """Make a job of each call, all or none: one round trip per thousand or so.
+        """Create a job for each call, all or none, with one round trip for about a thousand jobs.
 
         Args:
             calls: ``(args, kwargs)`` pairs, as in ``[((7,), {"tenant_id": 1}), ...]``.
 
-        Raises: as ``enqueue``; nothing was enqueued then.
+        Raises: as ``enqueue``. Nothing was enqueued then.
         """
         due = self._counted_from_now()
         backend: Any = due.get_backend()
@@ -318,32 +320,32 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         return results
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> Sequence[Result[R]]:
-        """The same without blocking the event loop."""
+        """Async version of ``enqueue_many``."""
         return await sync_to_async(self.enqueue_many, thread_sensitive=True)(calls)
 
     def get_result(self, result_id: str) -> Result[R]:
-        """The result of one of this task's jobs.
+        """Return the result of one of this task's jobs.
 
         Raises:
-            TaskResultDoesNotExist: there is none with that id (any more).
-            TaskResultMismatch: it is another task's.
+            TaskResultDoesNotExist: no job with that id exists (any more).
+            TaskResultMismatch: the job belongs to another task.
         """
         return cast("Result[R]", DjangoTask.get_result(self, result_id))
 
     async def aget_result(self, result_id: str) -> Result[R]:
-        """See ``get_result``."""
+        """Async version of ``get_result``."""
         return cast("Result[R]", await DjangoTask.aget_result(self, result_id))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now, without a job; an ``async def`` one too."""
+        """Run the function in this process, without a job. Also runs ``async def`` functions."""
         return cast(R, DjangoTask.call(self, *args, **kwargs))
 
     async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now, without a job; a sync one in a thread."""
+        """Run the function in this process, without a job. Sync functions run in a thread."""
         return cast(R, await DjangoTask.acall(self, *args, **kwargs))
 
     def _counted_from_now(self) -> Self:
-        """For backends that do not know of it, a delay has to be a moment."""
+        """Replace the delay by a moment, for backends that do not support delays."""
         if self.run_after_seconds is None:
             return self
         run_after = timezone.now() + timedelta(seconds=self.run_after_seconds)
@@ -353,7 +355,7 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         return self
 
     def __reduce__(self) -> Any:
-        """A task is pickled by its name: functions of modules are."""
+        """Pickle the task by its name, as module-level functions are."""
         values = {
             spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "func"
         }
@@ -361,7 +363,7 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
 
 
 def option_fields() -> list[Field[Any]]:
-    """The fields of Task that are Stoker's options, in the order of documentation."""
+    """Return the fields of Task that are Stoker's options, in the order of the documentation."""
     return [spec for spec in fields(Task) if "check" in spec.metadata]
 
 
