@@ -1,4 +1,4 @@
-"""Values as JSON and back, exactly: what JSON has no word for travels under a tag.
+"""Lossless conversion of values to JSON and back. Types that JSON lacks are tagged.
 
 ::
 
@@ -11,7 +11,7 @@
     int of 600 digits        {"$int": "0x..."}
     {1: 2}, {"$tuple": 3}    {"$dict": [[1, 2]]}: keys that aren't str, or look like a tag
 
-What is plain JSON already is written as it stands.
+Plain JSON values are written unchanged.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from zoneinfo import ZoneInfo
 from django.utils.datastructures import MultiValueDict
 
 MOST_LEVELS = 100
-"""How deep values may be nested: a worker must be able to read what a web process could write."""
+"""Maximum nesting of values, so that a worker can read everything that a web process can write."""
 
 PLAIN_BITS = 2000
-"""Integers longer than this are written in base 16: Python may refuse to read so many digits."""
+"""Longer integers are written in base 16, because Python may refuse to parse that many digits."""
 
 
 class NotEncodable(Exception):
-    """Something in a value can't be written as JSON. Collects the path on its way up.
+    """A value cannot be written as JSON. The path to it is collected while the exception
+    propagates.
 
     Args:
-        value: the one refused.
-        problem: the predicate of a sentence about it; empty = it is of a type that JSON can't take.
+        value: the refused value.
+        problem: the predicate of a sentence about it; empty = its type is not supported.
     """
 
     def __init__(self, value: Any, problem: str = "") -> None:
@@ -52,7 +53,7 @@ class NotEncodable(Exception):
         self._steps: list[Any] = []
 
     def within(self, key: Any) -> None:
-        """Add the key or index under which the refused value (or its container) stands."""
+        """Add the key or index that holds the refused value or its container."""
         self._steps.append(key)
 
     @property
@@ -66,10 +67,10 @@ _STR = frozenset({str})
 
 
 def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
-    """Whether this is JSON as it stands, so that it need not be encoded.
+    """Return whether the value is plain JSON, so that it need not be encoded.
 
-    Nearly every job's arguments are, and this runs for each of them: hence the tests in line. NaN,
-    infinity and integers of very many digits are not looked for: ``write`` finds them.
+    This runs for the arguments of every job, and nearly all are plain, hence the inlined checks.
+    NaN, infinity and very long integers are not detected here; ``write`` refuses them.
     """
     kind = type(value)
     if kind in ATOMS:
@@ -94,22 +95,22 @@ def is_plain(value: Any, levels: int = MOST_LEVELS) -> bool:
 
 
 def encode(value: Any) -> Any:
-    """The value in JSON's own types.
+    """Return the value in JSON's own types.
 
     Raises:
-        NotEncodable: saying what in it can't be, and where.
+        NotEncodable: a part of the value is not supported; the exception holds the path to it.
     """
     return _encode(value, MOST_LEVELS)
 
 
 def write(encoded: Any) -> bytes:
-    """JSON as bytes. Raises ValueError at NaN, infinity and integers of very many digits."""
+    """Return JSON as bytes. Raises ValueError for NaN, infinity and very long integers."""
     # Lone surrogates are legal in a str of Python's, and come back as they were.
     return "".join(_chunks(encoded, 0)).encode("utf-8", "surrogatepass")
 
 
 def read(data: bytes) -> Any:
-    """The value that was written, decoded. Raises whatever its parts raise when they are wrong."""
+    """Decode a value that ``write`` wrote. Raises the errors of the types' constructors."""
     text = data.decode("utf-8", "surrogatepass")
     # Compact JSON has these three characters in a row only where a tagged value begins.
     decoder = _TAGGED if '{"$' in text else _UNTAGGED
@@ -135,7 +136,8 @@ def _encode(value: Any, levels: int) -> Any:
 
 
 def _inherited(value: Any) -> Encoder | None:
-    """A subclass (SafeString, TextChoices, IntEnum, OrderedDict) travels as its base."""
+    """Return the encoder of a base class, for SafeString, TextChoices, IntEnum, OrderedDict and
+    such."""
     for base in type(value).__mro__[1:]:
         if base in _ENCODERS:
             return _ENCODERS[base]
@@ -207,7 +209,7 @@ def _encode_time(value: time, _: int) -> Any:
 
 
 def _clock(value: Any, isoformat: Callable[..., str], length: int) -> Any:
-    """A zone is kept by its name, where it has one, else by its offset."""
+    """Encode a time with the name of its zone if it has one, else with its offset."""
     zone = value.tzinfo
     key = zone.key if isinstance(zone, ZoneInfo) else None
     if key is not None:
@@ -231,7 +233,7 @@ def _decode_clock(kind: type[Any]) -> Callable[[Any], Any]:
 
 
 def _decode_tagged(value: dict[str, Any]) -> Any:
-    """Called by json for every object, the innermost first."""
+    """Decode one JSON object. ``json`` calls this for every object, the innermost first."""
     if len(value) == 1:
         for tag, written in value.items():
             if tag[:1] == "$":
@@ -240,7 +242,7 @@ def _decode_tagged(value: dict[str, Any]) -> Any:
 
 
 def _patient_int(digits: str) -> int:
-    """An integer of any length, halved until its parts are short enough for every interpreter."""
+    """Parse an integer of any length by halving it until every interpreter accepts the parts."""
     if digits.startswith("-"):
         return -_patient_int(digits[1:])
     if len(digits) <= 600:

@@ -1,4 +1,4 @@
-"""Rules of schedules: cron, intervals, wall clocks with summer time, and rules in words."""
+"""Schedule rules: cron, intervals, daylight saving time, and descriptions of rules in words."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cronsim import CronSim
 
 SECOND = timedelta(seconds=1)
 STEP = timedelta(days=1)
-"""No zone changes its clock twice within a day."""
+"""No time zone changes its offset twice within a day."""
 
 
 @lru_cache(maxsize=1024)
 def zone_named(name: str) -> ZoneInfo:
-    """The time zone.
+    """Return the time zone of that name.
 
     Raises:
-        ValueError: there is none of that name here.
+        ValueError: this host does not know the zone.
     """
     try:
         return ZoneInfo(name)
@@ -36,17 +36,17 @@ def zone_named(name: str) -> ZoneInfo:
 
 
 def wall_of(instant: datetime, zone: ZoneInfo) -> datetime:
-    """What the clock shows then."""
+    """Return the local time at an instant, as a naive datetime."""
     return instant.astimezone(zone).replace(tzinfo=None, fold=0)
 
 
 def offset_at(instant: datetime, zone: ZoneInfo) -> timedelta:
-    """From UTC to the zone's clock."""
+    """Return the zone's offset from UTC at an instant."""
     return instant.astimezone(zone).utcoffset() or timedelta()
 
 
 def instant_of(wall: datetime, zone: ZoneInfo) -> datetime:
-    """When the clock shows that for the first time; in a gap, the first instant after it."""
+    """Return the first instant of a local time. For a time in a gap, return the end of the gap."""
     instant = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if wall_of(instant, zone) == wall:
         return instant
@@ -55,8 +55,7 @@ def instant_of(wall: datetime, zone: ZoneInfo) -> datetime:
 
 
 def change_between(start: datetime, end: datetime, zone: ZoneInfo) -> datetime | None:
-    """The first instant after ``start``, and not after ``end``, from which on the clock is another
-    one."""
+    """Return the first instant in ``(start, end]`` at which the zone's offset changes, or None."""
     known = offset_at(start, zone)
     if zone.key == "UTC":
         return None
@@ -69,7 +68,7 @@ def change_between(start: datetime, end: datetime, zone: ZoneInfo) -> datetime |
 
 
 def _narrow_down(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
-    """Changes come at whole seconds."""
+    """Find the instant of the change by bisection. Offsets change at whole seconds."""
     known = offset_at(before, zone)
     low, high = int(before.timestamp()), -int(-after.timestamp() // 1)
     while high - low > 1:
@@ -91,26 +90,27 @@ NAMES = {
     "@hourly": "0 * * * *",
 }
 ELAPSED_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600}
-"""Units that are time gone by, whatever the clock on the wall does."""
+"""Units that count elapsed time and ignore changes of the clock."""
 CALENDAR_DAYS = {"days": 1, "weeks": 7}
 CALENDAR_MONTHS = {"months": 1, "quarters": 3, "years": 12}
 UNITS = (*ELAPSED_SECONDS, *CALENDAR_DAYS, *CALENDAR_MONTHS)
 ANCHOR = datetime(2001, 1, 1)  # noqa: DTZ001 - a wall time
-"""A Monday, the first of a year: the anchor of intervals that have none of their own."""
+"""Default anchor of intervals: a Monday and the first day of a year."""
 LONGEST_COUNT = 1_000_000
 
 
 class Rule(ABC):
-    """When something is due, again and again."""
+    """A rule that yields moments."""
 
     @abstractmethod
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first moment after that one; None = there is none any more."""
+        """Return the first moment after this one, or None if there are no more."""
 
     def newest_until(self, moment: datetime) -> datetime | None:
-        """The last moment that is not after that one; None = none within 400 years.
+        """Return the last moment that is not after this one, or None if there is none within 400
+        years.
 
-        The moments in between are not walked through: there may be millions.
+        Uses bisection instead of iteration, because there may be millions of moments in between.
         """
         back = SECOND
         while not self._comes_within(moment - back, moment):
@@ -136,7 +136,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True, slots=True)
 class OnceRule(Rule):
-    """At one moment."""
+    """A single moment."""
 
     at: datetime
 
@@ -146,16 +146,16 @@ class OnceRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class CronRule(Rule):
-    """Five fields (minute, hour, day of month, month, day of week), or six with seconds before, on
-    the wall clock of a zone.
+    """A cron rule in a time zone: five fields, or six with leading seconds.
 
-    Where minute and hour are both given as numbers, each wall time that matches comes once: at its
-    first occurrence, or at the end of the gap that it would be in. Where one of them begins with a
-    ``*``, the rule is a rhythm: it comes at each instant at which the clock matches, so twice an
-    hour that comes twice, and never in one that is skipped. Cron has it so.
+    The five fields are minute, hour, day of month, month and day of week. As in cron, changes of
+    the clock have two effects. If minute and hour are both given as numbers, each matching local
+    time ticks once: at its first occurrence, or at the end of the gap that it falls into. If one of
+    them begins with ``*``, the rule ticks at every matching instant: twice in a repeated hour, and
+    never in a skipped one.
 
     Raises:
-        ValueError: it is no such rule, or it never comes; or there is no such zone.
+        ValueError: the rule is malformed, no date matches it, or the zone is unknown.
     """
 
     expression: str
@@ -183,7 +183,7 @@ class CronRule(Rule):
         return None
 
     def _next_of_rhythm(self, moment: datetime) -> datetime | None:
-        """From one change of the clock to the next, the offset is the same."""
+        """Return the next moment by searching between two changes of the offset at a time."""
         zone = zone_named(self.zone)
         after = since = moment
         while True:
@@ -200,16 +200,16 @@ class CronRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class IntervalRule(Rule):
-    """Every so many of a unit, counted from an anchor.
+    """A fixed interval, counted from an anchor.
 
-    Seconds, minutes and hours are time gone by. Days, weeks, months, quarters and years come at the
-    anchor's time on the wall clock of the zone; in a month that has no such day, on its last.
+    Seconds, minutes and hours count elapsed time. The other units tick at the anchor's local time;
+    in a month without the anchor's day, on the last day.
 
     Args:
-        anchor: a wall time of the zone; one of the moments, as all others are counted from it.
+        anchor: a local time in the zone, and one of the moments.
 
     Raises:
-        ValueError: there is no such unit or zone, or the count is not a whole number above 0.
+        ValueError: the unit or zone is unknown, or the count is not a whole number above 0.
     """
 
     count: int
@@ -249,14 +249,14 @@ class IntervalRule(Rule):
         return instant
 
     def _number_before(self, wall: datetime) -> int:
-        """Of a moment that is surely not later than the one that comes next."""
+        """Return the number of a moment that is certainly not later than the next one."""
         if self.unit in CALENDAR_DAYS:
             return (wall - self.anchor).days // (self.count * CALENDAR_DAYS[self.unit]) - 1
         months = (wall.year - self.anchor.year) * 12 + wall.month - self.anchor.month
         return months // (self.count * CALENDAR_MONTHS[self.unit]) - 1
 
     def _wall(self, number: int) -> datetime:
-        """The wall time of that number, from the anchor's 0 on."""
+        """Return the local time of the moment with this number. The anchor has number 0."""
         if self.unit in CALENDAR_DAYS:
             days = number * self.count * CALENDAR_DAYS[self.unit]
             return self.anchor + timedelta(days=days)
@@ -269,10 +269,10 @@ class IntervalRule(Rule):
 
 
 def fields_of(expression: str) -> list[str]:
-    """The fields of a cron rule, the names with an @ put into fields.
+    """Return the fields of a cron rule. Names such as ``@daily`` are expanded.
 
     Raises:
-        ValueError: there are neither five nor six, or there is no such name.
+        ValueError: there are neither five nor six fields, or the name is unknown.
     """
     text = expression.strip()
     if text.startswith("@"):
@@ -300,7 +300,7 @@ def _read(expression: str) -> CronSim:
 
 
 def _walls(expression: str, after: datetime) -> Iterator[datetime]:
-    """The wall times after that one, as though no clock were ever changed."""
+    """Iterate over the matching local times after this one, ignoring changes of the clock."""
     walls = copy.copy(_read(expression))
     walls.dt = after.replace(microsecond=0)
     return walls
@@ -325,7 +325,7 @@ MONTHS = (
 
 
 def in_words(rule: Rule) -> str:
-    """As in "every month on day 31 (or its last) at 09:00, Europe/Berlin"."""
+    """Describe a rule, as in "every month on day 31 (or its last) at 09:00, Europe/Berlin"."""
     if isinstance(rule, CronRule):
         words = CronSim(" ".join(fields_of(rule.expression)), ANCHOR).explain()
         return f"{words[:1].lower()}{words[1:]}, {rule.zone}"

@@ -1,4 +1,4 @@
-"""How long, as people write it: "90 s", "10m", "1h30m", "2d", 3600, a timedelta."""
+"""Durations as users write them: "90 s", "10m", "1h30m", "2d", 3600, or a timedelta."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)\s*", re.ASCII)
 
 
 def duration_seconds(value: Any) -> float:
-    """In seconds.
+    """Return a duration in seconds.
 
     Raises:
-        ValueError: it is no duration.
+        ValueError: the value is not a duration.
     """
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -26,7 +26,7 @@ def duration_seconds(value: Any) -> float:
 
 
 def in_words(seconds: float) -> str:
-    """A time in the units that matter: ``1.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 1 h``."""
+    """Format a duration in two units: ``1.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 1 h``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,8 +1,8 @@
-"""Times counted in classes that grow with them, so that those of any two stretches of time, tasks
-or processes can be added up, and a percentile of the whole be told.
+"""Histogram of durations with exponential classes.
 
-Class 0 is up to 0.1 ms; from there on each ends at 2 ** (1/4) times the end of the one before, so a
-percentile is told to within a tenth of itself. The last class is all of a week or more.
+Histograms of different periods, tasks and processes can be added, and percentiles read from the
+sum. Class 0 ends at 0.1 ms; each further class ends at 2 ** (1/4) times the end of the previous
+one, so the error of a percentile is at most a tenth. The last class holds a week or more.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from functools import partial
 FIRST_SECONDS = 0.0001
 PER_DOUBLING = 4
 LAST = 130
-"""Of the classes: it begins at about a week."""
+"""Number of the last class, which begins at about a week."""
 
 
 def end_of(number: int) -> float:
-    """The longest time of a class, in seconds."""
+    """Return the upper bound of a class in seconds."""
     return float(FIRST_SECONDS * 2 ** (number / PER_DOUBLING))
 
 
 class_of = partial(bisect_left, [end_of(number) for number in range(LAST)])
-"""In which class a time in seconds is counted."""
+"""Return the class of a duration in seconds."""
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """The time that this share of those counted did not exceed, in seconds; None of none.
+    """Return a percentile in seconds, or None if nothing was counted.
 
     Args:
-        counts: class -> how many.
+        counts: class -> count.
         share: above 0, at most 1.
     """
     wanted = share * sum(counts.values())
@@ -47,12 +47,12 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
 
 
 def written(counts: Mapping[int, int]) -> dict[str, int]:
-    """As JSON has it."""
+    """Return the counts with keys that JSON supports."""
     return {str(number): count for number, count in sorted(counts.items())}
 
 
 def add_written(total: Counter[int], counts: Mapping[str, int]) -> None:
-    """Add what was written down to a total."""
+    """Add counts from JSON to a total."""
     for number, count in counts.items():
         key = int(number)
         total[key] = total.get(key, 0) + count

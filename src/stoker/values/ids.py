@@ -1,4 +1,5 @@
-"""Job ids: UUID version 7 (RFC 9562), so that ids made later sort later and an index stays warm."""
+"""Job ids: UUID version 7 (RFC 9562). Later ids sort later, so inserts touch the same index
+pages."""
 
 from __future__ import annotations
 
@@ -10,16 +11,18 @@ import uuid
 from collections.abc import Iterable
 
 STEP_BITS = 8
-"""Ids that close belong to one job: its needs have those that follow its own."""
+"""Ids that differ only in these last bits belong to one job: the ids of its needs follow its
+own."""
 RANDOM_PART = (1 << 62) - 1
 STEP = 1 << 61
-"""Marks the id of a job that is a step of a workflow."""
+"""Bit of a job that is a step of a workflow."""
 LINKED = 1 << 60
-"""Marks the id of a job that has hooks, or is one."""
+"""Bit of a job that has hooks or is a hook."""
 MARKS_IN_BYTE = (STEP | LINKED) >> 56
-"""Both of them, in the first byte of its second half."""
+"""Both bits, in the byte at index 8."""
 UNMARKED_DIGIT = "8"
-"""The first of the second half of an id that has neither mark: they come after its variant."""
+"""Hexadecimal digit at index 16 of an id without these bits. They follow the variant of the
+UUID."""
 BELOW_MARKS = LINKED - 1
 _UNKNOWN, _new, _set = uuid.SafeUUID.unknown, object.__new__, object.__setattr__
 _lock = threading.Lock()
@@ -27,22 +30,22 @@ _last_tick = 0
 
 
 def new_job_id(marks: int = 0) -> uuid.UUID:
-    """A fresh id. Ids made by one process are strictly increasing.
+    """Return a new id. Ids of one process are strictly increasing.
 
     Args:
-        marks: STEP, LINKED, both or none. What is in the id is known wherever the job ends, and
-            costs nothing: jobs without marks are never looked up anywhere else.
+        marks: STEP, LINKED, both or none. The bits show without a query whether anything follows
+            from the job's end.
     """
     random_bits = int.from_bytes(os.urandom(8), "big") & BELOW_MARKS
     return uuid.UUID(int=_assemble(_next_ticks(1), random_bits | marks))
 
 
 def new_job_numbers(count: int, marks: int = 0) -> list[int]:
-    """The numbers of so many fresh ids (``UUID(int=number)``), in order: for many jobs at once.
+    """Return ``count`` new ids as integers (``UUID(int=number)``), in ascending order.
 
     Args:
         count: at least 1.
-        marks: as ``new_job_id`` takes them.
+        marks: as for ``new_job_id``.
     """
     random_bits = struct.unpack(f">{count}Q", os.urandom(8 * count))
     return [
@@ -52,8 +55,8 @@ def new_job_numbers(count: int, marks: int = 0) -> list[int]:
 
 
 def id_of(number: int) -> uuid.UUID:
-    """The id that has this number, made without what the constructor looks at first: that takes
-    several times as long, and there are some to be made for each job."""
+    """Return the UUID with this integer. Several times as fast as the constructor, which checks
+    it."""
     job_id = _new(uuid.UUID)
     _set(job_id, "int", number)
     _set(job_id, "is_safe", _UNKNOWN)
@@ -61,62 +64,61 @@ def id_of(number: int) -> uuid.UUID:
 
 
 def is_marked(job_id: uuid.UUID) -> bool:
-    """Whether anything may follow from its end."""
+    """Return whether the job is a step of a workflow, has hooks or is a hook."""
     return bool(job_id.int & (STEP | LINKED))
 
 
 def is_unmarked(job_id: bytes) -> bool:
-    """Whether nothing follows from its end; by its 16 bytes."""
+    """Return whether an id of 16 bytes has neither the bit STEP nor LINKED."""
     return not job_id[8] & MARKS_IN_BYTE
 
 
 def none_is_marked(job_ids: Iterable[str]) -> bool:
-    """Whether nothing follows from the end of any of these; by their 32 digits."""
+    """Return whether none of these ids of 32 digits has the bit STEP or LINKED."""
     return {job_id[16] for job_id in job_ids} <= {UNMARKED_DIGIT}
 
 
 def is_step(job_id: uuid.UUID) -> bool:
-    """Whether the job is a step of a workflow."""
+    """Return whether the job is a step of a workflow."""
     return bool(job_id.int & STEP)
 
 
 def is_linked(job_id: uuid.UUID) -> bool:
-    """Whether the job has hooks, or is one."""
+    """Return whether the job has hooks or is a hook."""
     return bool(job_id.int & LINKED)
 
 
 def derived_job_id(moment_seconds: float, bits: int, marks: int = 0) -> uuid.UUID:
-    """The id that is the same for the same arguments, as though made at that moment: for what is
-    brought in from elsewhere, and must not come twice.
+    """Return the id that these arguments determine, so that an import never creates a job twice.
 
     Args:
         moment_seconds: since 1970.
-        bits: 60 or more that nothing else has.
-        marks: as ``new_job_id`` takes them.
+        bits: at least 60 bits that identify the source.
+        marks: as for ``new_job_id``.
     """
     return uuid.UUID(int=_assemble(int(moment_seconds * 1000) << 12, bits & BELOW_MARKS | marks))
 
 
 def seconds_of(job_id: uuid.UUID) -> float:
-    """The moment at which it was made, or as though; seconds since 1970."""
+    """Return when the id was made, in seconds since 1970."""
     return (job_id.int >> 80) / 1000
 
 
 def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
-    """A fresh id that sorts right after this one, with its marks: for a job that takes its place in
-    line."""
+    """Return a new id that sorts right after this one and has its marks, so that a job can replace
+    another at its position in the queue."""
     room = (BELOW_MARKS - (job_id.int & BELOW_MARKS)) >> STEP_BITS  # the bits before say the kind
     step = 1 + int.from_bytes(os.urandom(5), "big") % max(1, min(room, 1 << 40))
     return uuid.UUID(int=job_id.int + (step << STEP_BITS))
 
 
 def new_lease_id() -> int:
-    """A fresh fencing token: 63 random bits, never zero."""
+    """Return a new fencing token: 63 random bits, never zero."""
     return (int.from_bytes(os.urandom(8), "big") >> 1) or 1
 
 
 def parse_job_id(text: str) -> uuid.UUID | None:
-    """The id that ``text`` spells, or None when it spells none."""
+    """Return the id that ``text`` spells, or None if it is not an id."""
     try:
         return uuid.UUID(text)
     except (ValueError, AttributeError, TypeError):
@@ -124,8 +126,10 @@ def parse_job_id(text: str) -> uuid.UUID | None:
 
 
 def _next_ticks(count: int) -> int:
-    """Milliseconds since 1970 and 12 bits of fraction (RFC 9562, 6.2, method 3), increasing: the
-    first of so many that follow one another. A tick is shorter than what it takes to use one."""
+    """Reserve ``count`` consecutive ticks and return the first one.
+
+    A tick is a millisecond since 1970 with 12 bits of fraction (RFC 9562, 6.2, method 3).
+    """
     global _last_tick
     now_ns = time.time_ns()
     tick = (now_ns // 1_000_000 << 12) | ((now_ns % 1_000_000) * 4096 // 1_000_000)

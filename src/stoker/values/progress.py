@@ -1,4 +1,4 @@
-"""How far something has come that takes its time, told to whoever shows it."""
+"""Progress of long operations, reported to a listener."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _listener: ContextVar[Listener | None] = ContextVar("stoker_long_work", default=
 
 
 def come_so_far(done: int, total: int | None = None) -> None:
-    """Tell how much is done; of how much, where that is known. Costs nothing if nobody listens."""
+    """Report how much is done, and the total if it is known. Does nothing without a listener."""
     listener = _listener.get()
     if listener is not None:
         listener(done, total)
@@ -20,7 +20,7 @@ def come_so_far(done: int, total: int | None = None) -> None:
 
 @contextmanager
 def told_to(listener: Listener) -> Iterator[None]:
-    """Let this be told of what is done inside."""
+    """Call this listener with the progress of the block."""
     token = _listener.set(listener)
     try:
         yield

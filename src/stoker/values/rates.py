@@ -1,18 +1,18 @@
-"""How many jobs of a rate may start now: arithmetic alone, on the database's clock.
+"""Rate limits: compute how many jobs may start now. Pure arithmetic on the database's clock.
 
-Who may start gets a *permit*, and starts while it is good or not at all. What is kept of it is
-``[[until_us, weight], ...]``, oldest first: so many starts, of which the last may come as late as
-that. Permits given close together share an entry.
+A job that may start gets a *permit*, and must start while the permit is valid. The state is
+``[[until_us, weight], ...]``, oldest first: the weight of the permits that are valid until that
+moment. Permits given close together share an entry.
 
 ::
 
     sliding window   an entry counts until all of it is older than the period, so that the starts
                      in any window of that length never exceed the limit
-    token bucket     an entry counts in full until its moment, and is refilled from then on, so that
-                     the starts in any window never exceed burst + rate * its length
+    token bucket     an entry counts in full until its moment, and is refilled from then on, so
+                     that the starts in any window never exceed burst + rate * its length
 
-Who is refused stores ``take(rule, state, now_us, 0)``: where the clock was turned back, or the
-state can't be read, counting begins anew there, as though the limit had been used up just now.
+After a refusal the caller stores ``take(rule, state, now_us, 0)``. If the clock was turned back or
+the state is unreadable, counting starts again as if the limit had just been used up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 SHORTEST_MARGIN_US = 20_000
 LONGEST_MARGIN_US = 1_000_000
 CLOCK_US = 1_100
-"""How far the clock may be from the time: SQLite's counts milliseconds."""
+"""Resolution of the clock in microseconds: SQLite's clock counts milliseconds."""
 ENTRIES = 64
 
 State = list[list[int]]
@@ -31,38 +31,42 @@ State = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class RateRule:
-    """So many starts per period."""
+    """A number of starts per period."""
 
     starts: int
     period_us: int
     burst: int = 0
-    """0 = a sliding window; else the size of a token bucket."""
+    """Size of the token bucket; 0 = use a sliding window."""
 
     @property
     def whole(self) -> int:
-        """How much may start at once when nothing has for long."""
+        """Maximum weight that can start at once after a quiet time."""
         return self.burst or self.starts if self.starts > 0 else 0
 
 
 def margin_us(rule: RateRule, at_least_us: int = 0) -> int:
-    """How long a permit is good for: 1 % of the time in which the whole limit comes again, or as
-    long as somebody needs who could use none in time. A second at most."""
+    """Return how long a permit is valid, in microseconds: at most a second.
+
+    It is 1 % of the time in which the whole limit is replenished, or ``at_least_us`` if that is
+    longer.
+    """
     span_us = rule.period_us * rule.whole // max(1, rule.starts)
     return min(max(SHORTEST_MARGIN_US, span_us // 100, at_least_us), LONGEST_MARGIN_US)
 
 
 def cost(rule: RateRule, weight: int) -> int:
-    """What a job of this weight takes: at most the whole limit, or it could never start."""
+    """Return the weight that a job uses: at most the whole limit, because it could never start
+    otherwise."""
     return max(1, min(weight, rule.whole))
 
 
 def free(rule: RateRule, state: Any, now_us: int) -> int:
-    """How much may start now."""
+    """Return the weight that may start now."""
     return max(0, rule.whole - _weight(_read(rule, state, now_us)))
 
 
 def take(rule: RateRule, state: Any, now_us: int, weight: int, *, at_least_us: int = 0) -> State:
-    """The state after a permit for this weight; for none, with 0.
+    """Return the state after a permit for this weight; a weight of 0 takes no permit.
 
     Args:
         at_least_us: as for ``margin_us``.
@@ -83,7 +87,8 @@ def take(rule: RateRule, state: Any, now_us: int, weight: int, *, at_least_us: i
 
 
 def next_us(rule: RateRule, state: Any, now_us: int, weight: int = 1) -> int:
-    """When this weight may start; ``now_us`` if now. Where nothing may: when to look again."""
+    """Return when this weight may start; ``now_us`` = at once. With a limit of 0: when to check
+    again."""
     if not rule.whole:
         return now_us + rule.period_us
     entries = _read(rule, state, now_us)
@@ -102,8 +107,8 @@ def next_us(rule: RateRule, state: Any, now_us: int, weight: int = 1) -> int:
 
 
 def _read(rule: RateRule, state: Any, now_us: int) -> State:
-    """What of the state counts now. Nothing honest is later than the latest moment of a permit
-    given now."""
+    """Return the entries that count now. Moments in the far future, left by a clock that was turned
+    back, are cut to the latest moment of a new permit."""
     latest_us = now_us + CLOCK_US + LONGEST_MARGIN_US
     if not _is_state(state):
         return [[latest_us, rule.whole]]
@@ -130,8 +135,8 @@ def _weight(entries: State) -> int:
 
 
 def _refill(rule: RateRule, entries: State, now_us: int) -> State:
-    """One entry for all that is over: how many tokens are missing, and since when; then those to
-    come."""
+    """Merge the past entries into one of missing tokens and the moment since when they are
+    missing."""
     since_us = missing = 0
     to_come = []
     for until_us, weight in entries:
@@ -144,7 +149,7 @@ def _refill(rule: RateRule, entries: State, now_us: int) -> State:
 
 
 def _refilled_at_us(rule: RateRule, entries: State, excess: int) -> int:
-    """When so many tokens more have come back."""
+    """Return when this many more tokens have been refilled."""
     since_us = missing = 0
     for until_us, weight in entries:
         if excess <= missing and since_us + _time_us(rule, excess) <= until_us:
@@ -160,13 +165,13 @@ def _refilled_at_us(rule: RateRule, entries: State, excess: int) -> int:
 def _started(
     rule: RateRule, since_us: int, missing: int, until_us: int, weight: int
 ) -> tuple[int, int]:
-    """How many tokens are missing after an entry, and since when."""
+    """Return since when tokens are missing after an entry, and how many."""
     since_us, missing = _missing(rule, since_us, missing, until_us)
     return since_us, min(missing + weight, rule.burst)
 
 
 def _missing(rule: RateRule, since_us: int, missing: int, now_us: int) -> tuple[int, int]:
-    """How many tokens are missing at that moment, and since when exactly as many."""
+    """Return since when exactly this many tokens are missing at that moment, and how many."""
     came_back = (now_us - since_us) * rule.starts // rule.period_us
     if came_back >= missing:
         return now_us, 0

@@ -1,7 +1,7 @@
-"""A job, or a return value, as bytes: JSON or pickle. What can't be is named in one sentence, which
-says what to pass instead.
+"""Jobs and return values as bytes: JSON or pickle.
 
-A job is its head (id, task, queue, ...: plain in itself), then args, kwargs and metadata.
+A value that cannot be serialised raises an error that says what to pass instead. A job is its head
+(id, task, queue, ...: plain values), then args, kwargs and metadata.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from . import codec
 from .codec import NotEncodable
 
 PICKLE_PROTOCOL = 5
-"""The same on every Python that Stoker runs on, so that clusters may differ in it."""
+"""Supported by every Python that Stoker runs on, so that clusters may run different versions."""
 
 MOST_STEPS = 5
-"""How much of the path to a refused value is shown."""
+"""Number of keys shown of the path to a refused value."""
 
 _is_unpickled: ContextVar[bool] = ContextVar("stoker.is_unpickled", default=True)
 
@@ -35,7 +35,7 @@ Arguments = tuple[list[Any], dict[str, Any], Mapping[str, str]]
 
 
 def job_as_json(task: str, head: Sequence[Any], arguments: Arguments) -> bytes:
-    """The job as JSON. Raises NotSerializable, naming the argument."""
+    """Return the job as JSON. Raises NotSerializable, naming the argument."""
     if all(map(codec.is_plain, arguments)):
         with suppress(ValueError):  # found below, where it gets a name
             return codec.write([*head, *arguments])
@@ -54,7 +54,7 @@ def job_as_json(task: str, head: Sequence[Any], arguments: Arguments) -> bytes:
 
 
 def value_as_json(value: Any) -> bytes:
-    """A return value as JSON. Raises NotSerializable."""
+    """Return a return value as JSON. Raises NotSerializable."""
     if codec.is_plain(value):
         try:
             return codec.write(value)
@@ -64,7 +64,8 @@ def value_as_json(value: Any) -> bytes:
 
 
 def job_as_pickle(task: str, head: Sequence[Any], arguments: Arguments) -> bytes:
-    """The job pickled, its arguments apart. Raises NotSerializable, naming the argument."""
+    """Return the job pickled, with the arguments pickled separately. Raises NotSerializable, naming
+    the argument."""
     try:
         return _pickle([*head, _pickle(arguments)])
     except Exception as error:
@@ -75,30 +76,34 @@ def job_as_pickle(task: str, head: Sequence[Any], arguments: Arguments) -> bytes
 
 
 def value_as_pickle(value: Any) -> bytes:
-    """A return value pickled. Raises NotSerializable."""
+    """Return a return value pickled. Raises NotSerializable."""
     return _pickle_or_refuse("The return value", value)
 
 
 def job_from_pickle(body: bytes) -> list[Any]:
-    """Head and arguments. The body must have been signed; raises whatever unpickling raises."""
+    """Unpickle head and arguments. The signature must have been verified; raises any error of
+    unpickling."""
     *head, arguments = pickle.loads(body)  # noqa: S301 - signed
     return [*head, *pickle.loads(arguments)]  # noqa: S301 - signed
 
 
 def head_from_pickle(body: bytes) -> list[Any]:
-    """Only the head, which is made of plain values: nothing of the project's own is unpickled."""
+    """Unpickle only the head, which has plain values, so that no code of the project runs."""
     return list(pickle.loads(body)[:-1])  # noqa: S301 - signed
 
 
 def value_from_pickle(body: bytes) -> Any:
-    """The return value. The body must have been signed; raises whatever unpickling raises."""
+    """Unpickle a return value. The signature must have been verified; raises any error of
+    unpickling."""
     return pickle.loads(body)  # noqa: S301 - signed
 
 
 @contextmanager
 def nothing_unpickled() -> Iterator[None]:
-    """Inside of it, arguments and values that are pickled raise UnreadablePackage: who only looks
-    should not run code of the project's, which unpickling does."""
+    """Raise UnreadablePackage for pickled arguments and values inside the block.
+
+    Unpickling runs code of the project, which pages that only show jobs must not do.
+    """
     token = _is_unpickled.set(False)
     try:
         yield
@@ -107,7 +112,7 @@ def nothing_unpickled() -> Iterator[None]:
 
 
 def refuse_to_unpickle(what: str) -> None:
-    """Raises UnreadablePackage inside of ``nothing_unpickled``."""
+    """Raise UnreadablePackage inside of ``nothing_unpickled``."""
     if not _is_unpickled.get():
         raise UnreadablePackage(
             f"The {what} is pickled, and pages unpickle nothing: they show what SERIALIZER has "
@@ -130,14 +135,15 @@ def _pickle_or_refuse(owner: str, value: Any) -> bytes:
 
 
 def told(error: Exception) -> str:
-    """The error in one line, also when its own text can't be had."""
+    """Return the error in one line, even if its ``__str__`` raises."""
     return traceback.format_exception_only(error)[-1].strip().rstrip(".")
 
 
 def _encode(value: Any, root: str, owner: Callable[[list[Any]], str]) -> Any:
-    """The value in JSON's own types, or NotSerializable.
+    """Return the value in JSON's own types. Raises NotSerializable.
 
-    ``owner`` names whom the value belongs to, and takes the steps of the path that the name covers.
+    ``owner`` receives the path to the refused value, returns the name of its owner, and removes the
+    steps that the name covers.
     """
     try:
         return codec.encode(value)
@@ -149,7 +155,8 @@ def _encode(value: Any, root: str, owner: Callable[[list[Any]], str]) -> Any:
 
 
 def _argument(steps: list[Any], task: str) -> str:
-    """An argument by its place, counted from 1, or by its keyword: the first step, taken off."""
+    """Name an argument by its position, counted from 1, or its keyword. Removes that step from the
+    path."""
     if not steps:
         return f"The arguments of {task}"
     place = steps.pop(0)
@@ -157,7 +164,7 @@ def _argument(steps: list[Any], task: str) -> str:
 
 
 def _subscripts(path: Sequence[Any]) -> str:
-    """``[1]["when"]``: the path as it would be written in Python, shortened when it is long."""
+    """Return the path as Python subscripts, as in ``[1]["when"]``, shortened if it is long."""
     shown = "".join(f"[{_subscript(step)}]" for step in path[:MOST_STEPS])
     return shown + "..." if len(path) > MOST_STEPS else shown
 
@@ -181,7 +188,7 @@ def _with_article(kind: type) -> str:
 
 
 def _hint(value: Any) -> str:
-    """What to pass instead of a value of this type."""
+    """Return advice on what to pass instead of this value."""
     for kinds, hint in (*_hints_of_django(), *_HINTS):
         if isinstance(value, kinds):
             return hint
@@ -213,7 +220,7 @@ _HINTS: tuple[tuple[Kinds, str], ...] = (
 
 
 def _hints_of_django() -> tuple[tuple[Kinds, str], ...]:
-    """Asked for only when something is refused: models can't be imported until apps are ready."""
+    """Return hints for Django's types. Imported late, because models need the app registry."""
     from django.core.files import File
     from django.db.models import Manager, Model, QuerySet
     from django.http import HttpRequest
@@ -234,7 +241,7 @@ def _hints_of_django() -> tuple[tuple[Kinds, str], ...]:
 
 
 def copied(value: Any) -> Any:
-    """A copy of plain containers: what the caller does with his own later changes no result."""
+    """Copy plain containers, so that later changes by the caller do not affect a stored result."""
     kind = type(value)
     if kind is list:
         return [copied(item) for item in value]

@@ -1,4 +1,4 @@
-"""Pure: which of the ticks that are due are fired, and which are missed."""
+"""Decide which due ticks of a schedule fire and which are missed. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from uuid import UUID
 from .cron import SECOND, OnceRule, Rule
 
 MOST_COUNTED = 1000
-"""Missed ticks are counted up to here."""
+"""Maximum count of missed ticks."""
 MOST_AT_ONCE = 25
-"""Ticks of one schedule that are fired in one transaction."""
+"""Maximum number of ticks of one schedule that fire in one transaction."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A schedule's rule within its bounds, in microseconds since 1970."""
+    """A schedule's rule with its bounds, in microseconds since 1970."""
 
     schedule_id: UUID
     rule: Rule
@@ -29,20 +29,20 @@ class Course:
     jitter_us: int = 0
 
     def first(self, now_us: int) -> int | None:
-        """The first moment of a schedule that begins now. One that is to come once only is not
-        lost because it was written too late."""
+        """Return the first moment of a schedule that begins now. A single moment in the past still
+        counts."""
         if isinstance(self.rule, OnceRule):
             return self._bounded(as_us(self.rule.at))
         since = now_us if self.start_us is None else max(now_us, self.start_us - 1)
         return self.after(since)
 
     def after(self, moment_us: int) -> int | None:
-        """The next moment; None = it is over."""
+        """Return the next moment, or None if the schedule is over."""
         found = self.rule.next_after(as_moment(moment_us))
         return None if found is None else self._bounded(as_us(found))
 
     def newest(self, since_us: int, now_us: int) -> int:
-        """The last moment that is due, given one that is."""
+        """Return the last moment that is due, given an earlier one that is due."""
         sure = self.rule.newest_until(as_moment(now_us - self.jitter_us))
         newest = since_us if sure is None else max(since_us, self._not_over(as_us(sure)))
         while (following := self.after(newest)) is not None and self.due(following) <= now_us:
@@ -50,7 +50,8 @@ class Course:
         return newest
 
     def due(self, moment_us: int) -> int:
-        """When that tick is to be fired: the same in all clusters."""
+        """Return when the tick of this moment fires, jitter included. Every cluster gets the same
+        value."""
         if not self.jitter_us:
             return moment_us
         text = f"{self.schedule_id} {moment_us}".encode()
@@ -69,16 +70,16 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Ticks that are not fired."""
+    """Ticks that do not fire."""
 
     first_us: int
     count: int
-    """At least, where it is ``MOST_COUNTED``."""
+    """Number of ticks; ``MOST_COUNTED`` stands for that many or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """What to do about a schedule of which a tick is due."""
+    """The decision about a schedule with a due tick: moments to fire, next moment, missed ticks."""
 
     fire_us: tuple[int, ...]
     next_us: int | None
@@ -87,7 +88,7 @@ class TickPlan:
 
 @dataclass(frozen=True, slots=True)
 class Misfire:
-    """What becomes of ticks that nobody could fire in time."""
+    """Policy for ticks that were not fired in time."""
 
     policy: str
     cap: int
@@ -95,7 +96,7 @@ class Misfire:
 
 
 def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> TickPlan:
-    """Given the first moment that is due."""
+    """Decide about a schedule, given its first due moment."""
     following = course.after(moment_us)
     is_alone = following is None or course.due(following) > now_us
     newest = moment_us if is_alone else course.newest(moment_us, now_us)
@@ -112,7 +113,7 @@ def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> TickP
 
 
 def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> TickPlan:
-    """The last so many moments, in order; of these the first few now: the others are due still."""
+    """Plan the newest ``cap`` moments. The first few fire now; the others stay due."""
     kept = _from(course, cap + 1, moment_us, newest_us)
     missed = None
     if len(kept) > cap:
@@ -123,7 +124,7 @@ def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> TickPlan:
 
 
 def _from(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:
-    """Up to so many moments from the first one on, up to the newest."""
+    """Return up to ``number`` moments from the first one to the newest."""
     found = [first_us]
     while len(found) < number and (following := course.after(found[-1])) is not None:
         if following > newest_us:
@@ -133,7 +134,7 @@ def _from(course: Course, number: int, first_us: int, newest_us: int) -> list[in
 
 
 def _last(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:
-    """The last so many moments up to the newest."""
+    """Return the last ``number`` moments up to the newest."""
     back_us = SECOND // MICROSECOND
     while True:
         since = max(first_us - 1, newest_us - back_us)
@@ -148,7 +149,7 @@ def _last(course: Course, number: int, first_us: int, newest_us: int) -> list[in
 
 
 def _count(course: Course, first_us: int, end_us: int) -> int:
-    """How many moments from the first on are before the end."""
+    """Count the moments from the first one to the end, the end excluded."""
     count, moment = 0, first_us
     while moment < end_us and count < MOST_COUNTED:
         count += 1
