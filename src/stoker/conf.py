@@ -200,9 +200,11 @@ class Settings:
     )  # fmt: skip
     database_seconds: float = option(
         "DATABASE_SECONDS", 15.0, seconds(1),
-        "The deadline of every call that the cluster's own processes make to the database. They "
-        "wait for a locked row for a quarter of it, and a second at most; the server ends a "
-        "transaction of theirs that is silent for so long, or for a third of a lease.",
+        "The deadline of every call that the cluster's own processes make to the database. The "
+        "server is told of it; where PostgreSQL does not answer, the process gives the connection "
+        "up a second later. They wait for a locked row for a quarter of it, and a second at most; "
+        "the server ends a transaction of theirs that is silent for so long, or for a third of a "
+        "lease.",
     )  # fmt: skip
     reporters: tuple[NamedReporter, ...] = option(
         "REPORTERS", (), reporters,

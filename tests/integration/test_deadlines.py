@@ -1,25 +1,31 @@
 """What a cluster's own processes set on their connections, whatever the project has set."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
 
 from stoker.brokers.patience import set_deadlines
 from stoker.conf import settings_for
 from stoker.models import Job
 from stoker.models.job import NewJob
+from stoker.store import prepared
 from stoker.values.ids import new_job_id
+
+from tests.servers.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @contextmanager
-def cluster_of_a_project(*, is_cluster: bool = True, **database: Any) -> Iterator[None]:
+def cluster_of_a_project(
+    *, is_cluster: bool = True, database_seconds: float = 15.0, **database: Any
+) -> Iterator[None]:
     """Let the connection be that of a cluster's own process, where DATABASES says this."""
     before, receivers = connection.settings_dict, connection_created.receivers.copy()
     connection.close()
@@ -27,7 +33,8 @@ def cluster_of_a_project(*, is_cluster: bool = True, **database: Any) -> Iterato
     options = {**before["OPTIONS"], **database.pop("OPTIONS", {})}
     connection.settings_dict.update(database, OPTIONS=options)
     try:
-        set_deadlines(settings_for(), is_cluster=is_cluster)
+        settings = replace(settings_for(), database_seconds=database_seconds)
+        set_deadlines(settings, is_cluster=is_cluster)
         yield
     finally:
         connection.close()
@@ -84,3 +91,32 @@ def test_command_waits_for_locks_as_long_as_for_any_answer() -> None:
         assert cursor.fetchone() == ("0",)
         cursor.execute("SHOW statement_timeout")
         assert cursor.fetchone() == ("15s",)
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("moment", ["query", "commit", "prepared"])
+def test_call_ends_although_silent_peer_acknowledges_packets(moment: str) -> None:
+    if moment == "prepared" and connection.vendor != "postgresql":
+        pytest.skip("Only PostgreSQL keeps statements.")
+    given = connection.settings_dict
+    port = int(given["PORT"] or {"postgresql": 5432, "mysql": 3306}[connection.vendor])
+    with Proxy(given["HOST"], port) as proxy:
+        through = {"HOST": "127.0.0.1", "PORT": str(proxy.port)}
+        with cluster_of_a_project(database_seconds=1.0, **through):
+            connection.ensure_connection()
+            client_port = proxy.client_ports[-1]
+            with pytest.raises(OperationalError):
+                add_job(moment, lambda: proxy.silence(client_port))
+            assert Job.objects.count() == 0
+
+
+def add_job(moment: str, then: Callable[[], None]) -> None:
+    """Call ``then`` in the transaction, before the statement that is meant."""
+    with transaction.atomic():
+        Job.objects.ensure([NewJob(new_job_id(), "task", "default", 0, b"", 1.0)])
+        then()
+        if moment == "query":
+            Job.objects.count()
+        elif moment == "prepared":
+            prepared.fetch_kept(connection, "SELECT 1", {})

@@ -1,5 +1,5 @@
 """A TCP proxy in front of a server, which can lose the server's next answer or all connections, can
-go deaf, and can lose a client so that the server does not notice."""
+go deaf, and can lose a client so that the server does not notice, or the other way round."""
 
 import socket
 import threading
@@ -19,10 +19,16 @@ class Proxy:
         self._after: bytes | None = None
         self._dying: dict[int, bytes] = {}
         self._left_open: list[socket.socket] = []
+        self._silent: set[int] = set()
         self.lost = threading.Event()
         self.abandoned = threading.Event()
         self._is_open = threading.Event()
         self._is_open.set()
+
+    @property
+    def client_ports(self) -> list[int]:
+        """From which ports clients are connected, the newest last."""
+        return [client.getpeername()[1] for client, _ in self._pairs]
 
     def lose_answer_to(self, what: bytes) -> None:
         """Let the next request with these bytes reach the server, and cut the connection when the
@@ -49,6 +55,11 @@ class Proxy:
     def release(self) -> None:
         """What was held arrives."""
         self._is_open.set()
+
+    def silence(self, client_port: int) -> None:
+        """Pass nothing on between this client and the server any more. What the client sends is
+        acknowledged all the same. New connections work."""
+        self._silent.add(client_port)
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -94,10 +105,12 @@ class Proxy:
         doomed: threading.Event,
         pair: tuple[socket.socket, socket.socket],
     ) -> None:
-        client_port = source.getpeername()[1] if is_request else 0
+        client_port = pair[0].getpeername()[1]
         with suppress(OSError):
             while data := source.recv(2**16):
                 self._is_open.wait()
+                if client_port in self._silent:
+                    continue
                 if is_request and (before := self._dying.get(client_port)) and before in data:
                     del self._dying[client_port]
                     self._abandon(pair)
@@ -109,7 +122,8 @@ class Proxy:
                     self.lost.set()
                     break
                 target.sendall(data)
-        _close(pair)
+        if is_request or client_port not in self._silent:
+            _close(pair)
 
     def _abandon(self, pair: tuple[socket.socket, socket.socket]) -> None:
         client, server = pair

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 import pytest
 from django.db import connection
 
@@ -71,10 +72,14 @@ def start(folder: Path, proxy: Proxy, stack: ExitStack) -> ProcessCluster:
 
 def lose_in_transaction(cluster: ProcessCluster, role: str, proxy: Proxy) -> None:
     """Lose the connections of this process, each when it is about to commit."""
-    process = cluster.crew()[role][0]
-    for one in process.net_connections(kind="tcp4"):
-        if one.raddr and one.raddr.port == proxy.port:
-            proxy.lose_client(one.laddr.port, before=b"COMMIT")
+    for port in client_ports(cluster.crew()[role][0], proxy):
+        proxy.lose_client(port, before=b"COMMIT")
+
+
+def client_ports(process: psutil.Process, proxy: Proxy) -> list[int]:
+    """From which ports this process is connected to the proxy."""
+    connections = process.net_connections(kind="tcp4")
+    return [one.laddr.port for one in connections if one.raddr and one.raddr.port == proxy.port]
 
 
 def silent_sessions() -> int:
@@ -139,6 +144,26 @@ def test_lost_pusher_stops_no_job_without_guards(proxy: Proxy, tmp_path: Path) -
             lambda: ended(job_ids) == len(job_ids),
             lambda: f"{ended(job_ids)} of {len(job_ids)}\n{first.tail()}\n---\n{second.tail()}",
         )
+
+
+def test_connections_behind_silent_peer_are_opened_again(proxy: Proxy, tmp_path: Path) -> None:
+    """A pooler or load balancer goes on acknowledging packets, and passes nothing on. Each process
+    notices by itself: the sentinel need not replace it, and stops no running job."""
+    roles = ("pusher", "monitor", "scheduler")
+    over = tmp_path / "over"
+    with ExitStack() as stack:
+        cluster = start(tmp_path, proxy, stack)
+        long = run_until.using(max_attempts=1).enqueue(str(over))
+        assert_plain_jobs_are_recorded(time.monotonic() + 1, cluster)
+        before = {role: cluster.crew()[role] for role in roles}
+        for role in roles:
+            for port in client_ports(before[role][0], proxy):
+                proxy.silence(port)
+        assert_plain_jobs_are_recorded(time.monotonic() + 3 * LEASE_SECONDS, cluster)
+        over.touch()
+        wait_for(lambda: ended([long.id]) == 1, cluster.tail, STALL_SECONDS)
+        assert {role: cluster.crew()[role] for role in roles} == before, cluster.text()
+        assert "was killed" not in cluster.text()
 
 
 def test_transaction_that_the_server_ends_is_tried_again(tmp_path: Path) -> None:

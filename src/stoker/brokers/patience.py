@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,11 @@ LONGEST_LOCK_SECONDS = 1.0
 milliseconds, so whoever holds a row for longer is gone, or is user code."""
 SHORTEST_IDLE_SECONDS = 2
 """A transaction of ours may pause for so long between two statements, on a busy machine."""
+CLIENT_EXTRA_SECONDS = 1.0
+"""How much longer than ``DATABASE_SECONDS`` the client waits for PostgreSQL, so that the server's
+own deadline comes first wherever the server still hears us."""
+SECONDS_KEY = "STOKER_SECONDS"
+"""Where ``settings_dict`` says how long the client waits for an answer of PostgreSQL."""
 CHECK_AFTER_SECONDS = 30.0
 """A connection that was not used for so long is asked whether it still works, where Django asks."""
 
@@ -194,6 +199,8 @@ def limit_calls(connection: Any, seconds: float, session: Sequence[str] = ()) ->
         options.setdefault("connect_timeout", whole_seconds)
         options.setdefault("keepalives_idle", whole_seconds)
         options.setdefault("tcp_user_timeout", whole_seconds * 1000)
+        connection.settings_dict[SECONDS_KEY] = seconds + CLIENT_EXTRA_SECONDS
+        connection_created.connect(_limit_waits, dispatch_uid="stoker.brokers.patience")
         if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
             # Not behind a transaction pooler, where the settings would leak to other clients.
             ours = [f"-c statement_timeout={whole_seconds * 1000}", *session]
@@ -203,6 +210,37 @@ def limit_calls(connection: Any, seconds: float, session: Sequence[str] = ()) ->
             options.setdefault(name, whole_seconds)
     elif connection.vendor == "sqlite":
         options.setdefault("timeout", seconds)
+
+
+def _limit_waits(connection: Any, **_: Any) -> None:
+    """Give each wait for an answer of PostgreSQL a deadline on this side, too. A pooler or load
+    balancer may go on acknowledging packets after the server has gone: TCP notices nothing then,
+    and the server's deadlines do not reach us."""
+    seconds = connection.settings_dict.get(SECONDS_KEY)
+    driver = connection.connection
+    if seconds is None or not hasattr(driver, "wait"):
+        return
+    wait = driver.wait
+
+    def wait_within(generator: Any, *args: Any, **options: Any) -> Any:
+        return wait(until(generator, time.monotonic() + seconds), *args, **options)
+
+    def until(generator: Any, end: float) -> Generator[Any, Any, Any]:
+        """Pass on what the generator waits for. psycopg reports ten times a second, also when
+        nothing has come."""
+        try:
+            wanted = next(generator)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > end:
+                    driver.close()  # a rollback would wait for as long again
+                    message = f"PostgreSQL has not answered for {seconds:g} seconds."
+                    raise connection.Database.OperationalError(message)
+                wanted = generator.send(ready)
+        except StopIteration as over:
+            return over.value
+
+    driver.wait = wait_within
 
 
 def lock_seconds(settings: Settings) -> float:

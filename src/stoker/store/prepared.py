@@ -132,15 +132,27 @@ def fetch_kept(connection: Any, text: str, parameters: dict[str, Any]) -> list[t
 
 
 def _run(driver: Any, name: bytes, command: bytes, values: list[bytes | None]) -> Any:
-    """In the transaction that is open, or is to be."""
+    """Run the statement in the open transaction, or begin one if the session does not autocommit.
+
+    The driver waits for the answers. libpq's own functions that wait know no deadline.
+    """
     session = driver.pgconn
     if not driver.autocommit and session.transaction_status == IDLE:
-        checked(session, session.exec_(b"BEGIN"))
+        session.send_query(b"BEGIN")
+        _answer(driver)
     known = _known.setdefault(driver, set())
     if name not in known:
-        checked(session, session.prepare(name, command))
+        session.send_prepare(name, command)
+        _answer(driver)
         known.add(name)
-    return checked(session, session.exec_prepared(name, values, result_format=BINARY))
+    session.send_query_prepared(name, values, result_format=BINARY)
+    return _answer(driver)
+
+
+def _answer(driver: Any) -> Any:
+    from psycopg.generators import execute
+
+    return checked(driver.pgconn, driver.wait(execute(driver.pgconn))[-1])
 
 
 def checked(session: Any, result: Any) -> Any:
