@@ -1,1 +1,1 @@
-"""Rules over the store: who may do what only one may do."""
+"""Guards: unique jobs, locks, limits, rates and sequences."""

@@ -1,8 +1,8 @@
-"""Who may start: jobs with needs are decided about one by one, under the locks of their keys.
+"""Admission: decide at the claim which jobs with guards may start, under the locks of their keys.
 
-All of this is called within a transaction. Rows are locked in one order everywhere: the narrow row
-of a job, then keys by their ids; whoever has keys waits for no other row. See
-``docs/decisions/0015-guards-decide-at-claim.md``.
+Everything here runs within a transaction. Rows are locked in one order everywhere: first a job's
+row in its hot table, then keys by their ids. A transaction that has locked keys waits for no other
+row. See ``docs/decisions/0015-guards-decide-at-claim.md``.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ ALREADY_RUNNING = "already running"
 
 
 class Rated(NamedTuple):
-    """What is wanted of jobs with a rate."""
+    """How to admit jobs with a rate."""
 
     limit: int
-    """How many of them may be started."""
+    """Maximum number of them to start."""
     permit_us: int = 0
-    """How long their permits shall be good for, at least."""
+    """Minimum validity of their permits, in microseconds."""
     asked_at: float = 0.0
-    """When they were asked for; monotonic seconds of this process."""
+    """When the claim was requested, in monotonic seconds of this process."""
 
 
 class Admitted(NamedTuple):
-    """A job that is to be leased now."""
+    """A job to lease now."""
 
     place: Place
     fence: int = 0
-    """Higher than that of everybody who has had one of its keys."""
+    """Fencing number, higher than that of every earlier holder of one of its keys."""
     permit_seconds: float = 0.0
-    """How long after it was asked for it may be started, if it has a rate; 0 = as long as the lease
-    lasts."""
+    """Seconds after the request in which the job may start, if it has a rate; 0 = as long as the
+    lease lasts."""
     refused: str = ""
-    """Why it must not run, but end as cancelled."""
+    """Why the job must end as cancelled instead of running; "" = it may run."""
 
 
 class AdmissionResult(NamedTuple):
-    """What came of looking at ready jobs."""
+    """The decisions about a batch of ready jobs."""
 
     admitted: list[Admitted]
     turned_away: int
-    """How many wait elsewhere now."""
+    """Number of jobs that were moved to blocked or deferred."""
     has_called: bool
-    """Whether others have become ready by it."""
+    """Whether blocked jobs became ready."""
     has_met_locks: bool
     """Whether a job was deferred because another transaction holds a key that it needs."""
 
@@ -64,22 +64,23 @@ class AdmissionResult(NamedTuple):
 def admit(
     alias: str, places: Sequence[Place], room: int, rated: Rated, *, waits: bool = True
 ) -> AdmissionResult:
-    """Decide about ready jobs, some of which have needs. Those decided about are not in ready any
-    more: the caller leases those admitted, the others wait elsewhere.
+    """Decide about ready jobs, some of which have guards, and remove them from the ready table.
+
+    The caller leases the admitted jobs. The others are blocked or deferred.
 
     Args:
         alias: of the database.
-        places: their rows, locked by the caller, in the order in which they are to be started.
-        room: how many may be admitted; with the last of them, deciding ends.
-        rated: what is wanted of jobs with a rate.
-        waits: False: do not wait for keys that other transactions hold. The jobs that need them
-            are deferred for a moment, so that they do not stand in the way of those behind them.
+        places: the jobs' rows, locked by the caller, in the order in which they are to start.
+        room: maximum number of jobs to admit.
+        rated: how to admit jobs with a rate.
+        waits: whether to wait for keys that other transactions have locked. If not, the jobs that
+            need them are deferred for a moment, so that they do not delay the jobs behind them.
     """
     return _Admission(alias, places, rated, waits=waits).decide(room)
 
 
 class _Admission:
-    """One round of decisions."""
+    """The decisions of one claim."""
 
     def __init__(
         self, alias: str, places: Sequence[Place], rated: Rated, *, waits: bool = True
@@ -103,13 +104,13 @@ class _Admission:
         self._blocked: list[Blocked] = []
         self._deferred: list[Deferred] = []
         self._passed_over: dict[UUID, int] = {}
-        """Key -> how many had their turn there and could not take it, for want of another."""
+        """Key -> number of jobs that were next there but could not start because of another key."""
         self._next_weight: dict[UUID, int] = {}
-        """Key of a rate -> the weight of the next who is to start."""
+        """Key of a rate -> weight of the next job."""
         self._changed: dict[UUID, set[str]] = {}
-        """Key -> the fields that are to be written."""
+        """Key -> fields to write."""
         self._fences: dict[UUID, int] = {}
-        """Need -> its fencing number, of those that take their places."""
+        """Need -> its fencing number, for the admitted jobs."""
         self._next_fence = {key_id: key.fence for key_id, key in self._keys.items()}
         for key in GuardKey.learn(self._keys, stated):
             self._note(key, "places", "places_by", "period_us", "burst")
@@ -142,8 +143,8 @@ class _Admission:
         return AdmissionResult(admitted, turned_away, bool(called), bool(self._kept_out))
 
     def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
-        """Those that can be decided about now, and those that need keys which other transactions
-        hold."""
+        """Split the jobs into those whose keys are free to lock, and those whose keys other
+        transactions hold."""
         key_ids = {need.key_id for needed in self._needs.values() for need in needed}
         locked = GuardKey.objects.using(self._alias).lock_free(key_ids)
         free: list[Place] = []
@@ -188,7 +189,7 @@ class _Admission:
         return self._firsts[need.key_id] == need.job_id
 
     def _is_somebody_before(self, key: GuardKey, place: Place) -> bool:
-        """Whether the line of this key in this queue has one whose turn is earlier."""
+        """Return whether another job of this queue is blocked by the key and comes first."""
         line = (key.pk, place.queue)
         if line not in self._heads:
             self._heads[line] = (
@@ -200,7 +201,7 @@ class _Admission:
     # -- what follows -----------------------------------------------------------------------------
 
     def _enter(self, place: Place, needed: Iterable[StatedNeed]) -> float:
-        """Take the places. Returns how long the permit is good for."""
+        """Occupy the keys. Return for how many seconds the permit is valid."""
         permits_us = []
         at_least_us = self._rated.permit_us
         for need in needed:
@@ -219,7 +220,7 @@ class _Admission:
         return self._waited_seconds + min(permits_us) / MICROSECONDS
 
     def _give_fence(self, needed: Iterable[StatedNeed]) -> int:
-        """Higher than any that one of the keys has had; 0 without needs."""
+        """Return a fencing number above all earlier ones of these keys; 0 without keys."""
         fence = max((self._next_fence[need.key_id] for need in needed), default=0)
         for need in needed:
             self._fences[need.pk] = fence
@@ -244,7 +245,7 @@ class _Admission:
         self._heads[line] = turn if head is None else min(head, turn)
 
     def _write(self) -> set[str]:
-        """Returns the queues of those who were called by it."""
+        """Write all changes. Return the queues in which blocked jobs became ready."""
         Blocked.objects.using(self._alias).bulk_create(self._blocked)
         Deferred.objects.using(self._alias).bulk_create(self._deferred)
         Need.objects.using(self._alias).note_holders(self._fences)

@@ -1,8 +1,8 @@
-"""What holds one job back: its guards, with the keys that its arguments make of them.
+"""The guards of one job, with the keys that its arguments produce.
 
-A key is a UUID of version 8 (RFC 9562), with 122 bits of a SHA-256 over the kind of guard, what the
-key was made of, whose it is ("" = everybody's), and last its text. A NUL stands between: only the
-text may have one of its own, so none is taken for another.
+A key is a UUID of version 8 (RFC 9562): 122 bits of a SHA-256 over the kind of guard, the kind of
+key, its owner ("" = shared by all tasks) and its text. The parts are separated by NUL, which only
+the last one may contain, so that no two keys are confused.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from stoker.values.codec import NotEncodable
 
 LONGEST_NAME = 255
 FOLLOWERS = ("replace", "postpone", "after")
-"""Where a job of the same key may be enqueued that has to follow the one that runs."""
+"""Conflict policies that may enqueue a job behind the running one with the same key."""
 
 
 class UniqueClaim(NamedTuple):
-    """What an enqueue asks of the table of unique keys."""
+    """The unique key that an enqueue asks for."""
 
     key_id: UUID
     name: str
-    """For screens and errors; the key is what counts."""
+    """Readable form of the key, for screens and errors."""
     until: str
-    """ "finished" or "started"."""
+    """"finished" or "started"."""
     within_us: int
-    """0 = not at all."""
+    """Minimum time for which the key stays taken; 0 = none."""
     on_conflict: str
     delay_us: int
     longest_wait_us: int | None
     blocks_overlap: bool
-    """Whether its jobs are also in a sequence of this key (``needs_of`` has it)."""
+    """Whether its jobs are also in a sequence with this key (see ``needs_of``)."""
 
 
 def needs_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[NewNeed, ...]:
-    """The places that a job of this task, called so, needs: locks, limits, rates, sequence.
+    """Return the needs of a job with these arguments: locks, limits, rates and sequence.
 
-    Works for any task; a plain one of Django's needs none. No two have the same key: where the
-    arguments make one of two, the stricter counts.
+    Accepts any task; a plain one of Django has no needs. If the arguments give two needs the same
+    key, the stricter one is returned.
 
     Raises:
-        InvalidTaskOption: a key or weight is none.
-        NotSerializable: no key can be made of the arguments.
-        Whatever the task's own callables raise, with a note.
+        InvalidTaskOption: a key or weight is invalid.
+        NotSerializable: the arguments cannot be turned into a key.
+        Exception: any error of the task's own callables, with a note.
     """
     if not is_guarded(task):
         return ()
@@ -66,7 +66,7 @@ def needs_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple
 
 
 def unique_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> UniqueClaim | None:
-    """The key of which this job shall be the only one; None = it has none.
+    """Return the unique key of a job with these arguments, or None if it has none.
 
     Raises: as ``needs_of``.
     """
@@ -89,16 +89,17 @@ def unique_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Uniq
 
 
 def id_and_name(kind: str, key: Any) -> tuple[UUID, str]:
-    """Of the key that a text, or a task without one, is under this kind of guard."""
+    """Return id and name of the key that a text, or a task without a key, has for this kind of
+    guard."""
     made = _text_key(key) if isinstance(key, str) else _task_key(key.module_path)
     return made.id(kind), made.name(kind)
 
 
 def ids_of_unique_text(text: str, tasks: Iterable[str]) -> list[UUID]:
-    """The unique keys that a text may be: one that all tasks share, or that of one of these.
+    """Return the ids that a text can have as a unique key: the shared one, and one for each task.
 
     Args:
-        text: as a task's ``Unique`` makes it of the arguments.
+        text: as a task's ``Unique`` builds it from the arguments.
         tasks: dotted paths.
     """
     key = _text_key(text)
@@ -140,8 +141,8 @@ def _place(call: Arguments, kind: str, guard: Lock | Limit, places: int) -> Iter
 
 
 def _starts(call: Arguments, rate: Rate) -> Iterator[NewNeed]:
-    """Rates of different periods have keys of their own: what one has counted says the other
-    nothing."""
+    """Yield the need of a rate. Rates of different periods have separate keys, because their counts
+    cannot be compared."""
     key = _key(call, "rate", rate.key)
     if key is None:
         return
@@ -170,15 +171,16 @@ def _stricter(one: NewNeed, other: NewNeed) -> NewNeed:
 
 
 def _blocks_overlap(unique: Unique) -> bool:
-    """With ``until="started"`` a job that runs has given its key back: nobody follows it."""
+    """Return whether later jobs must wait for the running one. With ``until="started"`` they need
+    not."""
     return unique.on_conflict in FOLLOWERS and unique.until == "finished"
 
 
 class _GuardKey(NamedTuple):
     made_of: str
-    """What the text is: "text", "values", "arguments" or "task"."""
+    """Kind of the text: "text", "values", "arguments" or "task"."""
     owner: str
-    """The task whose own it is; "" = everybody's who writes it."""
+    """The task that the key belongs to; "" = shared by all tasks."""
     text: str
     shown: str
 
@@ -186,7 +188,7 @@ class _GuardKey(NamedTuple):
         return _hashed(f"{kind}\0{self.made_of}\0{self.owner}\0{self.text}")
 
     def name(self, kind: str, more: str = "") -> str:
-        """As a text that any database takes."""
+        """Return the key as a text that every database accepts."""
         shown = self.shown[: LONGEST_NAME - len(kind) - len(more) - 1]
         if not (shown.isascii() and shown.isprintable()):
             shown = "".join(
@@ -204,13 +206,13 @@ def _unique_key(call: Arguments, unique: Unique) -> _GuardKey | None:
 
 
 def _call_key(call: Arguments) -> _GuardKey:
-    """The task with all its arguments."""
+    """Return the key of the task with all its arguments."""
     path, text = call.task.module_path, call.written()
     return _GuardKey("arguments", path, text, f"{path} {_hashed(text).hex[:8]}")
 
 
 def _key(call: Arguments, option: str, key: Any) -> _GuardKey | None:
-    """What an option's key comes to for this job; None = it has no such guard."""
+    """Return the key that an option has for this job, or None if the job has no such guard."""
     path = call.task.module_path
     if key is None:
         return _call_key(call) if option == "lock" else _task_key(path)
@@ -256,7 +258,7 @@ def _values_key(call: Arguments, option: str, values: tuple[Any, ...]) -> _Guard
 
 @contextmanager
 def _told(call: Arguments, option: str, part: str) -> Iterator[None]:
-    """What the project's own code raises goes on, and says where it was called."""
+    """Add a note to errors of the project's own code that says which option called it."""
     try:
         yield
     except Exception as error:
@@ -268,8 +270,11 @@ def _told(call: Arguments, option: str, part: str) -> Iterator[None]:
 
 
 def _hashed(text: str) -> UUID:
-    """MariaDB takes no UUID without a version, and has an order of its own for those up to 5. Of
-    version 8 it refuses those whose ninth byte is 0x80, hence the last bit of that."""
+    """Hash a text to a UUID of version 8.
+
+    MariaDB refuses UUIDs without a version, sorts versions up to 5 in its own order, and refuses
+    version 8 with a ninth byte of 0x80; hence the last bit of that byte is set.
+    """
     digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
     number = int.from_bytes(digest[:16], "big") & ~(0xF << 76 | 0b11 << 62)
     return UUID(int=number | 8 << 76 | 0b10 << 62 | 1 << 56)
@@ -280,7 +285,7 @@ def _microseconds(delay: Seconds | None) -> int:
 
 
 class Arguments:
-    """How a task was called. They are bound to the function's parameters when first asked for."""
+    """The arguments of a call. They are bound to the function's parameters on first use."""
 
     __slots__ = ("_args", "_bound", "_kwargs", "task")
 
@@ -295,13 +300,16 @@ class Arguments:
         """Parameter -> value, defaults included, in the order of the function.
 
         Raises:
-            TypeError: the function does not take these.
+            TypeError: the function does not take these arguments.
         """
         return self._all.arguments
 
     def give_to(self, function: Callable[..., Any]) -> Any:
-        """Call a function with those of the arguments that it names, defaults included; with all of
-        them if it takes whatever comes. However the job was enqueued, it is called the same way."""
+        """Call a function with the arguments that it names, or with all if it takes ``*args`` or
+        ``**kwargs``.
+
+        Defaults are included, so the call does not depend on how the job was enqueued.
+        """
         wanted = wanted_by(function)
         if wanted is None:
             return function(*self._all.args, **self._all.kwargs)
@@ -318,13 +326,13 @@ class Arguments:
         return self._bound
 
     def written(self) -> str:
-        """The same text for the same call, however it was written, and another for any other.
+        """Return a text that is the same for equal calls and differs for all others.
 
-        What travels differently is different: 1, 1.0, True and "1"; a list and a tuple; one moment
-        in two zones.
+        Values that are serialised differently differ: 1, 1.0, True and "1"; a list and a tuple; the
+        same moment in two time zones.
 
         Raises:
-            NotSerializable: no text can be made of an argument, which is named.
+            NotSerializable: an argument cannot be written; the message names it.
         """
         return write([self._one(name, value) for name, value in self.by_name.items()])
 
@@ -346,17 +354,17 @@ class Arguments:
 ANYTHING = Signature(
     [Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)]
 )
-"""Stands in for the signature of a function whose own can't be had."""
+"""Signature for functions without a readable one."""
 
 
 def write(encoded: Any) -> str:
-    """What ``codec.encode`` gave, as text that does not depend on the order of dicts."""
+    """Return encoded values as text that does not depend on the order of dicts."""
     text = _to_text(encoded)
     return _to_text(_sorted(encoded)) if '{"$dict":' in text else text
 
 
 def problem_of(refusal: NotEncodable) -> str:
-    """The predicate of a sentence about what cannot be part of a key."""
+    """Return the predicate of a sentence about a value that cannot be part of a key."""
     if refusal.problem:
         return refusal.problem
     kind = type(refusal.value).__qualname__
@@ -367,7 +375,7 @@ def problem_of(refusal: NotEncodable) -> str:
 
 
 def _sorted(encoded: Any) -> Any:
-    """With the pairs of each dict that had to be written as such in the order of their text."""
+    """Sort the pairs of dicts that are encoded as lists of pairs."""
     if isinstance(encoded, dict):
         values = {key: _sorted(value) for key, value in encoded.items()}
         if len(values) == 1 and "$dict" in values:

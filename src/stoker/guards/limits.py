@@ -1,4 +1,4 @@
-"""Change how many jobs may run at once under a key, while they run."""
+"""Change a limit while jobs run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from .keys import id_and_name
 
 
 def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "default") -> None:
-    """Let at most ``n`` jobs with ``limit=Limit(..., key)`` run at once, from now on and whatever
-    their tasks say. Who runs already goes on; who waits and has room now is called.
+    """Override how many jobs with ``limit=Limit(..., key)`` may run at once, whatever their tasks
+    say.
+
+    Running jobs go on. Blocked jobs that now fit become ready.
 
     Args:
-        key: the text that the key of the limit comes to, as in ``"tenant:7"``; or a task, whose
-            limit has no key.
-        n: 0 = none may start; None = as the newest job's task says again.
-        backend: the entry of ``TASKS`` whose jobs are meant.
+        key: the text of the limit's key, as in ``"tenant:7"``; or a task, whose limit has no key.
+        n: 0 = none may start; None = remove the override.
+        backend: an alias in ``TASKS``.
 
     Raises:
         TypeError, ValueError: an argument cannot be used.
-        ConfigurationError: the backend's broker keeps no guards.
-        BrokerUnavailable, NotMigrated: it could not be stored.
+        ConfigurationError: the backend's broker does not support guards.
+        BrokerUnavailable, NotMigrated: the limit could not be stored.
     """
     if n is not None and (type(n) is not int or n < 0):
         raise ValueError(f"n={n!r}: write a whole number from 0 on, or None.")

@@ -1,8 +1,7 @@
-"""Sequences that the failure of a job has halted: its need keeps the place until somebody says what
-becomes of the dead letter.
+"""Halted sequences: a failed job keeps its place until its dead letter is requeued or discarded.
 
-All of this is called within a transaction. Keys are locked before any dead letter is written, as
-finishing does it.
+Everything here runs within a transaction. Keys are locked before dead letters are written, in the
+same order as when jobs are recorded.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ MOST_GUARDS = 64
 
 
 def pass_on(alias: str, from_job_id: UUID, to_job_id: UUID) -> set[str]:
-    """Let a new job have the place in which the failed one halts its sequence: it comes before all
-    that wait. Where the new job is of another sequence, the old one goes on.
+    """Pass the place of a failed job in its halted sequence to a new job, which then runs first.
+
+    If the new job belongs to another sequence, the old sequence goes on.
 
     Returns:
-        The queues in which somebody's turn has come.
+        The queues in which blocked jobs became ready.
     """
     halting = _halting(alias, [from_job_id])
     if not halting:
@@ -43,10 +43,10 @@ def pass_on(alias: str, from_job_id: UUID, to_job_id: UUID) -> set[str]:
 
 
 def let_go(alias: str, job_ids: Collection[UUID]) -> set[str]:
-    """Let the sequences go on that these failed jobs halt.
+    """Resume the sequences that these failed jobs halt.
 
     Returns:
-        The queues in which somebody's turn has come.
+        The queues in which blocked jobs became ready.
     """
     halting = _halting(alias, job_ids)
     keys = GuardKey.objects.using(alias).lock({need.key_id for need in halting})
@@ -58,13 +58,13 @@ def let_go(alias: str, job_ids: Collection[UUID]) -> set[str]:
 
 
 def halts_of(alias: str, job_id: UUID) -> list[Need]:
-    """The needs by which this job, which waits, has the place in a sequence that it was passed."""
+    """Return the needs of a waiting job that hold the place in a halted sequence."""
     return [need for need in _halting(alias, [job_id]) if need.holds is not None]
 
 
 def halt_again(alias: str, passed: Collection[Need], job_id: UUID) -> None:
-    """The job to which that place was passed has been withdrawn, in the open transaction: this one,
-    which failed, halts the sequence again."""
+    """Give the place in a sequence back to the failed job, after its requeue was withdrawn in this
+    transaction."""
     GuardKey.objects.using(alias).lock({need.key_id for need in passed})
     for need in passed:
         number = need.pk.int - need.job_id.int

@@ -1,6 +1,7 @@
-"""What guards need from time to time: rates whose moment has come, and what a crash or a hand in
-the tables has left behind. Each look locks its keys and decides then; keys that another transaction
-holds wait for the next look.
+"""Upkeep of guards: rates that are due, and leftovers of crashes or of edited tables.
+
+Each function locks its keys before it decides. Keys that other transactions hold are left to the
+next run.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ KEYS_AT_ONCE = 200
 
 
 def call_due(alias: str, rated_limit: int) -> int:
-    """Call the next jobs of rates that have a permit again, and those whose turn was missed while
-    somebody held them. Returns how many keys were looked after.
+    """Make jobs ready whose rate has a permit again, and jobs whose turn was missed while a row was
+    locked.
+
+    Returns the number of keys that were checked.
 
     Args:
         alias: of the database.
-        rated_limit: how many jobs of each rate to call; with 0 no rate is looked at.
+        rated_limit: maximum number of jobs per rate; with 0 no rate is checked.
     """
     due = GuardKey.objects.using(alias).filter(due_us__lte=DatabaseNow())
     if not rated_limit:
@@ -62,16 +65,16 @@ def _call_rated(alias: str, key: GuardKey, now_us: int, limit: int) -> None:
 def sweep_keys(
     alias: str, after: UUID | None, limit: int, *, only_lines: bool
 ) -> tuple[int, UUID | None]:
-    """Take places from those that do not run any more, and call the next where one is free.
+    """Free places of jobs that no longer run, and make blocked jobs ready where there is room.
 
     Args:
         alias: of the database.
-        after: the last key that was looked at; None = begin.
-        limit: how many keys to look at.
-        only_lines: at those that have a line only; else those that nobody needs are forgotten, too.
+        after: the last key of the previous page; None = the first page.
+        limit: maximum number of keys.
+        only_lines: check only keys with blocked jobs; else unused keys are also deleted.
 
     Returns:
-        How many places were taken back, and the last key of these; None when there are no more.
+        The number of freed places, and the last key of this page; None after the last page.
     """
     later = GuardKey.objects.using(alias).order_by("pk")
     if after is not None:
@@ -86,11 +89,13 @@ def sweep_keys(
 
 
 def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
-    """Under these keys, take places from those that do not run any more, and call the next where
-    one is free. Returns how many places were taken back.
+    """Free places of jobs that no longer run under these keys, and make blocked jobs ready where
+    there is room.
+
+    Returns the number of freed places.
 
     Args:
-        forgets: whether keys that nobody needs are deleted.
+        forgets: whether to delete unused keys.
     """
     with deciding(alias):
         keys = GuardKey.objects.using(alias).lock(key_ids, waits=False)
@@ -104,10 +109,10 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
 
 
 def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
-    """Call the next jobs under these keys, where there is room: their turn may have been missed.
+    """Make blocked jobs ready under these keys where there is room, in case their turn was missed.
 
     Returns:
-        The queues in which somebody's turn has come.
+        The queues in which blocked jobs became ready.
     """
     with deciding(alias):
         return _call_where_room(alias, GuardKey.objects.using(alias).lock(key_ids))
@@ -133,7 +138,8 @@ def _call_where_room(alias: str, keys: Mapping[UUID, GuardKey]) -> set[str]:
 def _stale_places(
     alias: str, keys: dict[UUID, GuardKey], holders: dict[UUID, set[UUID]]
 ) -> list[UUID]:
-    """Needs whose place nobody uses: their job is not claimed; in a sequence, it has ended."""
+    """Return the needs that hold a place although their job is not claimed, or, in a sequence, has
+    ended."""
     job_ids = {job_id for key_id in keys for job_id in holders[key_id]}
     claimed = Claimed.objects.using(alias)
     running = set(with_keys(claimed, job_ids).values_list("pk", flat=True))
@@ -148,10 +154,9 @@ def _stale_places(
 
 
 def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
-    """Delete needs of jobs that have ended or are gone, but for those that halt a sequence until
-    somebody says what becomes of their dead letter.
+    """Delete the needs of jobs that have ended or are gone, except those that halt a sequence.
 
-    Args and returns: as ``sweep_keys``, with the ids of needs.
+    Arguments and return value are those of ``sweep_keys``, with ids of needs.
     """
     later = Need.objects.using(alias).order_by("pk")
     if after is not None:
@@ -167,6 +172,6 @@ def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID 
 
 
 def _alive(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Those of these jobs that have not ended."""
+    """Return the jobs that have not ended."""
     jobs = with_keys(Job.objects.using(alias).filter(status=None), job_ids)
     return set(jobs.values_list("pk", flat=True))

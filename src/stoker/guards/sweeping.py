@@ -1,6 +1,7 @@
-"""The part of upkeep that looks after guards: places that nobody uses are taken back, and who waits
-where there is room is called. Claims and finishes do so by themselves; this is for what a crash, a
-changed limit or a hand in the tables has left behind.
+"""The part of upkeep that repairs guards: it frees unused places and makes blocked jobs ready.
+
+Claims and recorded outcomes do so on their own. This repairs what a crash, a changed limit or an
+edited table has left behind.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from . import sweep as guard_upkeep
 
 AT_ONCE = 200
 ALL_SECONDS = 3600.0
-"""How often keys without a line and needs of past jobs are looked through."""
+"""How often keys without blocked jobs and needs of past jobs are checked."""
 
 Page = Callable[[UUID | None], tuple[int, UUID | None]]
 
 
 class GuardSweep:
-    """One store's guards.
+    """The guards of one store.
 
     Args:
-        beat: called again and again: a sign of life.
+        beat: called after each page, as a heartbeat.
     """
 
     def __init__(self, settings: Settings, broker: Broker, beat: Callable[[], None]) -> None:
@@ -36,8 +37,10 @@ class GuardSweep:
         self._all_at = 0.0
 
     def sweep(self) -> int:
-        """Look after all keys that have a line; now and then after everything. Returns how many
-        places were taken back."""
+        """Repair all keys with blocked jobs, and once an hour all keys and needs.
+
+        Returns the number of freed places.
+        """
         if not self._broker.capabilities.guards:
             return 0
         freed = self._look_through(

@@ -1,6 +1,6 @@
-"""Unique jobs: who gets a key is decided when a job is enqueued, in its transaction.
+"""Unique jobs: decide at the enqueue, in its transaction, which job gets a key.
 
-What the job that has a key does, and what becomes of a newcomer:
+The outcome depends on the job that has the key and on the new job's ``on_conflict``:
 
 ::
 
@@ -10,11 +10,11 @@ What the job that has a key does, and what becomes of a newcomer:
     is over, but within is not          kept    -                    kept     refused
     is over                             takes the key
 
-With ``until="started"`` a job is over once it was started. One that waits is held until this
-transaction has ended: it cannot start before what its newcomer's caller writes is committed.
+With ``until="started"`` a job is over once it has started. A waiting job is held until this
+transaction ends, so that it does not start before the data of the new job's caller is committed.
 
-Nothing is decided on what was seen before a wait for a lock: look, hold, look again. And a key is
-taken by statements that change nothing if somebody was quicker.
+After waiting for a lock, the key is always read again. Keys are taken by conditional statements,
+which change nothing if another transaction was faster.
 """
 
 from __future__ import annotations
@@ -40,67 +40,66 @@ from stoker.store.waiting import Held, hold
 from .keys import UniqueClaim
 
 CHANGES = ("replace", "postpone")
-"""What changes the job that waits."""
+"""Policies that change the waiting job."""
 FOLLOWS = ("replace", "postpone", "after")
-"""What lets a job follow the one that runs."""
+"""Policies that enqueue a job behind the running one."""
 LONGEST_IDENTITY = 255
 ROUNDS = 20
-"""Looks at a key before giving up. Two or three are usual; each further one means that its job went
-on in that very moment."""
+"""Maximum number of reads of a key. Two or three are usual; more mean that its job changed its
+state in between."""
 
 
 class KeyInMotion(BrokerUnavailable):
-    """In a new transaction it may be found at rest."""
+    """A key changed between every read and write. A retry in a new transaction may succeed."""
 
 
 class Fate(Enum):
     ENQUEUED = "enqueued"
-    """The key is the newcomer's."""
+    """The new job has the key."""
     KEPT = "kept"
-    """The job that is there stays as it is."""
+    """The existing job is unchanged."""
     CHANGED = "changed"
-    """The job that is there waits, and shall be what the newcomer says."""
+    """The existing job waits and takes over the new job's arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """About one key."""
+    """The decision about one key."""
 
     fate: Fate
     job_id: UUID
-    """The newcomer's, or that of the job which is there."""
+    """The new job's id, or the existing job's."""
     taken_us: int
-    """When the job of this key was enqueued first, on the database's clock."""
+    """When the first job with this key was enqueued, on the database's clock."""
     seen: KeySeen | None = None
-    """What the job that is there did."""
+    """State of the existing job."""
     held: Held | None = None
-    """Where it waits, if it had to be held."""
+    """The existing job's row, if it had to be locked."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What is to be done after a look."""
+    """Writes to make after a read."""
 
     takings: list[tuple[Taking, Condition]] = field(default_factory=list)
     to_hold: dict[bool, dict[UUID, str]] = field(default_factory=dict)
-    """Whether alone -> job id -> where it waits."""
+    """Whether the lock is exclusive -> job id -> table in which the job waits."""
 
 
 class Keys:
-    """Keys that are asked for together.
+    """Unique keys that one enqueue asks for.
 
     Args:
         alias: of the database.
-        wanted: key -> what is asked of it, and the id that the new job would have.
-        holds: whether jobs that are kept are held, too. Outside of a transaction there is nothing
-            that they would not see.
+        wanted: key -> claim, and the id that the new job would have.
+        holds: whether to lock jobs that are kept, too. Not needed outside of a transaction.
     """
 
     def __init__(
         self, alias: str, wanted: Mapping[UUID, tuple[UniqueClaim, UUID]], *, holds: bool
     ) -> None:
         self.now_us = 0
-        """The time of the last look, on the database's clock."""
+        """Time of the last read, on the database's clock."""
         self._alias = alias
         self._keys = UniqueKey.objects.using(alias)
         self._open = dict(wanted)
@@ -114,7 +113,7 @@ class Keys:
         return not self._open
 
     def look(self) -> None:
-        """See whose the keys are, and decide what can be decided on that alone."""
+        """Read the keys, and decide where no write is needed."""
         plan = _Plan()
         self.now_us, seen = self._keys.look(self._open) if self._open else (0, {})
         for key_id, (claim, job_id) in list(self._open.items()):
@@ -135,11 +134,12 @@ class Keys:
         self._plan = plan
 
     def decide(self) -> None:
-        """Take the keys that are free, and hold the jobs that wait under the others, in the open
-        transaction. A look from before it is good enough to begin with.
+        """Take the free keys and lock the waiting jobs of the others, in the open transaction.
+
+        Starts from an earlier ``look()`` if there is one.
 
         Raises:
-            KeyInMotion: a key was never what it had seemed to be.
+            KeyInMotion: a key changed between every read and write.
         """
         for _ in range(ROUNDS):
             if self._plan is None:
@@ -154,13 +154,14 @@ class Keys:
         )
 
     def only_taking(self) -> tuple[Taking, Condition] | None:
-        """What the look has come to, where that is to take one key and nothing else."""
+        """Return the key to take, if the last read requires that one write only."""
         if self._plan is None or len(self._open) != 1 or len(self._plan.takings) != 1:
             return None
         return self._plan.takings[0]
 
     def take_and_add(self, job: NewJob, identity: str) -> bool:
-        """Do that, and add the job, where one statement can. Returns whether it is done."""
+        """Take the key and insert the job in one statement, where possible. Return whether it was
+        done."""
         taking = self.only_taking()
         if taking is None or not self._keys.take_and_add(*taking, job, identity):
             return False
@@ -184,7 +185,7 @@ class Keys:
                 self._are_ours(takings)
 
     def _keep_or_hold(self, key: KeySeen, claim: UniqueClaim, plan: _Plan) -> None:
-        """What is held by now, or need not be, is decided; the others are looked at once more."""
+        """Decide about a key whose job is locked or need not be; else plan to lock the job."""
         changes = claim.on_conflict in CHANGES
         held = self._held.get(key.job_id)
         if held is not None and held.table == key.waits:
@@ -196,7 +197,8 @@ class Keys:
             plan.to_hold.setdefault(changes, {})[key.job_id] = key.waits
 
     def _may_be_taken(self, key: KeySeen, claim: UniqueClaim) -> Condition | None:
-        """On what condition the key is taken from its job; None = it is not."""
+        """Return the condition on which the key may be taken from its job, or None if it may
+        not."""
         if claim.until == "finished" and key.is_alive:
             return NO_MATTER_WHAT if claim.on_conflict in FOLLOWS else None
         if key.until_us > self.now_us:
@@ -217,14 +219,16 @@ class Keys:
 
 
 def identity_of(claim: UniqueClaim) -> str:
-    """The logical job, under which its dead letter is kept: the name to be read, the key because a
-    collation may make two names one."""
+    """Return the identity under which a job's dead letter is stored: the key's name and its id.
+
+    The id is included because a collation may treat two names as equal.
+    """
     key = claim.key_id.hex
     return f"{claim.name[: LONGEST_IDENTITY - len(key) - 1]} {key}"
 
 
 def _waits(key: KeySeen, claim: UniqueClaim) -> bool:
-    """Whether its job waits, and has the key for that."""
+    """Return whether the key's job waits and has the key for that reason."""
     if claim.until == "finished":
         return key.is_alive and key.waits is not None
     return key.waits_for_its_first_attempt

@@ -1,4 +1,4 @@
-"""One taking of a lock: whose it is, and until when, as far as this process can tell by itself."""
+"""A lock that this process has taken: its owner, and its lease by this process's own clock."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stoker.signals import tell
 
 RENEWALS_PER_LEASE = 3
 LONGEST_PAUSE_SECONDS = 1.0
-"""Between a renewal that failed and the next try."""
+"""Maximum pause between a failed renewal and the next one."""
 CALL_SECONDS = 5
-"""How long one renewal may take: those of other locks wait for it."""
+"""Time-out of one renewal. The renewals of other locks wait for it."""
 TOO_LATE = "its lease ended before it was renewed"
 
 
 @dataclass(frozen=True, slots=True)
 class LockTerms:
-    """What a lock was made with: all that stays the same from one taking to the next."""
+    """The arguments that a lock was created with."""
 
     name: str
     key: str
@@ -36,19 +36,20 @@ class LockTerms:
 
     @property
     def margin_seconds(self) -> float:
-        """With less than this left, a renewal was due long ago: the lock may be gone any moment."""
+        """If less than this is left of the lease, a renewal is overdue and the lock may be lost
+        soon."""
         return self.lease_seconds / RENEWALS_PER_LEASE
 
 
 class Holding:
-    """A lock that was taken, and what became of it.
+    """A lock that was taken, and its state.
 
-    The lease counts from before the store was asked, so it ends here before it ends there. What has
-    ended here stays ended, even if the store would still renew it.
+    The lease counts from before the request to the store, so it ends here before it ends there.
+    Once it has ended here, a later renewal in the store does not revive it.
 
     Args:
-        asked_at: by ``clock.now()``, just before the store was asked.
-        is_renewed: False for a lock that nobody else can see; its lease does not end.
+        asked_at: value of ``now()`` just before the request.
+        is_renewed: False for a lock that no other connection can see; its lease does not end.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class Holding:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process took it: a forked child must leave alone what its parent has."""
+        """Whether this process took the lock. A forked child must not touch its parent's locks."""
         return self._pid == os.getpid()
 
     @property
     def is_over(self) -> bool:
-        """Whether it was released, or is known to be lost."""
+        """Whether the lock was released or is known to be lost."""
         return self._is_released or bool(self._lost_because)
 
     @property
@@ -80,17 +81,17 @@ class Holding:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the lock is surely ours for a while yet."""
+        """Whether the lock is held with time to spare."""
         return self.is_alive and now() < self._ends_at - self.terms.margin_seconds
 
     @property
     def seconds_left(self) -> float:
-        """Until the lease ends."""
+        """Seconds until the lease ends."""
         return max(0.0, self._ends_at - now())
 
     @property
     def why_over(self) -> str:
-        """For the sentence of an error; empty while it is held."""
+        """Reason for error messages; empty while the lock is held."""
         if self.is_alive:
             return ""
         if not self.is_ours:
@@ -100,7 +101,7 @@ class Holding:
         return self._lost_because or TOO_LATE
 
     def end(self) -> bool:
-        """It is given back: no renewal from now on. Whether it was held until now."""
+        """Stop renewing the lease. Return whether the lock was held until now."""
         was_alive = self.is_alive
         if not was_alive and not self.is_over and self.is_ours:
             self._lose(TOO_LATE)
@@ -108,7 +109,7 @@ class Holding:
         return was_alive
 
     def renew(self) -> None:
-        """Start the lease anew; note it when the lock turns out to be lost."""
+        """Renew the lease, and note if the lock turns out to be lost."""
         asked_at = now()
         if asked_at >= self._ends_at:
             self._lose(TOO_LATE)
@@ -154,7 +155,7 @@ class Renewal:
         self._thread: threading.Thread | None = None
 
     def watch(self, holding: Holding) -> None:
-        """Renew this from now on."""
+        """Start renewing this lock."""
         with self._changed:
             self._held.add(holding)
             if self._thread is None:
@@ -166,12 +167,12 @@ class Renewal:
                 self._changed.notify()
 
     def forget(self, holding: Holding) -> None:
-        """Renew this no more."""
+        """Stop renewing this lock."""
         with self._changed:
             self._held.discard(holding)
 
     def renew_due(self) -> None:
-        """Renew what needs it."""
+        """Renew the locks that are due."""
         with self._changed:
             due = [one for one in self._held if one.renew_at <= now() and not one.is_over]
         for holding in due:
@@ -183,7 +184,7 @@ class Renewal:
                 holding.terms.find_store().rest()
 
     def seconds_to_next(self) -> float | None:
-        """None when nothing is held."""
+        """Return the seconds until the next renewal, or None if no lock is held."""
         moments = [holding.renew_at for holding in self._held]
         return max(0.0, min(moments) - now()) if moments else None
 
@@ -199,7 +200,7 @@ class Renewal:
 
 
 renewal = Renewal()
-"""This process's."""
+"""The renewal thread of this process."""
 
 
 def _begin_anew() -> None:
@@ -215,8 +216,8 @@ _COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now() -> float:
-    """Seconds since some moment in the past. Never steps back, and on Linux goes on while the
-    machine sleeps: a laptop that was closed for an hour must not believe in its old lease."""
+    """Return monotonic seconds. On Linux they include the time for which the machine was suspended,
+    so that a lease ends while a laptop is closed."""
     if _COUNTS_SLEEP is None:
         return time.monotonic()
     return time.clock_gettime(_COUNTS_SLEEP)

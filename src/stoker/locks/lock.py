@@ -1,4 +1,4 @@
-"""``stoker.lock()``: one holder at a time, whatever process or host it is in."""
+"""``stoker.lock()``: a distributed lock with one holder at a time, across processes and hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lock(
     cache: str | None = None,
     backend: str = "default",
 ) -> NamedLock:
-    """A lock that one holder at a time can have, over all processes and hosts::
+    """Return a lock that has one holder at a time, across all processes and hosts::
 
         with stoker.lock(f"feed:{feed_id}") as held:
             ...
@@ -50,25 +50,24 @@ def lock(
         async with stoker.lock("report", wait=5):
             ...
 
-    Its lease is renewed in the background for as long as the holder's process lives, so it never
-    ends under a holder that is only slow; when the process dies, the lock is free one lease later.
+    The lease is renewed in the background while the holder's process lives, so a slow holder does
+    not lose the lock. If the process dies, the lock is free one lease later.
 
     Args:
-        name: any string that is not empty; what begins with "stoker:" is Stoker's own.
-        wait: seconds (or a timedelta) to wait while another has it; 0 = do not, None = for ever.
+        name: any string that is not empty; names that begin with "stoker:" are reserved.
+        wait: seconds or a timedelta to wait for the lock; 0 = do not wait, None = for ever.
         lease: seconds for which the lock outlives its holder; at least 1.
-        steal_after: take the lock from a living holder that has had it for so many seconds.
-            It learns of that at its next renewal, after a third of its lease at most.
+        steal_after: take the lock from a living holder that has held it for this many seconds.
+            The holder notices at its next renewal, at the latest after a third of its lease.
         cache: keep the lock in this cache of ``CACHES`` instead of the database.
-        backend: the entry of ``TASKS`` whose database keeps the lock, where no cache is named.
+        backend: the alias in ``TASKS`` whose database keeps the lock, if no cache is named.
 
     Returns:
-        An object for ``with``, ``async with``, ``acquire()`` and ``release()``. It may be used
-        again and again, but is had once at a time: two objects of one name exclude one another,
-        in the same thread too.
+        An object for ``with``, ``async with``, ``acquire()`` and ``release()``. It is reusable but
+        not re-entrant: two objects with one name exclude each other, even in the same thread.
 
     Raises:
-        TypeError, ValueError: when an argument cannot be used.
+        TypeError, ValueError: an argument cannot be used.
     """
     refuse_bad_name(name)
     return NamedLock(
@@ -84,7 +83,7 @@ def lock(
 
 
 LONGEST_KEY = 120
-"""Memcached takes 250 characters, of which the project's prefix and version are some."""
+"""Memcached accepts keys of 250 characters, including the project's prefix and version."""
 RESERVED = "stoker:"
 
 # Lower case only: MariaDB holds "Feed" and "feed" for the same. No blanks: memcached cannot have
@@ -95,8 +94,10 @@ _SEEN_OF_NAME = 60
 
 
 def key_of(name: str) -> str:
-    """A key of at most ``LONGEST_KEY`` characters, different for every name: the name itself where
-    that is safe anywhere, else its beginning and a hash of all of it."""
+    """Return a unique key for a name, of at most ``LONGEST_KEY`` characters.
+
+    It is the name itself if every store accepts it, else the beginning of the name and a hash.
+    """
     if len(name) <= LONGEST_KEY and _SAFE.fullmatch(name):
         return name
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
@@ -104,7 +105,7 @@ def key_of(name: str) -> str:
 
 
 def refuse_bad_name(name: object) -> None:
-    """Raises TypeError or ValueError for what cannot be the name of a lock."""
+    """Raise TypeError or ValueError if this cannot be the name of a lock."""
     if not isinstance(name, str):
         raise TypeError(
             f"The name of a lock is a string, but this is {name!r}. "
@@ -126,11 +127,12 @@ class _Given(Enum):
 WHEN_MADE: Final = _Given.WHEN_MADE
 
 _under_way: set[asyncio.Future[Any]] = set()
-"""What goes on after a coroutine was cancelled: an event loop remembers its tasks only weakly."""
+"""Futures that outlive a cancelled coroutine. An event loop keeps only weak references to its
+tasks."""
 
 
 class NamedLock:
-    """What ``stoker.lock()`` returns."""
+    """The object that ``stoker.lock()`` returns."""
 
     def __init__(self, terms: LockTerms) -> None:
         self._terms = terms
@@ -146,32 +148,35 @@ class NamedLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is ours now, as far as can be told without asking the store.
+        """Whether this object holds the lock, as far as this process knows without asking the
+        store.
 
-        It says no before the lease ends, however long this process was stopped or paused. Of a lock
-        that was taken away (``steal_after``, or a cache that forgot it) it learns at the next
-        renewal, a third of a lease later at most.
+        It becomes False before the lease ends, even if this process was paused. If the lock was
+        stolen (``steal_after``) or evicted from a cache, it becomes False at the next renewal, at
+        the latest after a third of the lease.
         """
         return self._holding is not None and self._holding.is_alive
 
     @property
     def fence(self) -> int:
-        """The number of this taking of the lock: every later holder has a higher one. Write it with
-        what you write, and refuse lower ones: then a holder that lost the lock and does not know it
-        yet can spoil nothing. It stays what it was when the lock is lost or released.
+        """Fencing number of this acquisition. Every later holder has a higher one.
+
+        Store it with your writes and refuse lower ones: then a holder that has lost the lock
+        without noticing cannot overwrite newer data. It keeps its value after the lock is lost or
+        released.
 
         Raises:
-            LockMisused: when the lock has not been taken yet.
+            LockMisused: the lock has not been taken yet.
         """
         if self._holding is None:
             raise LockMisused(f"The lock {self.name!r} has no fence before it is taken.")
         return self._holding.fence
 
     def check(self) -> None:
-        """Go on only if the lock is still ours; asks nobody, so it costs nothing (see ``is_held``).
+        """Raise LockLost unless the lock is still held. Does not ask the store (see ``is_held``).
 
         Raises:
-            LockLost: when it is not; the sentence says why.
+            LockLost: the lock is not held; the message says why.
         """
         if self._holding is None:
             raise LockLost(f"The lock {self.name!r} is not held: it was not taken.")
@@ -184,16 +189,17 @@ class NamedLock:
         """Take the lock.
 
         Args:
-            wait: seconds to wait for it, None = for ever; when left out, as the lock was made.
+            wait: seconds to wait for it, None = for ever; by default the lock's own ``wait``.
 
         Returns:
-            Whether it is ours now.
+            Whether the lock was taken.
 
         Raises:
-            LockMisused: when this object has the lock already, or is waiting for it.
-            TransactionManagementError: inside a transaction, which would hide it from others.
-            ConfigurationError: when the cache cannot keep locks.
-            NotMigrated, BrokerUnavailable: when the database cannot.
+            LockMisused: this object already has the lock or is waiting for it.
+            TransactionManagementError: a transaction is open, which would hide the lock from
+                others.
+            ConfigurationError: the cache cannot keep locks.
+            NotMigrated, BrokerUnavailable: the database cannot keep it.
         """
         next_pauses = pauses(self._seconds_to_wait(wait))
         self._begin()
@@ -208,7 +214,7 @@ class NamedLock:
             self._is_being_taken.release()
 
     async def aacquire(self, wait: Seconds | _Given | None = WHEN_MADE) -> bool:
-        """As ``acquire()``. When it is cancelled, the lock is not left taken."""
+        """Async version of ``acquire()``. If it is cancelled, the lock is released."""
         next_pauses = pauses(self._seconds_to_wait(wait))
         self._begin()
         try:
@@ -222,7 +228,7 @@ class NamedLock:
             self._is_being_taken.release()
 
     def __enter__(self) -> Self:
-        """Raises LockBusy when another has the lock."""
+        """Take the lock. Raises LockBusy if another holder has it."""
         if not self.acquire():
             raise self._busy()
         return self
@@ -235,11 +241,11 @@ class NamedLock:
     # -- giving back ------------------------------------------------------------------------------
 
     def release(self) -> bool:
-        """Give the lock back. Only our own: what another has by now stays as it is.
+        """Release the lock, unless another holder has it by now.
 
         Returns:
-            Whether it was ours until now and is free now. False when it was lost before, and when
-            the store could not be reached: then it is free when its lease ends.
+            Whether the lock was held until now and is free. False if it was lost before, or if the
+            store could not be reached: then it becomes free when its lease ends.
         """
         holding = self._holding
         if holding is None or not holding.is_ours:
@@ -258,7 +264,7 @@ class NamedLock:
         return False
 
     async def arelease(self) -> bool:
-        """As ``release()``."""
+        """Async version of ``release()``."""
         # To its end, even when it is cancelled meanwhile.
         return bool(await asyncio.shield(_start(sync_to_async(self.release)())))
 
@@ -312,7 +318,7 @@ class NamedLock:
             raise
 
     def _ask(self, owner: UUID) -> Holding | None:
-        """The lock, if we got it."""
+        """Ask the store for the lock. Return None if another holder has it."""
         terms, store = self._terms, self._terms.find_store()
         claim = LockClaim(terms.key, owner, terms.lease_seconds, terms.steal_after_seconds)
         asked_at = clock.now()
@@ -371,11 +377,11 @@ LONGEST_SECONDS = 0.25
 GROWTH = 1.5
 
 Seconds = float | timedelta
-"""What users give: a number, or a timedelta."""
+"""A duration from a user: a number of seconds, or a timedelta."""
 
 
 def pauses(wait_seconds: float | None) -> Iterator[float]:
-    """Pauses that grow, until the time is over, counted from now; None = for ever."""
+    """Yield growing pauses until the time is over; None = for ever."""
     return _pauses(float("inf") if wait_seconds is None else clock.now() + wait_seconds)
 
 
@@ -388,10 +394,10 @@ def _pauses(until: float) -> Iterator[float]:
 
 
 def checked_seconds(name: str, value: Seconds | None, minimum: float = 0.0) -> float:
-    """The seconds in what a user gave.
+    """Return a duration from a user in seconds.
 
     Raises:
-        ValueError: when it is no time, or too short.
+        ValueError: the value is not a duration, or is too short.
     """
     try:
         return float(seconds(minimum)(value))
@@ -400,5 +406,5 @@ def checked_seconds(name: str, value: Seconds | None, minimum: float = 0.0) -> f
 
 
 def checked_if_given(name: str, value: Seconds | None) -> float | None:
-    """The same, where None is a choice."""
+    """Return a duration in seconds, or None if the value is None."""
     return None if value is None else checked_seconds(name, value)

@@ -1,5 +1,7 @@
-"""The part of upkeep that removes rows that stand for nothing any more: of named locks and of
-unique keys, one for each name. They do no harm; they only grow in number.
+"""The part of upkeep that deletes unused rows, such as those of released locks and free unique
+keys.
+
+Such rows do no harm, but their number grows.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ OFTEN_ENOUGH_SECONDS = 3600.0
 UNUSED_LOCK_SECONDS = 24 * 3600.0
 TICKS_SECONDS = 60.0
 PAGES = 20
-"""Of keys looked at per run: what is alive is looked at as well, and may be much."""
+"""Maximum number of pages of keys per run. Keys in use are read as well, and may be many."""
 
 
 class Leftovers:
-    """Those of one store.
+    """The unused rows of one store.
 
     Args:
-        beat: called again and again: a sign of life.
+        beat: called after each batch, as a heartbeat.
     """
 
     def __init__(self, alias: str, beat: Callable[[], None]) -> None:
@@ -34,14 +36,15 @@ class Leftovers:
         self._keys_at = 0.0
         self._ticks_at = 0.0
         self._relayed_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
-        """Not at once: when no cluster has run for long, what comes again must be known still."""
+        """Not at the start: if no cluster has run for long, repeated relays must still be
+        recognised."""
         self._begun_at = 0.0
         self._last_key: UUID | None = None
         self._notes_at = 0.0
         self._last_note: UUID | None = None
 
     def forget_locks(self) -> int:
-        """Remove named locks that nobody has had for a day."""
+        """Delete named locks that have been free for a day. Return the number."""
         now = time.monotonic()
         if now < self._locks_at:
             return 0
@@ -54,7 +57,8 @@ class Leftovers:
         return forgotten
 
     def forget_relayed(self) -> int:
-        """Forget which jobs came from an outbox, when no relay of theirs can be repeated."""
+        """Delete the records of relayed outbox rows that can no longer be relayed twice. Return the
+        number."""
         now = time.monotonic()
         if now < self._relayed_at:
             return 0
@@ -67,7 +71,8 @@ class Leftovers:
         return forgotten
 
     def forget_begun(self) -> int:
-        """Forget which jobs have begun, long after they ended."""
+        """Delete the records of started at-most-once jobs, long after the jobs ended. Return the
+        number."""
         now = time.monotonic()
         if now < self._begun_at:
             return 0
@@ -80,7 +85,7 @@ class Leftovers:
         return forgotten
 
     def forget_notes(self) -> int:
-        """Remove what jobs noted while they ran, in the same way."""
+        """Delete progress notes of jobs that have ended, in pages. Return the number."""
         if time.monotonic() < self._notes_at:
             return 0
         forgotten = 0
@@ -95,8 +100,10 @@ class Leftovers:
         return forgotten
 
     def forget_keys(self) -> int:
-        """Remove unique keys whose job has ended: each run goes on where the last one stopped, and
-        an hour after the last key begins anew."""
+        """Delete unique keys whose job has ended. Return the number.
+
+        Each run continues after the previous one. An hour after the last page it starts again.
+        """
         if time.monotonic() < self._keys_at:
             return 0
         forgotten = 0
@@ -111,7 +118,7 @@ class Leftovers:
         return forgotten
 
     def forget_ticks(self, keep: int) -> int:
-        """Remove the ticks of each schedule but for the newest so many."""
+        """Delete all but the newest ``keep`` ticks of each schedule. Return the number."""
         if time.monotonic() < self._ticks_at:
             return 0
         self._ticks_at = time.monotonic() + TICKS_SECONDS

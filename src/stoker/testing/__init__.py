@@ -1,17 +1,17 @@
-"""For tests of projects that use Stoker: let jobs run, and look at what was enqueued.
+"""Helpers for tests of projects that use Stoker: run jobs, and inspect enqueued ones.
 
 ::
 
-    drain()                  what waits runs now, in this process and in the test's transaction
-    with inline():           jobs run as soon as they are enqueued
-    enqueued()               what waits
-    fire_due(timedelta(days=1))   what schedules have until then is enqueued
+    drain()                  run the waiting jobs in this process and in the test's transaction
+    with inline():           run jobs as soon as they are enqueued
+    enqueued()               return the waiting jobs
+    fire_due(timedelta(days=1))   enqueue what schedules have due until then
     assert_enqueued(task, args=..., after=...)       and assert_not_enqueued(task, ...)
     with assert_enqueues(task, count=2):
     class MyTests(StokerTestMixin, TestCase):        the same as methods
 
-Jobs take the way they always take: sealed, stored, claimed, opened, executed, finished. Only the
-processes are left out, and waiting for the next attempt. pytest has fixtures of the same names:
+Jobs take the same path as in production: sealed, stored, claimed, opened, executed, recorded. Only
+the processes and the pauses between attempts are left out. pytest has fixtures of the same names:
 ``stoker_drain``, ``stoker_inline``, ``stoker_enqueued``.
 """
 

@@ -1,4 +1,5 @@
-"""Assertions on what was enqueued; what they say when they fail shows what was enqueued instead."""
+"""Assertions about enqueued jobs. Their failure messages show the jobs that were enqueued
+instead."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .store import still_known
 from .waiting import Enqueued, enqueued, opened, path_of
 
 TOLERANCE_SECONDS = 2.0
-"""By which ``after`` may be missed: the test itself takes time between two looks at the clock."""
+"""Tolerance of ``after``: a test takes time between two readings of the clock."""
 
 After = datetime | timedelta | float
 
@@ -36,23 +37,23 @@ def assert_enqueued(
     after: After | None = None,
     backend: str = "default",
 ) -> list[Enqueued]:
-    """Jobs like this wait. What is left out may be anything.
+    """Assert that matching jobs wait. Omitted arguments match anything.
 
     Args:
         task: the task, or its dotted path.
         args: all positional arguments.
-        kwargs: all named arguments.
-        count: so many, no more and no less; None = at least one.
+        kwargs: all keyword arguments.
+        count: exact number of jobs; None = at least one.
         queue, priority: as they were enqueued.
-        after: not before this datetime, or so long (seconds or a timedelta) after the enqueue, give
-            or take 2 s; 0 = without delay.
-        backend: the name under ``TASKS``.
+        after: earliest start: a datetime, or seconds or a timedelta after the enqueue, within 2 s;
+            0 = without delay.
+        backend: an alias in ``TASKS``.
 
     Returns:
-        The jobs that fit.
+        The matching jobs.
 
     Raises:
-        AssertionError: with what waits instead.
+        AssertionError: the message shows the jobs that wait instead.
     """
     wanted = ExpectedJob(path_of(task), args, kwargs, queue, priority, after)
     return _check(wanted, enqueued(backend=backend), count, "waits")
@@ -68,7 +69,7 @@ def assert_not_enqueued(
     after: After | None = None,
     backend: str = "default",
 ) -> None:
-    """No job like this waits. See ``assert_enqueued``."""
+    """Assert that no matching job waits. See ``assert_enqueued``."""
     wanted = ExpectedJob(path_of(task), args, kwargs, queue, priority, after)
     _check(wanted, enqueued(backend=backend), 0, "waits")
 
@@ -85,8 +86,10 @@ def assert_enqueues(
     after: After | None = None,
     backend: str = "default",
 ) -> Iterator[list[Enqueued]]:
-    """The block enqueues jobs like this; those that have run since count, those that were rolled
-    back do not. Gives a list that has the jobs after the block. See ``assert_enqueued``."""
+    """Assert that the block enqueues matching jobs. Yields a list that holds them after the block.
+
+    Jobs that have already run count; jobs that were rolled back do not. See ``assert_enqueued``.
+    """
     wanted = ExpectedJob(path_of(task), args, kwargs, queue, priority, after)
     settings = settings_for(backend)
     job_ids: list[UUID] = []
@@ -107,7 +110,7 @@ def assert_enqueues(
 
 @dataclass(frozen=True, slots=True)
 class ExpectedJob:
-    """What a job must be like; None = anything."""
+    """Properties that a job must have; None matches anything."""
 
     task: str
     args: Sequence[Any] | None = None
@@ -127,7 +130,7 @@ class ExpectedJob:
         )
 
     def like(self, job: Enqueued) -> str:
-        """What was wanted, as the job would be shown, for a comparison line by line."""
+        """Format the expected call like the job's, for a line-by-line comparison."""
         args = job.args if self.args is None else self.args
         kwargs = job.kwargs if self.kwargs is None else self.kwargs
         return call(self.task, args, kwargs)
@@ -168,7 +171,7 @@ def _check(
 
 
 def _differences(wanted: ExpectedJob, jobs: Sequence[Enqueued]) -> str:
-    """Nearly right: the same task with other arguments, or in another queue."""
+    """Show how jobs of the same task differ from the expected one."""
     near = [job for job in jobs if job.task == wanted.task][:3]
     lines: list[str] = []
     for job in near:

@@ -1,4 +1,4 @@
-"""Calls, as they are shown."""
+"""Format calls for messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONGEST = 200
 
 
 def call(task: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-    """``shop.tasks.add(1, second=2)``"""
+    """Format a call, as in ``shop.tasks.add(1, second=2)``."""
     shown = [repr(value) for value in args]
     shown += [f"{name}={value!r}" for name, value in kwargs.items()]
     return f"{task}({', '.join(map(_short, shown))})"

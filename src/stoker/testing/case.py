@@ -1,4 +1,4 @@
-"""The same as methods of a TestCase."""
+"""A mixin with the test helpers as methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .waiting import Enqueued, enqueued
 
 
 class StokerTestMixin:
-    """For ``django.test.TestCase`` and ``TransactionTestCase``.
+    """Mixin for ``django.test.TestCase`` and ``TransactionTestCase``.
 
     ::
 
@@ -24,7 +24,7 @@ class StokerTestMixin:
     """
 
     stoker_backend: ClassVar[str] = "default"
-    """The name under ``TASKS``."""
+    """Alias in ``TASKS``."""
 
     def drain(self, **options: Any) -> Drained:
         """See ``stoker.testing.drain``."""

@@ -1,5 +1,4 @@
-"""Inline: jobs run as soon as they are enqueued, or rather committed, as though a cluster stood by
-that takes no time."""
+"""Inline mode: run jobs as soon as they are enqueued and committed."""
 
 from __future__ import annotations
 
@@ -17,20 +16,20 @@ from .running import Drained, JobRunner
 
 @contextmanager
 def inline(backend: str = "default") -> Iterator[Drained]:
-    """Let jobs run as soon as they are enqueued: ``with inline(): ...``, or ``@inline()``.
+    """Run jobs as soon as they are enqueued: ``with inline(): ...``, or ``@inline()``.
 
-    Whatever is due runs, in this process, thread and transaction, one job after another; a job
-    that jobs enqueue runs after them. Failed attempts are repeated at once. Deferred jobs wait:
-    ``drain(include_deferred=True)`` runs them.
+    Due jobs run in this process, thread and transaction, one after another. Jobs that they enqueue
+    run after them. Failed attempts are retried at once. Deferred jobs wait; run them by
+    ``drain(include_deferred=True)``.
 
-    Inside ``transaction.atomic()`` jobs run when the outermost block is left, and not at all when
-    it is rolled back. Blocks around ``inline()`` itself, a TestCase's among them, don't count.
+    Inside ``transaction.atomic()`` jobs run when the outermost block ends, and not at all if it is
+    rolled back. Blocks around ``inline()`` itself, such as a TestCase's, do not count.
 
     Args:
-        backend: the name under ``TASKS``.
+        backend: an alias in ``TASKS``.
 
     Returns:
-        The attempts made so far, see ``drain``. The results that ``enqueue`` returns are fresh.
+        The attempts made so far; see ``drain``. The results that ``enqueue`` returns are refreshed.
     """
     line = _InlineRun(backend)
     task_signals.task_enqueued.connect(line.on_enqueue, weak=False)
@@ -55,7 +54,8 @@ class _InlineRun:
         self._outer_blocks = {one: len(one.atomic_blocks) for one in connections.all()}
 
     def on_enqueue(self, sender: Any, task_result: Any, **_: Any) -> None:
-        """Receive Django's signal. What is raised here would only be logged, so it is kept."""
+        """Handle Django's signal. Errors are kept and raised later, because Django would only log
+        them here."""
         if task_result.backend != self._backend or self._is_busy:
             return
         if alias := self._open_block():
@@ -67,15 +67,17 @@ class _InlineRun:
 
     @contextmanager
     def told_of_commits(self) -> Iterator[None]:
-        """Inside a test's transaction nothing is ever committed: there, the end of the outermost
-        block is the release of its savepoint."""
+        """Detect the end of the outermost block by the release of its savepoint.
+
+        Inside a test's transaction nothing is ever committed.
+        """
         with ExitStack() as stack:
             for connection in connections.all():
                 stack.enter_context(self._told_of_savepoints(connection))
             yield
 
     def settle(self) -> None:
-        """Run what is due, unless that is being done, or a block is still open."""
+        """Run the due jobs, unless they are being run already or a block is still open."""
         if self._is_busy or self._open_block():
             return
         self._is_waiting_for_commit = False
@@ -88,7 +90,7 @@ class _InlineRun:
             self._here.is_busy = False
 
     def end(self) -> None:
-        """Run what no commit was told of; raise what could not be raised before."""
+        """Run jobs whose commit was not noticed, and raise the first kept error."""
         if self._is_waiting_for_commit:
             self.settle()
         if self._errors:
@@ -99,7 +101,8 @@ class _InlineRun:
         return getattr(self._here, "is_busy", False)
 
     def _open_block(self) -> str | None:
-        """A database in which a block was opened since, that is not a TestCase's own."""
+        """Return the alias of a database with an open block that was opened later and is not a
+        TestCase's."""
         for connection in connections.all(initialized_only=True):
             since = connection.atomic_blocks[self._outer_blocks.get(connection, 0) :]
             if any(not getattr(block, "_from_testcase", False) for block in since):

@@ -1,4 +1,4 @@
-"""Drain: what a cluster does with the jobs that wait, in this process and on this connection."""
+"""``drain()``: run the waiting jobs in this process and on its connections, as a cluster would."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class Ran:
     """One attempt that was made."""
 
     id: str
-    """The job's."""
+    """The job's id."""
     task: str
     """Dotted path."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     queue: str
     attempt: int
-    """Which attempt this was, from 1."""
+    """Number of the attempt, from 1."""
     outcome: Outcome
-    """What it came to: of stoker.jobs.outcomes. A Retry has the delay that would have been."""
+    """A class of stoker.jobs.outcomes. A Retry holds the delay that production would have used."""
     backend: str = field(repr=False)
 
     @property
     def result(self) -> Result[Any]:
-        """The job's result as it is now. Raises TaskResultDoesNotExist when it is not kept."""
+        """The job's current result. Raises TaskResultDoesNotExist if it is not kept."""
         return fetch(settings_for(self.backend), self.id)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Ran:
 
 
 class Drained(list[Ran]):
-    """The attempts that were made, in order. Printed, it has a line for each."""
+    """The attempts that were made, in order. ``str()`` shows one per line."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "Nothing was due."
@@ -70,7 +70,7 @@ class Drained(list[Ran]):
 
     @property
     def failed(self) -> list[Ran]:
-        """Attempts after which a job was over, and a dead letter written."""
+        """Attempts that ended their job and wrote a dead letter."""
         return [ran for ran in self if isinstance(ran.outcome, Failed)]
 
     @property
@@ -87,7 +87,7 @@ class Drained(list[Ran]):
         return [ran for ran in self if isinstance(ran.outcome, Cancelled)]
 
     def check(self) -> None:
-        """Raises AssertionError with the tracebacks when a job failed for good."""
+        """Raise AssertionError with the tracebacks if a job failed for good."""
         if failed := self.failed:
             told = [f"{ran}\n{_story(ran.outcome)}" for ran in failed]
             raise AssertionError(
@@ -103,22 +103,22 @@ def drain(
     include_deferred: bool = False,
     most: int = MOST,
 ) -> Drained:
-    """Run the jobs that are due, highest priority first, in this process and on its connections.
+    """Run the due jobs in this process and on its connections, highest priority first.
 
-    A job that is to be tried again is tried again at once, up to its ``max_attempts``. A job that
-    snoozes waits on. The jobs of a paused queue wait, too.
+    Failed jobs are retried at once, up to their ``max_attempts``. Snoozed jobs and jobs in paused
+    queues keep waiting.
 
     Args:
-        backend: the name under ``TASKS``.
-        queues: only these; None = those that a cluster of this backend serves.
-        until_empty: go on with what the jobs enqueue, and with their next attempts, until nothing
-            is due. False: one attempt of each job that is due now, and no more.
-        include_deferred: what is deferred now is due at once. What the jobs themselves defer, or
-            what snoozes, still waits.
-        most: attempts after which this gives up.
+        backend: an alias in ``TASKS``.
+        queues: run only these queues; None = those that a cluster of this backend serves.
+        until_empty: continue with newly enqueued jobs and next attempts until nothing is due.
+            False: make one attempt of each job that is due now.
+        include_deferred: run jobs that are deferred now, too. Jobs that are deferred or snoozed
+            meanwhile still wait.
+        most: maximum number of attempts.
 
     Raises:
-        AssertionError: ``most`` attempts were made and something is still due.
+        AssertionError: after ``most`` attempts jobs are still due.
     """
     runner = JobRunner(backend, queues)
     if include_deferred:
@@ -127,7 +127,7 @@ def drain(
 
 
 class JobRunner:
-    """A worker's loop without the worker."""
+    """A worker's loop in this process."""
 
     def __init__(self, backend: str, queues: Sequence[str] | None = None) -> None:
         self.settings = settings_for(backend)
@@ -137,8 +137,8 @@ class JobRunner:
         self._executor = Executor(self.settings, worker_id=WORKER_ID)
 
     def run(self, most: int = MOST) -> Drained:
-        """One after another until nothing is due: a job that enqueues a more urgent one has it run
-        next, as a worker would."""
+        """Run jobs one by one until none is due. As in a worker, a more urgent new job runs
+        next."""
         promote_due(self.broker)
         ran = Drained()
         while deliveries := self._claim(1):
@@ -151,7 +151,7 @@ class JobRunner:
         return ran
 
     def run_once(self, most: int = MOST) -> Drained:
-        """One attempt of each job that is due now."""
+        """Make one attempt of each job that is due now."""
         promote_due(self.broker)
         return Drained(self._try(delivery) for delivery in self._claim(most))
 
@@ -194,8 +194,10 @@ class JobRunner:
 
 @contextmanager
 def _between_savepoints() -> Iterator[None]:
-    """A worker has no transaction open: there, a statement that fails breaks nothing else, and what
-    waits for the commit is done at once. Inside a test's transaction this makes it so."""
+    """Act as if no transaction were open, as in a worker, inside the transaction of a test.
+
+    A failed statement is rolled back to a savepoint, and hooks of ``on_commit`` run at once.
+    """
     opened = [
         (connection, connection.savepoint(), len(connection.run_on_commit))
         for connection in _connections()
@@ -217,7 +219,7 @@ def _connections() -> list[Any]:
 
 
 def _run_hooks(connection: Any, known: int) -> None:
-    """What the job left to be done on commit, as a commit would do it."""
+    """Run the hooks that the job registered by ``on_commit``, as a commit would."""
     while hooks := connection.run_on_commit[known:]:
         del connection.run_on_commit[known:]
         for _, hook, is_robust in hooks:

@@ -1,5 +1,4 @@
-"""What tests ask of a broker beyond its contract. Those that keep their jobs where a test can see
-and turn them can answer: the database and the memory."""
+"""Access to waiting jobs that only tests need. Works with the ORM broker and the memory broker."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ AT_ONCE = 500
 
 
 def bring_forward(broker: Broker, queues: Sequence[str]) -> None:
-    """Let everything deferred in these queues be due; no queue named = in every queue."""
+    """Make all deferred jobs of these queues due; without queues, those of every queue."""
     if isinstance(broker, OrmBroker):
         deferred = Deferred.objects.using(broker.alias)
         served = deferred.filter(queue__in=queues) if queues else deferred.all()
@@ -31,15 +30,15 @@ def bring_forward(broker: Broker, queues: Sequence[str]) -> None:
 
 
 def promote_due(broker: Broker) -> None:
-    """Let priority decide among all jobs that are due: the ORM broker looks only now and then for
-    those that have fallen due."""
+    """Move all due jobs to the ready table, so that priority decides. The ORM broker does so only
+    now and then."""
     if isinstance(broker, OrmBroker):
         while Deferred.objects.using(broker.alias).promote(AT_ONCE):
             pass
 
 
 def waiting(broker: Broker) -> list[Message]:
-    """Every job that waits, in the order of their enqueue."""
+    """Return all waiting jobs in the order of their enqueues."""
     if isinstance(broker, OrmBroker):
         which = Q()
         for table in (Ready, Deferred, Blocked):
@@ -51,8 +50,8 @@ def waiting(broker: Broker) -> list[Message]:
 
 
 def still_known(broker: Broker, job_ids: Sequence[UUID]) -> list[Message]:
-    """Those jobs that wait, run or have ended, in the order of their enqueue; what was rolled back
-    is not among them."""
+    """Return those of the jobs that exist, in the order of their enqueues. Jobs that were rolled
+    back do not."""
     found = {message.job_id: message for message in waiting(broker)}
     for message in _messages(broker.settings.database, Q(pk__in=job_ids)):
         found.setdefault(message.job_id, message)

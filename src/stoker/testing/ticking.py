@@ -1,4 +1,4 @@
-"""Schedules in tests: fire what is due, as though clusters had been there until that moment."""
+"""Schedules in tests: fire due ticks as if clusters had been running."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stoker.values.ticks import as_moment
 
 
 def declare(backend: str = "default") -> None:
-    """Let the schedules of code and settings be there, as ``stoker run`` does.
+    """Store the schedules of code and settings, as ``stoker run`` does.
 
-    Raises: whatever importing the ``tasks`` modules raises.
+    Raises: any error of importing the ``tasks`` modules.
     """
     settings = settings_for(backend)
     Declaring(settings, find_declared(settings)).sync()
@@ -26,18 +26,19 @@ def declare(backend: str = "default") -> None:
 def fire_due(
     at: datetime | timedelta | None = None, *, name: str | None = None, backend: str = "default"
 ) -> list[datetime]:
-    """Fire each tick that is due until a moment, in order, one after the other: none is missed.
-    The jobs wait then; ``drain()`` runs them.
+    """Fire every tick that is due until a moment, in order. No tick counts as missed.
+
+    The jobs are enqueued; ``drain()`` runs them.
 
     Args:
         at: an aware datetime, or a timedelta from now; None = now.
-        name: of one schedule; None = of all.
-        backend: the name under ``TASKS``.
+        name: name of one schedule; None = all schedules.
+        backend: an alias in ``TASKS``.
 
     Returns:
         The moments that were fired, in order.
 
-    Raises: what is wrong with a schedule, such as UnknownTask.
+    Raises: any error of a schedule, such as UnknownTask.
     """
     if at is None or isinstance(at, timedelta):
         at = timezone.now() + (at or timedelta())

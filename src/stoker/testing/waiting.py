@@ -1,4 +1,4 @@
-"""Enqueued: the jobs that wait, opened."""
+"""``enqueued()``: the waiting jobs with their packages opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .store import waiting
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """One job, as it was enqueued."""
+    """One waiting job."""
 
     id: str
     task: str
@@ -31,7 +31,7 @@ class Enqueued:
     priority: int
     enqueued_at: datetime
     run_after: datetime | None
-    """Not before; None = at once."""
+    """Earliest start; None = at once."""
 
     @property
     def call(self) -> str:
@@ -52,12 +52,12 @@ class Enqueued:
 def enqueued(
     task: Any = None, *, queue: str | None = None, backend: str = "default"
 ) -> list[Enqueued]:
-    """The jobs that wait, also for their moment or their next attempt, first enqueued first.
+    """Return the waiting jobs, deferred ones and retries included, in the order of their enqueues.
 
     Args:
-        task: only those of this task (or dotted path).
-        queue: only those in this queue.
-        backend: the name under ``TASKS``.
+        task: only jobs of this task or dotted path.
+        queue: only jobs in this queue.
+        backend: an alias in ``TASKS``.
     """
     settings = settings_for(backend)
     return [
@@ -68,7 +68,8 @@ def enqueued(
 
 
 def opened(settings: Settings, messages: Iterable[Message]) -> list[Enqueued]:
-    """These jobs without those that this backend cannot open, as they are another cluster's."""
+    """Open the packages of these jobs. Skip jobs of other clusters, which this backend cannot
+    open."""
     jobs = []
     for message in messages:
         try:
@@ -91,5 +92,5 @@ def opened(settings: Settings, messages: Iterable[Message]) -> list[Enqueued]:
 
 
 def path_of(task: Any) -> str:
-    """The dotted path by which packages name the task."""
+    """Return the dotted path of a task, as packages contain it."""
     return task if isinstance(task, str) else str(task.module_path)

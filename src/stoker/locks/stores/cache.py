@@ -18,16 +18,18 @@ from .contract import INSTEAD, LockClaim, LockStore
 PREFIX = "stoker:lock:"
 FENCE_PREFIX = "stoker:fence:"
 FENCE_SECONDS = 30 * 24 * 3600
-"""How long an unused counter is kept. One that is forgotten begins again at the present time in
-microseconds, which is above all that it ever gave out."""
+"""How long an unused counter is kept. A forgotten counter restarts at the present time in
+microseconds, which is above every number that it has returned."""
 
 
 class AnyCacheLocks(LockStore):
-    """By ``add``, ``get``, ``touch`` and ``delete`` alone, so a lock that may have ended is left to
-    end rather than deleted, and none can be taken from a living holder.
+    """Keep locks with ``add``, ``get``, ``touch`` and ``delete`` alone.
+
+    A lock that may have expired is not deleted but left to expire, and ``steal_after`` is not
+    supported.
 
     Args:
-        alias: the cache's name in ``CACHES``.
+        alias: the cache's alias in ``CACHES``.
     """
 
     drops_only_its_own = False
@@ -37,7 +39,7 @@ class AnyCacheLocks(LockStore):
 
     @property
     def cache(self) -> Any:
-        """This thread's object of the cache."""
+        """The cache object of this thread."""
         return caches[self.alias]
 
     def take(self, claim: LockClaim) -> int | None:
@@ -66,8 +68,10 @@ class AnyCacheLocks(LockStore):
         self.cache.close()
 
     def next_fence(self, key: str) -> int:
-        """Only the holder asks. One that slept in here, and writes an old number back, is overtaken
-        by the time."""
+        """Return the next fencing number. Only the holder calls this.
+
+        A holder that was paused in here may write an old number back; the current time is higher.
+        """
         last = self.cache.get(FENCE_PREFIX + key) or 0
         fence: int = max(last + 1, time_us())
         self.cache.set(FENCE_PREFIX + key, fence, FENCE_SECONDS)
@@ -78,13 +82,13 @@ class AnyCacheLocks(LockStore):
 
 
 def whole(lease_seconds: float) -> int:
-    """Seconds to ask a cache for so that the entry lasts a whole lease: many count in full seconds
-    only, and the second that they are in counts as over."""
+    """Return the time-out that makes an entry last a whole lease. Many caches count in full
+    seconds, including the current one."""
     return math.ceil(lease_seconds) + 1
 
 
 def time_us() -> int:
-    """This host's time in microseconds since 1970."""
+    """Return this host's time in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
@@ -92,7 +96,8 @@ NEVER = -1
 
 
 class RedisLocks(LockStore):
-    """``alias``: the cache's name in ``CACHES``."""
+    """Keep locks in Django's Redis cache, by Lua scripts. ``alias``: the cache's alias in
+    ``CACHES``."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -139,11 +144,12 @@ def _source(script: str) -> str:
 
 
 GONE_SECONDS = -1
-"""An entry that ends before now: how memcached deletes what it has just compared."""
+"""A time-out in the past: memcached deletes an entry after compare-and-swap in this way."""
 
 
 class MemcachedLocks(AnyCacheLocks):
-    """The entry is ``owner taken_at_us``, the time being that of the host which took the lock."""
+    """Keep locks in memcached. The entry is ``owner taken_at_us``, by the clock of the host that
+    took it."""
 
     drops_only_its_own = True
 
@@ -164,7 +170,7 @@ class MemcachedLocks(AnyCacheLocks):
         return _owner(value) == owner.hex and self._swap(key, value, mark, GONE_SECONDS)
 
     def next_fence(self, key: str) -> int:
-        """Counted by the server, so a holder that slept in here harms nothing."""
+        """Return the next fencing number. The server counts, so a paused holder does no harm."""
         cache, counter = self.cache, FENCE_PREFIX + key
         cache.add(counter, time_us(), FENCE_SECONDS)
         try:
@@ -181,13 +187,13 @@ class MemcachedLocks(AnyCacheLocks):
         return is_too_old and self._swap(claim.key, value, mark, whole(claim.lease_seconds))
 
     def _gets(self, key: str) -> tuple[str, Any]:
-        """The entry and its mark; an empty one when there is none."""
+        """Return the entry, or "", and its CAS token."""
         client, full = self._client_and_key(key)
         value, mark = client.gets(full)
         return str(value or ""), mark
 
     def _swap(self, key: str, value: str, mark: Any, seconds: int) -> bool:
-        """Write only if the entry is still the one with this mark."""
+        """Write the entry if its CAS token is still the same."""
         if mark is None:
             return False
         client, full = self._client_and_key(key)

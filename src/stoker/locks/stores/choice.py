@@ -1,4 +1,4 @@
-"""Which store keeps a lock."""
+"""Choose the store of a lock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .contract import INSTEAD, LockStore
 
 
 def store_for(cache: str | None, backend: str) -> LockStore:
-    """The store of locks in this cache, or without one in the database of this backend.
+    """Return the store of locks in this cache, or in the backend's database if no cache is named.
 
     Raises:
-        ConfigurationError: when there is no such cache or backend, or it cannot keep a lock.
+        ConfigurationError: the cache or backend does not exist, or it cannot keep a lock.
     """
     from .database import DatabaseCacheLocks, DatabaseLocks  # the models may not be loaded yet
 

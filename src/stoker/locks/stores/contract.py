@@ -1,4 +1,4 @@
-"""The contract between a named lock and the place where it is kept.
+"""The contract of stores that keep named locks.
 
 ::
 
@@ -6,8 +6,8 @@
     renew(...)      held by this owner                           -> held by it for a lease from now
     drop(...)       held by this owner                           -> free
 
-A lease never ends in the store before it has ended by the clock of its holder, which counts from
-*before* it asked.
+A lease in the store never ends before it has ended by the holder's clock, because the holder counts
+from *before* its request.
 """
 
 from __future__ import annotations
@@ -23,46 +23,47 @@ INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class LockClaim:
-    """What a newcomer asks for."""
+    """A request for a lock."""
 
     key: str
     owner: UUID
-    """Fresh for every attempt to take the lock."""
+    """A new id for every attempt to take the lock."""
     lease_seconds: float
     steal_after_seconds: float | None = None
 
 
 class LockStore(ABC):
-    """One place for locks. Objects are cheap, and may be used by any thread."""
+    """A store of locks. Objects are cheap and thread-safe."""
 
     drops_only_its_own: bool = True
-    """Whether ``drop`` compares the owner and deletes in one step. Where it cannot, a lock that may
-    have ended is not dropped: it could be somebody else's by now."""
+    """Whether ``drop`` compares the owner and deletes in one step. If not, a lock that may have
+    expired is not dropped, because another owner may have it by now."""
 
     @abstractmethod
     def take(self, claim: LockClaim) -> int | None:
-        """The fencing number of the new holder; None when another has the lock.
+        """Return the fencing number of the new holder, or None if another holder has the lock.
 
         Raises:
-            TransactionManagementError: when others could not see the lock before a commit.
-            ConfigurationError: when this store cannot do what is asked.
+            TransactionManagementError: an open transaction would hide the lock from others.
+            ConfigurationError: this store does not support the request.
         """
 
     @abstractmethod
     def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
-        """False when the lock is not this owner's (any more)."""
+        """Renew the lease. Return False if the lock no longer belongs to this owner."""
 
     @abstractmethod
     def drop(self, key: str, owner: UUID) -> bool:
-        """Free the lock. False when it was not this owner's (any more)."""
+        """Free the lock. Return False if it no longer belongs to this owner."""
 
     @property
     def is_seen_by_others(self) -> bool:
-        """False inside the transaction of a TestCase: a lease there is neither renewed nor ends."""
+        """False inside the transaction of a TestCase, where a lease is neither renewed nor ends."""
         return True
 
     def give_up_after(self, seconds: int) -> None:
-        """Let this thread's calls fail after so long, where that can be had."""
+        """Set a time-out for this thread's calls, if the driver supports it."""
 
     def rest(self) -> None:
-        """This thread is done for now: treat its connection as Django does after a request."""
+        """Close this thread's connection if it is unusable or too old, as Django does after a
+        request."""

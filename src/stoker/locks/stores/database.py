@@ -19,7 +19,7 @@ from .contract import LockClaim, LockStore
 
 
 def refuse_open_transaction(alias: str, key: str) -> None:
-    """Raises TransactionManagementError inside a transaction of the caller's."""
+    """Raise TransactionManagementError if the caller has opened a transaction."""
     connection = connections[alias]
     if is_of_a_test_case(alias):
         return
@@ -32,7 +32,7 @@ def refuse_open_transaction(alias: str, key: str) -> None:
 
 
 def is_of_a_test_case(alias: str) -> bool:
-    """Whether all that is open is the transaction in which Django's TestCase runs a test."""
+    """Return whether the only open transactions are those of Django's TestCase."""
     connection = connections[alias]
     # The mark is Django's own, for `durable=True`, which has to look the other way as well.
     return connection.in_atomic_block and all(
@@ -41,8 +41,10 @@ def is_of_a_test_case(alias: str) -> bool:
 
 
 def give_up_after(alias: str, seconds: int) -> None:
-    """Let calls on this thread's connection fail after some seconds, where the driver can do so by
-    itself: one host that does not answer must not hold up what is done for the others."""
+    """Set a time-out for calls on this thread's connection, if the driver supports it.
+
+    Otherwise a host that does not answer would delay the renewals of other locks.
+    """
     connection = connections[alias]
     options: dict[str, Any] = connection.settings_dict.get("OPTIONS", {})
     limits = _limits(connection.vendor, seconds)
@@ -65,7 +67,7 @@ def _limits(vendor: str, seconds: int) -> dict[str, Any]:
 
 
 class DatabaseLocks(LockStore):
-    """``alias``: the database of ``DATABASES`` that has Stoker's tables."""
+    """Keep locks in Stoker's table. ``alias``: the database in ``DATABASES``."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -99,7 +101,8 @@ class DatabaseLocks(LockStore):
 
 
 class DatabaseCacheLocks(AnyCacheLocks):
-    """The entry is ``owner taken_at_us``. Times are those of the hosts, as in all of this cache."""
+    """Keep locks in Django's database cache. The entry is ``owner taken_at_us``, by the hosts'
+    clocks."""
 
     drops_only_its_own = True
 
@@ -139,7 +142,7 @@ class DatabaseCacheLocks(AnyCacheLocks):
         connections[self._database].close_if_unusable_or_obsolete()
 
     def _look(self, key: str) -> tuple[str, bool]:
-        """The entry, empty when there is none, and whether it has ended."""
+        """Return the entry, or "", and whether it has expired."""
         with connections[self._database].cursor() as cursor:
             cursor.execute(
                 self._worded(
@@ -162,8 +165,11 @@ class DatabaseCacheLocks(AnyCacheLocks):
             return False
 
     def _replace(self, claim: LockClaim, value: str, held: str) -> bool:
-        """Every taking has an owner of its own, so an entry that looks the same is the same; only
-        its end may have been moved by a renewal, and then it is not replaced unless it is old."""
+        """Replace an entry if it is unchanged. If it was not old, it must also have expired.
+
+        Every acquisition has its own owner, so an equal value means the same acquisition; a renewal
+        moves only its expiry.
+        """
         until = _moment(whole(claim.lease_seconds))
         if _is_too_old(held, claim.steal_after_seconds):
             return self._change(
@@ -206,6 +212,6 @@ def _is_too_old(held: str, steal_after_seconds: float | None) -> bool:
 
 
 def _moment(seconds_from_now: int = 0) -> datetime:
-    """As the cache writes it: full seconds, in the zone that ``USE_TZ`` says."""
+    """Return a moment as the cache stores it: full seconds, aware or naive as ``USE_TZ`` says."""
     zone = UTC if settings.USE_TZ else None
     return datetime.fromtimestamp(time_us() // 1_000_000 + seconds_from_now, tz=zone)
