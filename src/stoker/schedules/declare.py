@@ -1,8 +1,8 @@
-"""Declared schedules, those of code and of settings, as rows: made, kept up, and removed.
+"""Store the schedules that code and settings declare: add, update and delete their rows.
 
-Who has the newest edition among the clusters that are alive decides what they are; see
-models/edition.py. What is dropped goes when no cluster of another edition is left. A schedule that
-has not changed is not touched, so it keeps its pause, its next moment and its count.
+The newest edition among the live clusters decides; see models/edition.py. A dropped schedule is
+deleted when no cluster of another edition is left. Unchanged schedules are not written, so they
+keep their pause, next moment and count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORGOTTEN_SECONDS = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One schedule of code or settings."""
+    """One schedule from code or settings."""
 
     name: str
     source: str
@@ -40,8 +40,11 @@ class Declared:
 
 
 def find_declared(settings: Settings) -> list[Declared]:
-    """Those of settings, then those of tasks in the ``tasks`` modules of all apps. Raises whatever
-    importing these raises."""
+    """Return the schedules of the settings, then those of tasks in the ``tasks`` modules of all
+    apps.
+
+    Raises any error of importing these modules.
+    """
     found = [
         Declared(name, Schedule.Source.SETTINGS, path, when)
         for name, path, when in settings.schedules
@@ -57,7 +60,7 @@ def find_declared(settings: Settings) -> list[Declared]:
 
 
 def problems(settings: Settings, declared: Sequence[Declared]) -> list[str]:
-    """One sentence for each that cannot be used."""
+    """Return one sentence for each schedule that cannot be used."""
     found, names = [], set()
     for one in declared:
         if one.name in names:
@@ -71,7 +74,7 @@ def problems(settings: Settings, declared: Sequence[Declared]) -> list[str]:
 
 
 class Declaring:
-    """The declared schedules of one process of a cluster."""
+    """Keeps the rows of declared schedules up to date, in one process of a cluster."""
 
     def __init__(self, settings: Settings, declared: Sequence[Declared]) -> None:
         self._settings = settings
@@ -84,7 +87,8 @@ class Declaring:
         self._digest = self._digest_of_all()
 
     def sync(self) -> None:
-        """Let the rows be as declared here, if this is the newest edition that is alive."""
+        """Update the rows to match the declarations, if this process has the newest live
+        edition."""
         self._editions.report(*self._whose, self._digest)
         alive = self._editions.alive(*self._whose, self._alive_seconds)
         if alive[:1] != [self._digest]:
@@ -97,7 +101,8 @@ class Declaring:
             self._editions.forget(FORGOTTEN_SECONDS)
 
     def reseal(self) -> None:
-        """Sign again what was signed with a former SECRET_KEY, while that is known still."""
+        """Sign packages again that were signed with an old SECRET_KEY, while that key is still
+        known."""
         for row in self._schedules:
             try:
                 package = reseal(self._settings, row)
@@ -107,7 +112,8 @@ class Declaring:
                 self._schedules.filter(pk=row.pk, package=row.package).update(package=package)
 
     def _within_bounds(self, one: Declared, row: Schedule | None) -> None:
-        """One that is wrong does not keep the others from being declared."""
+        """Add or change one schedule. An invalid one is logged, so that the others are still
+        stored."""
         try:
             if row is None:
                 self._add(one)
@@ -161,7 +167,7 @@ class Declaring:
             tell("schedule_refused", name=name, because=because)
 
     def _digest_of_all(self) -> str:
-        """The same for the same code, on every host."""
+        """Return a digest of all declarations. It is the same for the same code on every host."""
         digest = hashlib.sha256()
         for name, one in sorted(self._declared.items()):
             try:

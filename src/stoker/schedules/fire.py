@@ -1,8 +1,9 @@
-"""Fire: a schedule's tick becomes a job. One transaction for each: the tick's row, the job, and
-what comes next are there together, or not at all.
+"""Fire ticks of schedules: each tick enqueues a job. The tick's row, the job and the schedule's
+next moment are written in one transaction.
 
-Any number of clusters try at once. Who has the row's lock fires; the others find it moved on. Where
-nothing can be locked, the row must be as it was seen, and the tick's index has the last word.
+Any number of clusters try at once. The one that locks the schedule's row fires; the others find the
+row changed. On databases without row locks, the row must be unchanged since it was read, and the
+unique index of ticks decides.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from .rows import opened, variant
 
 
 class Overtaken(Exception):
-    """Another was faster: nothing of this is to stay."""
+    """Another cluster was faster; the transaction is rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What became of one tick."""
+    """The outcome of one tick."""
 
     schedule: Schedule
     outcome: str
     moment_us: int
     job_id: UUID | None
     late_us: int
-    """After it was due, on the database's clock."""
+    """Delay after the due time, in microseconds of the database's clock."""
 
 
 def _course_of(row: Schedule) -> Course:
@@ -57,10 +58,10 @@ def _course_of(row: Schedule) -> Course:
 
 
 class _Progress:
-    """What one transaction changes about a schedule.
+    """The changes of one transaction to a schedule.
 
     Args:
-        following_us: its next moment; None = it is over.
+        following_us: the next moment; None = the schedule is over.
     """
 
     def __init__(self, row: Schedule, following_us: int | None) -> None:
@@ -85,7 +86,7 @@ class _Progress:
         )
 
     def skip(self, moment_us: int) -> None:
-        """One that was held back in this very transaction."""
+        """Mark a tick as skipped that was held back in this transaction."""
         for tick in self.ticks:
             if tick.moment_us == moment_us:
                 tick.outcome = Tick.Outcome.SKIPPED
@@ -115,7 +116,7 @@ class _Progress:
 
 
 class Firing:
-    """The schedules of one store, fired by one process."""
+    """Fires the schedules of one store."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -124,15 +125,15 @@ class Firing:
         self._ticks = Tick.objects.using(self._alias)
 
     def fire(self, schedule_id: UUID, now_us: int | None = None) -> Fired | None:
-        """Fire the tick that is due, if it is due still.
+        """Fire the tick that is due, if it is still due.
 
         Args:
-            now_us: instead of the database's clock: for tests.
+            now_us: replaces the database's clock, for tests.
 
         Returns:
-            None: another has fired it, or there is nothing (any more) to be fired.
+            None if another cluster has fired it, or nothing is due any more.
 
-        Raises: whatever is wrong with the schedule; or with the database.
+        Raises: any error of the schedule or of the database.
         """
         try:
             with transaction.atomic(using=self._alias):
@@ -148,7 +149,7 @@ class Firing:
         return fired
 
     def release(self, schedule_id: UUID) -> Fired | None:
-        """Fire the tick that was held back, if the job before it has ended."""
+        """Fire the tick that was held back, if the previous job has ended."""
         try:
             with transaction.atomic(using=self._alias):
                 row = self._schedules.hold(schedule_id)
@@ -170,7 +171,7 @@ class Firing:
         return fired
 
     def fire_by_hand(self, schedule_id: UUID, by: str) -> Result[Any] | None:
-        """Fire it now, whatever its rule says. Its next tick comes as it would have come."""
+        """Fire now, whatever the rule says. The next tick is not affected."""
         with transaction.atomic(using=self._alias):
             row = self._schedules.filter(pk=schedule_id).first()
             if row is None:
@@ -218,7 +219,7 @@ class Firing:
         return Fired(row, last.outcome, moment_us, last.job_id, now - row.due_us)
 
     def _carry_out(self, row: Schedule, moment_us: int, progress: _Progress) -> None:
-        """Make the job, or hold the tick back."""
+        """Enqueue the job, or hold or skip the tick if the previous job has not ended."""
         if not self._overlaps(row):
             job_id, outcome = self._enqueue(row, moment_us)
             progress.record(moment_us, outcome, job_id=job_id)
@@ -265,7 +266,8 @@ class Firing:
         return Job.objects.using(self._alias).filter(pk=row.last_job_id, status=None).exists()
 
     def _step_over(self, schedule_id: UUID, now_us: int | None) -> bool:
-        """Its tick is there already: the schedule was set back. It is not fired a second time."""
+        """Advance past a tick that was fired before the schedule was set back. Return False if
+        there is none."""
         with transaction.atomic(using=self._alias):
             row = self._schedules.hold(schedule_id)
             if row is None or row.moment_us is None or row.due_us is None:
@@ -297,11 +299,13 @@ NAME, MOMENT, ZONE = "stoker.schedule", "stoker.moment", "stoker.zone"
 
 
 def scheduled_moment() -> datetime | None:
-    """The moment that was meant by the schedule of which this job is: an aware datetime of the
-    schedule's time zone, the same for every attempt, however late it runs.
+    """Return the moment for which a schedule enqueued the current job.
+
+    It is an aware datetime in the schedule's time zone, the same for every attempt, however late
+    the job runs.
 
     Returns:
-        None outside of a job, and in a job that no schedule has enqueued.
+        None outside of a job, and in a job that no schedule enqueued.
     """
     running = current.get()
     if running is None or MOMENT not in running.metadata:
@@ -311,5 +315,6 @@ def scheduled_moment() -> datetime | None:
 
 
 def marked(name: str, moment: datetime, zone: str) -> AbstractContextManager[None]:
-    """Let the jobs that are enqueued here be known as those of that tick."""
+    """Add the schedule and its moment to the metadata of jobs that are enqueued inside the
+    block."""
     return carrying({NAME: name, MOMENT: moment.isoformat(), ZONE: zone})

@@ -1,7 +1,7 @@
-"""Schedules as rows: checked, their call sealed as packages are; and their state when they change.
+"""Conversion of schedules to rows: checks, sealed calls, and state after a change.
 
-A row's package has the task and its arguments under the project's signature: who can only write to
-the database cannot have another task run.
+A row's package holds the task and its arguments, signed with the project's key, so that write
+access to the database does not suffice to run another task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.values.cron import OnceRule, zone_named
 from stoker.values.ticks import as_moment, as_us
 
 ITSELF = "stoker"
-"""Who has paused a schedule that could not be fired."""
+"""Name in ``paused_by`` if Stoker paused a schedule that could not be fired."""
 TIMING = (
     "kind", "expression", "count", "unit", "anchor", "zone", "start_us", "end_us", "jitter_us",
 )  # fmt: skip
@@ -39,12 +39,12 @@ TIMING = (
 def values_of(
     settings: Settings, schedule_id: UUID, name: Any, task: Any, when: Any
 ) -> dict[str, Any]:
-    """The columns that say what a schedule is, checked.
+    """Check a schedule and return the columns that define it.
 
     Raises:
-        InvalidSchedule: with a sentence for the first thing that is wrong.
-        UnknownTask: there is no such task here.
-        NotSerializable, PackageTooLarge: its arguments cannot travel.
+        InvalidSchedule: a value is wrong; the message names the first one.
+        UnknownTask: the task does not exist here.
+        NotSerializable, PackageTooLarge: the arguments cannot be stored.
     """
     if not is_name(name):
         raise InvalidSchedule(
@@ -74,15 +74,18 @@ def values_of(
 
 
 def fresh_state(row: Schedule, now_us: int) -> dict[str, Any]:
-    """The state of a schedule whose rule begins now."""
+    """Return the state columns of a schedule that starts now."""
     moment_us = row.course.first(now_us)
     due_us = None if moment_us is None else row.course.due(moment_us)
     return {"moment_us": moment_us, "due_us": due_us}
 
 
 def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[str, Any]:
-    """What else is to be written when a schedule that is there becomes another one. It goes on
-    where it was, unless its moments are others now; and who has paused it must resume it."""
+    """Return the state columns to write when a schedule changes.
+
+    It keeps its position unless its moments changed. A pause by a user stays; a pause by Stoker
+    ends.
+    """
     state: dict[str, Any] = {"problem": ""}
     after = Schedule(pk=row.pk, **values)
     was_stopped_by_itself = row.is_paused and row.paused_by == ITSELF
@@ -99,10 +102,10 @@ def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[st
 
 
 def opened(settings: Settings, row: Schedule) -> Package:
-    """The call that it makes.
+    """Return the package of a schedule.
 
     Raises:
-        PackageError: the package was changed, or cannot be read here.
+        PackageError: the package was tampered with or cannot be read here.
     """
     package = sealer_for(settings).open(bytes(row.package))
     if package.job_id != row.pk:
@@ -111,7 +114,8 @@ def opened(settings: Settings, row: Schedule) -> Package:
 
 
 def scheduled_of(settings: Settings, row: Schedule) -> Scheduled:
-    """The schedule as it would be written. Raises as ``opened``, or ValueError."""
+    """Return the schedule as ``Cron``, ``Every`` or ``Once``. Raises as ``opened``, or
+    ValueError."""
     package = opened(settings, row)
     terms: dict[str, Any] = {
         "tz": row.zone,
@@ -138,7 +142,7 @@ def scheduled_of(settings: Settings, row: Schedule) -> Scheduled:
 
 
 def variant(settings: Settings, task: Any, queue: str, priority: int | None) -> Any:
-    """The task as this schedule has it enqueued."""
+    """Return the task with the queue, priority and backend of a schedule."""
     changes: dict[str, Any] = {}
     if queue:
         changes["queue_name"] = queue
@@ -150,7 +154,7 @@ def variant(settings: Settings, task: Any, queue: str, priority: int | None) -> 
 
 
 def reseal(settings: Settings, row: Schedule) -> bytes | None:
-    """The package under the signature of today, where it has that of a former SECRET_KEY."""
+    """Return the package signed with the current SECRET_KEY, or None if it is so already."""
     old = bytes(row.package)
     new = sealer_for(settings).seal(opened(settings, row))
     return None if new == old else new
@@ -222,7 +226,7 @@ def _sealed(settings: Settings, schedule_id: UUID, task: Any, when: Scheduled) -
 
 
 def _written(when: Scheduled) -> str:
-    """The arguments, for the digest."""
+    """Return the arguments as a text for the digest."""
     call = [list(when.args), dict(when.kwargs)]
     try:
         return codec.write(codec.encode(call)).decode()

@@ -1,4 +1,4 @@
-"""Schedules as rows: create, change, look at, pause, run now.
+"""Public functions for schedules: create, change, find, pause and run them.
 
 ::
 
@@ -9,8 +9,8 @@
     schedules.pause("nightly report", by="ada", because="the printer is broken")
     schedules.next_ticks("nightly report", 5)
 
-A schedule has a name, of which there is one for each name of clusters (``CLUSTER``) and backend.
-Those that code or settings declare are changed there; they can be paused, resumed and run here.
+Names are unique per cluster name (``CLUSTER``) and backend. Schedules that code or settings declare
+are changed there; they can be paused, resumed and run here.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from .rows import changed_state, fresh_state, opened, scheduled_of, values_of
 
 
 def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
-    """Add a schedule.
+    """Create a schedule.
 
     Args:
         name: up to 255 characters.
         task: a task, or its dotted path.
-        when: ``Cron(...)``, ``every(...)`` or ``once(...)``, with arguments and all other terms.
-        backend: the name under ``TASKS``.
+        when: ``Cron(...)``, ``every(...)`` or ``once(...)``, with arguments and other options.
+        backend: an alias in ``TASKS``.
 
     Raises:
-        ScheduleExists: there is one of that name.
-        InvalidSchedule, UnknownTask, NotSerializable, PackageTooLarge: with a sentence.
+        ScheduleExists: a schedule of that name exists.
+        InvalidSchedule, UnknownTask, NotSerializable, PackageTooLarge: the message says why.
     """
     settings = settings_for(backend)
     schedule_id = new_job_id()
@@ -78,9 +78,11 @@ def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -
 
 
 def upsert(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
-    """Add a schedule, or let the one of that name be so. Called again with the same, it changes
-    nothing: neither the next moment nor a pause. Raises as ``create``; ScheduleExists where code or
-    settings declare that name."""
+    """Create a schedule, or change the one of that name.
+
+    An unchanged schedule keeps its next moment and its pause. Raises as ``create``; ScheduleExists
+    if code or settings declare that name.
+    """
     while True:
         try:
             row = get(name, backend=backend)
@@ -103,12 +105,12 @@ def update(
     """Change a schedule: ``update("ping", when=every(minutes=1))``, ``update("ping", args=[2])``.
 
     Args:
-        task: None = as it is.
-        when: None = as it is.
-        terms: those of ``Scheduled``; the others stay as ``when``, or the row, has them.
+        task: None = unchanged.
+        when: None = unchanged.
+        terms: options of ``Scheduled``; omitted ones are taken from ``when`` or the row.
 
     Raises:
-        ScheduleNotFound: there is none of that name.
+        ScheduleNotFound: no schedule has that name.
         ScheduleExists: code or settings declare it.
         Others: as ``create``.
     """
@@ -125,7 +127,7 @@ def update(
 
 
 def get(name: str, *, backend: str = "default") -> Schedule:
-    """The schedule of that name. Raises ScheduleNotFound."""
+    """Return the schedule of that name. Raises ScheduleNotFound."""
     row = find(backend=backend).filter(name=name).first()
     if row is None:
         raise ScheduleNotFound(f"There is no schedule {name!r}.")
@@ -133,16 +135,16 @@ def get(name: str, *, backend: str = "default") -> Schedule:
 
 
 def find(*, backend: str = "default") -> ScheduleQuerySet:
-    """All schedules, as a query set to be filtered and ordered."""
+    """Return a query set of all schedules."""
     settings = settings_for(backend)
     return Schedule.objects.using(settings.database).of(settings.cluster, backend)
 
 
 def delete(name: str, *, backend: str = "default") -> bool:
-    """Remove a schedule and its ticks; the jobs that it has made stay. False: there is none.
+    """Delete a schedule and its ticks, but not its jobs. Return False if it does not exist.
 
     Raises:
-        ScheduleExists: code or settings declare it, and would add it again.
+        ScheduleExists: code or settings declare it and would add it again.
     """
     row = find(backend=backend).filter(name=name).first()
     if row is None:
@@ -156,7 +158,7 @@ def delete(name: str, *, backend: str = "default") -> bool:
 
 
 def pause(name: str, *, by: str = "", because: str = "", backend: str = "default") -> Schedule:
-    """Fire no tick until it is resumed. What falls due in between is left out. Raises
+    """Fire no ticks until the schedule is resumed. Ticks in between are skipped. Raises
     ScheduleNotFound."""
     row = get(name, backend=backend)
     find(backend=backend).filter(pk=row.pk).pause(by, because)
@@ -164,8 +166,10 @@ def pause(name: str, *, by: str = "", because: str = "", backend: str = "default
 
 
 def resume(name: str, *, backend: str = "default") -> Schedule:
-    """Let it go on, from the next moment on. Raises ScheduleNotFound; ValueError where its rule
-    cannot be read."""
+    """Resume a schedule from its next moment on.
+
+    Raises ScheduleNotFound; ValueError if the rule cannot be read.
+    """
     settings = settings_for(backend)
     row = get(name, backend=backend)
     state = fresh_state(row, database_now_us(settings.database))
@@ -178,11 +182,11 @@ def resume(name: str, *, backend: str = "default") -> Schedule:
 
 
 def run_now(name: str, *, by: str = "", backend: str = "default") -> Result[Any]:
-    """Enqueue its job now, paused or not. Its next tick comes as it would have come.
+    """Enqueue the schedule's job now, even if it is paused. The next tick is not affected.
 
     Raises:
-        ScheduleNotFound: there is none of that name.
-        PackageError, UnknownTask: it cannot be read here.
+        ScheduleNotFound: no schedule has that name.
+        PackageError, UnknownTask: the call cannot be read here.
         Others: as ``Task.enqueue``.
     """
     settings = settings_for(backend)
@@ -193,7 +197,7 @@ def run_now(name: str, *, by: str = "", backend: str = "default") -> Result[Any]
 
 
 def ticks(name: str, count: int = 20, *, backend: str = "default") -> list[Tick]:
-    """Its last ticks, the newest first. Raises ScheduleNotFound."""
+    """Return the last ticks of a schedule, newest first. Raises ScheduleNotFound."""
     row = get(name, backend=backend)
     own = Tick.objects.using(settings_for(backend).database).filter(schedule_id=row.pk)
     return list(own.order_by("-moment_us")[:count])
@@ -206,16 +210,15 @@ def next_ticks(
     after: datetime | None = None,
     backend: str = "default",
 ) -> list[datetime]:
-    """The next moments, in the schedule's time zone; without jitter, and as though it were not
-    paused.
+    """Return the next moments in the schedule's time zone, without jitter and ignoring a pause.
 
     Args:
-        schedule: its name, its row, or one that is only thought of: ``Cron("0 3 * * *")``.
-        after: an aware datetime; None = the next moment that the row has, or now.
+        schedule: a name, a row, or a schedule that is not stored: ``Cron("0 3 * * *")``.
+        after: an aware datetime; None = the row's next moment, or now.
 
     Raises:
-        ScheduleNotFound: there is none of that name.
-        InvalidSchedule: its rule cannot be read.
+        ScheduleNotFound: no schedule has that name.
+        InvalidSchedule: the rule cannot be read.
     """
     if isinstance(schedule, str):
         schedule = get(schedule, backend=backend)
@@ -230,7 +233,8 @@ def next_ticks(
 
 
 def describe(schedule: str | Schedule | Scheduled, *, backend: str = "default") -> str:
-    """Its rule in words. Raises ScheduleNotFound; InvalidSchedule where it cannot be read."""
+    """Describe a rule in words. Raises ScheduleNotFound; InvalidSchedule if the rule cannot be
+    read."""
     if isinstance(schedule, str):
         schedule = get(schedule, backend=backend)
     if isinstance(schedule, Scheduled):
@@ -242,8 +246,11 @@ def describe(schedule: str | Schedule | Scheduled, *, backend: str = "default") 
 
 
 def scheduled(name: str, *, backend: str = "default") -> Scheduled:
-    """The schedule as it would be written, with its arguments, to be changed and given to
-    ``update``. Raises ScheduleNotFound; PackageError or ValueError where it cannot be read."""
+    """Return a stored schedule as ``Cron``, ``Every`` or ``Once``, to change it and pass it to
+    ``update``.
+
+    Raises ScheduleNotFound; PackageError or ValueError if it cannot be read.
+    """
     return scheduled_of(settings_for(backend), get(name, backend=backend))
 
 

@@ -1,9 +1,9 @@
-"""The ticking of one cluster: looks which schedules are due, and fires them on time.
+"""The scheduler's loop: find due schedules and fire them on time.
 
-Every cluster does; see schedules/fire.py for how only one of them fires each tick. A schedule
-that cannot be fired says why and is tried again after growing pauses. It is paused after a time,
-because until then another cluster may know its task, as in a rolling deploy. An error of the
-database is blamed on the schedule if the database still answers, and never pauses it.
+Every cluster runs it; see schedules/fire.py for how only one of them fires each tick. A schedule
+that cannot be fired stores the reason and is retried after growing pauses. It is paused only after
+some time, because during a rolling deploy another cluster may know its task. After a database error
+that only this schedule causes, it is retried but never paused.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from .fire import Firing
 from .rows import ITSELF
 
 LOOK_SECONDS = 0.5
-"""How soon a schedule that is new or changed is seen."""
+"""How soon a new or changed schedule is noticed."""
 OVERDUE_US = 100_000
-"""Then a schedule is anybody's, whose share it may be: that cluster is slow, or gone."""
+"""After this delay any cluster fires a schedule, because the cluster responsible is slow or
+gone."""
 AT_ONCE = 25
-"""Then it is looked again which of the others are due still: other clusters fire, too."""
+"""Maximum number of ticks between two queries. Other clusters fire, too."""
 MOST_LOOKED_AT = 500
 BREATH_SECONDS = 0.05
-"""Where one process writes at a time, late ticks must let the others write as well."""
+"""Pause that lets other processes write, on databases with a single writer."""
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 1.0, 30.0
 DATABASE_REST_SECONDS = 0.25
-"""First rest after a database error. It is not shown yet: the server may have been restarted."""
+"""First pause after a database error. The error is not shown yet: the server may be restarting."""
 BROKEN_CODE_SECONDS = 300.0
 
 MAY_PASS = (BrokerError, OperationalError, InterfaceError)
@@ -60,14 +61,14 @@ Listen = Callable[[float], bool]
 
 @dataclass(slots=True)
 class Trouble:
-    """A schedule that could not be fired here."""
+    """A schedule that could not be fired by this process."""
 
     since: float
     try_at: float
     rest_seconds: float
 
     def rest(self) -> None:
-        """Try again after this rest, and after a longer one the next time."""
+        """Set the time of the next try, and double the pause after it."""
         self.try_at = time.monotonic() + self.rest_seconds
         self.rest_seconds = min(LONGEST_REST_SECONDS, self.rest_seconds * 2)
 
@@ -76,8 +77,8 @@ class Ticks:
     """The schedules that this cluster fires.
 
     Args:
-        beat: called again and again: a sign of life.
-        listen: waits so many seconds; True, and sooner, when there is something else to be done.
+        beat: called often, as a heartbeat.
+        listen: waits that many seconds; returns True early if there is something else to do.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Ticks:
         self._troubles: dict[UUID, Trouble] = {}
 
     def run_once(self) -> None:
-        """Fire what falls due within the next half second, and wait for it."""
+        """Fire the ticks of the next half second, each at its time."""
         self._declare_if_due()
         looked_at = time.monotonic()
         self._release_if_due()
@@ -131,8 +132,11 @@ class Ticks:
             self._listen(max(0.0, looked_at + LOOK_SECONDS - time.monotonic()))
 
     def _look(self) -> list[tuple[int, UUID, int]]:
-        """Those due soon, the first first. Of those due by now, this cluster's share comes first,
-        and that of another only when it is overdue: so they hardly ever want the same."""
+        """Return the schedules that are due soon, earliest first.
+
+        Among those due now, this cluster's share comes first. Schedules of other clusters are added
+        when they are overdue, so that clusters rarely compete.
+        """
         soon = self._soon
         if resting := self._resting():
             among = self._schedules.exclude(pk__in=resting)
@@ -147,7 +151,7 @@ class Ticks:
         return [(due_us, key, now_us) for *_, due_us, key, now_us in sorted(ordered)]
 
     def _resting(self) -> list[UUID]:
-        """The schedules that failed a short while ago."""
+        """Return the schedules whose last try failed a short while ago."""
         now = time.monotonic()
         return [one for one, trouble in self._troubles.items() if trouble.try_at > now]
 
@@ -155,7 +159,7 @@ class Ticks:
         self._within_bounds(schedule_id, lambda: self._firing.fire(schedule_id))
 
     def _release_if_due(self) -> None:
-        """Ticks that wait for the job before them."""
+        """Fire the ticks whose previous job has ended."""
         if time.monotonic() < self._releases_at:
             return
         self._releases_at = time.monotonic() + LOOK_SECONDS
@@ -170,7 +174,7 @@ class Ticks:
         self._within_bounds(schedule_id, lambda: self._firing.release(schedule_id))
 
     def _within_bounds(self, schedule_id: UUID, act: Callable[[], object]) -> None:
-        """Do this to one schedule. What is wrong with it does not concern the others."""
+        """Do this to one schedule. Its errors do not affect the others."""
         answer = self._patience.call(lambda: self._tried(act))
         if answer is None:
             return
@@ -182,10 +186,10 @@ class Ticks:
             self._troubles.pop(schedule_id, None)  # nothing can be written: no fault of its own
 
     def _tried(self, act: Callable[[], object]) -> Exception | None:
-        """Returns the error if the schedule is to blame.
+        """Return the error if the schedule caused it.
 
         Raises:
-            BrokerError, DatabaseError, InterfaceError: the store is away.
+            BrokerError, DatabaseError, InterfaceError: the store is unreachable.
         """
         try:
             act()
@@ -201,8 +205,8 @@ class Ticks:
         return None
 
     def _note(self, schedule_id: UUID, error: Exception | None) -> None:
-        """Write the problem on the row. Pause the schedule at once if it cannot be read; else when
-        this cluster has tried for long enough."""
+        """Store the problem in the row. Pause the schedule at once if it cannot be read, else after
+        the grace period."""
         trouble = self._troubles.get(schedule_id)
         if trouble is None:
             now, is_shown = time.monotonic(), not isinstance(error, MAY_BE_AWAY)
@@ -260,7 +264,7 @@ class Ticks:
 
 
 def may_be_fired_elsewhere(error: Exception | None) -> bool:
-    """Whether a cluster with other code may be able to fire what failed so here."""
+    """Return whether a cluster with other code may be able to fire the schedule."""
     is_final = isinstance(error, InvalidSchedule | UnreadablePackage)
     return not is_final or isinstance(error, NewerVersion)
 
@@ -274,7 +278,7 @@ def sentence(error: Exception | None) -> str:
 
 
 class ClusterShare:
-    """The share of one cluster among those that are alive."""
+    """The share of schedules that one cluster fires first."""
 
     def __init__(self, settings: Settings, cluster_id: UUID) -> None:
         self._settings = settings
@@ -283,7 +287,7 @@ class ClusterShare:
         self._count = 1
 
     def divide(self) -> None:
-        """Look who is alive."""
+        """Divide the schedules among the live clusters."""
         clusters = Cluster.objects.using(self._settings.database)
         alive = clusters.alive_within(self._settings.lease_seconds).filter(
             name=self._settings.cluster, info__alias=self._settings.alias

@@ -1,2 +1,1 @@
-"""Workflows: made of nodes, stored as steps, looked at and steered. What moves them on while they
-run stands in stoker.following."""
+"""Workflows: nodes are stored as steps, which advance when their jobs end."""

@@ -17,14 +17,14 @@ from . import deliver as stored
 from .deliver import Ended, deliver
 
 WINDOW = 1000
-"""How many members of a group are under way at once, unless it says less. The others wait in the
-store: what a group costs the process that starts it has a bound."""
+"""Default maximum of running members of a group. The others wait in the store, so the cost for the
+process that starts the group is bounded."""
 
 State = Step.State
 
 
 class Starter:
-    """Starts steps in one transaction, in workflows that are locked."""
+    """Starts steps of locked workflows, in one transaction."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -32,7 +32,7 @@ class Starter:
         self._messages: list[Message] = []
 
     def start(self, steps: Sequence[Step]) -> list[Step]:
-        """Start these. Returns those that were over at once: groups of nothing."""
+        """Start these steps. Return those that ended at once: empty groups."""
         level, empty = list(steps), list[Step]()
         while level:
             self._enqueue([step for step in level if step.kind == Step.Kind.TASK])
@@ -50,7 +50,7 @@ class Starter:
         return empty
 
     def next_members(self, group: Step, limit: int) -> list[Step]:
-        """The next members that wait for others to end."""
+        """Return the next members of a group that have not started."""
         waiting = self._steps.below([group.pk]).filter(state=State.PENDING)
         members = list(waiting.order_by("position")[:limit])
         if len(members) < limit:
@@ -58,12 +58,12 @@ class Starter:
         return members
 
     def room_of(self, group: Step, busy: int) -> list[Step]:
-        """The members that may start now, of a group of which so many are under way."""
+        """Return the members of a group that may start now, if ``busy`` members are running."""
         limit = min(group.at_once or WINDOW, WINDOW)
         return self.next_members(group, limit - busy) if busy < limit else []
 
     def deliver(self) -> None:
-        """Enqueue the jobs of the tasks that were started."""
+        """Enqueue the jobs of the started tasks."""
         messages, self._messages = self._messages, []
         deliver(self._settings, messages)
 
@@ -81,7 +81,7 @@ class Starter:
         return list(self._steps.below(chain_ids).filter(position=0)) if chain_ids else []
 
     def _members(self, groups: Sequence[Step]) -> list[Step]:
-        """Those members of these groups that may start now."""
+        """Return the members of these groups that may start now."""
         if len(groups) == 1:
             limit = min(groups[0].at_once or WINDOW, WINDOW)
             members = self.next_members(groups[0], limit)
@@ -93,7 +93,7 @@ class Starter:
 
 
 def _in_bounds(groups: Sequence[Step]) -> Iterator[list[Step]]:
-    """Small groups together, large ones and those with a bound of their own each by itself."""
+    """Split groups into batches: small ones together, large or limited ones alone."""
     part: list[Step] = []
     size = 0
     for group in groups:
@@ -113,7 +113,7 @@ REASON = "another step of its group has failed"
 
 
 class Stopper:
-    """Ends steps in one transaction, in workflows that are locked."""
+    """Ends steps of locked workflows, in one transaction."""
 
     def __init__(self, settings: Settings) -> None:
         self._alias = settings.database
@@ -121,7 +121,7 @@ class Stopper:
         self._job_ids: list[UUID] = []
 
     def stop_below(self, parent_ids: Sequence[UUID]) -> None:
-        """What these hold goes on no more; jobs that wait or run are to be ended."""
+        """Cancel the running steps below these, and collect their jobs for ``ask``."""
         level = list(parent_ids)
         while level:
             below = self._steps.filter(parent_id__in=level).exclude(role=Step.Role.ERROR)
@@ -132,8 +132,11 @@ class Stopper:
             self._steps.become(level, State.CANCELLED)
 
     def ask(self) -> list[UUID]:
-        """Ask for the end of these jobs. Those that run are told by their cluster; those that wait
-        are to be withdrawn when nothing is locked any more. Returns which they are."""
+        """Request the cancellation of the collected jobs, and return their ids.
+
+        Clusters stop the running ones. The caller withdraws the waiting ones when nothing is
+        locked.
+        """
         job_ids, self._job_ids = self._job_ids, []
         Cancellation.objects.using(self._alias).ask_all(job_ids, REASON)
         return job_ids
@@ -150,12 +153,12 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A step that has come to its end."""
+    """A step that has ended."""
 
     step: Step
     state: str
     cause: UUID | None = None
-    """The job because of which, if it has failed."""
+    """The job that caused the failure."""
 
     @property
     def lets_go_on(self) -> bool:
@@ -163,7 +166,8 @@ class Over:
 
 
 class Advance:
-    """One batch of ends. Its transaction locks the workflows once, in order."""
+    """Advances workflows after a batch of jobs has ended. Locks each workflow once, in order of
+    ids."""
 
     def __init__(self, settings: Settings) -> None:
         self._alias = settings.database
@@ -172,10 +176,11 @@ class Advance:
         self._starter = Starter(settings)
         self._stopper = Stopper(settings)
         self._late: list[Over] = []
-        """Groups of nothing that a job has added."""
+        """Empty groups that a job has added."""
 
     def record(self, ended: Mapping[UUID, Ended]) -> list[UUID]:
-        """These jobs have ended. Returns jobs that are to be ended because of that."""
+        """Record that these jobs have ended. Return jobs that must be cancelled as a
+        consequence."""
         ours = self._steps.of_jobs(ended)
         states = self._workflows.lock(set(ours.values_list("workflow_id", flat=True)))
         if not states:
@@ -186,7 +191,8 @@ class Advance:
         return self.go_on([one for one in wave if one.step.workflow_id not in cancelled])
 
     def go_on(self, wave: Sequence[Over]) -> list[UUID]:
-        """From these steps, whose ends are written, in workflows that are locked."""
+        """Continue after these steps, whose ends are stored, in locked workflows. Return jobs to
+        cancel."""
         wave = [*wave, *self._late]
         self._late = []
         while wave:
@@ -196,11 +202,11 @@ class Advance:
         return self._stopper.ask()
 
     def begin(self, steps: Sequence[Step]) -> list[UUID]:
-        """The turn of these has come."""
+        """Start these steps. Return jobs to cancel."""
         return self.go_on([Over(step, State.SUCCESSFUL) for step in self._starter.start(steps)])
 
     def room_of(self, group: Step, busy: int) -> list[Step]:
-        """The members that may start now, of a group of which so many are under way."""
+        """Return the members of a group that may start now, if ``busy`` members are running."""
         return self._starter.room_of(group, busy)
 
     # -- the jobs ---------------------------------------------------------------------------------
@@ -225,8 +231,10 @@ class Advance:
         return wave
 
     def _adopt(self, step: Step, attempt: int) -> bool:
-        """What the job has added in the attempt that succeeded is part of the workflow from now on.
-        What it had added in others, nobody will ever start. Returns whether there is any."""
+        """Add to the workflow the steps that the job created in its successful attempt.
+
+        Steps from other attempts never start. Returns whether there are any.
+        """
         if step.role == Role.STEP and step.parent_id is not None:
             above = self._steps.filter(pk=step.parent_id, state=State.STARTED)
             if not above.exists():  # as a group that has failed meanwhile
@@ -248,7 +256,7 @@ class Advance:
     # -- what holds them --------------------------------------------------------------------------
 
     def _climb(self, wave: Sequence[Over]) -> list[Over]:
-        """One level up. Returns what is over by it."""
+        """Update the parents of ended steps. Return the parents that ended."""
         held: dict[UUID, list[Over]] = {}
         above: list[Over] = []
         for one in wave:
@@ -272,7 +280,7 @@ class Advance:
         return above
 
     def _in_chains(self, ended: Sequence[tuple[Step, Over]]) -> list[Over]:
-        """In a chain, or among the steps that a task has added, one follows the other."""
+        """Start the next step of each chain, or end the chain."""
         above = [
             failed
             for chain, over in ended
@@ -311,7 +319,8 @@ class Advance:
         return above + self._start(turns)
 
     def _complete(self, groups: Sequence[Step]) -> list[Over]:
-        """Those of these groups of which every member has ended are over."""
+        """Finish the groups whose members have all ended. Return them and their parents that
+        ended."""
         members = self._steps.below([group.pk for group in groups])
         open_ones = members.filter(state__in=OPEN).values_list("parent_id", flat=True)
         busy = set(open_ones.distinct()) if groups else set()
@@ -337,13 +346,14 @@ class Advance:
         return above
 
     def _start(self, steps: Iterable[Step]) -> list[Over]:
-        """Returns those that were over at once: groups of nothing."""
+        """Start these steps. Return those that ended at once: empty groups."""
         return [Over(one, State.SUCCESSFUL) for one in self._starter.start(list(steps))]
 
     # -- failure ----------------------------------------------------------------------------------
 
     def _fail(self, step: Step, cause: UUID | None) -> list[Over]:
-        """What holds steps has failed: undone first, where that can be."""
+        """Mark a chain or group as failed. If it has steps to undo, start the first undo
+        instead."""
         undo = self._next_undo(step, None) if step.has_undo else None
         state = State.FAILED if undo is None else State.UNDOING
         self._steps.filter(pk=step.pk).update(state=state, cause=cause)
@@ -352,7 +362,7 @@ class Advance:
         return self._start([undo])
 
     def _go_on_undoing(self, over: Over) -> list[Over]:
-        """One undo has ended, well or not: the step before is next."""
+        """Start the next undo of a chain after one has ended, whether it succeeded or not."""
         undone = self._steps.in_bulk([over.step.parent_id])[over.step.parent_id]
         chain = self._steps.filter(pk__in=[undone.parent_id], state=State.UNDOING).first()
         if chain is None:
@@ -375,7 +385,7 @@ class Advance:
         ).first() or self._next_undo(chain, self._steps.get(pk=last).position)
 
     def _call_back(self, overs: Sequence[Over]) -> None:
-        """Start what is to be called because of these failures. Nobody waits for it."""
+        """Start the ``on_error`` steps of failed steps. The workflow does not wait for them."""
         failed = [
             one.step.pk
             for one in overs

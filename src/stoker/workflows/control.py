@@ -1,4 +1,4 @@
-"""Steering: workflows are cancelled, and sent on from where they have failed."""
+"""Cancel and retry workflows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AT_ONCE = 500
 
 
 def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
-    """End a workflow. False: it has ended already. See ``WorkflowResult.cancel``."""
+    """Cancel a workflow. Return False if it has ended already. See ``WorkflowResult.cancel``."""
     alias = settings.database
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
     with explained(alias), deciding(alias):
@@ -55,10 +55,10 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
 
 
 def retry(settings: Settings, workflow_id: UUID, by: str, because: str) -> int:
-    """Send a workflow on. See ``WorkflowResult.retry``.
+    """Retry the failed steps of a workflow. See ``WorkflowResult.retry``.
 
-    The failed jobs come first, each in a transaction of its own that also opens what holds it:
-    wherever this process dies, what has been sent again goes on.
+    Each failed job is sent again in its own transaction, which also reopens the steps above it. So
+    if this process dies, everything that was sent again continues.
     """
     alias = settings.database
     workflow = Workflow.objects.using(alias).filter(pk=workflow_id).first()
@@ -76,8 +76,11 @@ def retry(settings: Settings, workflow_id: UUID, by: str, because: str) -> int:
 
 
 def _to_redo(alias: str, workflow_id: UUID) -> list[Step]:
-    """The tasks that failed or were cancelled, and are waited for: not undone, not optional, no
-    callbacks, in nothing that went on without them."""
+    """Return the failed or cancelled tasks that block the workflow.
+
+    Undone and optional steps, callbacks, and steps of chains that went on without them are left
+    out.
+    """
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id, role=Step.Role.STEP)
     ended = (State.FAILED, State.CANCELLED)
     found: list[Step] = []
@@ -102,7 +105,7 @@ def _to_redo(alias: str, workflow_id: UUID) -> list[Step]:
 
 
 def _has_below(alias: str, step: Step) -> bool:
-    """Whether it has ended because of the steps that it has added."""
+    """Return whether the step ended because of steps that its job had added."""
     if not step.has_added:
         return False
     added = Step.objects.using(alias).below([step.pk])
@@ -110,7 +113,7 @@ def _has_below(alias: str, step: Step) -> bool:
 
 
 def _redo(settings: Settings, step: Step, wish: Wish) -> int:
-    """Send the job of one step again. Returns how many that makes: none or one."""
+    """Send the job of one step again. Return the number of jobs sent: 0 or 1."""
     alias = settings.database
     assert step.job_id is not None
     letter = DeadLetter.objects.using(alias).unclosed().filter(job_id=step.job_id).first()
@@ -141,8 +144,8 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
 
 
 def _resume(settings: Settings, workflow_id: UUID) -> int:
-    """What never had its turn has it now: the next steps of chains that were cancelled between two
-    steps, and members of groups that go on."""
+    """Start the steps that never started: the next ones of cancelled chains, and members of open
+    groups."""
     alias = settings.database
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
     turns = _next_in_chains(alias, workflow_id)
@@ -160,7 +163,7 @@ def _resume(settings: Settings, workflow_id: UUID) -> int:
 
 
 def _next_in_chains(alias: str, workflow_id: UUID) -> list[Step]:
-    """The steps after those that ended well, when their chains had been cancelled."""
+    """Return the steps after those that succeeded, in chains that were cancelled in between."""
     steps = Step.objects.using(alias)
     chains = steps.filter(workflow_id=workflow_id, state=State.CANCELLED)
     found = []
@@ -178,7 +181,7 @@ def _next_in_chains(alias: str, workflow_id: UUID) -> list[Step]:
 
 
 def _end_jobs(settings: Settings, workflow_id: UUID, reason: str) -> None:
-    """Those that wait all at once, those that run one by one."""
+    """Cancel waiting jobs in batches, and running jobs one by one."""
     alias = settings.database
     enqueued = Step.objects.using(alias).filter(workflow_id=workflow_id, state=State.ENQUEUED)
     after: UUID | None = None

@@ -1,5 +1,6 @@
-"""Making a workflow: nodes become rows, in one transaction, a thousand at a time. Nothing is held
-in memory but the part of a group that is being written.
+"""Create workflows: store nodes as rows, a thousand at a time, in one transaction.
+
+Only the part of a group that is being written is held in memory.
 """
 
 from __future__ import annotations
@@ -34,29 +35,29 @@ MOST_SEALINGS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StepPlace:
-    """Where a node stands in its workflow."""
+    """The position of a node in its workflow."""
 
     parent_id: UUID | None
     position: int = 0
     role: str = Step.Role.STEP
     where: str = ""
-    """In words."""
+    """The position in words, for error messages."""
     is_fed: bool = False
-    """Whether there is a step before it."""
+    """Whether a step comes before it."""
     is_wanted: bool = False
-    """Whether a step is given its result."""
+    """Whether another step receives its result."""
     state: str = Step.State.PENDING
     added_in: int | None = None
 
     def inside(self, own_id: UUID, position: int, words: str) -> StepPlace:
-        """A place in what stands here."""
+        """Return the position of a child of this node."""
         return StepPlace(
             own_id, position, where=f"{words} in {self.where}" if self.where else words
         )
 
 
 def make(settings: Settings, node: Node, name: str = "") -> UUID:
-    """Store a workflow and start it, in the open transaction or one of its own. Returns its id.
+    """Store and start a workflow, in the open transaction or one of its own. Return its id.
 
     Raises: see ``Node.enqueue``.
     """
@@ -78,12 +79,12 @@ def make(settings: Settings, node: Node, name: str = "") -> UUID:
 
 
 class Maker:
-    """Turns nodes into rows."""
+    """Converts nodes to rows."""
 
     def __init__(self, settings: Settings, workflow_id: UUID) -> None:
         self.workflow_id = workflow_id
         self.tasks = 0
-        """How many there are so far."""
+        """Number of tasks so far."""
         self._settings = settings
         self._broker = broker_for(settings)
         self._steps = Step.objects.using(settings.database)
@@ -91,7 +92,7 @@ class Maker:
         self._sealings: dict[int, tuple[Any, Sealing]] = {}
 
     def add(self, node: Node, place: StepPlace) -> UUID:
-        """Add a node with all that it holds. Returns its id."""
+        """Add a node with its children. Return its id."""
         if node.undo_step is not None and reads(node.undo_step):
             place = replace(place, is_wanted=True)
         match node:
@@ -104,7 +105,7 @@ class Maker:
         raise InvalidTaskOption(f"{node!r} is no step of a workflow.")
 
     def flush(self) -> None:
-        """Write what is not written yet."""
+        """Write the remaining rows."""
         rows, self._rows = self._rows, []
         self._steps.add(rows)
 
@@ -165,7 +166,7 @@ class Maker:
         return own_id
 
     def _add_company(self, node: Node, place: StepPlace, own_id: UUID) -> None:
-        """What undoes it, and what is called if it fails."""
+        """Add the steps for undo and on_error."""
         whole = place.where or "the workflow"
         if node.undo_step is not None:
             undo = StepPlace(own_id, role=Step.Role.UNDO, where=f"undo of {whole}", is_fed=True)
@@ -200,7 +201,7 @@ class Maker:
             self.flush()
 
     def _sealing(self, task: Any) -> Sealing:
-        """One for each task object, as it checks that once."""
+        """Return the sealing of a task object. It is reused, because it checks the task once."""
         known = self._sealings.get(id(task))
         if known is not None:
             return known[1]
@@ -221,7 +222,7 @@ class Maker:
 
 @contextmanager
 def _told(place: StepPlace) -> Iterator[None]:
-    """What is wrong with a step says which step it is."""
+    """Add the position of the step to error messages."""
     try:
         yield
     except (StokerError, InvalidTask, TypeError) as error:
@@ -232,7 +233,7 @@ def _told(place: StepPlace) -> Iterator[None]:
 
 
 def reads(node: Node) -> bool:
-    """Whether the result of the step before it is of use to this one."""
+    """Return whether this step receives the previous step's result."""
     match node:
         case Signature(receives=receives):
             return receives
@@ -244,14 +245,14 @@ def reads(node: Node) -> bool:
 
 
 def enqueue(settings: Settings, node: Node, name: str) -> WorkflowResult:
-    """Make a workflow of a node. See ``Node.enqueue``."""
+    """Create a workflow from a node. See ``Node.enqueue``."""
     workflow_id = make(settings, node, name)
     _announce(settings, workflow_id)
     return get_workflow(workflow_id, backend=settings.alias)
 
 
 def _announce(settings: Settings, workflow_id: UUID) -> None:
-    """Send Django's signal for the jobs that may start at once, if anybody listens."""
+    """Send Django's signal for the jobs that may start at once, if it has receivers."""
     signal = task_signals.task_enqueued
     if all(receiver[0][0] in DJANGOS_OWN for receiver in signal.receivers):
         return

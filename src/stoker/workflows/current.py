@@ -1,4 +1,4 @@
-"""The workflow that a task finds itself in, and may add steps to."""
+"""The workflow of the running task, which may add steps to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .results import WorkflowResult, get_workflow
 
 
 class CurrentWorkflow:
-    """The workflow of the step that runs here."""
+    """The workflow of the running step."""
 
     def __init__(self, running: Running, step: Step, backend: str) -> None:
         self._running = running
@@ -33,18 +33,19 @@ class CurrentWorkflow:
 
     @property
     def result(self) -> WorkflowResult:
-        """What its maker has of it."""
+        """The workflow as ``enqueue`` returned it."""
         return get_workflow(self._step.workflow_id, backend=self._backend)
 
     def add(self, *nodes: Any) -> None:
-        """Add steps that follow this one: one after the other, each given the result of the one
-        before, the first that of this one. This step is done when they are, and its result is that
-        of the last of them. They count if this attempt succeeds, and are never run if it does not.
+        """Add steps that run after this one, one after the other.
+
+        Each receives the previous result, the first that of this step. This step ends when they
+        have ended, with the last one's result. If this attempt fails, they never run.
 
         Args:
             nodes: signatures, tasks without arguments, chains, groups and chords.
 
-        Raises: as ``Node.enqueue``; nothing was added then.
+        Raises: as ``Node.enqueue``. Nothing was added then.
         """
         settings = settings_for(self._backend)
         steps = Step.objects.using(settings.database)
@@ -73,22 +74,24 @@ class CurrentWorkflow:
             steps.filter(pk=self._step.pk).update(**changes)
 
     async def aadd(self, *nodes: Any) -> None:
-        """The same without blocking the event loop."""
+        """Async version of ``add``."""
         await sync_to_async(self.add, thread_sensitive=True)(*nodes)
 
     def inputs(self) -> Iterator[Any]:
-        """The results of the group before this step, one by one, read a thousand at a time: for a
-        callback that is written with ``si`` as the list would be too long."""
+        """Yield the results of the group before this step, reading a thousand at a time.
+
+        For callbacks written with ``si``, if the list of results would be too long.
+        """
         values = Values(settings_for(self._backend))
         step = values.step_before(self._running.job_id)
         return iter(()) if step is None else values.of_members(step)
 
 
 def current_workflow() -> CurrentWorkflow:
-    """The workflow of the step that runs here.
+    """Return the workflow of the running step.
 
     Raises:
-        NotInWorkflow: what runs here is no step of a workflow, or no job at all.
+        NotInWorkflow: the running code is not a step of a workflow, or not in a job.
     """
     running = current.get()
     if running is not None:
@@ -105,5 +108,5 @@ def current_workflow() -> CurrentWorkflow:
 
 
 async def acurrent_workflow() -> CurrentWorkflow:
-    """The same for ``async def`` tasks."""
+    """Async version of ``current_workflow``."""
     return await sync_to_async(current_workflow, thread_sensitive=True)()

@@ -1,4 +1,4 @@
-"""Enqueue the jobs that follow from others, in the transaction that recorded those."""
+"""Enqueue jobs that follow from other jobs, in the transaction that records those."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from stoker.values import codec
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One job that is over."""
+    """A job that has ended."""
 
     job_id: UUID
     status: str
     """A value of ``Job.Status``."""
     attempt: int
     value: bytes | None = None
-    """What it returned, sealed."""
+    """The sealed return value."""
     exception_class: str = ""
     message: str = ""
-    """Of the error, or why it was cancelled."""
+    """The error's message, or the reason of the cancellation."""
 
     @property
     def has_succeeded(self) -> bool:
@@ -41,10 +41,11 @@ class Ended:
 
 
 def write(message: Message, delay_seconds: float | None = None) -> bytes:
-    """The message as bytes, without its id.
+    """Return the message as bytes, without its id.
 
     Args:
-        delay_seconds: how long after its turn it may start; None = as the message says.
+        delay_seconds: delay between the step's start and the earliest start of the job; None = as
+            the message says.
     """
     return codec.write(
         codec.encode(
@@ -62,7 +63,7 @@ def write(message: Message, delay_seconds: float | None = None) -> bytes:
 
 
 def read(job_id: UUID, data: bytes) -> Message:
-    """The message, whose turn is now."""
+    """Return the message of a step that starts now."""
     task, queue, priority, package, run_after, delay_seconds, needs = codec.read(data)
     now = time.time()
     return Message(
@@ -81,8 +82,11 @@ AT_ONCE = 1000
 
 
 def deliver(settings: Settings, messages: Sequence[Message]) -> None:
-    """Enqueue these, in the open transaction. For a broker outside the store they are put into the
-    outbox, and brought from there after the commit; what is left behind, every scheduler finds."""
+    """Enqueue these messages in the open transaction.
+
+    For a broker outside the store they are written to the outbox and relayed after the commit. If
+    this process dies before, a scheduler relays them.
+    """
     if not messages:
         return
     broker, alias = broker_for(settings), settings.database
@@ -100,7 +104,8 @@ def deliver(settings: Settings, messages: Sequence[Message]) -> None:
 
 
 def bring(settings: Settings, job_ids: Sequence[UUID]) -> None:
-    """Bring these from the outbox to the broker, as far as nobody else does."""
+    """Relay these rows from the outbox to the broker, except those that another process is
+    relaying."""
     broker, outgoing = broker_for(settings), Outgoing.objects.using(settings.database)
 
     def relay(rows: Sequence[Outgoing], until: float) -> None:

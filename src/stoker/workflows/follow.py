@@ -1,4 +1,4 @@
-"""Do what follows from the end of jobs: workflows, hooks, cancelled and reopened steps."""
+"""Consequences of ended jobs: advance workflows, call hooks, reopen steps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ State = Step.State
 
 
 def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> bool:
-    """A new job carries on the old one's step, in the open transaction, which locks nothing more
-    after this. What had ended because of it is under way again, unless it was undone.
+    """Let a new job continue the step of a failed job, in the open transaction.
+
+    Steps that ended because of the failure run again, unless they were undone. The transaction must
+    not lock anything else after this.
 
     Returns:
-        Whether there is such a step, and no other job carries it on.
+        Whether the step exists and no other job continues it.
     """
     if not is_step(old_job_id):
         return False
@@ -50,8 +52,8 @@ def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> bool:
 
 
 def give_back(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
-    """The step of a job that was withdrawn is that of the job again which had failed, in a workflow
-    that is locked."""
+    """Assign a step back to the failed job after its new job was withdrawn, in a locked
+    workflow."""
     steps = Step.objects.using(alias)
     for step in steps.of_jobs([job_id]).only("workflow_id"):
         steps.filter(pk=step.pk).update(job_id=failed_job_id)
@@ -59,10 +61,10 @@ def give_back(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
 
 
 def open_above(alias: str, step: Step, *, is_next: bool = False) -> None:
-    """This step has its turn again, in a workflow that is locked: what holds it is under way.
+    """Reopen the parents of a step that starts again, in a locked workflow.
 
     Args:
-        is_next: it has never had its turn, and so is waited for though it be optional.
+        is_next: the step has never started, so its parents wait for it even if it is optional.
     """
     steps = Step.objects.using(alias)
     while step.parent_id is not None and (is_next or not step.is_optional):
@@ -87,13 +89,15 @@ def _is_undone(alias: str, chain: Step) -> bool:
 
 
 AT_ONCE = 100
-"""How many jobs are withdrawn by the process that has seen a group fail. Upkeep sees to the rest,
-and the clusters to those that run."""
+"""Maximum number of jobs that the process withdraws itself after a group has failed. Upkeep
+withdraws the rest, and clusters stop the running ones."""
 
 
 def follow(settings: Settings, ended: Collection[Ended]) -> None:
-    """Carry on from these ends, in the open transaction that records them. What has been carried
-    on from before is left alone. For jobs without marks in their ids there is nothing to do."""
+    """Process the consequences of ended jobs, in the open transaction that records them.
+
+    It is idempotent, and does nothing for jobs whose ids have no marks.
+    """
     linked = [one for one in ended if is_linked(one.job_id)]
     if linked:
         call_hooks(settings, linked)
@@ -107,17 +111,20 @@ def follow(settings: Settings, ended: Collection[Ended]) -> None:
 
 
 def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManager[Any]:
-    """One in which these jobs may come to their end: who has locked a workflow has to see what the
-    last who did has written."""
+    """Open a transaction in which these jobs can end.
+
+    If they are steps of workflows, it sees what the previous holder of the workflow's lock has
+    written.
+    """
     if not connections[alias].in_atomic_block and any(map(is_step, job_ids)):
         return deciding(alias)
     return transaction.atomic(using=alias)
 
 
 def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
-    """Cancel those of these jobs that wait in the store. Returns which they were.
+    """Cancel the jobs that wait in the store. Return their ids.
 
-    Nothing is locked when it begins: what is withdrawn comes before the workflows, as everywhere.
+    The caller must not hold locks: jobs are withdrawn before workflows are locked, as everywhere.
     """
     broker = broker_for(settings).inside
     if broker is None:
@@ -129,7 +136,8 @@ def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> s
 
 
 def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str) -> None:
-    """These have been withdrawn, in the open transaction: write that down, and go on from it."""
+    """Record that these jobs were withdrawn, and process the consequences, in the open
+    transaction."""
     if not job_ids:
         return
     endings = _endings(settings.database, job_ids, reason)
@@ -139,8 +147,10 @@ def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str)
 
 
 def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, reason: str) -> None:
-    """This job, which carried on one that had failed, has been withdrawn untried, in the open
-    transaction. Its workflow is as that failure left it; nobody's hooks are called once more."""
+    """Record that the requeue of a failed job was withdrawn before it ran, in the open transaction.
+
+    The workflow returns to the state after the failure. Hooks are not called again.
+    """
     alias = settings.database
     Job.objects.using(alias).finish(_endings(alias, [job_id], reason))
     if not is_step(job_id):

@@ -1,19 +1,19 @@
-"""Hooks: jobs that are enqueued when another has ended, in the transaction that records its end.
+"""Hooks: jobs that are enqueued when another job has ended, in the transaction that records it.
 
-What is to be enqueued travels in the package of the job, as JSON with the codec's tags:
+The hooks travel in the package of the job, as JSON with the codec's tags:
 
 ::
 
     [[when, task, queue, priority, [max_attempts, max_crashes, timeout_seconds], args, kwargs,
       [need, ...], receives], ...]
 
-or, where its end is to be recorded elsewhere, too, in the same transaction:
+or, if a function also records the end in the same transaction:
 
 ::
 
     [["record", the dotted path of a function of (settings, [(ended, package), ...])], ...]
 
-What has become of the job travels in the package of the hook:
+The outcome of the job travels in the package of the hook:
 
 ::
 
@@ -48,7 +48,7 @@ RECORD = "record"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The job that a hook is about."""
+    """The job that a hook belongs to, and its outcome."""
 
     job_id: UUID
     task: str
@@ -64,13 +64,13 @@ class About:
 
 
 def about_of(text: str) -> About:
-    """The job that a hook's package says it is about."""
+    """Read the job from a hook's package."""
     return About(*codec.read(text.encode()))
 
 
 def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
-    """Enqueue what these jobs have asked for, in the open transaction. A job whose package can't be
-    opened has asked for nothing that could be read."""
+    """Enqueue the hooks of these jobs, in the open transaction. Skip jobs whose package cannot be
+    opened."""
     sealer = sealer_for(settings)
     packages = Job.objects.using(settings.database).packages([one.job_id for one in ended])
     messages: list[Message] = []
@@ -126,7 +126,8 @@ def _message(
 
 
 def _id_of(job_id: UUID, number: int) -> UUID:
-    """The same for the same hook of the same job: recorded twice, it is enqueued once."""
+    """Return the id of a hook. It depends only on the job and the number, so the hook is enqueued
+    once."""
     digest = sha256(job_id.bytes + bytes([number])).digest()
     random_bits = int.from_bytes(digest[:8], "big") & BELOW_MARKS
     return UUID(int=job_id.int & ~(BELOW_MARKS | STEP) | LINKED | random_bits)

@@ -1,4 +1,4 @@
-"""Workflows as their makers see them: looked at, waited for, cancelled, sent on."""
+"""Workflows as users see them: inspect, wait, cancel and retry."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkflowProgress:
-    """How far a workflow is, in tasks. The numbers add up to ``total``."""
+    """Number of tasks by state. They add up to ``total``."""
 
     total: int
-    """How many tasks it has, those included that were added while it ran."""
+    """Number of tasks, including those added while the workflow ran."""
     waiting: int
-    """Their turn has not come; in a workflow that has ended it never will."""
+    """Tasks that have not started. In a workflow that has ended they never will."""
     enqueued: int
-    """They have jobs, which wait or run."""
+    """Tasks with jobs that wait or run."""
     successful: int
     failed: int
     cancelled: int
@@ -50,33 +50,33 @@ class WorkflowProgress:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowStep:
-    """One step, as it was when it was looked at."""
+    """One step, as of the time it was read."""
 
     id: str
     parent_id: str | None
-    """What holds it; None for the outermost."""
+    """The chain, group or task that contains it; None for the outermost step."""
     position: int
-    """Among those of its parent, from 0."""
+    """Position within the parent, from 0."""
     kind: str
     """task, chain, group, chord or map."""
     role: str
-    """step; or undo or error, which belong to the step ``parent_id``."""
+    """step; or undo or error, for the step ``parent_id``."""
     state: str
     """HELD, PENDING, ENQUEUED, STARTED, UNDOING, SUCCESSFUL, FAILED or CANCELLED."""
     label: str
-    """The task's dotted path, or a name."""
+    """Dotted path of the task, or a name."""
     job_id: str | None
-    """Of a task: its newest job."""
+    """The newest job of a task."""
     backend: str
 
     @property
     def result(self) -> Result[Any]:
-        """Of its job. Raises TaskResultDoesNotExist where that is not kept, or not there yet."""
+        """Result of the job. Raises TaskResultDoesNotExist if it is not kept or not there yet."""
         return fetch(settings_for(self.backend), self.job_id)
 
 
 def read_steps(rows: Any, backend: str) -> Iterator[WorkflowStep]:
-    """These steps in the order of their ids, a thousand at a time."""
+    """Yield steps in the order of their ids, reading a thousand at a time."""
     after: UUID | None = None
     while True:
         later = rows if after is None else rows.filter(pk__gt=after)
@@ -99,7 +99,8 @@ def read_steps(rows: Any, backend: str) -> Iterator[WorkflowStep]:
 
 
 class KeptValues(Values):
-    """Also those that no step is given: as they are kept with the jobs."""
+    """Results of steps, including those that no other step receives, which are kept with the
+    jobs."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -125,8 +126,10 @@ State = Step.State
 
 
 class WorkflowResult:
-    """A workflow: what ``enqueue`` of a chain, group or chord gives. It shows the workflow as it
-    was when it was made, fetched or refreshed last."""
+    """A workflow, as returned by ``enqueue`` of a chain, group or chord.
+
+    Its attributes are those of the last ``refresh()``.
+    """
 
     def __init__(self, row: Workflow) -> None:
         self._row = row
@@ -144,7 +147,7 @@ class WorkflowResult:
 
     @property
     def backend(self) -> str:
-        """The name under ``TASKS``."""
+        """Alias in ``TASKS``."""
         return self._row.backend
 
     @property
@@ -166,15 +169,15 @@ class WorkflowResult:
 
     @property
     def reason(self) -> str:
-        """Why it was cancelled."""
+        """Why the workflow was cancelled."""
         return self._row.reason
 
     def refresh(self) -> None:
-        """Look again. Raises WorkflowNotFound when it is not there (any more)."""
+        """Read the workflow again. Raises WorkflowNotFound if it no longer exists."""
         self._row = _row_of(self._settings, self._row.pk)
 
     def progress(self) -> WorkflowProgress:
-        """How far it is now: one query, by index."""
+        """Count the tasks by state, with one indexed query."""
         with explained(self._settings.database):
             counted = (
                 self._steps.filter(kind=Step.Kind.TASK)
@@ -198,44 +201,45 @@ class WorkflowResult:
         )
 
     def steps(self) -> Iterator[WorkflowStep]:
-        """All steps, in the order of their ids, read a thousand at a time: the workflow as a tree,
-        for whoever draws it."""
+        """Yield all steps in the order of their ids, reading a thousand at a time."""
         return read_steps(self._steps, self.backend)
 
     def failed_steps(self) -> Iterator[WorkflowStep]:
-        """The tasks that have failed or were cancelled, as ``steps()`` reads them."""
+        """Yield the tasks that failed or were cancelled."""
         failed = self._steps.filter(kind=Step.Kind.TASK, state__in=(State.FAILED, State.CANCELLED))
         return read_steps(failed, self.backend)
 
     @property
     def value(self) -> Any:
-        """What it came to: of a chain or chord the result of its last step, of a group or map the
-        list of its members' results. None for steps that have failed, or are not kept.
+        """The result: of a chain or chord that of its last step, of a group or map the list of its
+        members' results. None for steps that have failed or are not kept.
 
         Raises:
-            ValueError: it has not finished yet, or failed.
+            ValueError: the workflow has not finished, or has failed.
         """
         if self._row.state != Workflow.State.SUCCESSFUL:
             raise ValueError(f"Workflow {self.id} is {self.status}: there is no value.")
         return self._values.of(self._root())
 
     def results(self) -> Iterator[Any]:
-        """The results of its members or steps, one by one in their order, read a thousand at a
-        time; None for those that are not done, have failed, or are not kept."""
+        """Yield the results of the members or steps in order, reading a thousand at a time.
+
+        None stands for those that have not ended, have failed, or are not kept.
+        """
         return self._values.of_members(self._root())
 
     def wait(self, timeout: float | timedelta | None = None, *, poll_seconds: float = 0.5) -> Any:
-        """Wait for its end, and give its value.
+        """Wait for the end of the workflow, and return its value.
 
         Args:
-            timeout: seconds or a timedelta; None = as long as it takes.
-            poll_seconds: the longest pause between two looks.
+            timeout: seconds or a timedelta; None = no limit.
+            poll_seconds: the longest pause between two queries.
 
         Raises:
-            ResultTimeout: it had not ended by then. It goes on.
-            JobFailed, JobCancelled: how it ended instead.
-            WorkflowNotFound: it is not there (any more).
-            TransactionManagementError: the open transaction could never see it end.
+            ResultTimeout: the workflow had not ended by then. It goes on.
+            JobFailed, JobCancelled: the workflow failed or was cancelled.
+            WorkflowNotFound: the workflow does not exist (any more).
+            TransactionManagementError: the open transaction could never see the end.
             BrokerUnavailable: as for ``Result.wait``.
         """
         outage = Outage(self._settings.database, timeout)
@@ -251,7 +255,7 @@ class WorkflowResult:
         *,
         poll_seconds: float = 0.5,
     ) -> Any:
-        """The same without blocking the event loop; ``await workflow`` has no limit."""
+        """Async version of ``wait``. ``await workflow`` waits without a limit."""
         outage = Outage(self._settings.database, timeout)
         has_ended = sync_to_async(self._is_seen_to_have_ended, thread_sensitive=True)
         for pause in pauses(timeout, poll_seconds):
@@ -264,25 +268,26 @@ class WorkflowResult:
         return self.wait_async().__await__()
 
     def cancel(self, reason: str = "") -> bool:
-        """End it: what has not begun never will, jobs that wait are cancelled, those that run are
-        told to end. No undo is run, and no ``on_error``. False: it has ended already.
+        """Cancel the workflow: waiting jobs are cancelled, running ones are asked to stop.
+
+        Neither undo steps nor ``on_error`` steps run. Returns False if the workflow has ended
+        already.
 
         Args:
-            reason: kept with it, at most 255 characters.
+            reason: stored with the workflow, at most 255 characters.
         """
         is_cancelled = control.cancel(self._settings, self._row.pk, reason)
         self.refresh()
         return is_cancelled
 
     def retry(self, by: str = "", because: str = "") -> int:
-        """Let it go on from where it failed or was cancelled: the jobs of those steps are sent
-        again. What was undone stays so.
+        """Retry the steps that failed or were cancelled. Undone steps stay undone.
 
         Returns:
-            How many jobs were sent again, or begun.
+            The number of jobs that were enqueued.
 
         Raises:
-            WorkflowNotFound: it is not there (any more).
+            WorkflowNotFound: the workflow does not exist (any more).
         """
         count = control.retry(self._settings, self._row.pk, by, because)
         self.refresh()
@@ -335,11 +340,11 @@ class WorkflowResult:
 
 
 def get_workflow(workflow_id: Any, *, backend: str = "default") -> WorkflowResult:
-    """The workflow of that id.
+    """Return the workflow with that id.
 
     Raises:
-        WorkflowNotFound: there is none (any more), or it is no id.
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        WorkflowNotFound: it does not exist (any more), or this is not an id.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     parsed = parse_job_id(str(workflow_id))
     if parsed is None:
@@ -360,15 +365,15 @@ def _row_of(settings: Settings, workflow_id: UUID) -> Workflow:
 def list_workflows(
     settings: Settings, state: str | None = None, after: str | None = None, limit: int = 20
 ) -> list[WorkflowResult]:
-    """Up to ``limit`` workflows of a backend, by id, which sorts as they were made.
+    """Return up to ``limit`` workflows of a backend, newest first.
 
     Args:
         state: RUNNING, SUCCESSFUL, FAILED or CANCELLED; None = all.
-        after: the id of the last one of the page before.
+        after: the id of the last workflow of the previous page.
 
     Raises:
-        ValueError: ``after`` is no id.
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        ValueError: ``after`` is not an id.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     rows = Workflow.objects.using(settings.database).filter(backend=settings.alias)
     if state is not None:

@@ -1,6 +1,7 @@
-"""The part of upkeep that looks after workflows: old ones are removed, values that nobody will be
-given are forgotten, and steps go on of which something else has ended the job. Whoever records an
-end moves the workflow on himself; this is for what a hand in the tables has left behind.
+"""The part of upkeep for workflows: delete old ones and unused values, and advance stuck steps.
+
+Normally the process that records a job's end advances its workflow. This repairs what an edited
+table has left behind.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .follow import follow
 
 AT_ONCE = 500
 SHORTEST_SECONDS = 3600.0
-"""How long a workflow is kept at least: whoever waits for it has to see how it ended."""
+"""Minimum time to keep a workflow, so that waiting clients see how it ended."""
 GONE = "its job was removed"
 
 
@@ -31,7 +32,7 @@ class WorkflowSweep:
     """The workflows of one store.
 
     Args:
-        beat: called again and again: a sign of life.
+        beat: called often, as a heartbeat.
     """
 
     def __init__(self, settings: Settings, broker: Broker, beat: Callable[[], None]) -> None:
@@ -44,12 +45,14 @@ class WorkflowSweep:
         self._after: UUID | None = None
 
     def tidy(self) -> int:
-        """Forget values, and remove old workflows. Returns how many of both."""
+        """Delete unused values and old workflows. Return the number of both."""
         return self.forget_values() + self.prune()
 
     def go_on(self) -> int:
-        """A page of the steps that have jobs, each time the next: go on from those whose job has
-        ended without them. Returns how many they were."""
+        """Advance the steps whose job has ended unnoticed. Return their number.
+
+        Each call checks the next page of steps with jobs.
+        """
         enqueued = self._steps.filter(state=Step.State.ENQUEUED).order_by("pk")
         later = enqueued if self._after is None else enqueued.filter(pk__gt=self._after)
         page = list(later.defer("value")[:AT_ONCE])
@@ -66,7 +69,7 @@ class WorkflowSweep:
         return len(ended)
 
     def _still_missed(self, page: Sequence[Step], ended: Sequence[Ended]) -> list[Ended]:
-        """Without those that somebody has recorded, and gone on from, since the page was read."""
+        """Leave out the jobs that another process has recorded since the page was read."""
         self._workflows.lock({step.workflow_id for step in page})
         enqueued = self._steps.filter(pk__in=[step.pk for step in page], state=Step.State.ENQUEUED)
         missed = set(enqueued.values_list("job_id", flat=True))
@@ -93,7 +96,8 @@ class WorkflowSweep:
         return ended
 
     def forget_values(self) -> int:
-        """Of workflows that have come to a good end, no step will be given anything any more."""
+        """Delete values of successful workflows, because no step will receive them. Return the
+        number."""
         since = timezone.now() - timedelta(seconds=SHORTEST_SECONDS)
         done = self._workflows.filter(
             state=Workflow.State.SUCCESSFUL, finished_at__gte=since, has_values=True
@@ -109,7 +113,8 @@ class WorkflowSweep:
         return count
 
     def prune(self) -> int:
-        """Remove workflows that are past the keeping of results, in batches, by index."""
+        """Delete workflows whose results need not be kept any longer, in batches. Return the
+        number."""
         keep = self._settings.keep_results
         limits = {
             Workflow.State.SUCCESSFUL: keep.successful_seconds,
@@ -129,7 +134,8 @@ class WorkflowSweep:
         return removed
 
     def _remove(self, workflow_id: UUID) -> None:
-        """Its row goes last: a process that dies on the way leaves something to be found."""
+        """Delete the steps, then the workflow, so that an interrupted deletion is continued
+        later."""
         steps = self._steps.filter(workflow_id=workflow_id)
         while ids := list(steps.values_list("pk", flat=True)[:AT_ONCE]):
             self._steps.filter(pk__in=ids).delete()
