@@ -1,7 +1,7 @@
 """Stoker: background jobs for Django that are never lost, never doubled, never early.
 
-The front door. Names are loaded on first use, so that importing ``stoker`` costs nothing and works
-before Django is set up.
+The public names. They are loaded on first use, so that ``import stoker`` is cheap and works before
+Django is set up.
 """
 
 from __future__ import annotations

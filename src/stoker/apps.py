@@ -1,4 +1,4 @@
-"""The one place that wires: what has to be connected when Django starts."""
+"""The app config, which connects signals, checks, reporters and logging when Django starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StokerConfig(AppConfig):
 
 
 def _seat_reporters(*, setting: str = "TASKS", **_: Any) -> None:
-    """Only where ``TASKS`` names a reporter is anything of them imported."""
+    """Start the reporters. Their modules are imported only if ``TASKS`` names one."""
     if setting == "TASKS" and (_names_reporters() or "stoker.reporters.desk" in sys.modules):
         from .reporters.desk import check_reporters, desk
 
@@ -65,7 +65,7 @@ def _tune(connection: Any, **_: Any) -> None:
 
 
 def _tuned_databases() -> set[str]:
-    """The stores of all backends that are Stoker's and want it."""
+    """Return the databases of all backends of Stoker with ``SQLITE_TUNING``."""
     aliases = set()
     for backend in own_backends().values():
         with suppress(ConfigurationError):  # `manage.py check` says what is wrong

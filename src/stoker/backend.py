@@ -28,11 +28,11 @@ LONGEST_QUEUE_NAME = 100
 
 
 class StokerBackend(BaseTaskBackend):
-    """Jobs in Stoker's store.
+    """The backend for ``TASKS`` that keeps jobs in Stoker's store.
 
-    Making one loads no model and opens no connection: Django makes one in every thread, and the
-    first while it is still importing the project's tasks. What needs models is imported at its use,
-    after the settings were found to be sound.
+    Creating it loads no models and opens no connection, because Django creates one in every thread,
+    and the first while it imports the project's tasks. Methods import what needs models, after the
+    settings were checked.
     """
 
     task_class = Task
@@ -55,10 +55,10 @@ class StokerBackend(BaseTaskBackend):
 
     @property
     def settings(self) -> Settings:
-        """This backend's options, checked.
+        """The checked options of this backend.
 
         Raises:
-            ConfigurationError: with a sentence for the first that is wrong.
+            ConfigurationError: an option is wrong; the message names the first one.
         """
         if self._settings is None:
             if apps.apps_ready and not apps.is_installed("stoker"):
@@ -73,11 +73,11 @@ class StokerBackend(BaseTaskBackend):
         return self._settings
 
     def validate_task(self, task: Any) -> None:
-        """Check a task against this backend: when it is defined, and again when it is enqueued.
+        """Check a task when it is defined, and again when it is enqueued.
 
         Raises:
-            InvalidTask, InvalidTaskOption: with a sentence for the first thing that is wrong.
-            UnknownTask: it only stands in for a task that is gone.
+            InvalidTask, InvalidTaskOption: an option is wrong; the message names the first one.
+            UnknownTask: the task is a placeholder for one that no longer exists.
         """
         if isinstance(task, AbsentTask):
             raise UnknownTask(f"There is no task {task.module_path!r} here (any more).")
@@ -110,36 +110,36 @@ class StokerBackend(BaseTaskBackend):
             )
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Result[Any]:
-        """Make a job of this call. See ``Task.enqueue``."""
+        """Create a job for this call. See ``Task.enqueue``."""
         settings = self.settings
         from stoker.jobs.enqueue import enqueue
 
         return enqueue(settings, task, args, kwargs)
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Result[Any]:
-        """The same without blocking the event loop: in the thread that holds the connection, and so
-        the open transaction, of this async context."""
+        """Async version of ``enqueue``. It runs in the thread that holds the connection of this
+        async context, and so in its open transaction."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
 
     def enqueue_many(self, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
-        """Make a job of each call, all or none. See ``Task.enqueue_many``."""
+        """Create a job for each call, all or none. See ``Task.enqueue_many``."""
         settings = self.settings
         from stoker.jobs.enqueue import enqueue_many
 
         return enqueue_many(settings, task, calls)
 
     def enqueue_workflow(self, node: Node, name: str = "") -> WorkflowResult:
-        """Make a workflow. See ``Node.enqueue``."""
+        """Create a workflow. See ``Node.enqueue``."""
         settings = self.settings
         from stoker.workflows.create import enqueue
 
         return enqueue(settings, node, name)
 
     def get_result(self, result_id: str) -> Result[Any]:
-        """The result of one job.
+        """Return the result of one job.
 
         Raises:
-            TaskResultDoesNotExist: there is none with that id (any more), or it is no id.
+            TaskResultDoesNotExist: no job with that id exists (any more), or this is not an id.
         """
         settings = self.settings
         from stoker.jobs.results import fetch
@@ -147,11 +147,11 @@ class StokerBackend(BaseTaskBackend):
         return fetch(settings, result_id)
 
     async def aget_result(self, result_id: str) -> Result[Any]:
-        """See ``get_result``."""
+        """Async version of ``get_result``."""
         return await sync_to_async(self.get_result, thread_sensitive=True)(result_id)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """What ``manage.py check`` has to say about this backend's settings."""
+        """Return the messages of ``manage.py check`` about this backend's settings."""
         from .checks import check_backend
 
         return check_backend(self.alias, self._params)

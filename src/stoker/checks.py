@@ -1,28 +1,28 @@
-"""``manage.py check``: what is wrong, or risky, in the settings of Stoker.
+"""System checks of Stoker's settings, for ``manage.py check``.
 
 =========== ================================================================================
-Id         What it says
+Id          Meaning
 =========== ================================================================================
 stoker.E001 An option under ``TASKS`` is unknown or has a wrong value.
-stoker.E002 ``BROKER`` names a kind of broker that there is not, or that cannot be used here.
-stoker.E003 ``BROKER`` or ``DATABASE`` names a database that ``DATABASES`` does not have.
-stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Seen only where Django's tasks are imported.
-stoker.E005 The database is of a kind that Stoker has no statements for.
+stoker.E002 ``BROKER`` names an unknown kind of broker, or one that cannot be used here.
+stoker.E003 ``BROKER`` or ``DATABASE`` names a database that is missing in ``DATABASES``.
+stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Only if Django's tasks are imported.
+stoker.E005 Stoker does not support this kind of database.
 stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
-stoker.E007 Two backends share queues in one database, and cannot open each other's packages.
+stoker.E007 Two backends share queues in one database but cannot open each other's packages.
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
-stoker.E009 A schedule of code or settings cannot be used, or two have the same name.
-stoker.E010 A reporter under ``REPORTERS`` cannot be had, or does not take its options.
-stoker.E011 ``RESULTS`` names a cache that there is not, or that cannot keep results.
-stoker.W001 Stoker's tables are not there yet, or not up to date.
+stoker.E009 A declared schedule is invalid, or two have the same name.
+stoker.E010 A reporter under ``REPORTERS`` cannot be loaded, or refuses its options.
+stoker.E011 ``RESULTS`` names a cache that does not exist or cannot keep results.
+stoker.W001 Stoker's tables are missing or out of date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
-stoker.W003 A lease ends before a cluster that lives has been sure to extend it.
+stoker.W003 A lease may end before a live cluster has extended it.
 stoker.W004 A call to the database may take longer than a lease.
 stoker.W005 Packages are pickled.
 stoker.W006 SQLite is not tuned, neither by Stoker nor by ``DATABASES``.
-stoker.W007 The database isolates transactions more than "read committed".
-stoker.W008 Modules of tasks cannot be imported, so the schedules in them are not known.
-stoker.W009 The server of ``BROKER`` may lose jobs as it is configured, or does not answer.
+stoker.W007 The transaction isolation level is stricter than "read committed".
+stoker.W008 Modules of tasks cannot be imported, so their schedules are unknown.
+stoker.W009 The server of ``BROKER`` may lose jobs as configured, or does not answer.
 stoker.W010 A cache is in the Redis database of ``BROKER``: clearing it would delete all jobs.
 =========== ================================================================================
 """
@@ -54,11 +54,12 @@ from stoker.setting_values import api_problems
 from stoker.tasks.decorator import own_backends
 
 PAGES = ("mongodb", "disque", "ironmq", "sqs")
-"""Beginnings of schemes that have a page of the documentation of their own; else it is Redis's."""
+"""Prefixes of schemes that have their own page in the documentation; the others share Redis's
+page."""
 
 
 def check_broker(settings: Settings) -> Iterator[CheckMessage]:
-    """Whether there is an adapter for it that can be used."""
+    """Check that the broker has a usable adapter."""
     scheme = settings.broker.partition("://")[0]
     where = f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]'
     if scheme not in ADAPTERS:
@@ -86,7 +87,7 @@ def check_broker(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def check_server(settings: Settings) -> Iterator[CheckMessage]:
-    """Of brokers that have a server of their own, which is asked with ``check --database`` only."""
+    """Ask the broker's server for weaknesses. Only with ``check --database``."""
     if settings.broker.partition("://")[0] in ALONE:
         return
     try:
@@ -98,8 +99,10 @@ def check_server(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def check_caches(settings: Settings) -> Iterator[CheckMessage]:
-    """Whether a cache is in the Redis database of the jobs: to clear it is to empty that
-    (``FLUSHDB``), by Django's own backend and by django-redis."""
+    """Check that no cache shares the Redis database of the jobs.
+
+    Django's backend and django-redis clear a cache by ``FLUSHDB``, which would delete all jobs.
+    """
     ours = _redis_database(settings.broker, {})
     for name, cache in project.CACHES.items():
         locations = cache.get("LOCATION") or ()
@@ -117,7 +120,7 @@ def check_caches(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _redis_database(url: str, options: Mapping[str, Any]) -> tuple[str, int, str] | None:
-    """Host or path, port, number; None where it is not one server of Redis."""
+    """Return host or path, port and number, or None if the URL is not a single Redis server."""
     try:
         parts = urlsplit(url)
         port = parts.port or 6379
@@ -142,7 +145,7 @@ HEARTBEATS_PER_LEASE = 3
 
 
 def check_backend(alias: str, params: Mapping[str, Any]) -> list[CheckMessage]:
-    """What there is to say about one entry of ``TASKS``, without asking a database."""
+    """Check one entry of ``TASKS``, without querying a database."""
     found: list[CheckMessage] = [
         Error(
             problem,
@@ -162,7 +165,7 @@ def check_backend(alias: str, params: Mapping[str, Any]) -> list[CheckMessage]:
 def check_databases(
     app_configs: Any = None, databases: Sequence[str] | None = None, **_: Any
 ) -> list[CheckMessage]:
-    """What can only be said by asking a database: those that ``check`` was told to ask."""
+    """Check the databases that the command names, by querying them."""
     found: list[CheckMessage] = []
     if sys.argv[1:2] == ["migrate"]:  # whoever migrates need not be told to
         return found
@@ -182,13 +185,13 @@ def check_databases(
 
 
 def check_api(**_: Any) -> list[CheckMessage]:
-    """What there is to say about ``STOKER_API``."""
+    """Check ``STOKER_API``."""
     hint = "Every option is described in docs/howto/http-api.md."
     return [Error(problem, hint=hint, id="stoker.E008") for problem in api_problems()]
 
 
 def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """What is wrong with the schedules of code and settings."""
+    """Check the schedules of code and settings."""
     found: list[CheckMessage] = []
     for alias, backend in own_backends().items():
         if problems(alias, backend._params) or not apps.is_installed("stoker"):
@@ -261,7 +264,8 @@ def _isolation(alias: str) -> Iterator[CheckMessage]:
 
 
 def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
-    """Each pair is told of once, with the later of the two."""
+    """Check that backends with common queues can open each other's packages. Each pair is reported
+    once."""
     for alias, backend in own_backends().items():
         if alias == settings.alias:
             return

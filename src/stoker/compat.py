@@ -1,4 +1,4 @@
-"""The one place that knows where Django's tasks API lives: in Django 6, or in ``django-tasks``."""
+"""Import Django's tasks API from Django 6, or from ``django-tasks`` on older versions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ else:
 
 
 def is_task(thing: Any) -> bool:
-    """Whether ``thing`` is a task of either API: Django 6 with ``django-tasks`` has two."""
+    """Return whether ``thing`` is a task of either API. Django 6 with ``django-tasks`` has both."""
     return isinstance(thing, DjangoTask) or _is_backport_task(thing)
 
 

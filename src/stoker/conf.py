@@ -1,6 +1,6 @@
-"""``TASKS`` turned into one frozen dataclass per backend.
+"""The settings in ``TASKS`` as one frozen dataclass per backend.
 
-Each field below is one option; its ``doc`` is what docs/reference/settings.md prints.
+Each field below is one option; docs/reference/settings.md prints its ``doc``.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from stoker.tasks.schedules import Scheduled, schedules_by_name
 
 
 def option(key: str, default: Any, check: Check, doc: str) -> Any:
-    """A dataclass field that knows its key under ``OPTIONS``, its check and its documentation."""
+    """Define a dataclass field with its key under ``OPTIONS``, its check and its documentation."""
     return field(default=default, metadata={"key": key, "check": check, "doc": doc})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of one backend of ``TASKS``, checked."""
+    """The checked options of one backend in ``TASKS``."""
 
     alias: str = "default"
     queues: tuple[str, ...] = ("default",)
-    """``QUEUES`` of the backend; empty = any queue name is taken."""
+    """``QUEUES`` of the backend; empty = any queue name is accepted."""
 
     broker: str = option(
         "BROKER", "orm://default", text,
@@ -219,32 +219,33 @@ class Settings:
     )  # fmt: skip
 
     def __hash__(self) -> int:
-        """Of what tells backends apart: caches ask for it with each job."""
+        """Hash only the fields that distinguish backends, because caches compute it for each
+        job."""
         return hash((self.alias, self.broker, self.cluster))
 
     @property
     def database(self) -> str:
-        """The alias in ``DATABASES`` of the store: jobs, results, dead letters."""
+        """Alias in ``DATABASES`` of the store, which holds jobs, results and dead letters."""
         scheme, _, rest = self.broker.partition("://")
         return rest.strip("/") or "default" if scheme == "orm" else self.store
 
     @property
     def results_cache(self) -> str | None:
-        """The cache that results are kept in; None = they are in the store."""
+        """Alias of the cache that holds results; None = the store holds them."""
         return self.results.partition(":")[2] or None
 
 
 def option_fields() -> dict[str, Field[Any]]:
-    """Key under ``OPTIONS`` -> field, in the order of documentation."""
+    """Return the options by their key under ``OPTIONS``, in the order of the documentation."""
     return {spec.metadata["key"]: spec for spec in fields(Settings) if "key" in spec.metadata}
 
 
 @cache
 def settings_for(alias: str = "default") -> Settings:
-    """The checked settings of the backend of that name.
+    """Return the checked settings of a backend.
 
     Raises:
-        ConfigurationError: when ``TASKS`` has no such backend, or an option is wrong.
+        ConfigurationError: ``TASKS`` has no such backend, or an option is wrong.
     """
     configured = getattr(django_settings, "TASKS", None) or {}
     if alias not in configured:
@@ -264,10 +265,10 @@ setting_changed.connect(_forget)
 
 
 def read_settings(alias: str, params: Mapping[str, Any]) -> Settings:
-    """The checked settings of one entry of ``TASKS``.
+    """Return the checked settings of one entry of ``TASKS``.
 
     Raises:
-        ConfigurationError: with one sentence for the first option that is unknown or wrong.
+        ConfigurationError: an option is unknown or wrong; the message names the first one.
     """
     for problem in problems(alias, params):
         raise ConfigurationError(problem)
@@ -275,7 +276,7 @@ def read_settings(alias: str, params: Mapping[str, Any]) -> Settings:
 
 
 def problems(alias: str, params: Mapping[str, Any]) -> list[str]:
-    """One sentence for each option of this entry of ``TASKS`` that cannot be used."""
+    """Return one sentence for each invalid option of this entry of ``TASKS``."""
     return problems_of(alias, params, option_fields())
 
 
@@ -290,18 +291,18 @@ def _assemble(alias: str, params: Mapping[str, Any]) -> Settings:
 
 
 ENTRY_KEYS = ("BACKEND", "QUEUES", "OPTIONS")
-"""What one entry of ``TASKS`` may have."""
+"""The keys of an entry of ``TASKS``."""
 
 
 def problems_of(
     alias: str, params: Mapping[str, Any], known: Mapping[str, Field[Any]]
 ) -> list[str]:
-    """One sentence for each option that cannot be used.
+    """Return one sentence for each invalid option.
 
     Args:
-        alias: the name under ``TASKS``.
-        params: the entry of that name.
-        known: the options that there are, by key.
+        alias: an alias in ``TASKS``.
+        params: the entry of that alias.
+        known: the known options by key.
     """
     found = []
     options = params.get("OPTIONS", {})

@@ -1,4 +1,4 @@
-"""Everything that Stoker raises.
+"""All exceptions of Stoker.
 
 ::
 
@@ -11,38 +11,38 @@
     │   └── UnreadablePackage                            at execution: becomes a dead letter
     │       ├── BadSignature
     │       └── NewerVersion
-    ├── UnknownTask                                      the task is not (or no longer) there
+    ├── UnknownTask                                      the task does not exist (any more)
     ├── BrokerError
     │   └── BrokerUnavailable                            retried with back-off by the cluster
-    │       ├── RowsLocked                               another transaction holds what is needed
-    │       └── PoolerRefused                            a pooler like PgBouncer is in the way
-    ├── NotMigrated                                      the tables are not there yet
-    ├── DuplicateJob                                     the key is taken, and "raise" was asked for
-    ├── DeadLetterNotFound            (also LookupError) there is no such dead letter
-    ├── WorkflowNotFound              (also LookupError) there is no such workflow
-    ├── NotInWorkflow                 (also RuntimeError) what runs here is no step of one
-    ├── NotInJob                      (also RuntimeError) no job runs here
-    ├── LeaseLost                                        the job was given to somebody else
-    ├── AlreadyBegun                                     a job that begins at most once has begun
+    │       ├── RowsLocked                               another transaction holds the rows
+    │       └── PoolerRefused                            a pooler like PgBouncer refuses
+    ├── NotMigrated                                      the tables are missing
+    ├── DuplicateJob                                     the key is taken, with on_conflict="raise"
+    ├── DeadLetterNotFound            (also LookupError)
+    ├── WorkflowNotFound              (also LookupError)
+    ├── NotInWorkflow                 (also RuntimeError) the code does not run in a workflow
+    ├── NotInJob                      (also RuntimeError) the code does not run in a job
+    ├── LeaseLost                                        another cluster has the job
+    ├── AlreadyBegun                                     an at-most-once job has started before
     ├── TransactionLeftOpen                              a task ended inside a transaction
-    ├── ClusterNotFound               (also LookupError) there is no such cluster
-    ├── QueueNotFound                 (also LookupError) there is no such queue
-    ├── InvalidSchedule               (also ValueError)  a schedule's rule or terms are wrong
-    ├── ScheduleExists                                   there is one of that name
-    ├── ScheduleNotFound              (also LookupError) there is no such schedule
+    ├── ClusterNotFound               (also LookupError)
+    ├── QueueNotFound                 (also LookupError)
+    ├── InvalidSchedule               (also ValueError)  a schedule's rule or options are wrong
+    ├── ScheduleExists
+    ├── ScheduleNotFound              (also LookupError)
     ├── LockError
-    │   ├── LockBusy                  (also TimeoutError) another has the lock
-    │   ├── LockLost                                      it is held no longer
-    │   └── LockMisused               (also RuntimeError) the program is wrong, not the moment
-    ├── ResultTimeout                 (also TimeoutError) wait() ran out of time
+    │   ├── LockBusy                  (also TimeoutError) another holder has the lock
+    │   ├── LockLost                                      the lock is no longer held
+    │   └── LockMisused               (also RuntimeError) an error in the calling code
+    ├── ResultTimeout                 (also TimeoutError) wait() timed out
     ├── JobFailed                                        wait(): the job failed
     │   └── JobCancelled                                 wait(): the job was cancelled
     └── TaskSignal                                       raised by a task on purpose
         ├── Retry                                        try this job again later
         ├── Snooze                                       later, without using an attempt
-        └── Cancel                                       end this job, no result
-    TaskTimeout                       (a TimeoutError)   raised inside a task that ran too long
-    TaskCancelled                     (a BaseException)  raised inside a task that is to end
+        └── Cancel                                       end this job without a result
+    TaskTimeout                       (a TimeoutError)   raised inside a task after its time-out
+    TaskCancelled                     (a BaseException)  raised inside a task that is cancelled
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from django.core.exceptions import ImproperlyConfigured
 
 
 class StokerError(Exception):
-    """The root of every error of Stoker's own."""
+    """Base class of Stoker's exceptions."""
 
 
 class ConfigurationError(StokerError, ImproperlyConfigured):
-    """A setting under ``TASKS`` cannot be used; the message says which one and what to write."""
+    """A setting in ``TASKS`` is invalid; the message says which one and what to write."""
 
 
 class InvalidTaskOption(StokerError, TypeError):
-    """An option given to ``@task`` or ``using()`` is unknown or has a wrong value."""
+    """An option of ``@task`` or ``using()`` is unknown or has a wrong value."""
 
 
 class PackageError(StokerError):
@@ -71,24 +71,24 @@ class PackageError(StokerError):
 
 
 class NotSerializable(PackageError, TypeError):
-    """An argument or a return value has a type the serializer does not take."""
+    """The serializer does not support the type of an argument or a return value."""
 
 
 class PackageTooLarge(PackageError, ValueError):
-    """The sealed package is larger than ``MAX_PACKAGE_BYTES``; or a return value or checkpoint is
-    larger than the database takes (``max_allowed_packet`` of MariaDB and MySQL)."""
+    """A package is larger than ``MAX_PACKAGE_BYTES``, or a return value or checkpoint is larger
+    than the database accepts (``max_allowed_packet`` of MariaDB and MySQL)."""
 
 
 class UnreadablePackage(PackageError):
-    """The bytes are not a package that this cluster may run."""
+    """This cluster cannot or must not run the package."""
 
 
 class BadSignature(UnreadablePackage):
-    """The package was changed, or signed with another key or for another cluster."""
+    """The package was tampered with, or signed with another key or for another cluster."""
 
 
 class NewerVersion(UnreadablePackage):
-    """The package was written by a newer Stoker than this one."""
+    """A newer version of Stoker wrote the package."""
 
 
 class UnknownTask(StokerError):
@@ -96,19 +96,19 @@ class UnknownTask(StokerError):
 
 
 class BrokerError(StokerError):
-    """The broker refused, or could not be reached."""
+    """The broker refused a request or is unreachable."""
 
 
 class BrokerUnavailable(BrokerError):
-    """The broker cannot be reached now. Nothing was lost; try again."""
+    """The broker is unreachable at the moment. Nothing was lost; try again."""
 
 
 class RowsLocked(BrokerUnavailable):
-    """Another transaction holds rows that are needed. Nothing was lost; try again."""
+    """Another transaction has locked the rows. Nothing was lost; try again."""
 
 
 class PoolerRefused(BrokerUnavailable):
-    """A pooler like PgBouncer refuses what a cluster asks for when it connects."""
+    """A pooler such as PgBouncer refuses the connection parameters of a cluster."""
 
 
 class NotMigrated(StokerError):
@@ -116,11 +116,11 @@ class NotMigrated(StokerError):
 
 
 class DuplicateJob(StokerError):
-    """What ``enqueue`` raises where the key of ``Unique(..., on_conflict="raise")`` is taken.
+    """The key of ``Unique(..., on_conflict="raise")`` is taken. Raised by ``enqueue``.
 
     Args:
-        result: that of the job which has the key; None where two calls of one ``enqueue_many``
-            have it, and there is no job.
+        result: the result of the job that has the key; None if two calls of one ``enqueue_many``
+            have the same key and no job exists.
     """
 
     def __init__(self, sentence: str, result: Any = None) -> None:
@@ -129,80 +129,79 @@ class DuplicateJob(StokerError):
 
 
 class DeadLetterNotFound(StokerError, LookupError):
-    """There is no dead letter of that id, or not any more."""
+    """No dead letter has that id (any more)."""
 
 
 class ClusterNotFound(StokerError, LookupError):
-    """There is no cluster of that id, or not any more."""
+    """No cluster has that id (any more)."""
 
 
 class QueueNotFound(StokerError, LookupError):
-    """``QUEUES`` does not name this queue, and no job is in it."""
+    """``QUEUES`` does not name this queue, and it contains no job."""
 
 
 class InvalidSchedule(StokerError, ValueError):
-    """The rule or the terms of a schedule cannot be used; the message says what to write."""
+    """The rule or an option of a schedule is invalid; the message says what to write."""
 
 
 class ScheduleExists(StokerError):
-    """There is a schedule of that name, or it is declared elsewhere."""
+    """A schedule of that name exists, or code or settings declare it."""
 
 
 class ScheduleNotFound(StokerError, LookupError):
-    """There is no schedule of that name, or not any more."""
+    """No schedule has that name (any more)."""
 
 
 class WorkflowNotFound(StokerError, LookupError):
-    """There is no workflow of that id, or not any more."""
+    """No workflow has that id (any more)."""
 
 
 class NotInWorkflow(StokerError, RuntimeError):
-    """``current_workflow()`` was called where no step of a workflow runs."""
+    """``current_workflow()`` was called outside of a workflow."""
 
 
 class NotInJob(StokerError, RuntimeError):
-    """Something of ``stoker.job`` was used where no job runs."""
+    """A function of ``stoker.job`` was called outside of a job."""
 
 
 class LeaseLost(StokerError):
-    """The cluster could not extend the lease of the job that runs here, and somebody else has it by
-    now: nothing more of this attempt is recorded."""
+    """The job's lease could not be extended and another cluster has the job. This attempt is not
+    recorded."""
 
 
 class AlreadyBegun(StokerError):
-    """A job of a task with ``at_most_once=True`` was to be run a second time."""
+    """A job of a task with ``at_most_once=True`` would have started a second time."""
 
 
 class TransactionLeftOpen(StokerError):
-    """A task ended inside a transaction that it had begun. The transaction was rolled back, so the
-    attempt counts as failed."""
+    """A task left a transaction open. It was rolled back, and the attempt counts as failed."""
 
 
 class LockError(StokerError):
-    """Something about a named lock."""
+    """Base class of errors of named locks."""
 
 
 class LockBusy(LockError, TimeoutError):
-    """Another has the lock, and had it to the end of the time that was given for waiting."""
+    """Another holder had the lock until the waiting time ended."""
 
 
 class LockLost(LockError):
-    """The lock is held no longer: its lease ended, or it was taken away. Another may have it."""
+    """The lock is no longer held: its lease ended or it was stolen. Another holder may have it."""
 
 
 class LockMisused(LockError, RuntimeError):
-    """A lock object was used in a way that cannot work; the message says what to do instead."""
+    """A lock object was used incorrectly; the message says what to do instead."""
 
 
 class ResultTimeout(StokerError, TimeoutError):
-    """The job had not finished when the time given to ``wait()`` was over."""
+    """The job had not finished when ``wait()`` timed out."""
 
 
 class JobFailed(StokerError):
-    """What ``wait()`` raises for a job that failed.
+    """The job failed. Raised by ``wait()``.
 
     Args:
-        errors: one TaskError for each attempt that failed, in order.
+        errors: one TaskError for each failed attempt, in order.
     """
 
     def __init__(self, sentence: str, errors: Sequence[Any] = ()) -> None:
@@ -211,11 +210,11 @@ class JobFailed(StokerError):
 
 
 class JobCancelled(JobFailed):
-    """What ``wait()`` raises for a job that was cancelled."""
+    """The job was cancelled. Raised by ``wait()``."""
 
 
 class TaskSignal(StokerError):
-    """What a task raises on purpose to say what should become of its job."""
+    """Base class of exceptions by which a task decides the outcome of its job."""
 
 
 class Retry(TaskSignal):
@@ -223,9 +222,9 @@ class Retry(TaskSignal):
 
     Args:
         delay: seconds or a timedelta until the next attempt; None = as ``backoff`` says.
-        reason: kept as the error message of the attempt.
+        reason: stored as the error message of the attempt.
 
-    The last attempt cannot be retried: the job then fails as if this were any other error.
+    The last attempt cannot be retried: the job then fails as after any other error.
     """
 
     def __init__(
@@ -237,7 +236,7 @@ class Retry(TaskSignal):
 
 
 class Snooze(TaskSignal):
-    """Raised inside a task: run this job again later; this attempt does not count.
+    """Raised inside a task: run this job again later, without counting this attempt.
 
     Args:
         delay: seconds or a timedelta.
@@ -250,7 +249,7 @@ class Snooze(TaskSignal):
 
 
 class Cancel(TaskSignal):
-    """Raised inside a task: end this job as cancelled. It is neither retried nor dead-lettered."""
+    """Raised inside a task: end this job as cancelled, without retry or dead letter."""
 
     def __init__(self, reason: str = "cancelled by the task") -> None:
         super().__init__(reason)
@@ -258,15 +257,15 @@ class Cancel(TaskSignal):
 
 
 class TaskTimeout(TimeoutError):
-    """Raised inside a task that is still running when its ``timeout`` is over."""
+    """Raised inside a task that is still running at the end of its ``timeout``."""
 
 
 class TaskCancelled(BaseException):
-    """Raised inside a sync task that is still running when its job is cancelled. Not an Exception,
-    so that only who means it catches it: clean up, and let it go on."""
+    """Raised inside a sync task whose job is cancelled. Clean up and re-raise it. It is not an
+    Exception, so that ``except Exception`` does not swallow it."""
 
 
 def as_seconds(delay: float | timedelta) -> float:
-    """A delay in seconds, never negative."""
+    """Return a delay in seconds, never negative."""
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
     return max(0.0, seconds)

@@ -1,4 +1,4 @@
-"""Log records as JSON, one line each, for whoever collects logs."""
+"""A log formatter that writes one JSON object per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_JOB = {
     "stoker_attempt": "attempt",
     "stoker_event": "event",
 }
-"""Attribute of a record -> key, where it is not empty."""
+"""Attribute of a record -> key. Empty attributes are left out."""
 KNOWN = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *OF_JOB,
@@ -22,15 +22,15 @@ KNOWN = {
     "message",
     "taskName",
 }
-"""Attributes that any record has: what else there is was given as ``extra``."""
+"""Attributes of every record. All others come from ``extra``."""
 
 
 class JsonLines(logging.Formatter):
     """A formatter for ``LOGGING``: ``{"()": "stoker.json_lines.JsonLines"}``.
 
     Each line has ``time`` (UTC), ``level``, ``logger``, ``message``, ``process`` and ``pid``;
-    inside a job ``job_id``, ``task``, ``queue`` and ``attempt``; of Stoker's own events ``event``,
-    its name; of an error ``exception``; and whatever was given as ``extra``.
+    inside a job also ``job_id``, ``task``, ``queue`` and ``attempt``; Stoker's own events have
+    ``event``, errors have ``exception``. Values from ``extra`` are added.
     """
 
     def format(self, record: logging.LogRecord) -> str:

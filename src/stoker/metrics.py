@@ -1,5 +1,4 @@
-"""The history of metrics, for screens: what became of jobs, how long they ran and waited, and how
-many waited, over time.
+"""The history of metrics: outcomes of jobs, run and wait times, and queue sizes over time.
 
 ::
 
@@ -7,9 +6,9 @@ many waited, over time.
     history(settings, now - timedelta(hours=1), now, 60)      a point for every minute
     by_task(settings, now - timedelta(days=1), now)           a row for every task
 
-What is counted is what clusters recorded: their monitors write their sums every few seconds. The
-numbers are no promise: of a monitor that is killed, a few seconds are missing. Kept for
-``KEEP_METRICS``; what is older is told in coarser steps (see ``finest_step``).
+The numbers are what monitors recorded: each writes its sums every few seconds. They are not exact:
+if a monitor is killed, its last few seconds are missing. They are kept for ``KEEP_METRICS``; older
+numbers are stored in coarser steps (see ``finest_step``).
 """
 
 from __future__ import annotations
@@ -64,18 +63,18 @@ def history(
     queue: str | None = None,
     task: str | None = None,
 ) -> tuple[Point, ...]:
-    """A point for every step of that time, oldest first, also where nothing happened.
+    """Return one point for every step of a period, oldest first, including steps without jobs.
 
     Args:
         since: aware. The first point begins at the last whole step before it.
-        until: aware. The last point is that in which it is.
-        step_seconds: how long a step shall be. It is made longer where metrics of that age are
-            kept in longer ones: a multiple of ``finest_step``.
-        queue: only of this one.
-        task: only of this one, by its dotted path.
+        until: aware. The last point contains it.
+        step_seconds: length of a step. It is increased to a multiple of ``finest_step`` if the
+            metrics of that age are stored in longer steps.
+        queue: only this queue.
+        task: only this task, by its dotted path.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     finest = finest_step(since)
     step = max(1, round(step_seconds / finest)) * finest
@@ -101,15 +100,17 @@ def history(
 
 
 def by_task(settings: Settings, since: datetime, until: datetime) -> tuple[TaskFigures, ...]:
-    """The tasks of which an attempt was recorded in that time, those that ran longest altogether
-    first. Raises: as ``history``."""
+    """Return the tasks with attempts in a period, those with the longest total run time first.
+
+    Raises: as ``history``.
+    """
     totals = _totals(settings, since, until, lambda row: row.task)
     names = sorted(totals, key=lambda name: (-totals[name].run_seconds, name))
     return tuple(TaskFigures(name, figures_of(totals[name])) for name in names)
 
 
 def by_queue(settings: Settings, since: datetime, until: datetime) -> tuple[QueueFigures, ...]:
-    """The queues in which something was recorded or waited in that time, by name. Raises: as
+    """Return the queues with attempts or waiting jobs in a period, by name. Raises: as
     ``history``."""
     totals = _totals(settings, since, until, lambda row: row.queue)
     samples: dict[str, list[Sample]] = {}
@@ -124,14 +125,14 @@ def by_queue(settings: Settings, since: datetime, until: datetime) -> tuple[Queu
 
 
 def totals(settings: Settings) -> tuple[Total, ...]:
-    """For counters: none of the numbers ever becomes less. Raises: as ``history``."""
+    """Return totals for counters; they never decrease. Raises: as ``history``."""
     with explained(settings.database):
         rows = Tally.objects.using(settings.database).totals()
         return tuple(Total(place.queue, place.task, **numbers) for place, numbers in rows)
 
 
 def ended_lately(settings: Settings, queue: str, seconds: float) -> int:
-    """How many attempts of a queue ended in the last so many seconds. One query. Raises: as
+    """Return the number of attempts of a queue that ended in the last ``seconds``. Raises: as
     ``history``."""
     names = ("successful", "failed", "cancelled", "retried")
     until = time.time()
@@ -142,7 +143,7 @@ def ended_lately(settings: Settings, queue: str, seconds: float) -> int:
 
 
 def finest_step(since: datetime) -> int:
-    """The shortest step in which a history from that moment on can be told, in seconds."""
+    """Return the shortest step, in seconds, that is stored for metrics from that moment on."""
     age_seconds = time.time() - since.timestamp()
     steps = [fold.into_seconds for fold in FOLDS if age_seconds > fold.after_seconds]
     return max(steps, default=FINEST_SECONDS)
@@ -159,7 +160,7 @@ def _totals(
 
 
 def _whole(since: datetime, until: datetime) -> tuple[int, float]:
-    """From the last whole step before ``since`` on."""
+    """Return the period, extended to the last whole step before ``since``."""
     finest = finest_step(since)
     return int(since.timestamp()) // finest * finest, until.timestamp()
 

@@ -1,6 +1,6 @@
-"""pytest fixtures, there as soon as Stoker is installed. Nothing is loaded before one is used.
+"""pytest fixtures, available when Stoker is installed. Stoker is imported when one is used.
 
-They need the database as the jobs do: mark the test with ``pytest.mark.django_db``, or take
+They need access to the database: mark the test with ``pytest.mark.django_db``, or request
 pytest-django's ``db`` or ``transactional_db``.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def stoker_drain(request: pytest.FixtureRequest) -> Callable[..., Drained]:
-    """Run the jobs that wait: ``stoker_drain()``. See ``stoker.testing.drain``."""
+    """Run the waiting jobs: ``stoker_drain()``. See ``stoker.testing.drain``."""
     _open_database_first(request)
     from .testing import drain
 
@@ -26,9 +26,10 @@ def stoker_drain(request: pytest.FixtureRequest) -> Callable[..., Drained]:
 
 @pytest.fixture
 def stoker_inline(request: pytest.FixtureRequest) -> Iterator[Drained]:
-    """Run jobs as soon as they are enqueued, all through the test. See ``stoker.testing.inline``.
+    """Run jobs as soon as they are enqueued, during the whole test. See ``stoker.testing.inline``.
 
-    Gives the attempts made so far."""
+    Returns the attempts made so far.
+    """
     _open_database_first(request)
     from .testing import inline
 
@@ -38,7 +39,7 @@ def stoker_inline(request: pytest.FixtureRequest) -> Iterator[Drained]:
 
 @pytest.fixture
 def stoker_enqueued(request: pytest.FixtureRequest) -> Callable[..., list[Enqueued]]:
-    """Look at the jobs that wait: ``stoker_enqueued()``. See ``stoker.testing.enqueued``."""
+    """Inspect the waiting jobs: ``stoker_enqueued()``. See ``stoker.testing.enqueued``."""
     _open_database_first(request)
     from .testing import enqueued
 
@@ -46,7 +47,7 @@ def stoker_enqueued(request: pytest.FixtureRequest) -> Callable[..., list[Enqueu
 
 
 def _open_database_first(request: pytest.FixtureRequest) -> None:
-    """What is opened before is closed after."""
+    """Set up the database fixture first, so that it is torn down last."""
     for name in ("transactional_db", "db"):
         if name in request.fixturenames:
             request.getfixturevalue(name)

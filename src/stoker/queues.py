@@ -1,4 +1,4 @@
-"""Queues: seen, paused, resumed and cleared.
+"""Public functions for queues: list, pause, resume and clear them.
 
 ::
 
@@ -8,9 +8,9 @@
     queues.resume("mail")
     queues.clear("mail", by="alice", because="yesterday's news", dry_run=True)
 
-A pause is stored: it holds for every cluster, within a second, until somebody resumes the queue.
-Jobs that run go on; what was fetched and has not started is given back, its attempt uncounted. Jobs
-may be enqueued all the while. Every call takes ``backend``, a name under ``TASKS``.
+A pause is stored and affects every cluster within a second, until the queue is resumed. Running
+jobs go on; claimed jobs that have not started are released, without counting the attempt. Jobs can
+still be enqueued. Every function takes ``backend``, an alias in ``TASKS``.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What became of the jobs that waited in a queue."""
+    """The outcome of clearing a queue."""
 
     matched: int
-    """How many waited, up to the limit."""
+    """Number of waiting jobs, up to the limit."""
     done: int
-    """How many of them were cancelled; with ``dry_run`` 0. Others had begun by then."""
+    """Number of cancelled jobs; 0 with ``dry_run``. The others had started meanwhile."""
 
 
 def list(*, backend: str = "default") -> tuple[QueueDepth, ...]:  # noqa: A001 - read as queues.list
-    """The queues that have a job, are paused, or are named by ``QUEUES``; by name.
+    """Return the queues that have jobs, are paused or are named in ``QUEUES``, by name.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     return depths(settings_for(backend))
 
 
 def get(queue: str, *, backend: str = "default") -> QueueDepth:
-    """One of them. Raises: QueueNotFound, and as ``list``."""
+    """Return one queue. Raises QueueNotFound, and as ``list``."""
     for one in list(backend=backend):
         if one.name == queue:
             return one
@@ -71,20 +71,19 @@ def get(queue: str, *, backend: str = "default") -> QueueDepth:
 
 
 def pause(queue: str, *, by: str = "", because: str = "", backend: str = "default") -> Pause:
-    """Let no cluster start jobs of this queue until it is resumed. One that is paused already stays
-    so as it is.
+    """Stop starting jobs of this queue until it is resumed. An existing pause is not changed.
 
     Args:
         queue: its name.
-        by: who does it, at most 150 characters.
-        because: why, at most 255 characters of it are kept.
+        by: person, at most 150 characters.
+        because: reason, cut to 255 characters.
 
     Returns:
-        The pause that holds now.
+        The pause in force.
 
     Raises:
-        QueueNotFound: ``QUEUES`` does not name it, and it has no job.
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        QueueNotFound: ``QUEUES`` does not name it, and it contains no job.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     settings = settings_for(backend)
     _check(settings, queue)
@@ -94,7 +93,7 @@ def pause(queue: str, *, by: str = "", because: str = "", backend: str = "defaul
 
 
 def resume(queue: str, *, backend: str = "default") -> bool:
-    """Let the jobs of this queue be started again. False: it was not paused.
+    """Resume a paused queue. Return False if it was not paused.
 
     Raises: as ``pause``.
     """
@@ -118,14 +117,15 @@ def clear(
     dry_run: bool = False,
     backend: str = "default",
 ) -> Cleared:
-    """Cancel the jobs that wait in a queue: each is kept as CANCELLED, with who did it and why.
-    Those that run go on. It goes in batches, each a transaction of its own; what is enqueued
-    meanwhile may be among them, so pause the queue first.
+    """Cancel the waiting jobs of a queue. Each is kept as CANCELLED, with person and reason.
+
+    Running jobs go on. Jobs are cancelled in batches, each in its own transaction. Jobs enqueued
+    meanwhile may be cancelled, too, so pause the queue first.
 
     Args:
-        limit: how many at most, above 0; None = all. A broker outside the database knows no
-            limit, and keeps nothing of those that it removes.
-        dry_run: only say how many.
+        limit: maximum number, above 0; None = all. A broker outside the database ignores it and
+            keeps no record of the removed jobs.
+        dry_run: count only.
 
     Raises: as ``pause``.
     """
@@ -154,8 +154,10 @@ Batch = tuple[UUID, ...]
 
 
 def _batches(settings: Settings, queue: str) -> Iterator[Batch]:
-    """The jobs that wait there, along the primary keys. Those that go to ready meanwhile are found
-    there, as that comes last."""
+    """Yield the waiting jobs in batches along the primary key.
+
+    The ready table is read last, because jobs move there from the other tables.
+    """
     for name in ("blocked", "deferred", "ready"):
         rows = WAITING[name].objects.using(settings.database).order_by("pk")
         after: UUID | None = None
@@ -171,7 +173,7 @@ def _batches(settings: Settings, queue: str) -> Iterator[Batch]:
 
 
 def _refuse_impossible(queue: str) -> None:
-    """No queue can have such a name."""
+    """Raise QueueNotFound if no queue can have this name."""
     if not 0 < len(queue) <= LONGEST_NAME or "\x00" in queue:
         raise QueueNotFound(
             f"There is no queue {queue!r}: a name has 1 to 100 characters, none of them NUL."
@@ -179,7 +181,7 @@ def _refuse_impossible(queue: str) -> None:
 
 
 def _check(settings: Settings, queue: str) -> None:
-    """A name that nothing knows is a mistyped one."""
+    """Raise QueueNotFound if neither ``QUEUES`` nor any table contains this name."""
     _refuse_impossible(queue)
     if not settings.queues or queue in settings.queues:
         return

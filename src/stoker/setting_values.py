@@ -1,6 +1,5 @@
-"""What the values of settings may be: each check gives the value as it is used, or says in one
-sentence what it must be.
-"""
+"""Checks of settings: each returns the value to use, or raises ValueError with the rest of a
+sentence."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def flag(value: Any) -> bool:
 
 
 def suggestion(key: str, known: Iterable[str]) -> str:
-    """Who wrote this may have meant another."""
+    """Suggest a similar key, or list the known ones."""
     near = difflib.get_close_matches(key.upper(), list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else " Known: " + ", ".join(known) + "."
 
@@ -73,10 +72,10 @@ def results_place(value: Any) -> str:
 
 
 def checked_limit(limit: Any) -> int:
-    """How many at most, as callers say it.
+    """Check a maximum number.
 
     Raises:
-        ValueError: it is no whole number above 0.
+        ValueError: it is not a whole number above 0.
     """
     try:
         return int(whole(1)(limit))
@@ -105,7 +104,8 @@ def optional(check: Check) -> Check:
 
 
 def backoff(value: Any) -> Any:
-    """A callable, a number of seconds, or a list of them; tasks.py turns it into a callable."""
+    """Check a callable, a number of seconds or a list of them. ``as_backoff`` turns it into a
+    callable."""
     if callable(value):
         return value
     if isinstance(value, list | tuple) and value:
@@ -123,7 +123,7 @@ def compression(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long results are kept, and how many. None = without limit; 0 = not at all."""
+    """How long and how many results are kept. None = without limit; 0 = none."""
 
     successful_seconds: float | None = 7 * 86400.0
     successful_count: int | None = None
@@ -171,10 +171,10 @@ def letter_retention(value: Any) -> LetterRetention:
 
 @dataclass(frozen=True, slots=True)
 class NamedReporter:
-    """A reporter, as settings name it."""
+    """A reporter as named in the settings."""
 
     name: str
-    """Of one of Stoker's, of an entry point, or a dotted path."""
+    """Name of a built-in reporter or an entry point, or a dotted path."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -195,13 +195,13 @@ def reporters(value: Any) -> tuple[NamedReporter, ...]:
 
 
 def option(key: str, default: Any, check: Check, doc: str) -> Any:
-    """A field that knows its key, its check and its documentation."""
+    """Define a field with its key, its check and its documentation."""
     return field(default=default, metadata={"key": key, "check": check, "doc": doc})
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """``STOKER_API``, checked."""
+    """The checked settings in ``STOKER_API``."""
 
     session: bool = option(
         "SESSION", True, flag,
@@ -227,25 +227,25 @@ class ApiSettings:
     )  # fmt: skip
 
     def find_user_of(self, token: str) -> Any:
-        """The user whose token that is; None = nobody's, or there are no tokens.
+        """Return the user of this token, or None if it is unknown or tokens are disabled.
 
         Raises:
-            ConfigurationError: ``TOKEN_USER`` names no function.
+            ConfigurationError: ``TOKEN_USER`` does not name a function.
         """
         return None if self.token_user is None else _function(self.token_user)(token)
 
 
 def api_option_fields() -> dict[str, Field[Any]]:
-    """Key -> field, in the order of documentation."""
+    """Return the options of ``STOKER_API`` by key, in the order of the documentation."""
     return {spec.metadata["key"]: spec for spec in fields(ApiSettings)}
 
 
 @cache
 def api_settings() -> ApiSettings:
-    """The settings in force.
+    """Return the settings in force.
 
     Raises:
-        ConfigurationError: with one sentence for the first that is unknown or wrong.
+        ConfigurationError: a setting is unknown or wrong; the message names the first one.
     """
     for problem in api_problems():
         raise ConfigurationError(problem)
@@ -257,7 +257,7 @@ def api_settings() -> ApiSettings:
 
 
 def api_problems() -> list[str]:
-    """One sentence for each setting that cannot be used."""
+    """Return one sentence for each invalid setting."""
     given = getattr(django_settings, "STOKER_API", None) or {}
     if not isinstance(given, Mapping):
         return ["STOKER_API must be a dict of options."]

@@ -1,7 +1,7 @@
-"""Signals of Stoker's own; those of Django's tasks (enqueued, started, finished) are sent as well.
+"""Signals of Stoker. Django's signals for tasks (enqueued, started, finished) are sent as well.
 
-A receiver that raises is logged and harms nothing. The sender is the backend's class, unless said
-otherwise. Further arguments may be added: receivers take ``**kwargs``.
+Errors in receivers are logged and otherwise ignored. The sender is the backend's class unless
+stated otherwise. Arguments may be added in later versions, so receivers must accept ``**kwargs``.
 """
 
 from __future__ import annotations
@@ -12,51 +12,51 @@ from typing import Any
 from django.dispatch import Signal
 
 pre_enqueue = Signal()
-"""Before a job is sealed. ``task``, ``args``, ``kwargs``: the call, not to be changed;
-``job_id``: a UUID, of which there will be no job if the call turns out to be a duplicate;
-``metadata``: a dict of strings that travels with the job, to be added to (a trace id, say)."""
+"""Sent before a job is sealed. ``task``, ``args``, ``kwargs``: the call, read-only; ``job_id``: a
+UUID, which remains unused if the call is a duplicate; ``metadata``: a dict of strings that travels
+with the job and may be extended, for example by a trace id."""
 
 post_spawn = Signal()
-"""In each process of a cluster, once Django is set up in it. ``role``: pusher, monitor, scheduler
-or worker; ``number``: which worker; ``backend``: the cluster's, by its name under ``TASKS``. The
-sender is the class that stands for the process."""
+"""Sent in each process of a cluster, after Django was set up. ``role``: pusher, monitor, scheduler
+or worker; ``number``: of the worker; ``backend``: the cluster's alias in ``TASKS``. The sender is
+the class of the process."""
 
 pre_exit = Signal()
-"""In each process of a cluster, before it ends of its own accord. ``seconds``: how long receivers
-may take, all together: then it ends all the same. The sender is as with post_spawn."""
+"""Sent in each process of a cluster before it exits normally. ``seconds``: total time that
+receivers may take before the process exits anyway. The sender is that of post_spawn."""
 
 pre_execute = Signal()
-"""In the worker, before each attempt. ``task_result``: the attempt's, as its context has it."""
+"""Sent in the worker before each attempt. ``task_result``: as in the attempt's context."""
 
 post_execute_in_worker = Signal()
-"""In the worker, after each attempt, before it is recorded. ``task_result``: the attempt's;
-``outcome``: what it came to, of stoker.jobs.outcomes."""
+"""Sent in the worker after each attempt, before it is recorded. ``task_result``: the attempt's
+result; ``outcome``: a class of stoker.jobs.outcomes."""
 
 post_execute = Signal()
-"""In the monitor, when a job is over and that is committed. ``task_result``: the job's;
-``outcome``: what its last attempt came to. Receivers run in a thread beside the recording, one
-after the other. What takes long or must not be lost belongs into a job, see ``on_finish``."""
+"""Sent in the monitor after the end of a job was committed. ``task_result``: the job's result;
+``outcome``: that of its last attempt. Receivers run one after the other, in a separate thread. For
+long or important work use a job; see ``on_finish``."""
 
 dead_lettered = Signal()
-"""A job used up its tries and is recorded as a dead letter, or in the one there is of it already.
-In the monitor, after the commit. ``dead_letter``: its row."""
+"""Sent in the monitor after a job that used up its attempts was recorded as a dead letter, and
+committed. ``dead_letter``: the new or updated row."""
 
 attempt_failed = Signal()
-"""An attempt failed, for good or to be tried again. ``failure``: a Failure, of
-stoker.jobs.failures. Once for each: in the worker, while the exception is being handled; in
-the monitor, where the worker died of it or the cluster itself says that it failed."""
+"""Sent once for each failed attempt, retried or not. ``failure``: a Failure of
+stoker.jobs.failures. Sent in the worker while the exception is handled, or in the monitor if the
+worker died or the cluster failed the attempt."""
 
 post_tick = Signal()
-"""In the scheduler, when a tick of a schedule is committed. ``fired``: a Fired, of
-stoker.schedules.fire: what became of it, and the job."""
+"""Sent in the scheduler after a tick of a schedule was committed. ``fired``: a Fired of
+stoker.schedules.fire, with the outcome and the job."""
 
 
 event = Signal()
-"""Sent in whichever process it happens in, with ``name`` and ``facts`` (a dict)."""
+"""Sent in any process, with ``name`` and ``facts`` (a dict)."""
 
 
 def tell(name: str, /, **facts: Any) -> None:
-    """Report that something happened. A reporter that fails harms nothing."""
+    """Send an event to the reporters. Errors of reporters are ignored."""
     event.send_robust(None, name=name, facts=facts)
 
 
@@ -65,11 +65,13 @@ _call_later: Callable[[str, Call], None] | None = None
 
 
 def call_project(what: str, call: Call) -> None:
-    """Call code of the project. In the monitor and the scheduler it runs in a thread of its own,
-    because it may never return; elsewhere now.
+    """Call code of the project.
+
+    In the monitor and the scheduler it runs in a separate thread, because it may never return;
+    elsewhere it runs at once.
 
     Args:
-        what: which code, for the log.
+        what: description of the code, for the log.
         call: must not raise.
     """
     if _call_later is None:
@@ -79,6 +81,6 @@ def call_project(what: str, call: Call) -> None:
 
 
 def call_project_with(call_later: Callable[[str, Call], None] | None) -> None:
-    """Have all project code of this process called in another way; None = at once."""
+    """Set how this process calls code of the project; None = at once."""
     global _call_later
     _call_later = call_later

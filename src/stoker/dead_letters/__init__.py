@@ -1,6 +1,6 @@
 """Find, requeue, discard and purge dead letters.
 
-Names are loaded on first use: the engine imports the modules beside this one.
+Names are loaded on first use, because the models are not ready when this package is imported.
 """
 
 from __future__ import annotations

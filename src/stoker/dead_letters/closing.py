@@ -1,4 +1,4 @@
-"""What a person, or the age of it, does to a dead letter in the end: discard and purge."""
+"""Discard and purge dead letters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ TRIES = 10
 
 
 def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> bool:
-    """Nothing is to be done about this dead letter. A sequence that it halts goes on.
+    """Close a dead letter without requeueing it. A sequence that it halts goes on.
 
     Returns:
-        False: it was closed already, is not there, or a job carries it on, which would have to be
-        cancelled first.
+        False if it is closed or missing, or if a requeued job has not ended yet: cancel that first.
     """
     alias = settings.database
     letters = DeadLetter.objects.using(alias)
@@ -52,7 +51,8 @@ def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> 
 
 
 def past(settings: Settings, state: str, before: datetime) -> DeadLetterQuerySet:
-    """Those that may be purged: closed before that moment; or open, and failed before it."""
+    """Return the dead letters that may be purged: closed before that moment, or open and last
+    failed before it."""
     letters = DeadLetter.objects.using(settings.database).filter(state=state)
     if state in CLOSED:
         return letters.filter(closed_at__lt=before)
@@ -62,7 +62,8 @@ def past(settings: Settings, state: str, before: datetime) -> DeadLetterQuerySet
 
 
 def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID]) -> int:
-    """Delete those of these dead letters that are past, with their history. Returns how many."""
+    """Delete those of the dead letters that may be purged, with their history. Return the
+    number."""
     alias = settings.database
     with transaction.atomic(using=alias):
         rows = with_keys(past(settings, state, before), ids)
@@ -78,7 +79,7 @@ def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID])
 
 
 def _forget_history(alias: str, identities: Sequence[str], job_ids: Sequence[UUID]) -> None:
-    """What happened to jobs that are kept is kept with them."""
+    """Delete the requeues, and the attempts of jobs that no longer exist."""
     requeues = Requeue.objects.using(alias).filter(identity__in=identities)
     tried = {*job_ids, *requeues.values_list("from_job_id", flat=True)}
     requeues.delete()
@@ -97,14 +98,14 @@ AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """What became of many dead letters."""
+    """The outcome of a bulk operation."""
 
     matched: int
-    """How many the filters found, up to the limit."""
+    """Number of dead letters that the filters matched, up to the limit."""
     done: int
-    """Requeued, discarded or purged; with ``dry_run`` 0."""
+    """Number that were requeued, discarded or purged; 0 with ``dry_run``."""
     others: Sequence[LetterAnswer] = ()
-    """Those that were not, and why."""
+    """Those that were not, with the reason."""
 
 
 def each(
@@ -116,11 +117,10 @@ def each(
     pause_seconds: float,
     dry_run: bool,
 ) -> Bulk:
-    """Do this to each that is open now, the oldest first. One that fails again meanwhile does not
-    come up a second time.
+    """Apply an action to each open dead letter, oldest first. Each is processed once.
 
     Raises:
-        ValueError: the filters name closed ones, or the limit is no number above 0.
+        ValueError: the filters ask for closed ones, or the limit is not a number above 0.
     """
     checked_limit(limit)
     if wanted.state not in (DeadLetter.State.OPEN, "unclosed"):
@@ -146,7 +146,7 @@ def each(
 def purge_past(
     settings: Settings, state: str, before: datetime, *, limit: int, dry_run: bool = False
 ) -> Bulk:
-    """Delete those that were closed, or if they are open, failed last before that moment.
+    """Delete dead letters that were closed, or if open, failed last, before that moment.
 
     Args:
         state: a state, "closed" or "all".

@@ -1,6 +1,5 @@
-"""Dead letters: what is kept of a job that used up its tries, until a job that carries it on
-succeeds.
-"""
+"""Dead letters: entries for jobs that failed for good, until a later job for the same work
+succeeds."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from .policy import cooldowns_us
 
 
 def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list[DeadLetter]:
-    """Write one entry per logical job, in the caller's transaction. Returns the entries."""
+    """Write one dead letter per logical job, in the caller's transaction. Return them."""
     if not buried:
         return []
     job_ids = [attempted.delivery.job_id for attempted, _ in buried]
@@ -35,8 +34,7 @@ def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list
 
 
 def resolve(alias: str, succeeded: Sequence[UUID]) -> None:
-    """These jobs have succeeded: close the entries that they carried on, in the caller's
-    transaction."""
+    """Close the dead letters that these successful jobs continued, in the caller's transaction."""
     known = Requeue.objects.using(alias).identities(succeeded)
     if not known:
         return
@@ -51,11 +49,13 @@ def resolve(alias: str, succeeded: Sequence[UUID]) -> None:
 
 
 def note_successors(alias: str, enqueued: Mapping[str, UUID]) -> None:
-    """Newer jobs of the same unique keys carry on what is open there. No entry is changed: that
-    would lock it, in a transaction that may last.
+    """Record that newer jobs with the same unique keys continue open dead letters.
+
+    The dead letters are not updated, because that would lock them in a transaction that may be
+    long.
 
     Args:
-        enqueued: logical job -> the new one.
+        enqueued: identity of the logical job -> id of the new job.
     """
     if not enqueued:
         return
@@ -74,7 +74,7 @@ def note_successors(alias: str, enqueued: Mapping[str, UUID]) -> None:
 
 
 def key_of(identity: str) -> str:
-    """The name of the unique key that a logical job is known by; "" = it has none."""
+    """Return the name of the unique key in an identity; "" = none."""
     return identity.rpartition(" ")[0]
 
 
@@ -112,7 +112,7 @@ def _entry(
 
 
 def _identity(settings: Settings, package: bytes) -> str:
-    """What was signed with the job; a package that cannot be opened says nothing."""
+    """Return the signed identity of the job, or "" if the package cannot be opened."""
     try:
         return sealer_for(settings).open_without_arguments(package).options.identity
     except PackageError:

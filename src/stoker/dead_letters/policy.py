@@ -1,6 +1,4 @@
-"""What tasks and queues say about their dead letters: when they are sent again by themselves, and
-who is told of them.
-"""
+"""Dead-letter policies of tasks and queues: automatic requeues and callbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from stoker.tasks.registry import find_task
 
 
 def policy_of(settings: Settings, letter: DeadLetter) -> DeadLetters | None:
-    """The one in force: the task's own, else that of the queue, else that of all queues."""
+    """Return the policy in force: the task's own, else the queue's, else the one for all queues."""
     own: DeadLetters | None = getattr(_task(letter), "dead_letters", None)
     if own is not None:
         return own
@@ -27,7 +25,7 @@ def policy_of(settings: Settings, letter: DeadLetter) -> DeadLetters | None:
 
 
 def cooldowns_us(settings: Settings, letters: Sequence[DeadLetter]) -> dict[str, int]:
-    """Identity -> how long until it is sent again, for those that are."""
+    """Return identity -> delay before the automatic requeue, for dead letters that have one."""
     found = {}
     for letter in letters:
         policy = policy_of(settings, letter)
@@ -40,7 +38,7 @@ def cooldowns_us(settings: Settings, letters: Sequence[DeadLetter]) -> dict[str,
 
 
 def tell_task(letter: DeadLetter) -> None:
-    """Call the task's own ``on_dead_letter``. What it raises is told, and harms nothing."""
+    """Call the task's ``on_dead_letter``. Its errors are logged and otherwise ignored."""
     hook = getattr(_task(letter), "on_dead_letter", None)
     if hook is not None:
         call_project(f"on_dead_letter of {letter.task}", partial(_call, hook, letter))

@@ -1,12 +1,12 @@
-"""Requeue: a job that carries on a dead letter, in one transaction with the note of it.
+"""Requeue a dead letter: enqueue a new job and record it, in one transaction.
 
-The new job has the arguments and options of the one that failed, sealed again, and an id that sorts
-right after its: it takes that job's place in line, also at the head of a sequence that was halted.
-Its guards are those that the task has by now.
+The new job has the arguments and options of the failed one, sealed again, and an id that sorts
+right after the old one, so it takes that job's place in the queue and at the head of a halted
+sequence. Its guards are those that the task has now.
 
-Nothing is locked that a caller's long transaction may hold while others wait for it: first the
-unique key, then the keys of guards, and the dead letter last, by an UPDATE that changes nothing if
-it is not any more as it was seen. Then all of it is taken back.
+Rows are locked in an order that avoids deadlocks with long transactions of callers: first the
+unique key, then the keys of guards, and last the dead letter, by an UPDATE that changes nothing if
+the row has changed since it was read. In that case the transaction is rolled back.
 """
 
 from __future__ import annotations
@@ -56,60 +56,60 @@ RETRY_SECONDS = 0.05
 
 
 class LetterFate(Enum):
-    """What became of what was to be done about a dead letter."""
+    """Outcome of an operation on a dead letter."""
 
     REQUEUED = "requeued"
-    """There is a new job."""
+    """A new job was enqueued."""
     TAKEN_BACK = "taken_back"
-    """Its requeue was undone: the job is withdrawn, and it is open again."""
+    """The requeue was undone: its job was withdrawn and the dead letter is open again."""
     DISCARDED = "discarded"
-    """It is closed."""
+    """The dead letter was closed."""
     NEWER = "newer"
-    """There is a newer job of the same unique key already: that one wins."""
+    """A newer job with the same unique key exists, and takes precedence."""
     UNDER_WAY = "under_way"
-    """It was sent again before, and that job has not ended; or has begun, so that this cannot be
-    undone."""
+    """It was requeued before and that job has not ended; or the job has started, so the requeue
+    cannot be undone."""
     NOT_REQUEUED = "not_requeued"
-    """There is nothing to undo: no job carries it on."""
+    """There is no requeue to undo."""
     CLOSED = "closed"
-    """It is resolved or discarded."""
+    """The dead letter is resolved or discarded."""
     GONE = "gone"
-    """There is no such dead letter."""
+    """The dead letter does not exist."""
     REFUSED = "refused"
-    """No job can be made of it; ``because`` says why."""
+    """No job can be enqueued; ``because`` says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterAnswer:
-    """What became of one dead letter."""
+    """The outcome for one dead letter."""
 
     dead_letter_id: UUID
     fate: LetterFate
     job_id: UUID | None = None
-    """The new job; or the one that is there already."""
+    """The new job, or the existing one."""
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a dead letter is to be sent again, who says so, and why."""
+    """The parameters of a requeue, with the person and the reason."""
 
     by: str = ""
     because: str = ""
     kind: str = Requeue.By.PERSON
     args: Sequence[Any] | None = None
-    """None = those of the job that failed."""
+    """None = the arguments of the failed job."""
     kwargs: Mapping[str, Any] | None = None
     queue: str | None = None
     run_after: datetime | timedelta | float | None = None
 
 
 class _Changed(Exception):
-    """The dead letter is not any more as it was seen."""
+    """The dead letter has changed since it was read."""
 
 
 def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> LetterAnswer:
-    """Send a dead letter again. Never makes two jobs that are alive of one, whoever else tries."""
+    """Requeue a dead letter. Concurrent calls never create two live jobs for it."""
     alias = settings.database
     is_ours = not connections[alias].in_atomic_block
     for tries_left in reversed(range(TRIES)):
@@ -129,11 +129,12 @@ def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> LetterAnswe
 
 
 def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
-    """Send this dead letter again, whose cool-down is over, if its policy still says so. Whatever
-    comes of it, it does not fall due again before it has failed again.
+    """Requeue a dead letter whose cool-down has ended, if its policy still allows it.
+
+    In any case it is not due again before its next failure.
 
     Returns:
-        Whether there is a new job.
+        Whether a new job was enqueued.
     """
     policy = policy_of(settings, letter)
     answer = None
@@ -150,7 +151,7 @@ def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
 
 
 class _Requeue:
-    """One try. Also the line that its newcomer is in."""
+    """One try of a requeue. Also serves as the ``Line`` of the new job."""
 
     def __init__(self, settings: Settings, dead_letter_id: UUID, wish: Wish) -> None:
         self.broker = broker_for(settings)
@@ -184,12 +185,12 @@ class _Requeue:
         return answer
 
     def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
-        """See ``Line``."""
+        """Seal the new job again with another id. See ``Line``."""
         assert self._sealing is not None
         return self._sealing.again(newcomer, job_id, run_after)
 
     def _known(self, seen: DeadLetter) -> LetterAnswer | None:
-        """The answer, where none is to be made."""
+        """Return the outcome if no job must be enqueued."""
         if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
             return LetterAnswer(self._id, LetterFate.CLOSED, None, f"it is {seen.state}")
         if seen.successor_id is not None and is_alive(self._alias, seen.successor_id):
@@ -229,7 +230,7 @@ class _Requeue:
         return Newcomer(package, message, result, claim and claim._replace(on_conflict="keep"))
 
     def _opened(self, seen: DeadLetter) -> Package:
-        """What is said anew need not be read."""
+        """Open the package. If it is unreadable, new arguments replace it."""
         try:
             return sealer_for(self._settings).open(bytes(seen.package))
         except UnreadablePackage as error:
@@ -285,13 +286,13 @@ class _Requeue:
 
 
 def is_alive(alias: str, job_id: UUID) -> bool:
-    """Whether that job has not ended."""
+    """Return whether the job has not ended."""
     return Job.objects.using(alias).filter(pk=job_id, status=None).exists()
 
 
 def _claim_of(identity: str) -> UniqueClaim | None:
-    """The key that the failed job was given by ``using(unique=...)``, which the task does not know
-    of."""
+    """Return the unique key that ``using(unique=...)`` gave to the failed job, from the
+    identity."""
     name = key_of(identity)
     if not name:
         return None
@@ -305,11 +306,10 @@ def _sentence(error: Exception) -> str:
 
 
 def take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> LetterAnswer:
-    """Withdraw the job that carries this dead letter on, if it has not begun.
+    """Undo a requeue by withdrawing its job, if that has not started.
 
     Raises:
-        BrokerUnavailable: the store cannot be reached, or the letter changes faster than it can be
-            looked at.
+        BrokerUnavailable: the store is unreachable, or the dead letter changes too often.
     """
     is_ours = not connections[settings.database].in_atomic_block
     for tries_left in reversed(range(TRIES)):
@@ -329,7 +329,7 @@ def take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -
 def _take_back(
     settings: Settings, dead_letter_id: UUID, by: str, because: str
 ) -> LetterAnswer | None:
-    """None: it is not any more as it was seen."""
+    """Try once to undo a requeue. Return None if the dead letter has changed since it was read."""
     alias = settings.database
     seen = DeadLetter.objects.using(alias).filter(pk=dead_letter_id).first()
     if seen is None:
@@ -359,7 +359,7 @@ def _take_back(
 
 
 def _hand_key_back(settings: Settings, seen: DeadLetter, job_id: UUID) -> None:
-    """Its unique key belongs to the job that failed, as before."""
+    """Give the unique key back to the failed job."""
     key_ids = {UUID(seen.identity.rpartition(" ")[2])} if key_of(seen.identity) else set()
     row = Job.objects.using(settings.database).filter(pk=job_id).first()
     if row is not None:
@@ -375,7 +375,7 @@ def _hand_key_back(settings: Settings, seen: DeadLetter, job_id: UUID) -> None:
 
 
 def _note(alias: str, job_id: UUID, reason: str) -> None:
-    """The history says both: that it was sent again, and that this was taken back."""
+    """Add to the history that the requeue was undone."""
     rows = Requeue.objects.using(alias).filter(pk=job_id)
     for because in rows.values_list("because", flat=True):
         told = f"{because} ({reason})" if because else reason
@@ -383,8 +383,10 @@ def _note(alias: str, job_id: UUID, reason: str) -> None:
 
 
 def _reopen(settings: Settings, seen: DeadLetter, job_id: UUID) -> bool:
-    """With the count that it had; also the next requeue by itself is due again, counted from now.
-    False: it is not any more as it was seen."""
+    """Reopen the dead letter with its earlier count, and start a new cool-down.
+
+    Returns False if the dead letter has changed since it was read.
+    """
     alias = settings.database
     history = Requeue.objects.using(alias).filter(identity=seen.identity).exclude(pk=job_id)
     sent = history.exclude(kind=Requeue.By.SUCCESSOR).order_by("-requeued_at", "-pk").first()
@@ -397,20 +399,22 @@ def _reopen(settings: Settings, seen: DeadLetter, job_id: UUID) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What became of a wish to run a job again."""
+    """The outcome of running a job again."""
 
     result: Result[Any] | None
-    """Of the new job, or of the one that has its unique key; None = there is none."""
+    """Result of the new job, or of the job with the same unique key; None = there is neither."""
     because: str = ""
-    """Why no job was made; "" = there is a new one."""
+    """Why no job was enqueued; "" = a job was enqueued."""
 
 
 def run_again(settings: Settings, job_id: UUID) -> Again:
-    """Enqueue the same call once more, in the same queue with the same priority. Not where a dead
-    letter is there to be sent again: that would not know of it, and the call be made twice.
+    """Enqueue the same call again, in the same queue with the same priority.
+
+    A job with an open dead letter is refused: requeue that instead, or the call would be made
+    twice.
 
     Raises:
-        TaskResultDoesNotExist: there is no such job.
+        TaskResultDoesNotExist: the job does not exist.
         StokerError: as ``enqueue``.
     """
     progress = progress_of_one(settings, job_id)

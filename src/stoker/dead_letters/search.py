@@ -1,4 +1,4 @@
-"""Dead letters as screens want them: filtered, page by page along an index, and in numbers."""
+"""Search dead letters: filters, pages along an index, and statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.setting_values import checked_limit
 from stoker.values.text import stored_text
 
 STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)}
-"""What may be asked for beside a state itself."""
+"""Groups of states that filters accept beside single states."""
 SEARCHED = ("message", "exception_class", "traceback", "task", "key")
 LONGEST_TEXT = 10_000
 LOOKED_AT = 10_000
@@ -25,30 +25,30 @@ MARK = "~"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters; "" and None = any."""
+    """A filter of dead letters; "" and None match anything."""
 
     task: str = ""
     """Dotted path."""
     queue: str = ""
     key: str = ""
-    """The name of the unique key, or a part of it."""
+    """Name of the unique key, or a part of it."""
     reason: str = ""
     """error, timeout, crash, expired, unreadable or unknown_task."""
     fingerprint: str = ""
-    """Of the fault."""
+    """Fingerprint of the error."""
     failed_after: datetime | None = None
     failed_before: datetime | None = None
-    """When the last failure was."""
+    """Bounds of the last failure."""
     text: str = ""
-    """Somewhere in message, traceback, exception class, task or key. Reads all that is left by the
-    other filters."""
+    """Text in message, traceback, exception class, task or key. Scans all rows that match the other
+    filters."""
     state: str = "unclosed"
     """open, requeued, resolved or discarded; or "unclosed" = open and requeued, "closed" = resolved
     and discarded, "all"."""
 
 
 class LetterFilters(TypedDict, total=False):
-    """The fields of ``Filter``, by name."""
+    """The fields of ``Filter`` as keyword arguments."""
 
     task: str
     queue: str
@@ -63,16 +63,16 @@ class LetterFilters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPage:
-    """Some dead letters, the newest first."""
+    """A page of dead letters, newest first."""
 
     letters: Sequence[DeadLetter]
     next: str | None
-    """Where the next page begins; None = there is none."""
+    """Start of the next page; None = this is the last page."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultGroup:
-    """Dead letters of the same fault."""
+    """Dead letters with the same error."""
 
     fingerprint: str
     task: str
@@ -80,24 +80,24 @@ class FaultGroup:
     exception_class: str
     number: int
     failures: int
-    """How often these jobs have failed for good."""
+    """Total number of failures of these jobs."""
     first_failed_at: datetime
     failed_at: datetime
-    """Of the newest."""
+    """Last failure of the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Faults, the most frequent first."""
+    """Errors, most frequent first."""
 
     groups: Sequence[FaultGroup]
     is_cut: bool
-    """Whether there are more dead letters than were looked at."""
+    """Whether older dead letters were left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Numbers of dead letters."""
+    """Statistics of dead letters."""
 
     total: int
     tasks: int
@@ -105,17 +105,17 @@ class Stats:
     failures: int
     requeues: int
     oldest: datetime | None
-    """When the one that failed longest ago did so."""
+    """The earliest last failure."""
     newest: datetime | None
     faults: Sequence[FaultGroup]
-    """The most frequent first."""
+    """The most frequent errors first."""
 
 
 class Search:
-    """Dead letters of one database that a filter finds.
+    """A search for dead letters in one database.
 
     Raises:
-        ValueError: there is no such state or reason.
+        ValueError: the state or reason is unknown.
     """
 
     def __init__(self, alias: str, wanted: Filter) -> None:
@@ -152,10 +152,10 @@ class Search:
         return Stats(**seen, faults=self._faults(rows, groups))
 
     def faults(self, groups: int) -> Faults:
-        """The most frequent faults, of the newest ``LOOKED_AT`` that are found.
+        """Return the most frequent errors among the newest ``LOOKED_AT`` matches.
 
         Args:
-            groups: of how many faults.
+            groups: maximum number of errors.
         """
         rows = self.rows()
         newest = rows.order_by("-failed_at", "-pk").values_list("failed_at", flat=True)
@@ -185,7 +185,7 @@ class Search:
 
 
 def told_by_dead_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Those of these jobs whose attempts a dead letter shows."""
+    """Return those of the jobs whose attempts a dead letter shows."""
     letters = DeadLetter.objects.using(alias).filter(job_id__in=job_ids)
     requeues = Requeue.objects.using(alias).filter(from_job_id__in=job_ids)
     return {

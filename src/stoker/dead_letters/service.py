@@ -1,4 +1,4 @@
-"""Dead letters: found, understood, sent again or discarded.
+"""Public functions for dead letters: find, inspect, requeue, discard and purge them.
 
 ::
 
@@ -7,8 +7,8 @@
     for letter in dead_letters.find(task="shop.tasks.charge").letters: ...
     dead_letters.requeue(letter.id, by="alice", because="the bank is back")
 
-LetterFilters are the same everywhere: see ``Filter``. Every call takes ``backend``, a name under
-``TASKS``. Whoever discards or purges a dead letter that halts a sequence lets that go on.
+All functions accept the same filters, see ``Filter``, and ``backend``, an alias in ``TASKS``. A
+halted sequence goes on when its dead letter is discarded or purged.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ Fate = LetterFate
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that is known of one dead letter."""
+    """A dead letter with its history."""
 
     letter: DeadLetter
     attempts: Sequence[Attempt]
-    """Of all jobs that this entry is of, oldest first, each with its error."""
+    """Attempts of all its jobs with their errors, oldest first."""
     requeues: Sequence[Requeue]
-    """Oldest first."""
+    """Requeues, oldest first."""
     args: Sequence[Any] | None
-    """Of the job that failed last; None = the package cannot be opened."""
+    """Arguments of the last failed job; None = the package cannot be opened."""
     kwargs: Mapping[str, Any] | None
 
 
@@ -81,14 +81,14 @@ def find(
     backend: str = "default",
     **filters: Unpack[LetterFilters],
 ) -> DeadLetterPage:
-    """A page of dead letters, the newest first.
+    """Return a page of dead letters, newest first.
 
     Args:
-        limit: how many.
-        after: ``DeadLetterPage.next`` of the page before.
+        limit: maximum number.
+        after: ``DeadLetterPage.next`` of the previous page.
 
     Raises:
-        ValueError: ``after`` is no such thing.
+        ValueError: ``after`` is invalid.
     """
     settings = settings_for(backend)
     with explained(settings.database):
@@ -96,17 +96,17 @@ def find(
 
 
 def count(*, backend: str = "default", **filters: Unpack[LetterFilters]) -> int:
-    """How many there are."""
+    """Return the number of dead letters that match the filters."""
     settings = settings_for(backend)
     with explained(settings.database):
         return Search(settings.database, Filter(**filters)).rows().count()
 
 
 def stats(*, groups: int = 10, backend: str = "default", **filters: Unpack[LetterFilters]) -> Stats:
-    """Numbers: in all, and of the most frequent faults.
+    """Return totals and the most frequent errors.
 
     Args:
-        groups: of how many faults.
+        groups: maximum number of errors.
     """
     settings = settings_for(backend)
     with explained(settings.database):
@@ -114,13 +114,13 @@ def stats(*, groups: int = 10, backend: str = "default", **filters: Unpack[Lette
 
 
 def get(dead_letter_id: UUID | str, *, backend: str = "default") -> Story:
-    """One dead letter, with the error of every attempt.
+    """Return one dead letter with the error of every attempt.
 
     Args:
         dead_letter_id: its id, or that of the job that failed last.
 
     Raises:
-        DeadLetterNotFound: there is none.
+        DeadLetterNotFound: it does not exist.
     """
     settings = settings_for(backend)
     with explained(settings.database):
@@ -154,17 +154,18 @@ def requeue(
     run_after: datetime | timedelta | float | None = None,
     backend: str = "default",
 ) -> LetterAnswer:
-    """Send one dead letter again, in one transaction: the caller's, if there is one. There are
-    never two jobs of it that are alive: if one is there already, the answer says which.
+    """Requeue one dead letter, in the caller's transaction if there is one.
+
+    There is never more than one live job for a dead letter: if one exists, the answer names it.
 
     Args:
         dead_letter_id: its id, or that of the job that failed last.
-        by, because: who, and why; kept in its history.
-        args, kwargs: arguments that take the place of the old ones.
+        by, because: person and reason, stored in its history.
+        args, kwargs: arguments that replace the old ones.
         to_queue, run_after: as for ``using()``; None = the old queue, and at once.
 
     Raises:
-        DeadLetterNotFound: there is none.
+        DeadLetterNotFound: it does not exist.
     """
     settings = settings_for(backend)
     wish = Wish(by, because, Requeue.By.PERSON, args, kwargs, to_queue, run_after)
@@ -175,15 +176,16 @@ def requeue(
 def undo_requeue(
     dead_letter_id: UUID | str, *, by: str = "", because: str = "", backend: str = "default"
 ) -> LetterAnswer:
-    """Take a requeue back, as long as its job has not begun: that is cancelled, and the dead letter
-    is open as it was. ``LetterFate.TAKEN_BACK``; else the answer says why not.
+    """Undo a requeue whose job has not started: cancel the job and reopen the dead letter.
+
+    Returns an answer with ``Fate.TAKEN_BACK``, else with the reason.
 
     Args:
         dead_letter_id: its id, or that of the job that failed last.
-        by, because: who, and why; kept with the job.
+        by, because: person and reason, stored with the job.
 
     Raises:
-        DeadLetterNotFound: there is none.
+        DeadLetterNotFound: it does not exist.
     """
     settings = settings_for(backend)
     with explained(settings.database):
@@ -193,10 +195,10 @@ def undo_requeue(
 def discard(
     dead_letter_id: UUID | str, *, by: str = "", because: str = "", backend: str = "default"
 ) -> bool:
-    """Close one dead letter: nothing is to be done about it.
+    """Close one dead letter without requeueing it.
 
     Returns:
-        False: it was closed before, is not there, or a job carries it on: cancel that first.
+        False if it is closed or missing, or if a requeued job has not ended yet: cancel that first.
     """
     settings = settings_for(backend)
     with explained(settings.database):
@@ -219,13 +221,15 @@ def requeue_many(
     backend: str = "default",
     **filters: Unpack[LetterFilters],
 ) -> Bulk:
-    """Send those again that are open and that the filters find, the oldest first, each in a
-    transaction of its own. One that fails again meanwhile is not sent a second time.
+    """Requeue the open dead letters that match the filters, oldest first, each in its own
+    transaction.
+
+    Each is requeued at most once.
 
     Args:
-        limit: at most so many.
-        pause_seconds: between one and the next.
-        dry_run: change nothing, and tell how many there are.
+        limit: maximum number.
+        pause_seconds: pause between two requeues.
+        dry_run: count only.
         by, because, to_queue, run_after: as for ``requeue``.
     """
     settings = settings_for(backend)
@@ -250,7 +254,7 @@ def discard_many(
     backend: str = "default",
     **filters: Unpack[LetterFilters],
 ) -> Bulk:
-    """Close those that are open and that the filters find. Arguments: as for ``requeue_many``."""
+    """Discard the open dead letters that match the filters. Arguments as for ``requeue_many``."""
     settings = settings_for(backend)
 
     def close(one: UUID) -> LetterAnswer:
@@ -276,13 +280,13 @@ def purge(
     dry_run: bool = False,
     backend: str = "default",
 ) -> Bulk:
-    """Delete dead letters for good, with their history. One that a job carries on stays.
+    """Delete dead letters with their history. Requeued ones are kept while their job lives.
 
     Args:
-        older_than: since they were closed; for open ones, since they failed last.
+        older_than: time since they were closed or, for open ones, since their last failure.
         state: "closed" (resolved and discarded), "resolved", "discarded", "open" or "all".
-        limit: at most so many.
-        dry_run: change nothing, and tell how many there are.
+        limit: maximum number.
+        dry_run: count only.
     """
     settings = settings_for(backend)
     before = timezone.now() - older_than

@@ -1,6 +1,4 @@
-"""The part of upkeep that looks after dead letters: those whose cool-down is over are sent again,
-those whose new job is gone are open again, and old ones are purged.
-"""
+"""The part of upkeep for dead letters: automatic requeues, reopening, and purging old ones."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ from .requeueing import requeue_due
 
 AT_ONCE = 100
 MOST = 1000
-"""Sent again, or purged, in one go: upkeep has other things to do."""
+"""Maximum number of requeues or deletions per run, so that other upkeep is not delayed."""
 REOPEN_SECONDS = 60.0
 
 
 class DeadLetterSweep:
-    """One store's dead letters.
+    """The dead letters of one store.
 
     Args:
-        beat: called again and again: a sign of life.
+        beat: called often, as a heartbeat.
     """
 
     def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
@@ -41,7 +39,8 @@ class DeadLetterSweep:
         self._reopen_at = 0.0
 
     def sweep(self) -> int:
-        """Returns how many were sent again."""
+        """Requeue what is due, and once a minute reopen dead letters without a job. Return the
+        number of requeues."""
         requeued = self._requeue()
         now = time.monotonic()
         if now >= self._reopen_at:
@@ -50,7 +49,7 @@ class DeadLetterSweep:
         return requeued
 
     def purge(self) -> int:
-        """Delete those that are past their keeping. Returns how many."""
+        """Delete dead letters whose retention has ended. Return the number."""
         keep = self._settings.keep_dead_letters
         limits = (*((state, keep.closed_seconds) for state in CLOSED), ("open", keep.open_seconds))
         purged = 0
@@ -64,7 +63,7 @@ class DeadLetterSweep:
         return purged
 
     def _requeue(self) -> int:
-        """Each is looked at once: what is not sent again is not due any more."""
+        """Process each due dead letter once; those that are not requeued are no longer due."""
         requeued = looked_at = 0
         while looked_at < MOST and (due := list(self._letters.due()[:AT_ONCE])):
             for letter in due:
@@ -76,7 +75,7 @@ class DeadLetterSweep:
         return requeued
 
     def _reopen(self) -> None:
-        """The job was cancelled, or its queue was cleared: nobody carries these on."""
+        """Reopen requeued dead letters whose job was cancelled or removed."""
         last: UUID | None = None
         while True:
             later = self._letters.filter(state=DeadLetter.State.REQUEUED).order_by("pk")
