@@ -14,6 +14,8 @@ from tests.crash.ledger import Ledger, now
 from tests.crash.verdict import Facts, Finding, Span, unexcused_seconds
 
 EVERY_SECONDS = 0.5
+MANY = 3
+"""A killed cluster had not received so many probes that were committed after the last start."""
 
 
 @dataclass
@@ -111,9 +113,24 @@ class Probes:
 
 
 def judge_delays(
-    probes: Iterable[Probe], facts: Facts, excused: list[Span], until: float, limit: float
+    probes: Iterable[Probe],
+    facts: Facts,
+    excused: list[Span],
+    until: float,
+    limit: float,
+    redelivery_seconds: float = 0.0,
 ) -> Delays:
-    """Find the longest delays: of a start, between two starts, and of recording."""
+    """Find the longest delays: of a start, between two starts, and of recording.
+
+    Args:
+        probes: those of the round.
+        facts: the ledger of the round.
+        excused: when nobody could work.
+        until: when the round ended.
+        limit: the longest delay allowed, in seconds.
+        redelivery_seconds: how long the broker keeps back a message that a killed cluster had
+            received. If only such messages can be waiting, no start is expected for so much longer.
+    """
     delays = Delays()
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -146,12 +163,15 @@ def judge_delays(
     marks = [waiting[0].committed, *starts, until] if waiting else []
     for before, after in itertools.pairwise(marks):
         seconds = unexcused_seconds(before, after, excused)
-        if seconds > delays.longest_gap and any(
-            one.committed <= before + seconds / 2 and began.get(one.token, until) >= after
+        waited = [
+            one
             for one in waiting
-        ):
+            if one.committed <= before + seconds / 2 and began.get(one.token, until) >= after
+        ]
+        if seconds > delays.longest_gap and waited:
             delays.longest_gap = seconds
-            if seconds > limit:
+            are_new = sum(one.committed > before for one in waited) >= MANY
+            if seconds > limit + (0.0 if are_new else redelivery_seconds):
                 delays.findings.append(
                     Finding(
                         "stalled",

@@ -26,6 +26,9 @@ USERS = 2
 CARRIED = ("sqs", "disque", "ironmq")
 """Brokers that cannot look up a single job: what was never committed seems to wait there."""
 STALL_SECONDS = 2 * LEASE_SECONDS
+REDELIVERY_SECONDS = {"sqs": LEASE_SECONDS, "disque": LEASE_SECONDS, "ironmq": 30.0}
+"""After how long a server hands out again what a killed cluster had received and not yet brought to
+the database. IronMQ allows no less."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,10 @@ class Run:
             [(one, max(began, self.began_at), ended) for one, began, ended in impairments],
             self.plan.clusters,
         )
-        delays = judge_delays(self.probes.take(), self.facts, excused, until, STALL_SECONDS)
+        redelivery_seconds = REDELIVERY_SECONDS.get(self.plan.broker, 0.0)
+        delays = judge_delays(
+            self.probes.take(), self.facts, excused, until, STALL_SECONDS, redelivery_seconds
+        )
         findings += delays.findings
         self._add_up(judge, ends, delays, excused)
         self.findings += findings

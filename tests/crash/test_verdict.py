@@ -255,3 +255,17 @@ def test_probe_that_waits_for_too_long_is_a_stall(story: Story) -> None:
     found = judge_delays(probes, story.facts, [], 31.0, 12.0).findings
     assert [finding.kind for finding in found] == ["stalled"]
     assert not judge_delays(probes, story.facts, [Span(4.0, 25.0)], 31.0, 12.0).findings
+
+
+def test_messages_held_back_by_the_broker_are_no_stall(story: Story) -> None:
+    """One was received by a cluster that was killed. Nothing else waits while it is held back."""
+    story.run("probe.0", 2.0, 2.01)
+    story.run("probe.1", 32.0, 32.01)
+    probes = [
+        Probe(f"probe.{n}", f"j-probe.{n}", 1.0 + n / 2, recorded)
+        for n, recorded in enumerate((2.1, 32.1))
+    ]
+    assert not judge_delays(probes, story.facts, [], 33.0, 12.0, 30.0).findings
+    new = [Probe(f"probe.{n}", f"j-probe.{n}", float(n), None) for n in range(3, 6)]
+    found = judge_delays([*probes, *new], story.facts, [], 33.0, 12.0, 30.0).findings
+    assert [finding.kind for finding in found] == ["stalled"]

@@ -64,6 +64,16 @@ class TestOnce:
         assert stand.claim() == []
         assert transport.kept == {}
 
+    def test_message_received_by_a_dead_cluster_comes_again_and_holds_up_no_other(
+        self, stand: CarriedStand, transport: MemoryTransport
+    ) -> None:
+        (in_hand,) = stand.put()
+        assert len(transport.receive((), 10)) == 1  # by a cluster that dies now
+        (other,) = stand.put()
+        assert [one.job_id for one in stand.claim()] == [other]
+        transport.advance(transport.parcel_seconds + 1)
+        assert [one.job_id for one in stand.claim()] == [in_hand]
+
     def test_two_who_bring_the_same_in(
         self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
