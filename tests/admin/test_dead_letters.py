@@ -44,8 +44,8 @@ def test_lists_and_their_filters(anna: Visitor) -> None:
 def test_pages_follow_one_another_and_leave_none_out(
     anna: Visitor, query: Any, are_together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.admin.dead_letter_lists.PAGE", 2)
-    monkeypatch.setattr("stoker.admin.dead_letter_lists.LOOKED_AT", 3)
+    monkeypatch.setattr("stoker.admin.dead_letters.PAGE", 2)
+    monkeypatch.setattr("stoker.operations.dead_letters.LOOKED_AT", 3)
     letters = [dead(frail.charge, f"order {number}") for number in range(7)]
     if are_together:
         DeadLetter.objects.update(failed_at=letters[0].failed_at)
@@ -69,7 +69,7 @@ def test_the_same_fault_is_one_line(anna: Visitor) -> None:
         all="1",
         **{"filter-fingerprint": letters[0].fingerprint, "filter-task": letters[0].task},
     )
-    assert "Requeue 3 dead letters" in asked
+    assert "Requeue: these 3 dead letters" in asked
     assert not Ready.objects.exists(), "it was only asked"
 
 
@@ -86,11 +86,11 @@ def test_one_with_all_that_is_known_of_it(anna: Visitor) -> None:
 def test_requeue_and_undo(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
     page = anna.post(f"deadletter/{letter.pk}/requeue/")
-    assert "Sent again as job" in page
+    assert "Requeued as job" in page
     assert Requeue.objects.get().by == "anna"
     assert f"/admin/stoker/deadletter/{letter.pk}/undo/" in page
     assert "carries it on already" in anna.post(f"deadletter/{letter.pk}/requeue/")
-    assert "is taken back" in anna.post(f"deadletter/{letter.pk}/undo/")
+    assert "is undone" in anna.post(f"deadletter/{letter.pk}/undo/")
     assert not Ready.objects.exists()
     anna.post(f"deadletter/{letter.pk}/requeue/")
     claim()
@@ -99,7 +99,7 @@ def test_requeue_and_undo(anna: Visitor) -> None:
 
 def test_discard_asks_first(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
-    assert "Discard this dead letter?" in anna.get(f"deadletter/{letter.pk}/discard/")
+    assert "Discard? Nothing will be done" in anna.get(f"deadletter/{letter.pk}/discard/")
     anna.post(f"deadletter/{letter.pk}/discard/", because="paid in cash")
     letter.refresh_from_db()
     assert (letter.state, letter.closed_by, letter.closed_because) == (
@@ -123,7 +123,7 @@ def test_it_is_sent_again_with_other_arguments(anna: Visitor) -> None:
     assert "order 1" in page
     assert "charge(order: str" in page
     told = edited(anna, letter, args='["order 2"]', queue="mail", because="a typing error")
-    assert "Sent again as job" in told
+    assert "Requeued as job" in told
     job = Job.objects.get(status=None)
     package = sealer_for(settings_for()).open(bytes(job.package))
     assert (package.args, job.queue) == (("order 2",), "mail")
@@ -142,7 +142,7 @@ def test_it_is_sent_again_with_other_arguments(anna: Visitor) -> None:
         ({"args": "[NaN]"}, "this is not JSON"),
         ({"args": "[]"}, "missing a required argument"),
         ({"args": '["a", "b", "c"]'}, "too many positional arguments"),
-        ({"args": "[7]"}, "7 is no str"),
+        ({"args": "[7]"}, "7 is not of type str"),
         ({"kwargs": '{"colour": 1}'}, "unexpected keyword"),
         ({"args": '[{"$datetime": "soon"}]'}, "this is not JSON"),
         ({"queue": "x" * 200}, "queue"),
@@ -183,7 +183,7 @@ def test_those_that_were_ticked(anna: Visitor) -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     ids = [str(one.pk) for one in letters[:2]]
     asked = anna.post("deadletter/together/", verb="discard", ids=ids)
-    assert "Discard 2 dead letters?" in asked
+    assert "Discard: these 2 dead letters?" in asked
     assert not DeadLetter.objects.filter(state="discarded").exists()
     told = anna.post("deadletter/together/", verb="discard", ids=ids, confirmed="1", because="x")
     assert "2 of 2 dead letters" in told
@@ -194,7 +194,7 @@ def test_those_that_were_ticked(anna: Visitor) -> None:
     gone = [str(uuid.uuid4()), ids[0]]
     told = anna.post("deadletter/together/", verb="requeue", ids=gone, confirmed="1")
     assert "There is no dead letter" in told
-    assert "Choose what" in anna.post("deadletter/together/", verb="burn", ids=ids)
+    assert "Choose an operation" in anna.post("deadletter/together/", verb="burn", ids=ids)
 
 
 def test_those_that_filters_find(anna: Visitor) -> None:

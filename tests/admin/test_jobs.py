@@ -162,7 +162,7 @@ def test_to_cancel_asks_first_and_keeps_who_and_why(anna: Visitor) -> None:
         JobState.CANCELLED,
         "cancelled by anna: a mistake",
     )
-    assert "had ended already" in anna.post(f"job/{result.id}/cancel/")
+    assert "has ended already" in anna.post(f"job/{result.id}/cancel/")
 
 
 def test_a_job_is_run_again_with_the_same_arguments(anna: Visitor) -> None:

@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 
 from stoker import Cron, every, queues, schedules
-from stoker.admin.base import ago
 from stoker.models import Cluster, Job, PausedQueue, Schedule, Tally
+from stoker.operations.wording import since
 from stoker.store.clock import DatabaseNow
 
 from tests.admin.conftest import Visitor
@@ -38,7 +38,7 @@ def test_a_queue_is_paused_resumed_and_cleared(anna: Visitor) -> None:
     page = anna.post(f"{path}/pause/", because="the provider is down")
     assert "by anna: the provider is down" in page
     assert PausedQueue.objects.get().by == "anna"
-    assert "goes on" in anna.post(f"{path}/resume/")
+    assert "is resumed" in anna.post(f"{path}/resume/")
     assert "was not paused" in anna.post(f"{path}/resume/")
     assert "Cancel the jobs" in anna.get(f"{path}/clear/")
     assert "3 jobs of the queue mail/eu 1 are cancelled" in anna.post(f"{path}/clear/")
@@ -89,7 +89,7 @@ def test_a_cluster_is_told_to_be_quiet_to_go_on_and_to_stop(
     assert request() == ""
     anna.post(f"cluster/{cluster.pk}/stop/")
     assert request() == "stop"
-    assert "asked to stop already" in anna.post(f"cluster/{cluster.pk}/quiet/")
+    assert "asked to stop before" in anna.post(f"cluster/{cluster.pk}/quiet/")
 
 
 # -- schedules ------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ FORM = {
 
 def test_a_schedule_is_made_and_changed(anna: Visitor) -> None:
     page = anna.post("schedule/add/", **FORM)
-    assert "is made" in page
+    assert "is added" in page
     assert "Europe/Berlin" in page
     row = Schedule.objects.get()
     assert (row.name, row.expression, row.zone, row.source) == (
@@ -147,12 +147,12 @@ def test_what_the_form_does_not_ask_stays(anna: Visitor) -> None:
     [
         ({"expression": "61 2 * * *"}, "61"),
         ({"expression": ""}, "Write a cron rule"),
-        ({"kind": "interval"}, "Write every how many"),
-        ({"kind": "once"}, "Write when"),
+        ({"kind": "interval"}, "Write the number of units"),
+        ({"kind": "once"}, "Write a date"),
         ({"tz": "Europe/Atlantis"}, "Atlantis"),
         ({"task": "tests.app.tasks.nobody"}, "There is no task"),
         ({"args": "[1]"}, "missing a required argument"),
-        ({"args": '["1", 2]'}, "is no int"),
+        ({"args": '["1", 2]'}, "is not of type int"),
         ({"repeats": "0"}, "repeats"),
         ({"start": "2031-01-01 00:00", "end": "2030-01-01 00:00"}, "before start"),
     ],
@@ -181,7 +181,7 @@ def test_the_next_ticks_are_told_in_words_while_one_writes(anna: Visitor) -> Non
 
 def test_a_schedule_is_run_paused_resumed_and_deleted(anna: Visitor) -> None:
     schedules.create("a/b", tasks.nothing, Cron("0 3 * * *"))
-    assert "has made the job" in anna.post("schedule/a/b/run/")
+    assert "enqueued the job" in anna.post("schedule/a/b/run/")
     assert work_off() == 1
     anna.post("schedule/a/b/pause/", because="the printer is broken")
     assert schedules.get("a/b").paused_by == "anna"
@@ -215,9 +215,9 @@ def test_what_the_code_declares_is_changed_there(anna: Visitor) -> None:
 def test_how_long_ago_is_told_with_and_without_time_zones(use_tz: bool, settings: Any) -> None:
     settings.USE_TZ = use_tz
     hours = timedelta(hours=3, minutes=30, seconds=30)
-    assert ago(datetime.now(UTC) - hours) == "3 h 30 min ago"
-    assert ago(timezone.now() - hours) == "3 h 30 min ago"
-    assert ago(timezone.now() + timedelta(hours=3)).startswith("in 2 h 59 min")
+    assert since(datetime.now(UTC) - hours) == "3 h ago"
+    assert since(timezone.now() - hours) == "3 h ago"
+    assert since(timezone.now() + timedelta(hours=3)) == "in 2 h"
 
 
 def test_links_stay_with_the_backend(anna: Visitor, settings: Any) -> None:

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from stoker.api.access import SessionUser, TokenUser
-from stoker.api.root import AREAS, api
+from stoker.api.urls import AREAS, api
 
 from tests.api.conftest import PREFIX, Caller
 

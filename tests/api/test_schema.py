@@ -21,7 +21,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from stoker import every, schedules
-from stoker.api.root import api, document_of
+from stoker.api.urls import api, document_of
 from stoker.models import Cluster, DeadLetter, PausedQueue
 from stoker.store.clock import DatabaseNow
 

@@ -61,7 +61,7 @@ def test_a_failed_job_is_found_edited_and_seen_to_succeed(
     page.fill("[name=args]", '["lighthouse.jpg"]')
     page.fill("[name=because]", "it was renamed")
     page.get_by_role("button", name="Requeue").click()
-    expect(page.locator(".messagelist")).to_contain_text("Sent again as job")
+    expect(page.locator(".messagelist")).to_contain_text("Requeued as job")
 
     again = DeadLetter.objects.get(pk=letter.pk).successor_id
     wait_for(lambda: Job.objects.filter(pk=again, status="SUCCESSFUL").exists())

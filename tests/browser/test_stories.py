@@ -51,7 +51,7 @@ def test_a_failed_job_is_found_mended_and_seen_to_succeed(
 
     shop_tasks().mend()
     page.get_by_role("button", name="Requeue").click()
-    expect(page.get_by_role("status").first).to_contain_text("Sent again")
+    expect(page.get_by_role("status").first).to_contain_text("Requeued as job")
     page.get_by_role("link", name="That job").first.click()
     page.wait_for_url(lambda address: job.id not in address)
     expect(page.locator("#job-head .state")).to_have_text("successful")
@@ -102,7 +102,7 @@ def test_a_paused_queue_holds_and_goes_on(alice: Window, cluster: ProcessCluster
     page.locator("#ask-pause summary").click()
     page.locator("#ask-pause input[name=because]").fill("the provider is down")
     page.locator("#ask-pause button").click()
-    expect(page.get_by_text("mail is paused: what runs goes on")).to_be_visible()
+    expect(page.get_by_text("The queue mail is paused since")).to_be_visible()
     expect(page.get_by_text("Paused by alice")).to_contain_text("the provider is down")
     wait_for(lambda: queues.get("mail").paused is not None)
 
@@ -114,7 +114,7 @@ def test_a_paused_queue_holds_and_goes_on(alice: Window, cluster: ProcessCluster
 
     alice.go("/stoker/queues/one?name=mail")
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_text("mail goes on")).to_be_visible()
+    expect(page.get_by_text("The queue mail is resumed")).to_be_visible()
     assert job.wait(WAIT_SECONDS) == "sent to dave"
     assert job.state == JobState.SUCCESSFUL
 
@@ -168,17 +168,17 @@ def test_a_requeue_is_taken_back(alice: Window, cluster: ProcessCluster) -> None
     alice.go("/stoker/dead-letters/")
     row = page.locator("#faults tr", has_text="OutOfPaper")
     row.get_by_role("button", name="Requeue all").click()
-    expect(page.get_by_text("3 dead letters sent again.")).to_be_visible()
+    expect(page.get_by_text("3 of 3 dead letters requeued.")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
-    expect(page.get_by_text("3 requeues taken back.")).to_be_visible()
+    expect(page.get_by_text("3 of 3 requeues undone.")).to_be_visible()
     states = DeadLetter.objects.filter(job_id__in=[job.id for job in jobs])
     assert {one.state for one in states} == {"open"}
 
     row = page.locator("#faults tr", has_text="OutOfPaper")
     row.locator("summary").click()
-    row.get_by_label("Why").fill("they were deleted")
+    row.get_by_label("Reason").fill("they were deleted")
     row.locator("details button").click()
-    expect(page.get_by_text("3 dead letters discarded.")).to_be_visible()
+    expect(page.get_by_text("3 of 3 dead letters discarded.")).to_be_visible()
     assert {one.closed_because for one in states.all()} == {"they were deleted"}
     queues.resume("wrapping")
 
@@ -217,6 +217,6 @@ def test_everything_is_done_by_keyboard(alice: Window, cluster: ProcessCluster) 
     expect(why).to_be_hidden()
     page.locator("#ask-pause summary").press("Enter")
     why.press("Enter")
-    expect(page.get_by_text("mail is paused: what runs goes on")).to_be_visible()
+    expect(page.get_by_text("The queue mail is paused since")).to_be_visible()
     page.get_by_role("button", name="Undo").press("Enter")
-    expect(page.get_by_text("mail goes on")).to_be_visible()
+    expect(page.get_by_text("The queue mail is resumed")).to_be_visible()

@@ -126,7 +126,7 @@ def done(client: Client, name: str, **fields: str) -> str:
 
 def test_a_job_is_cancelled_and_run_again(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
-    assert done(anna, "cancel-job", job=job.id, because="ordered twice") == "Cancelled."
+    assert done(anna, "cancel-job", job=job.id, because="ordered twice") == "The job is cancelled."
     job.refresh()
     assert (job.state, job.job.reason) == (JobState.CANCELLED, "cancelled by anna: ordered twice")
     assert "ended already" in done(anna, "cancel-job", job=job.id)
@@ -144,8 +144,8 @@ def test_a_queue_is_paused_resumed_and_cleared(anna: Client) -> None:
     pause = queues.get("mail").paused
     assert pause is not None
     assert (pause.by, pause.because) == ("anna", "lunch")
-    assert "goes on" in done(anna, "resume-queue", queue="mail")
-    assert "1 of 1 waiting jobs were cancelled" in done(anna, "clear-queue", queue="mail")
+    assert "is resumed" in done(anna, "resume-queue", queue="mail")
+    assert "1 jobs of the queue mail are cancelled" in done(anna, "clear-queue", queue="mail")
     job.refresh()
     assert job.state == JobState.CANCELLED
 
@@ -158,40 +158,40 @@ def test_dead_letters_are_sent_again_taken_back_and_discarded(anna: Client) -> N
     fault = letters[0].fingerprint
     response = anna.post(f"{PREFIX}dead-letters/requeue", {"fingerprint": fault}, follow=True)
     notice = response.context["notice"]
-    assert notice["text"] == "3 dead letters sent again."
+    assert notice["text"] == "3 of 3 dead letters requeued."
     assert {one.state for one in letters.all()} == {"requeued"}
     fields = dict(notice["fields"])
-    assert done(anna, notice["undo"], **fields) == "3 requeues taken back."
+    assert done(anna, notice["undo"], **fields) == "3 of 3 requeues undone."
     assert {one.state for one in letters.all()} == {"open"}
 
     frail.broken.clear()
-    assert done(anna, "requeue", letter=str(letters[0].pk)) == "Sent again."
+    assert "Requeued as job" in done(anna, "requeue", letter=str(letters[0].pk))
     drain()
     assert letters.filter(state="resolved").count() == 1
-    assert "Not sent again" in done(anna, "requeue", letter=str(letters.get(state="resolved").pk))
+    assert "it is resolved" in done(anna, "requeue", letter=str(letters.get(state="resolved").pk))
     said = done(anna, "discard", fingerprint=fault, because="known")
-    assert said == "2 dead letters discarded."
+    assert said == "2 of 2 dead letters discarded."
     assert letters.filter(state="discarded", closed_by="anna", closed_because="known").count() == 2
     assert anna.post(f"{PREFIX}dead-letters/discard").status_code == 400, "none was named"
 
 
 def test_a_schedule_is_run_paused_and_resumed(anna: Client) -> None:
     row = schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
-    response = anna.post(f"{PREFIX}schedules/run", {"schedule": str(row.pk)})
+    response = anna.post(f"{PREFIX}schedules/run", {"schedule": row.name})
     job = Job.objects.get()
     assert response.headers["Location"] == f"{PREFIX}jobs/{job.pk}"
-    assert "is paused" in done(anna, "pause-schedule", schedule=str(row.pk), because="lunch")
+    assert "is paused" in done(anna, "pause-schedule", schedule=row.name, because="lunch")
     row.refresh_from_db()
     assert (row.is_paused, row.paused_by, row.paused_because) == (True, "anna", "lunch")
-    assert "goes on" in done(anna, "resume-schedule", schedule=str(row.pk))
+    assert "is resumed" in done(anna, "resume-schedule", schedule=row.name)
 
 
 def test_a_workflow_is_cancelled_and_sent_on(anna: Client) -> None:
     flow = chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue(name="order 7")
-    assert "Cancelled" in done(anna, "cancel-workflow", workflow=flow.id, because="lunch")
+    assert "is cancelled" in done(anna, "cancel-workflow", workflow=flow.id, because="lunch")
     row = Workflow.objects.get(pk=flow.id)
     assert (row.state, row.reason) == ("CANCELLED", "cancelled by anna: lunch")
-    assert "goes on" in done(anna, "retry-workflow", workflow=flow.id)
+    assert "continues" in done(anna, "retry-workflow", workflow=flow.id)
     drain()
     row.refresh_from_db()
     assert row.state == "SUCCESSFUL"

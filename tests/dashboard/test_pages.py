@@ -18,8 +18,8 @@ from django.utils import timezone
 from stoker import chain, every, group, queues, schedules
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.dashboard import labels as words
 from stoker.models import Cluster, DeadLetter, Tally
+from stoker.operations import wording as words
 from stoker.store.clock import DatabaseNow
 from stoker.testing import drain
 
@@ -183,7 +183,7 @@ def test_pages_follow_one_another(anna: Client) -> None:
     path: str | None = f"{PREFIX}jobs/"
     while path:
         response = anna.get(path)
-        found += [str(row["job"].pk) for row in response.context["rows"]]
+        found += [str(row.job.pk) for row in response.context["rows"]]
         path = response.context["next"]
     assert found == [job.id for job in reversed(jobs)]
 
@@ -203,7 +203,7 @@ def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
         assert b"Look further" in response.content
         response = anna.get(response.context["next"])
         looks += 1
-    assert [str(row["job"].pk) for row in response.context["rows"]] == [wanted.id]
+    assert [str(row.job.pk) for row in response.context["rows"]] == [wanted.id]
     assert looks == 3
 
 

@@ -1025,11 +1025,11 @@ MISTAKES = (
         database="with_admin",
     ),
     Mistake(
-        "a verb of the admin asks for no permission",
+        "an operation in the admin needs no permission",
         (
             Change(
                 "admin/base.py",
-                "            visit.require(verb.permission)\n",
+                "            visit.require(operation.permission)\n",
                 "",
             ),
         ),

@@ -1,4 +1,4 @@
-"""Arguments that somebody edits: as JSON with the tags of the codec, checked against the task."""
+"""Arguments that a user edits: JSON with the tags of the codec, checked against the task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stoker.tasks.registry import find_task
 from stoker.values import codec
 
 CHECKED = (str, int, bool, float, list, dict)
-"""Types that a value can be held against without a library."""
+"""Types of annotations that values are checked against."""
 
 
 def as_text(value: Any) -> str:
-    """To be edited; "" where it cannot be written as JSON."""
+    """Return a value as JSON to edit; "" if it cannot be written as JSON."""
     try:
         return json.dumps(codec.encode(value), indent=2, ensure_ascii=False)
     except codec.NotEncodable:
@@ -28,8 +28,10 @@ def as_text(value: Any) -> str:
 
 
 def runner_of(settings: Settings, letter: DeadLetter) -> str:
-    """The path of the task that takes the arguments: another one than the name of the job where
-    that is of a plain function."""
+    """Return the path of the task that takes the arguments.
+
+    The name of a job of a plain function is the function's; another task runs it.
+    """
     try:
         package = sealer_for(settings).open_without_arguments(bytes(letter.package))
     except PackageError:
@@ -39,19 +41,22 @@ def runner_of(settings: Settings, letter: DeadLetter) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A call as it was edited."""
+    """An edited call."""
 
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     problems: Sequence[str] = ()
-    """Sentences; empty = the task can be called so."""
+    """Sentences; empty = the task takes these arguments."""
 
     @classmethod
     def read(cls, task_path: str, args: str, kwargs: str, added: str = "") -> Edited:
-        """What was written, checked: JSON of the right kind, and arguments that the task takes.
+        """Read and check the arguments of a call.
 
         Args:
-            added: the name of an argument that it is given besides; "" = none.
+            task_path: The dotted path of the task.
+            args: A JSON list.
+            kwargs: A JSON object.
+            added: The name of an argument that Stoker adds; "" = none.
         """
         problems: list[str] = []
         read_args = _read(args, list, "Arguments", problems)
@@ -63,7 +68,7 @@ class Edited:
 
     @staticmethod
     def signature(task_path: str) -> str:
-        """What the task takes, as Python writes it; "" where that is not known."""
+        """Return the signature of the task; "" if it is not known."""
         try:
             task = find_task(task_path)
         except UnknownTask:
@@ -76,7 +81,7 @@ def _read(text: str, kind: type[Any], name: str, problems: list[str]) -> Any:
     what = "a JSON list, as [1, 2]" if kind is list else 'a JSON object, as {"order_id": 7}'
     try:
         plain = json.loads(text.strip() or ("[]" if kind is list else "{}"))
-        # As the codec writes it: its tags are known by their being compact.
+        # The codec recognises its tags only in compact JSON.
         value = codec.read(json.dumps(plain, separators=(",", ":"), allow_nan=False).encode())
     except (ValueError, RecursionError, TypeError, LookupError, ArithmeticError) as error:
         problems.append(f"{name}: this is not JSON: {error}. Write {what}.")
@@ -98,13 +103,13 @@ def _problems_of_call(path: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        return [f"{task.name}{signature} cannot be called so: {error}."]
+        return [f"{task.name}{signature} cannot be called with these arguments: {error}."]
     try:
         hints = get_type_hints(task.func)
     except (NameError, TypeError, AttributeError):  # imported for type checkers only
         return []
     return [
-        f"{name}: {value!r} is no {hints[name].__name__}."
+        f"{name}: {value!r} is not of type {hints[name].__name__}."
         for name, value in bound.arguments.items()
         if hints.get(name) in CHECKED and not _is_a(value, hints[name])
     ]

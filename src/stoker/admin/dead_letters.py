@@ -1,67 +1,88 @@
-"""Dead letters: listed, by fault, looked at, sent again also with other arguments, discarded."""
+"""Dead letters in the admin: listed, by fault, requeued also with other arguments, discarded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import admin
+from django.http import QueryDict
 from django.http.response import HttpResponseBase
 
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.service import Story
 from stoker.models import DeadLetter
+from stoker.operations import dead_letters as operations
+from stoker.operations.dead_letters import BY_FILTERS, DISCARD, REQUEUE, UNDO, LetterList
+from stoker.operations.details import call_of
+from stoker.operations.operation import LIMIT, Done, Operation, first_line_of
+from stoker.operations.wording import exactly, first_line, since
+from stoker.values.ids import parse_job_id
 
 from .arguments import Edited, as_text, runner_of
-from .base import (
-    Outcome,
-    StoreAdmin,
-    Verb,
-    Visit,
-    ago,
-    first_line,
-    first_sentence,
-    reason_of,
-    run,
-    shown,
-    shown_moment,
-)
-from .dead_letter_lists import (
-    FILTERS,
-    Choice,
-    Chosen,
-    asked_of,
-    choices_of,
-    discard,
-    many_named,
-    newest_of,
-    page_of,
-    requeue,
-    requeue_edited,
-    undo,
-)
+from .base import AdminContext, StoreAdmin
 
+PAGE = 50
 MOST_FAULTS = 100
-FAULTS_OF = 10_000
 STATES = ("unclosed", "open", "requeued", "resolved", "discarded", "all")
+FILTERS = ("task", "queue", "reason", "fingerprint", "key", "text")
+BY_STATE = {"open": (REQUEUE, DISCARD), "requeued": (UNDO,)}
+"""The operations on one dead letter that its state allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The dead letters that an operation on many is about."""
+
+    ids: Sequence[str]
+    """The ticked ones; empty with ``is_all``."""
+    filters: Mapping[str, str]
+    is_all: bool
+    """Whether all open ones are meant that the filters find."""
+
+    @classmethod
+    def read(cls, post: QueryDict) -> Chosen:
+        """Read the form."""
+        ids = [str(text) for text in post.getlist("ids") if parse_job_id(str(text))]
+        given = {name: str(post.get(f"filter-{name}", "")) for name in FILTERS}
+        filters = {name: value for name, value in given.items() if value}
+        is_all = "all" in post
+        return cls([] if is_all else ids[:LIMIT], filters, is_all)
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """Return the fields that repeat the choice in the next form."""
+        if not self.is_all:
+            return [("ids", one) for one in self.ids]
+        return [("all", "1"), *((f"filter-{name}", one) for name, one in self.filters.items())]
+
+    @property
+    def words(self) -> str:
+        """Return the filters as text."""
+        if not self.is_all:
+            return ""
+        which = ", ".join(f"{name} {value}" for name, value in self.filters.items()) or "all"
+        return f" ({which}; the oldest first, up to {LIMIT:,} at a time)"
+
+    def count(self, visit: AdminContext, operation: Operation) -> int:
+        """Return how many there are, at most ``LIMIT``. Raise ValueError for impossible filters."""
+        if not self.is_all:
+            return len(self.ids)
+        return operations.matching(visit.operator, operation, dict(self.filters))
+
+    def attempt(self, visit: AdminContext, operation: Operation) -> Done:
+        """Perform the operation on all of them."""
+        if not self.is_all:
+            return operation.attempt_each(visit.operator, self.ids)
+        return operations.attempt_by_filters(visit.operator, operation, dict(self.filters))
 
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(StoreAdmin):
     view_permission = "stoker.view_deadletter"
     plural = "Dead letters"
-    verbs = (
-        Verb("requeue", "Requeue", "stoker.requeue_deadletter", requeue),
-        Verb("undo", "Undo the requeue", "stoker.requeue_deadletter", undo),
-        Verb(
-            "discard",
-            "Discard",
-            "stoker.discard_deadletter",
-            discard,
-            asks="Discard this dead letter? It is closed: nothing is to be done about it.",
-            is_grave=True,
-        ),
-    )
+    operations = operations.OPERATIONS
 
     def pages(self) -> Sequence[tuple[str, str, Callable[..., HttpResponseBase]]]:
         return (
@@ -72,97 +93,84 @@ class DeadLetterAdmin(StoreAdmin):
 
     # -- lists ------------------------------------------------------------------------------------
 
-    def all(self, visit: Visit) -> HttpResponseBase:
-        asked = asked_of(visit.request.GET)
-        page = page_of(visit, asked)
+    def all(self, visit: AdminContext) -> HttpResponseBase:
+        asked = {name: visit.request.GET.get(name, "").strip() for name in FILTERS}
+        state = visit.request.GET.get("state", "") or "unclosed"
+        page, problem = _page(visit, {**asked, "state": state})
         context = {
             "rows": [_row(visit, letter) for letter in page.letters],
-            "asked": asked,
-            "problem": page.problem,
-            "reasons": [str(one) for one in DeadLetter.Reason],
-            "states": [
-                {
-                    "name": name,
-                    "url": visit.here(state=name, after=""),
-                    "is_chosen": name == asked["state"],
-                }
-                for name in STATES
-            ],
-            "next": visit.here(after=page.next) if page.next else "",
-            "first": visit.here(after="") if visit.request.GET.get("after") else "",
+            "asked": {**asked, "state": state},
+            "problem": problem,
+            "reasons": DeadLetter.Reason.values,
+            "states": visit.tabs(STATES, state),
+            **visit.paging(page.next),
             "is_cut": page.is_cut,
             "faults_url": visit.at("deadletter_faults"),
-            "choices": choices_of(visit),
+            "choices": self._choices(visit),
             "together_url": visit.at("deadletter_together"),
             "filters": [(name, asked[name]) for name in FILTERS if asked[name]],
         }
         return self.show(visit, "letters", context)
 
-    def faults(self, visit: Visit) -> HttpResponseBase:
-        """The same fault has one line, however many dead letters it has."""
+    def faults(self, visit: AdminContext) -> HttpResponseBase:
+        """Return the dead letters by fault."""
         visit.require(self.view_permission)
-        edge = newest_of(visit.database, FAULTS_OF)
-        more: Any = {} if edge is None else {"failed_after": edge[0]}
-        seen = dead_letters.stats(groups=MOST_FAULTS, backend=visit.alias, **more)
+        faults = operations.faults_of(visit.settings, {}, MOST_FAULTS)
         rows = [
             {
                 "fault": fault,
-                "kind": fault.exception_class.rpartition(".")[2] or fault.reason,
+                "kind": operations.kind_of(fault),
                 "url": visit.at(
                     "deadletter_changelist", fingerprint=fault.fingerprint, task=fault.task
                 ),
-                "last": shown_moment(fault.failed_at),
-                "last_ago": ago(fault.failed_at),
-                "first": shown_moment(fault.first_failed_at),
+                "last": exactly(fault.failed_at),
+                "last_ago": since(fault.failed_at),
+                "first": exactly(fault.first_failed_at),
             }
-            for fault in seen.faults
+            for fault in faults.groups
         ]
         context = {
             "title": "Dead letters by fault",
             "rows": rows,
-            "seen": seen,
-            "is_cut": edge is not None,
-            "looked_at": FAULTS_OF,
-            "choices": choices_of(visit),
+            "is_cut": faults.is_cut,
+            "looked_at": operations.LOOKED_AT,
+            "choices": [one for one in self._choices(visit) if one.name in BY_FILTERS],
             "together_url": visit.at("deadletter_together"),
         }
         return self.show(visit, "faults", context)
 
+    def _choices(self, visit: AdminContext) -> list[Operation]:
+        return [one for one in self.operations if visit.may(one.permission)]
+
     # -- one --------------------------------------------------------------------------------------
 
-    def one(self, visit: Visit, object_id: str) -> HttpResponseBase:
+    def one(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
         story = dead_letters.get(object_id, backend=visit.alias)
         letter = story.letter
-        names = {"open": ["requeue", "discard"], "requeued": ["undo"]}.get(letter.state, [])
+        is_editable = letter.state == "open" and visit.may(REQUEUE.permission)
         context = {
             "title": f"{letter.task or 'unknown task'}: {letter.reason}",
             "letter": letter,
-            "facts": _facts(letter),
+            "facts": operations.facts_of(letter),
             "job_url": visit.at("job_change", letter.job_id),
             "successor_url": letter.successor_id and visit.at("job_change", letter.successor_id),
-            "args": None if story.args is None else [shown(one) for one in story.args],
-            "kwargs": {name: shown(one) for name, one in (story.kwargs or {}).items()},
             "attempts": list(reversed(story.attempts)),
             "requeues": [
-                {
-                    "at": shown_moment(one.requeued_at),
-                    "one": one,
-                    "url": visit.at("job_change", one.job_id),
-                }
+                {"is": one, "url": visit.at("job_change", one.job_id)}
                 for one in reversed(story.requeues)
             ],
-            "buttons": self.buttons(visit, names, str(letter.pk)),
-            "edit_url": visit.at("deadletter_edit", letter.pk)
-            if letter.state == DeadLetter.State.OPEN and visit.may("stoker.requeue_deadletter")
-            else "",
+            "buttons": self.buttons(visit, BY_STATE.get(letter.state, ()), str(letter.pk)),
+            "edit_url": visit.at("deadletter_edit", letter.pk) if is_editable else "",
+            **call_of(story.args, story.kwargs),
         }
         return self.show(visit, "letter", context)
 
-    def edit(self, visit: Visit, object_id: str) -> HttpResponseBase:
-        """Sent again with other arguments."""
-        visit.require("stoker.requeue_deadletter")
+    def edit(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
+        """Requeue a dead letter with other arguments."""
+        visit.require(REQUEUE.permission)
         story = dead_letters.get(object_id, backend=visit.alias)
         task, post = runner_of(visit.settings, story.letter), visit.request.POST
+        back = self._back(visit, str(story.letter.pk))
         problems: Sequence[str] = ()
         written = before = _written(story)
         if visit.request.method == "POST":
@@ -170,13 +178,11 @@ class DeadLetterAdmin(StoreAdmin):
             edited = Edited.read(task, written["args"], written["kwargs"])
             problems = edited.problems
             if not problems:
-                choice = _choice(edited, written, before)
-                outcome = run(
-                    lambda: requeue_edited(visit, story.letter.pk, reason_of(visit), choice)
-                )
-                if outcome.is_good:
-                    return self.done(visit, outcome, self._back(visit, str(story.letter.pk)))
-                problems = [outcome.sentence]
+                changes = _changes(edited, written, before)
+                done = REQUEUE.attempt(visit.operator, str(story.letter.pk), **changes)
+                if done.is_good:
+                    return self.done(visit, done, back)
+                problems = [done.sentence]
         context = {
             "title": "Requeue with other arguments",
             "letter": story.letter,
@@ -184,76 +190,64 @@ class DeadLetterAdmin(StoreAdmin):
             "problems": problems,
             "because": post.get("because", ""),
             "signature": Edited.signature(task),
-            "back": self._back(visit, str(story.letter.pk)),
+            "back": back,
             "is_readable": story.args is not None,
         }
         return self.show(visit, "edit_letter", context)
 
     # -- many -------------------------------------------------------------------------------------
 
-    def together(self, visit: Visit) -> HttpResponseBase:
-        """What is done about those that were ticked, or that filters find, once it is confirmed."""
+    def together(self, visit: AdminContext) -> HttpResponseBase:
+        """Perform an operation on ticked or filtered dead letters once the user confirmed it."""
         back, post = visit.at("deadletter_changelist"), visit.request.POST
-        many = many_named(post.get("verb", ""))
-        if many is None:
-            return self.done(visit, Outcome("Choose what to do.", False), back)
-        visit.require(many.permission)
+        operation = next((one for one in self.operations if one.word == post.get("verb")), None)
+        if operation is None:
+            return self.done(visit, Done("Choose an operation.", False), back)
+        visit.require(operation.permission)
         chosen = Chosen.read(post)
         try:
-            number = chosen.count(visit, many)
+            number = chosen.count(visit, operation)
         except ValueError as error:
-            return self.done(visit, Outcome(first_sentence(error), False), back)
+            return self.done(visit, Done(first_line_of(error), False), back)
         if not number:
-            sentence = "There is none: tick dead letters, or say that it shall be all."
-            return self.done(visit, Outcome(sentence, False), back)
+            sentence = "No dead letter is chosen: tick dead letters, or choose all."
+            return self.done(visit, Done(sentence, False), back)
         if "confirmed" in post:
-            return self.done(visit, run(lambda: chosen.act(visit, many, reason_of(visit))), back)
-        context = {
-            "title": f"{many.label}: {number:,} dead letters",
-            "question": f"{many.label} {number:,} dead letters{chosen.words}?",
-            "items": chosen.ids,
-            "label": many.label,
-            "is_grave": many.is_grave,
-            "action": visit.at("deadletter_together"),
-            "back": back,
-            "fields": [("verb", many.name), *chosen.fields],
-        }
-        return self.show(visit, "confirm", context)
+            return self.done(visit, chosen.attempt(visit, operation), back)
+        return self.confirm(
+            visit,
+            operation,
+            title=f"{operation.label}: {number:,} dead letters",
+            question=f"{operation.label}: these {number:,} dead letters{chosen.words}?",
+            action=visit.at("deadletter_together"),
+            back=back,
+            items=chosen.ids,
+            fields=[("verb", operation.word), *chosen.fields],
+        )
 
 
-def _row(visit: Visit, letter: DeadLetter) -> dict[str, Any]:
+def _page(visit: AdminContext, filters: Mapping[str, str]) -> tuple[LetterList, str]:
+    """Return a page of dead letters, and what was wrong with the request."""
+    after = visit.request.GET.get("after") or None
+    try:
+        return operations.page_of(visit.settings, filters, PAGE, after), ""
+    except ValueError as error:
+        return LetterList((), None), f"{str(error).rstrip('.')}."
+
+
+def _row(visit: AdminContext, letter: DeadLetter) -> dict[str, Any]:
     return {
         "letter": letter,
         "url": visit.at("deadletter_change", letter.pk),
-        "kind": letter.exception_class.rpartition(".")[2] or letter.reason,
+        "kind": operations.kind_of(letter),
         "message": first_line(letter.message),
-        "failed": shown_moment(letter.failed_at),
-        "failed_ago": ago(letter.failed_at),
+        "failed": exactly(letter.failed_at),
+        "failed_ago": since(letter.failed_at),
     }
 
 
-def _facts(letter: DeadLetter) -> list[tuple[str, str]]:
-    times = "once" if letter.failure_count == 1 else f"{letter.failure_count:,} times"
-    since = f", since {shown_moment(letter.first_failed_at)}" if letter.failure_count > 1 else ""
-    facts = [
-        ("state", letter.state),
-        ("queue", letter.queue),
-        ("reason", letter.reason),
-        ("failed", f"{shown_moment(letter.failed_at)}, {ago(letter.failed_at)}; {times}{since}"),
-        ("sent again", f"{letter.requeued_count:,} times"),
-        ("attempts", f"{letter.attempts:,}, by the job that failed last"),
-        ("fault", letter.fingerprint),
-    ]
-    if letter.key:
-        facts.append(("unique key", letter.key))
-    if letter.closed_at is not None:
-        by = f" by {letter.closed_by}" if letter.closed_by else ""
-        facts.append(("closed", f"{shown_moment(letter.closed_at)}{by}: {letter.closed_because}"))
-    return facts
-
-
 def _written(story: Story) -> dict[str, str]:
-    """As the form begins: what the job was given, and its queue."""
+    """Return the form as it is shown first: the arguments and the queue of the failed job."""
     return {
         "args": as_text(list(story.args or [])),
         "kwargs": as_text(dict(story.kwargs or {})),
@@ -261,11 +255,11 @@ def _written(story: Story) -> dict[str, str]:
     }
 
 
-def _choice(edited: Edited, written: dict[str, str], before: dict[str, str]) -> Choice:
-    """What was left as it stood is not said anew: the job keeps what it was sealed with."""
+def _changes(edited: Edited, written: dict[str, str], before: dict[str, str]) -> dict[str, Any]:
+    """Return the changed arguments only: the others stay as they were sealed."""
     is_same = {name: written[name].split() == before[name].split() for name in before}
-    return Choice(
-        None if is_same["args"] and before["args"] else edited.args,
-        None if is_same["kwargs"] and before["kwargs"] else edited.kwargs,
-        written["queue"].strip() or None,
-    )
+    return {
+        "args": None if is_same["args"] and before["args"] else edited.args,
+        "kwargs": None if is_same["kwargs"] and before["kwargs"] else edited.kwargs,
+        "to_queue": written["queue"].strip() or None,
+    }

@@ -20,12 +20,16 @@ from ninja.parser import Parser
 from ninja.security.base import AuthBase
 from ninja.utils import check_csrf
 
+from stoker.dead_letters.service import Fate
+from stoker.operations.operation import Done, Operation, Operator
 from stoker.setting_values import api_settings
 
-from .problems import Problem, Refusal, problem
+from .problems import CallRefused, Problem, problem
+from .values import settings_of
 
 DEEPEST = 100
 NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+STATUS_OF_FATE = {Fate.GONE.value: 404, Fate.REFUSED.value: 422}
 METHODS_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
 
 
@@ -38,7 +42,7 @@ class StrictParser(Parser):
         try:
             value = json.loads(request.body, parse_float=_finite, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise Refusal(400, f"The body is not JSON: {error}.") from error
+            raise CallRefused(400, f"The body is not JSON: {error}.") from error
         _refuse_what_no_store_takes(value)
         return value
 
@@ -51,7 +55,7 @@ def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
         try:
             refuse_unreadable(request)
             response = _as_get(view, request, *args, **kwargs)
-        except Refusal as refusal:
+        except CallRefused as refusal:
             response = problem(refusal.status, refusal.detail, **refusal.more)
         if response.status_code == 405 and "Allow" in response.headers:
             allowed = response.headers["Allow"]
@@ -65,23 +69,23 @@ def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
 
 
 def refuse_unreadable(request: HttpRequest) -> None:
-    """Raises Refusal for a request that no view has to look at."""
+    """Raises CallRefused for a request that no view has to look at."""
     if "\x00" in request.path or any(
         "\x00" in text for name, values in request.GET.lists() for text in (name, *values)
     ):
-        raise Refusal(400, "The address has a NUL character in it, which no store takes.")
+        raise CallRefused(400, "The address has a NUL character in it, which no store takes.")
     if request.method in METHODS_WITHOUT_BODY:
         return
     length = request.META.get("CONTENT_LENGTH") or "0"
     _refuse_larger(int(length) if str(length).isdigit() else math.inf)
     if int(length) and request.content_type != "application/json":
-        raise Refusal(415, "Send JSON, with Content-Type: application/json.")
+        raise CallRefused(415, "Send JSON, with Content-Type: application/json.")
 
 
 def _refuse_larger(length: float) -> None:
     most = api_settings().max_body_bytes
     if length > most:
-        raise Refusal(413, f"The request is larger than {most} bytes.")
+        raise CallRefused(413, f"The request is larger than {most} bytes.")
 
 
 def not_found(_request: HttpRequest, **_: Any) -> HttpResponse:
@@ -113,15 +117,14 @@ def _no_constant(name: str) -> Any:
 
 
 def _refuse_what_no_store_takes(value: Any) -> None:
-    """Raises Refusal for NUL characters and halves of surrogate pairs, wherever they are, and for
-    what is nested too deeply to be read again."""
+    """Raise CallRefused for NUL characters, halves of surrogate pairs, and too deep nesting."""
     left = [(value, 1)]
     while left:
         one, depth = left.pop()
         if depth > DEEPEST:
-            raise Refusal(400, f"The body is nested deeper than {DEEPEST} levels.")
+            raise CallRefused(400, f"The body is nested deeper than {DEEPEST} levels.")
         if isinstance(one, str) and NO_TEXT.search(one):
-            raise Refusal(
+            raise CallRefused(
                 400, "The body has a NUL character or half of one in it: no store takes that."
             )
         if isinstance(one, dict):
@@ -147,7 +150,7 @@ class SessionUser(AuthBase):
         """The user; None = nobody is signed in.
 
         Raises:
-            Refusal: the CSRF token or a permission is missing.
+            CallRefused: the CSRF token or a permission is missing.
         """
         if "Authorization" in request.headers or not api_settings().session:
             return None
@@ -155,7 +158,7 @@ class SessionUser(AuthBase):
         if user is None or not user.is_authenticated or not user.is_active:
             return None
         if check_csrf(request) is not None:
-            raise Refusal(403, "The CSRF token is missing or wrong: send it as X-CSRFToken.")
+            raise CallRefused(403, "The CSRF token is missing or wrong: send it as X-CSRFToken.")
         return permitted(user, self.permissions)
 
 
@@ -173,7 +176,7 @@ class TokenUser(AuthBase):
         """The user; None = it is nobody's token.
 
         Raises:
-            Refusal: a permission is missing.
+            CallRefused: a permission is missing.
         """
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
@@ -188,17 +191,31 @@ def permitted(user: Any, permissions: Sequence[str]) -> Any:
     """The user.
 
     Raises:
-        Refusal: he has not all of these permissions.
+        CallRefused: he has not all of these permissions.
     """
     for permission in permissions:
         if not user.has_perm(permission):
-            raise Refusal(403, f"You need the permission {permission!r} for this.")
+            raise CallRefused(403, f"You need the permission {permission!r} for this.")
     return user
 
 
-def name_of(request: HttpRequest) -> str:
-    """Who calls, as histories keep it."""
-    return str(request.auth.get_username())[:150]  # type: ignore[attr-defined] # ninja sets it
+def operator_of(request: HttpRequest, backend: str | None, because: str = "") -> Operator:
+    """Return who calls, as histories keep it."""
+    name = str(request.auth.get_username())[:150]  # type: ignore[attr-defined] # ninja sets it
+    return Operator(settings_of(backend), name, because)
+
+
+def perform(operation: Operation, operator: Operator, name: Any, **options: Any) -> Done:
+    """Perform an operation.
+
+    Raises:
+        CallRefused: Nothing was changed.
+    """
+    done = operation.act(operator, name, **options)
+    if not done.is_good:
+        status = STATUS_OF_FATE.get(done.facts.get("fate", ""), 409)
+        raise CallRefused(status, done.sentence, **done.facts)
+    return done
 
 
 View = TypeVar("View", bound=Callable[..., Any])

@@ -1,4 +1,4 @@
-"""What may be asked for about dead letters."""
+"""The bodies and queries of requests that perform operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from stoker.setting_values import api_settings
 
-from .problems import Refusal
+from .problems import CallRefused
 from .shapes import Shape
 from .values import Moment, Name, Strict, Why
 
@@ -19,31 +19,54 @@ LONGEST_DELAY_SECONDS = 10 * 365 * 86400
 LONGEST_AGE_SECONDS = 100 * 365 * 86400
 
 
-class Filters(Shape):
-    """Which dead letters; what is left out filters nothing."""
+class Body(Shape):
+    """A request: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
+
+class Reason(Body):
+    """Why an operation is performed."""
+
+    because: Why = ""
+
+
+NO_REASON = Reason()
+
+
+class Clearing(Reason):
+    """Which waiting jobs to cancel."""
+
+    limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
+    """Maximum number of jobs; no more than `MAX_BULK` (1000)."""
+    dry_run: Annotated[bool, Strict] = False
+    """Only count them; change nothing."""
+
+
+class LetterFilters(Body):
+    """Filters for dead letters. A filter that is left out matches all."""
+
     task: Name = ""
-    """As `shop.tasks.charge`."""
+    """The dotted path, such as `shop.tasks.charge`."""
     queue: Annotated[str, Field(max_length=100)] = ""
     key: Name = ""
     """The name of the unique key, or a part of it."""
     reason: Literal["", "error", "timeout", "crash", "expired", "unreadable", "unknown_task"] = ""
     fingerprint: Annotated[str, Field(max_length=64)] = ""
-    """Of the fault."""
+    """The fingerprint of the fault."""
     failed_after: Moment | None = None
     failed_before: Moment | None = None
     text: Annotated[str, Field(max_length=200)] = ""
-    """Somewhere in message, traceback, exception class, task or key."""
+    """Text in the message, traceback, exception class, task or key."""
 
     def given(self) -> dict[str, Any]:
-        """For `stoker.dead_letters`."""
-        return {name: getattr(self, name) for name in Filters.model_fields if getattr(self, name)}
+        """Return the arguments for `stoker.dead_letters`."""
+        names = LetterFilters.model_fields
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-class Wanted(Filters):
-    """Filters of a look."""
+class LetterQuery(LetterFilters):
+    """Filters of a query."""
 
     state: Literal["open", "requeued", "resolved", "discarded", "unclosed", "closed", "all"] = (
         "unclosed"
@@ -53,100 +76,104 @@ class Wanted(Filters):
         return {**super().given(), "state": self.state}
 
 
-class WantedPage(Wanted):
+class LetterPageQuery(LetterQuery):
     """Filters of a page."""
 
     limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
     after: Annotated[str, Field(max_length=500)] | None = None
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
 
-class WantedStats(Wanted):
-    """Filters of numbers."""
+class LetterStatsQuery(LetterQuery):
+    """Filters of statistics."""
 
     groups: Annotated[int, Field(ge=0, le=LONGEST_PAGE)] = 10
-    """Of how many faults."""
+    """Maximum number of faults."""
 
 
-class Discarding(Shape):
-    """Why."""
+class Placement(Body):
+    """Where and when a requeued job waits."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """Default: the queue it was in."""
+    run_after: Moment | None = None
+    run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
 
-    because: Why = ""
+    def placement(self) -> dict[str, Any]:
+        """Return the arguments for `stoker.dead_letters`."""
+        run_after = moment_of(self.run_after, self.run_after_seconds)
+        return {"to_queue": self.queue, "run_after": run_after}
 
 
-class Requeueing(Discarding):
-    """How one is to be sent again."""
+class Requeueing(Placement, Reason):
+    """How to requeue one dead letter."""
 
     args: Annotated[list[Any], Field(max_length=1000)] | None = None
-    """In the place of the old ones."""
+    """Replace the old arguments."""
     kwargs: dict[str, Any] | None = None
-    """In the place of the old ones."""
-    queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    """Default: the old one."""
-    run_after: Moment | None = None
-    run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
-
-    def moment(self) -> Any:
-        """For `stoker.dead_letters`."""
-        return moment_of(self.run_after, self.run_after_seconds)
+    """Replace the old arguments by name."""
 
 
-class Many(Shape):
-    """How many at a time, and how quickly."""
+class DiscardingMany(Reason):
+    """Which dead letters to change, how many, and how fast."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    filters: Filters = Filters()
+    filters: LetterFilters = LetterFilters()
     all: Annotated[bool, Strict] = False
-    """To be said where no filter is, and something is to be changed."""
+    """Required to change dead letters without a filter."""
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
-    """At most so many; no more than `MAX_BULK` (1000)."""
+    """Maximum number of dead letters; no more than `MAX_BULK` (1000)."""
     dry_run: Annotated[bool, Strict] = False
-    """Change nothing, and tell how many there are."""
-    because: Why = ""
-
-
-class ThrottledMany(Many):
-    """How many at a time, and how quickly."""
-
+    """Only count them; change nothing."""
     pause_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_THROTTLE_SECONDS)] = 0.0
-    """Between one and the next. With `limit` it may come to 30 seconds in all."""
+    """Seconds between two of them. Times `limit`, 30 seconds at most."""
+
+    def selection(self) -> dict[str, Any]:
+        """Return the arguments for `stoker.dead_letters`.
+
+        Raises:
+            CallRefused: There are too many, it would take too long, or no filter is given.
+        """
+        refuse_beyond_cap(self.limit)
+        filters = self.filters.given()
+        if not (filters or self.all or self.dry_run):
+            raise CallRefused(422, "filters: name at least one, or all: true.")
+        if self.limit * self.pause_seconds > LONGEST_THROTTLE_SECONDS:
+            raise CallRefused(
+                422,
+                f"pause_seconds: {self.limit} dead letters with these pauses would take longer "
+                f"than {LONGEST_THROTTLE_SECONDS:g} seconds; request fewer at a time.",
+            )
+        pace = {"limit": self.limit, "pause_seconds": self.pause_seconds}
+        return {**filters, **pace, "dry_run": self.dry_run}
 
 
-class RequeueingMany(ThrottledMany):
-    """How many are to be sent again."""
-
-    queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    run_after: Moment | None = None
-    run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
+class RequeueingMany(Placement, DiscardingMany):
+    """Which dead letters to requeue."""
 
 
-class Purging(Shape):
-    """Which are to be deleted for good."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+class Purging(Body):
+    """Which dead letters to delete."""
 
     older_than_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_AGE_SECONDS)]
-    """Since they were closed; for open ones, since they failed last."""
+    """Seconds since they were closed; for open ones, since they failed last."""
     state: Literal["closed", "resolved", "discarded", "open", "all"] = "closed"
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 1000
     dry_run: Annotated[bool, Strict] = False
 
 
 def moment_of(run_after: Any, run_after_seconds: float | None) -> Any:
-    """The one of both that was said.
+    """Return the one of both that is given.
 
     Raises:
-        Refusal: both were.
+        CallRefused: Both are given.
     """
     if run_after is not None and run_after_seconds is not None:
-        raise Refusal(422, "Say run_after or run_after_seconds, not both.")
+        raise CallRefused(422, "Send run_after or run_after_seconds, not both.")
     return run_after if run_after_seconds is None else run_after_seconds
 
 
 def refuse_beyond_cap(limit: int) -> None:
+    """Raise CallRefused if one call may not change so many."""
     most = api_settings().max_bulk
     if limit > most:
-        raise Refusal(422, f"limit: one call changes at most {most}; call again for the rest.")
+        raise CallRefused(422, f"limit: one call changes at most {most}; call again for the rest.")

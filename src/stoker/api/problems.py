@@ -36,6 +36,7 @@ from stoker.exceptions import (
 from stoker.setting_values import api_settings
 
 MEDIA_TYPE = "application/problem+json"
+STRANGER = "Sign in, or send Authorization: Bearer TOKEN."
 
 
 class FieldProblem(Schema):
@@ -59,7 +60,7 @@ class Problem(Schema):
     errors: list[FieldProblem] = []
 
 
-class Refusal(Exception):
+class CallRefused(Exception):
     """A call that is not done.
 
     Args:
@@ -128,7 +129,7 @@ def install(api: NinjaAPI) -> None:
         api.add_exception_handler(kind, _own_sentence(status))
     for kind, (status, sentence) in SENTENCES.items():
         api.add_exception_handler(kind, _sentence(status, sentence))
-    api.add_exception_handler(Refusal, _refused)
+    api.add_exception_handler(CallRefused, _refused)
     api.add_exception_handler(HttpError, _http_error)
     api.add_exception_handler(ValidationError, _invalid)
     api.add_exception_handler(Exception, _unexpected)
@@ -151,8 +152,8 @@ def _refused(_request: HttpRequest, error: Any) -> HttpResponse:
 
 def _http_error(_request: HttpRequest, error: Any) -> HttpResponse:
     if isinstance(error, AuthenticationError):
-        return problem(401, "Say who you are: sign in, or send Authorization: Bearer TOKEN.")
-    if isinstance(error.__cause__, Refusal):
+        return problem(401, STRANGER)
+    if isinstance(error.__cause__, CallRefused):
         return _refused(_request, error.__cause__)
     if isinstance(error.__cause__, RequestDataTooBig):
         return problem(*SENTENCES[RequestDataTooBig])

@@ -180,7 +180,7 @@ class StoryShape(Shape):
     kwargs: dict[str, Any] | None
 
 
-class LetterPage(Shape):
+class LetterPageShape(Shape):
     """Some dead letters, the newest first."""
 
     letters: list[LetterShape]

@@ -1,22 +1,102 @@
-"""``path("stoker/", include("stoker.api.urls"))``: all of the HTTP API.
+"""``path("stoker/", include("stoker.api.urls"))``: the HTTP API and its OpenAPI document.
 
-Tasks are found in the ``tasks`` modules of the installed apps, so that the exposed ones are known.
+The ``tasks`` modules of the installed apps are imported, so that the exposed tasks are known.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, path, re_path
 from django.utils.module_loading import autodiscover_modules
+from ninja import NinjaAPI
+from ninja.openapi.docs import Swagger
 
-try:
-    import ninja  # noqa: F401 - to say what is missing
-except ImportError as error:
-    raise ModuleNotFoundError(
-        "stoker.api needs django-ninja: pip install 'django-stoker[api]'."
-    ) from error
+from stoker.setting_values import api_settings
 
-from .access import enclosed, not_found
-from .root import AREAS, api, document
+from . import problems
+from .access import SessionUser, StrictParser, TokenUser, enclosed, not_found
+from .problems import MEDIA_TYPE, STRANGER, CallRefused, problem
+from .views import clusters, dead_letters, health, jobs, queues, schedules
+
+PROBLEM = "#/components/schemas/Problem"
+
+
+class SwaggerPage(Swagger):
+    """A page that reads the OpenAPI document at the address beside its own."""
+
+    def get_openapi_url(self, api: NinjaAPI, path_params: dict[str, Any]) -> str:
+        return "openapi.json"
+
+
+class Document:
+    """The OpenAPI document of an API, as JSON and as a page."""
+
+    def __init__(self, api: NinjaAPI) -> None:
+        self._api = api
+        self._page = SwaggerPage()
+
+    def show(self, request: HttpRequest) -> HttpResponse:
+        """Return the document."""
+        refuse_strangers(request)
+        prefix = request.path.removesuffix("openapi.json")
+        return JsonResponse(document_of(self._api, prefix))
+
+    def show_page(self, request: HttpRequest) -> HttpResponse:
+        """Return the page."""
+        if not api_settings().docs:
+            return problem(404, "There is no page of documentation: see DOCS of STOKER_API.")
+        refuse_strangers(request)
+        return self._page.render_page(request, self._api)
+
+
+def refuse_strangers(request: HttpRequest) -> None:
+    """Raise CallRefused for users who are not staff."""
+    if request.method != "GET":
+        raise CallRefused(405, "This address takes GET.")
+    user = SessionUser(())(request) or TokenUser(())(request)
+    if user is None:
+        raise CallRefused(401, STRANGER)
+    if not user.is_staff:
+        raise CallRefused(403, "The documentation is for staff.")
+
+
+def document_of(api: NinjaAPI, prefix: str) -> dict[str, Any]:
+    """Return the OpenAPI document of the API at this address."""
+    document: dict[str, Any] = api.get_openapi_schema(path_prefix=prefix)
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            for answer in operation["responses"].values():
+                _name_problems(answer)
+    return document
+
+
+def _name_problems(answer: dict[str, Any]) -> None:
+    """Give errors their own media type."""
+    content = answer.get("content", {})
+    shape = content.get("application/json", {}).get("schema", {})
+    if shape.get("$ref") == PROBLEM:
+        content[MEDIA_TYPE] = content.pop("application/json")
+
+
+AREAS = ("health", "status", "tasks", "jobs", "queues", "dead-letters", "schedules", "clusters")
+"""The first parts of all addresses."""
+
+api = NinjaAPI(
+    title="Stoker",
+    version=version("django-stoker"),
+    description="Background jobs: enqueue them, see them, and see to those that failed.",
+    openapi_url=None,
+    docs_url=None,
+    urls_namespace="stoker-api",
+    parser=StrictParser(),
+)
+problems.install(api)
+for part in (health, jobs, queues, dead_letters, schedules, clusters):
+    api.add_router("", part.routes)
+document = Document(api)
 
 autodiscover_modules("tasks")
 

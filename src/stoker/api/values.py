@@ -15,7 +15,7 @@ from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 from stoker.tasks.decorator import own_backends
 
-from .problems import Refusal
+from .problems import CallRefused
 
 FIRST_YEAR, LAST_YEAR = 1900, 9000
 LONGEST_WHOLE_BITS = 4000
@@ -66,18 +66,20 @@ def settings_of(backend: str | None) -> Settings:
     """The settings of a backend that is Stoker's.
 
     Raises:
-        Refusal: there is none of that name, or several and none was named.
+        CallRefused: there is none of that name, or several and none was named.
     """
     known = own_backends()
     if backend is None:
         backend = unnamed_backend() or "default"
     if backend not in known:
         names = ", ".join(known) or "none"
-        raise Refusal(404, f"There is no backend {backend!r} of Stoker's. There is: {names}.")
+        raise CallRefused(404, f"There is no backend {backend!r} of Stoker's. There is: {names}.")
     try:
         settings: Settings = known[backend].settings
     except ConfigurationError as error:
-        raise Refusal(503, f"The settings of the backend {backend!r} cannot be used.") from error
+        raise CallRefused(
+            503, f"The settings of the backend {backend!r} cannot be used."
+        ) from error
     return settings
 
 
@@ -94,7 +96,7 @@ def mark_of(cursor: str | None) -> str | None:
     """Where a page begins.
 
     Raises:
-        Refusal: it is no cursor of ours.
+        CallRefused: it is no cursor of ours.
     """
     if cursor is None:
         return None
@@ -102,7 +104,9 @@ def mark_of(cursor: str | None) -> str | None:
         padded = cursor + "=" * (-len(cursor) % 4)
         return signing.Signer(salt=SALT).unsign(base64.urlsafe_b64decode(padded.encode()).decode())
     except (signing.BadSignature, ValueError) as error:
-        raise Refusal(422, "after: this is no cursor; take `next` of the page before.") from error
+        raise CallRefused(
+            422, "after: this is no cursor; take `next` of the page before."
+        ) from error
 
 
 def plain(value: Any) -> Any:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from django.utils import timezone
 
 from stoker.metrics import Point
+from stoker.operations import wording as words
 
-from . import labels as words
 from .spans import DAY, Span
 
 WIDTH, HEIGHT = 600.0, 120.0

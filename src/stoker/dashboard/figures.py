@@ -14,7 +14,7 @@ from typing import Any
 from stoker import metrics
 from stoker.metrics import Point, QueueFigures, TaskFigures
 
-from .request_context import Visit
+from .context import DashboardContext
 from .spans import Span
 
 KEPT_SECONDS = {"hour": 2.0, "day": 20.0, "week": 60.0}
@@ -24,12 +24,12 @@ _kept: dict[tuple[str, ...], tuple[float, Any]] = {}
 _lock = threading.Lock()
 
 
-def of_all(visit: Visit, span: Span) -> Sequence[Point]:
+def of_all(visit: DashboardContext, span: Span) -> Sequence[Point]:
     """The history of all jobs."""
     return _history(visit, span)
 
 
-def of_tasks(visit: Visit, span: Span) -> Sequence[TaskFigures]:
+def of_tasks(visit: DashboardContext, span: Span) -> Sequence[TaskFigures]:
     """Those that kept workers busy longest first."""
     return _remembered(  # type: ignore[no-any-return] # as it was made
         visit,
@@ -39,7 +39,7 @@ def of_tasks(visit: Visit, span: Span) -> Sequence[TaskFigures]:
     )
 
 
-def of_queues(visit: Visit, span: Span) -> dict[str, QueueFigures]:
+def of_queues(visit: DashboardContext, span: Span) -> dict[str, QueueFigures]:
     """By name."""
     return _remembered(  # type: ignore[no-any-return] # as above
         visit,
@@ -51,12 +51,12 @@ def of_queues(visit: Visit, span: Span) -> dict[str, QueueFigures]:
     )
 
 
-def of_queue(visit: Visit, span: Span, name: str) -> Sequence[Point]:
+def of_queue(visit: DashboardContext, span: Span, name: str) -> Sequence[Point]:
     """The history of one."""
     return _history(visit, span, queue=name)
 
 
-def of_task(visit: Visit, span: Span, name: str) -> Sequence[Point]:
+def of_task(visit: DashboardContext, span: Span, name: str) -> Sequence[Point]:
     """The history of one."""
     return _history(visit, span, task=name)
 
@@ -67,7 +67,7 @@ def forget() -> None:
         _kept.clear()
 
 
-def _history(visit: Visit, span: Span, **wanted: str) -> Sequence[Point]:
+def _history(visit: DashboardContext, span: Span, **wanted: str) -> Sequence[Point]:
     return _remembered(  # type: ignore[no-any-return] # as above
         visit,
         span,
@@ -78,7 +78,9 @@ def _history(visit: Visit, span: Span, **wanted: str) -> Sequence[Point]:
     )
 
 
-def _remembered(visit: Visit, span: Span, what: tuple[str, ...], read: Callable[[], Any]) -> Any:
+def _remembered(
+    visit: DashboardContext, span: Span, what: tuple[str, ...], read: Callable[[], Any]
+) -> Any:
     key = (visit.alias, span.name, *what)
     now = time.monotonic()
     with _lock:

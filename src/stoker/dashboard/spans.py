@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from .request_context import Visit
+from .context import DashboardContext
 
 HOUR, DAY = 3600, 86400
 CHOICES = {"hour": (HOUR, 60), "day": (DAY, 1800), "week": (7 * DAY, 3 * HOUR)}
@@ -35,7 +35,7 @@ class Span:
         return (self.until - self.since).total_seconds()
 
 
-def span_of(visit: Visit) -> Span:
+def span_of(visit: DashboardContext) -> Span:
     """What was asked for; an hour, where that is nothing known."""
     name = visit.request.GET.get("last", "hour")
     name = name if name in CHOICES else "hour"

@@ -6,45 +6,61 @@ from django.urls import path
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.dashboard.pages.live import live
+from stoker.operations.table import OPERATIONS
 
 from . import assets
 from .pages import clusters, dead_letters, job, jobs, overview, queues, schedules, tasks, workflows
+from .views import perform
 
-# So that a job can be sent again, and its task's options be shown, by a process that only serves.
+# A process that only serves must know the tasks to requeue their jobs and show their options.
 autodiscover_modules("tasks")
 
 app_name = "stoker-dashboard"
+ADDRESSES = {
+    "jobs/cancel": "cancel-job",
+    "jobs/again": "run-again",
+    "queues/pause": "pause-queue",
+    "queues/resume": "resume-queue",
+    "queues/clear": "clear-queue",
+    "dead-letters/requeue": "requeue",
+    "dead-letters/undo-requeue": "undo-requeue",
+    "dead-letters/discard": "discard",
+    "schedules/run": "run-schedule",
+    "schedules/pause": "pause-schedule",
+    "schedules/resume": "resume-schedule",
+    "workflows/cancel": "cancel-workflow",
+    "workflows/retry": "retry-workflow",
+    "clusters/quiet": "quiet-cluster",
+    "clusters/resume": "resume-cluster",
+    "clusters/stop": "stop-cluster",
+}
+"""Address -> name of the operation."""
+ON_MANY = {
+    "requeue": dead_letters.perform_on_letters,
+    "discard": dead_letters.perform_on_letters,
+    "undo-requeue": dead_letters.undo_requeues,
+}
+"""Operations whose form may name more than one target."""
+
 urlpatterns = [
     path("", overview.show, name="overview"),
     path("live", live, name="live"),
     path("files/<slug:version>/<str:name>", assets.show, name="asset"),
     path("jobs/", jobs.show, name="jobs"),
-    path("jobs/cancel", job.cancel, name="cancel-job"),
-    path("jobs/again", job.rerun, name="run-again"),
     path("jobs/<uuid:job_id>", job.show, name="job"),
     path("queues/", queues.show, name="queues"),
     path("queues/one", queues.show_one, name="queue"),
-    path("queues/pause", queues.pause, name="pause-queue"),
-    path("queues/resume", queues.resume, name="resume-queue"),
-    path("queues/clear", queues.clear, name="clear-queue"),
     path("tasks/", tasks.show, name="tasks"),
     path("tasks/one", tasks.show_one, name="task"),
     path("dead-letters/", dead_letters.show, name="dead-letters"),
-    path("dead-letters/requeue", dead_letters.requeue, name="requeue"),
-    path("dead-letters/undo-requeue", dead_letters.undo, name="undo-requeue"),
-    path("dead-letters/discard", dead_letters.discard, name="discard"),
     path("dead-letters/<uuid:letter_id>", dead_letters.show_one, name="dead-letter"),
     path("schedules/", schedules.show, name="schedules"),
-    path("schedules/run", schedules.run_now, name="run-schedule"),
-    path("schedules/pause", schedules.pause, name="pause-schedule"),
-    path("schedules/resume", schedules.resume, name="resume-schedule"),
     path("schedules/<uuid:schedule_id>", schedules.show_one, name="schedule"),
     path("workflows/", workflows.show, name="workflows"),
-    path("workflows/cancel", workflows.cancel, name="cancel-workflow"),
-    path("workflows/retry", workflows.retry, name="retry-workflow"),
     path("workflows/<uuid:workflow_id>", workflows.show_one, name="workflow"),
     path("clusters/", clusters.show, name="clusters"),
-    path("clusters/quiet", clusters.quiet, name="quiet-cluster"),
-    path("clusters/resume", clusters.resume, name="resume-cluster"),
-    path("clusters/stop", clusters.stop, name="stop-cluster"),
+    *(
+        path(address, perform(OPERATIONS[name], ON_MANY.get(name)), name=name)
+        for address, name in ADDRESSES.items()
+    ),
 ]

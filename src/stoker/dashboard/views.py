@@ -1,4 +1,4 @@
-"""What every request passes before and after its view: who may, and tidy answers."""
+"""Views of the dashboard: pages and operations, for the users who have the permission."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from django.views.decorators.csrf import csrf_protect
 
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
-from stoker.exceptions import ScheduleExists, StokerError
+from stoker.exceptions import StokerError
+from stoker.operations.operation import Done, Operation
 from stoker.tasks.decorator import own_backends
 from stoker.values.serializers import nothing_unpickled
 
-from .request_context import Visit
+from .context import DashboardContext
 
 POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -41,8 +42,8 @@ LONGEST_NOTICE = 800
 """A cookie has room for no more than 4 KB."""
 
 
-class Refusal(Exception):
-    """The answer is a page with this sentence."""
+class PageRefused(Exception):
+    """The response is a page with this sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -51,34 +52,21 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """What a view of a page gives back."""
+class PageContent:
+    """What a view of a page returns."""
 
     template: str
-    """Its name, as "jobs"."""
+    """Its name, such as "jobs"."""
     context: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a view of an action gives back."""
+def page(
+    permission: str,
+) -> Callable[[Callable[..., PageContent]], Callable[..., HttpResponseBase]]:
+    """Make a function a view for the users who have this permission."""
 
-    sentence: str
-    """What was done, for the next page to say."""
-    is_bad: bool = False
-    undo: str = ""
-    """The name of an action that takes it back."""
-    fields: tuple[tuple[str, str], ...] = ()
-    """What that is given."""
-    to: str = ""
-    """Where to go on; "" = where the action was asked for."""
-
-
-def page(permission: str) -> Callable[[Callable[..., Page]], Callable[..., HttpResponseBase]]:
-    """A view that shows something to whoever has this permission."""
-
-    def decorate(view: Callable[..., Page]) -> Callable[..., HttpResponseBase]:
-        def answer(visit: Visit, *args: Any, **kwargs: Any) -> HttpResponse:
+    def decorate(view: Callable[..., PageContent]) -> Callable[..., HttpResponseBase]:
+        def answer(visit: DashboardContext, *args: Any, **kwargs: Any) -> HttpResponse:
             with nothing_unpickled():
                 shown = view(visit, *args, **kwargs)
             return rendered(visit, f"stoker/dashboard/{shown.template}.html", shown.context)
@@ -88,34 +76,47 @@ def page(permission: str) -> Callable[[Callable[..., Page]], Callable[..., HttpR
     return decorate
 
 
-def action(permission: str) -> Callable[[Callable[..., Done]], Callable[..., HttpResponseBase]]:
-    """A view that changes something, for whoever has this permission. Then it goes back to where it
-    was asked for, which says what was done."""
+def perform(
+    operation: Operation,
+    act: Callable[[DashboardContext, Operation], Done] | None = None,
+) -> Callable[..., HttpResponseBase]:
+    """Return the view that performs an operation and then shows the answer on the previous page.
 
-    def decorate(view: Callable[..., Done]) -> Callable[..., HttpResponseBase]:
-        def answer(visit: Visit) -> HttpResponse:
-            done = view(visit)
-            response = HttpResponseRedirect(done.to or _way_back(visit))
-            notice = [done.sentence[:LONGEST_NOTICE], done.is_bad, done.undo, done.fields]
-            response.set_cookie(
-                NOTICE,
-                signing.dumps(notice, salt=NOTICE, compress=True),
-                max_age=NOTICE_SECONDS,
-                httponly=True,
-                samesite="Lax",
-                secure=visit.request.is_secure(),
-            )
-            return response
+    Args:
+        act: Performs it if the form may name something other than one target.
+    """
 
-        return _enclosed(wraps(view)(answer), ("POST",), permission)
+    def view(visit: DashboardContext) -> HttpResponse:
+        done = (act or perform_on_target)(visit, operation)
+        to = visit.at("job", done.job_id) if done.job_id else _way_back(visit)
+        response = HttpResponseRedirect(to)
+        undo = operation.undo if done.undo else ""
+        notice = [done.sentence[:LONGEST_NOTICE], not done.is_good, undo, [*done.undo.items()]]
+        response.set_cookie(
+            NOTICE,
+            signing.dumps(notice, salt=NOTICE, compress=True),
+            max_age=NOTICE_SECONDS,
+            httponly=True,
+            samesite="Lax",
+            secure=visit.request.is_secure(),
+        )
+        return response
 
-    return decorate
+    return _enclosed(view, ("POST",), operation.permission)
+
+
+def perform_on_target(visit: DashboardContext, operation: Operation) -> Done:
+    """Perform an operation on the target that the form names."""
+    name = visit.request.POST.get(operation.target, "")
+    if not name:
+        raise PageRefused(400, f"The form names no {operation.target}.")
+    return operation.attempt(visit.operator, name)
 
 
 def rendered(
-    visit: Visit, template: str, context: dict[str, Any], status: int = 200
+    visit: DashboardContext, template: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    """A page for this visit, with what the last action has to say."""
+    """Return a page, with the answer to the last operation."""
     is_whole = visit.request.headers.get("X-Stoker-Live") is None
     notice = _notice(visit.request) if is_whole else None
     text = render_to_string(
@@ -134,14 +135,14 @@ def _enclosed(
     def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
             response = _answered(view, methods, permission, request, *args, **kwargs)
-        except NO_ANSWER:  # to who somebody is, say: what is ours says so on a page
+        except NO_ANSWER:  # such as the users' database: a store that is away gets a page
             response = HttpResponse(SILENT, status=503, content_type="text/plain; charset=utf-8")
         response.headers.setdefault("Content-Security-Policy", POLICY)
         response.headers.setdefault("Referrer-Policy", "same-origin")
         response.headers["Cache-Control"] = "no-store"
         return response
 
-    # Every action makes its own transactions. Who may is said here, whatever the site says.
+    # Every operation makes its own transactions. The permission is checked here, not by the site.
     return transaction.non_atomic_requests(login_not_required(csrf_protect(inside)))
 
 
@@ -162,7 +163,7 @@ def _answered(
     try:
         _refuse(visit, methods, permission)
         return view(visit, *args, **kwargs)
-    except Refusal as refusal:
+    except PageRefused as refusal:
         response = _refused(visit, refusal.status, refusal.sentence)
         if refusal.status == 405:
             response.headers["Allow"] = ", ".join(methods)
@@ -171,13 +172,11 @@ def _answered(
         if not isinstance(error, TaskResultDoesNotExist | StokerError):
             raise
         return _refused(visit, 404, str(error))
-    except ScheduleExists as error:
-        return _refused(visit, 409, str(error))
     except StokerError as error:
         return _refused(visit, 503, str(error))
 
 
-def _to_login(visit: Visit) -> HttpResponse:
+def _to_login(visit: DashboardContext) -> HttpResponse:
     # Cannot be imported where django.contrib.auth is not installed: then NOBODY is said.
     from django.contrib.auth.views import redirect_to_login
 
@@ -187,32 +186,34 @@ def _to_login(visit: Visit) -> HttpResponse:
     )
 
 
-def entered(request: HttpRequest) -> Visit:
-    """The visit that a request is.
+def entered(request: HttpRequest) -> DashboardContext:
+    """Return the context of a request.
 
     Raises:
         ConfigurationError: ``TASKS`` has no backend of Stoker's.
     """
     aliases = tuple(own_backends()) or ("default",)
     wanted = request.GET.get("backend", aliases[0])
-    return Visit(request, settings_for(wanted if wanted in aliases else aliases[0]), aliases)
+    return DashboardContext(
+        request, settings_for(wanted if wanted in aliases else aliases[0]), aliases
+    )
 
 
-def _refuse(visit: Visit, methods: tuple[str, ...], permission: str) -> None:
-    """Raises Refusal for what no view has to look at."""
+def _refuse(visit: DashboardContext, methods: tuple[str, ...], permission: str) -> None:
+    """Raise PageRefused for a wrong method, backend or character, and without the permission."""
     request = visit.request
     if request.method not in methods:
-        raise Refusal(405, f"This address takes {' and '.join(methods)}.")
+        raise PageRefused(405, f"This address takes {' and '.join(methods)}.")
     for given in (request.GET, request.POST):
         if any("\x00" in text for _, values in given.lists() for text in values):
-            raise Refusal(400, "There is a NUL character in this, which no store takes.")
+            raise PageRefused(400, "The request has a NUL character, which no store takes.")
     if request.GET.get("backend", visit.alias) != visit.alias:
-        raise Refusal(404, f"There is no backend {request.GET['backend']!r}.")
+        raise PageRefused(404, f"There is no backend {request.GET['backend']!r}.")
     if not visit.may(permission):
-        raise Refusal(403, f"You need the permission {permission!r} for this.")
+        raise PageRefused(403, f"You need the permission {permission!r} for this.")
 
 
-def _refused(visit: Visit, status: int, sentence: str) -> HttpResponse:
+def _refused(visit: DashboardContext, status: int, sentence: str) -> HttpResponse:
     context = {"sentence": sentence, "status": status}
     return rendered(visit, "stoker/dashboard/refused.html", context, status)
 
@@ -227,8 +228,8 @@ def _notice(request: HttpRequest) -> dict[str, Any] | None:
     return {"text": text, "is_bad": is_bad, "undo": undo, "fields": fields}
 
 
-def _way_back(visit: Visit) -> str:
-    """Where the action was asked for, if that is here."""
+def _way_back(visit: DashboardContext) -> str:
+    """Return the page from which the form was sent, if it is a page of the dashboard."""
     back = visit.request.POST.get("back", "")
     root = visit.at("overview").partition("?")[0]
     is_ours = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith(root)

@@ -1,30 +1,32 @@
-"""Clusters: seen, and asked to take no more jobs or to stop, from wherever the store is.
+"""Clusters: find them, judge their health, ask them to take no more jobs or to stop.
 
 ::
 
-    from stoker import clusters
+    from stoker.operations import clusters
 
     for cluster in clusters.find(): ...
     clusters.quiet(cluster.id)
 
-What is asked stands in the store, and the cluster does it within a second. It is not asked of the
-next one: a cluster that starts, starts to work. Every call takes ``backend``, a name under
-``TASKS``.
+A request is stored, and the cluster follows it within a second. It does not apply to the next
+cluster: a cluster that starts takes jobs. Every call takes ``backend``, a name under ``TASKS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from stoker.conf import Settings, settings_for
+from stoker.conf import settings_for
 from stoker.exceptions import ClusterNotFound
 from stoker.inspect.stats import ClusterState, longest_silence, state_of
 from stoker.inspect.stats import clusters as known_clusters
 from stoker.jobs.states import explained
 from stoker.models import Cluster
+from stoker.signals import tell
 from stoker.values.ids import parse_job_id
+
+from .operation import Done, Operation, Operator
 
 __all__ = [
     "ClusterState",
@@ -41,23 +43,25 @@ __all__ = [
 
 
 class Health(NamedTuple):
-    """Whether clusters are well, and why one thinks so."""
+    """Whether clusters do their work, and one sentence that says why."""
 
     is_good: bool
     sentence: str
 
 
 def find(*, backend: str = "default") -> tuple[ClusterState, ...]:
-    """The clusters, the longest running first; one that died is among them, silent, until upkeep
-    has buried it."""
+    """Return the clusters, the longest running first.
+
+    A cluster that died is listed as silent until upkeep removes it.
+    """
     return known_clusters(settings_for(backend))
 
 
 def get(cluster_id: UUID | str, *, backend: str = "default") -> ClusterState:
-    """One cluster.
+    """Return one cluster.
 
     Raises:
-        ClusterNotFound: there is none with that id (any more).
+        ClusterNotFound: There is no cluster with this id, or there is none any more.
     """
     for cluster in find(backend=backend):
         if cluster.id == str(parse_job_id(str(cluster_id))):
@@ -66,30 +70,33 @@ def get(cluster_id: UUID | str, *, backend: str = "default") -> ClusterState:
 
 
 def quiet(cluster_id: UUID | str, *, backend: str = "default") -> bool:
-    """Ask a cluster to take no more jobs: what runs goes on, what had not started goes back.
+    """Ask a cluster to take no more jobs: running jobs continue, others go back to their queue.
 
     Returns:
-        False: it was asked to stop before, and does.
+        False: The cluster was asked to stop before, and is stopping.
 
     Raises:
-        ClusterNotFound: there is none with that id (any more).
+        ClusterNotFound: There is no cluster with this id, or there is none any more.
     """
     return _ask(cluster_id, Cluster.Request.QUIET, backend)
 
 
 def resume(cluster_id: UUID | str, *, backend: str = "default") -> bool:
-    """Ask a cluster that was told to be quiet to take jobs again. As ``quiet``."""
+    """Ask a quiet cluster to take jobs again. See ``quiet`` for what it returns and raises."""
     return _ask(cluster_id, Cluster.Request.NONE, backend)
 
 
 def stop(cluster_id: UUID | str, *, backend: str = "default") -> bool:
     """Ask a cluster to stop, as SIGTERM does: running jobs have ``SHUTDOWN_SECONDS`` to finish.
-    Whether it is started again is up to whatever started it. As ``quiet``."""
+
+    The process manager that started the cluster may start it again. See ``quiet`` for what this
+    returns and raises.
+    """
     return _ask(cluster_id, Cluster.Request.STOP, backend)
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
-    """Whether one of these clusters, of which there is at least one, does its work."""
+    """Return whether at least one of these clusters does its work. ``known`` is not empty."""
     best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, one.silent_seconds))
     name = f"Cluster {best.name} on {best.host} (process {best.pid})"
     if best.silent_seconds > max_silence_seconds:
@@ -112,7 +119,49 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
 
 
 def _ask(cluster_id: UUID | str, request: Cluster.Request, backend: str) -> bool:
-    settings: Settings = settings_for(backend)
+    database = settings_for(backend).database
     cluster = get(cluster_id, backend=backend)
-    with explained(settings.database):
-        return Cluster.objects.using(settings.database).ask(UUID(cluster.id), request)
+    with explained(database):
+        return Cluster.objects.using(database).ask(UUID(cluster.id), request)
+
+
+def _asking(ask: Callable[..., bool], request: str, result: str) -> Callable[..., Done]:
+    def act(operator: Operator, cluster_id: UUID | str) -> Done:
+        if not ask(cluster_id, backend=operator.alias):
+            return Done("The cluster was asked to stop before, and is stopping.", is_good=False)
+        tell("cluster_asked", by=operator.by, cluster_id=cluster_id, what=ask.__name__)
+        undo = {"cluster": str(cluster_id)} if ask is quiet else {}
+        return Done(f"The cluster is asked to {request}: {result}.", undo=undo)
+
+    return act
+
+
+QUIET = Operation(
+    "quiet-cluster",
+    "quiet",
+    "cluster",
+    "Quiet",
+    "stoker.quiet_cluster",
+    _asking(quiet, "take no more jobs", "running jobs continue"),
+    undo="resume-cluster",
+)
+RESUME = Operation(
+    "resume-cluster",
+    "resume",
+    "cluster",
+    "Resume",
+    "stoker.quiet_cluster",
+    _asking(resume, "take jobs again", "it does so within a second"),
+)
+STOP = Operation(
+    "stop-cluster",
+    "stop",
+    "cluster",
+    "Stop",
+    "stoker.stop_cluster",
+    _asking(stop, "stop", "running jobs have SHUTDOWN_SECONDS to finish"),
+    question="Stop the cluster {name}, as SIGTERM does? Running jobs have SHUTDOWN_SECONDS to "
+    "finish. The process manager that started the cluster may start it again.",
+    is_grave=True,
+)
+OPERATIONS = (QUIET, RESUME, STOP)

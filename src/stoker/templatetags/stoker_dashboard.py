@@ -12,8 +12,10 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from stoker.dashboard import assets
-from stoker.dashboard import labels as words
-from stoker.dashboard.request_context import APP
+from stoker.dashboard.context import APP
+from stoker.operations import wording as words
+from stoker.operations.details import Fact
+from stoker.operations.table import OPERATIONS
 
 register = template.Library()
 
@@ -70,6 +72,40 @@ def moment(at: datetime | None) -> SafeString:
 def at(context: dict[str, Any], page: str, *args: Any, **query: Any) -> str:
     """The address of a page for the backend that is looked at: ``{% at "job" job.id %}``."""
     return str(context["visit"].at(page, *args, **query))
+
+
+@register.inclusion_tag("stoker/dashboard/ask.html", takes_context=True)
+def ask(
+    context: dict[str, Any], name: str, target: Any, key: str = "", kind: str = ""
+) -> dict[str, Any]:
+    """The button of an operation; with a key it asks first: ``{% ask "pause-queue" "mail" %}``."""
+    operation, visit = OPERATIONS[name], context["visit"]
+    return {
+        "operation": operation,
+        "question": operation.question.format(name=target) if key else "",
+        "target": target,
+        "key": key,
+        "kind": "danger" if operation.is_grave else kind,
+        "is_allowed": visit.may(operation.permission),
+        "visit": visit,
+        "csrf_token": context.get("csrf_token"),
+    }
+
+
+@register.simple_tag(takes_context=True)
+def fact_value(context: dict[str, Any], fact: Fact) -> SafeString:
+    """The value of a fact, as a link if a page shows more of it."""
+    value = fact.value
+    if isinstance(value, datetime):
+        return format_html(
+            '{} <span class="faint">({})</span>', moment(value), words.exactly(value)
+        )
+    if not fact.page:
+        return format_html("{}", fact.text)
+    by_name = {"dead-letters": "fingerprint", "queue": "name", "task": "name"}
+    query = {by_name[fact.page]: value} if fact.page in by_name else {}
+    address = context["visit"].at(fact.page, *([] if query else [value]), **query)
+    return format_html('<a href="{}">{}</a>', address, fact.text)
 
 
 @register.simple_tag(takes_context=True)

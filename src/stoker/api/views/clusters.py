@@ -1,20 +1,18 @@
-"""Clusters and their workers: seen, asked to be quiet, to go on, to stop."""
+"""Clusters and their workers; requests to take no more jobs, to take them again, to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 from django.http import HttpRequest
 
-from stoker.api.access import Routes, name_of
-from stoker.api.problems import Refusal
+from stoker.api.access import Routes, operator_of, perform
 from stoker.api.shapes import ClusterList
 from stoker.api.values import Backend, settings_of
 from stoker.inspect.stats import ClusterState
 from stoker.operations import clusters
-from stoker.signals import tell
+from stoker.operations.operation import Operation
 
 routes = Routes(tags=["clusters"])
 
@@ -44,7 +42,7 @@ def get_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None)
 )
 def quiet_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
     """Ask a cluster to take no more jobs; what runs goes on. It does so within a second."""
-    return _ask(request, clusters.quiet, cluster_id, backend)
+    return _ask(request, clusters.QUIET, cluster_id, backend)
 
 
 @routes.route(
@@ -55,7 +53,7 @@ def quiet_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = Non
 )
 def resume_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
     """Ask a cluster that is quiet to take jobs again."""
-    return _ask(request, clusters.resume, cluster_id, backend)
+    return _ask(request, clusters.RESUME, cluster_id, backend)
 
 
 @routes.route(
@@ -66,14 +64,12 @@ def resume_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = No
 )
 def stop_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
     """Ask a cluster to stop, as SIGTERM does. Whatever started it may start another."""
-    return _ask(request, clusters.stop, cluster_id, backend)
+    return _ask(request, clusters.STOP, cluster_id, backend)
 
 
 def _ask(
-    request: HttpRequest, ask: Callable[..., bool], cluster_id: UUID, backend: str | None
+    request: HttpRequest, operation: Operation, cluster_id: UUID, backend: str | None
 ) -> ClusterState:
-    alias = settings_of(backend).alias
-    if not ask(cluster_id, backend=alias):
-        raise Refusal(409, "The cluster was asked to stop already, and does.")
-    tell("cluster_asked", by=name_of(request), cluster_id=cluster_id, what=ask.__name__)
-    return clusters.get(cluster_id, backend=alias)
+    operator = operator_of(request, backend)
+    perform(operation, operator, cluster_id)
+    return clusters.get(cluster_id, backend=operator.alias)

@@ -31,7 +31,7 @@ class Live(Shape):
     live: Literal[True] = True
 
 
-class Ready(Shape):
+class Readiness(Shape):
     """Whether jobs can be enqueued here, and whether anybody does them."""
 
     ready: bool
@@ -56,8 +56,10 @@ def live(request: HttpRequest) -> Live:
     return Live()
 
 
-@routes.route("GET", "/health/ready", permissions=Open.TO_ALL, answers={200: Ready, 503: Ready})
-def ready(request: HttpRequest, backend: Backend = None) -> Status[Ready]:
+@routes.route(
+    "GET", "/health/ready", permissions=Open.TO_ALL, answers={200: Readiness, 503: Readiness}
+)
+def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
     """Whether the store can be reached and has its tables: 503 if not."""
     settings = settings_of(backend)
     try:
@@ -72,7 +74,7 @@ def ready(request: HttpRequest, backend: Backend = None) -> Status[Ready]:
         is_alive = health_of_clusters(settings).is_good
     except (StokerError, DatabaseError, InterfaceError):
         return _not_ready("the store is out of reach")
-    return Status(200, Ready(ready=True, because="", clusters="alive" if is_alive else "none"))
+    return Status(200, Readiness(ready=True, because="", clusters="alive" if is_alive else "none"))
 
 
 @routes.route(
@@ -102,8 +104,8 @@ def status(request: HttpRequest, backend: Backend = None) -> Any:
     return {**asdict(overview(settings)), "guards": asdict(crowded(settings))}
 
 
-def _not_ready(because: str) -> Status[Ready]:
-    return Status(503, Ready(ready=False, because=because, clusters="unknown"))
+def _not_ready(because: str) -> Status[Readiness]:
+    return Status(503, Readiness(ready=False, because=because, clusters="unknown"))
 
 
 def health_of_clusters(settings: Settings) -> Health:

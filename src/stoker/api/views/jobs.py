@@ -12,11 +12,12 @@ from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Header, Status
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from stoker.api.access import Routes, name_of
-from stoker.api.problems import Refusal
+from stoker.api.access import Routes, operator_of, perform
+from stoker.api.filters import LONGEST_DELAY_SECONDS, NO_REASON, Body, Reason, moment_of
+from stoker.api.problems import CallRefused
 from stoker.api.shapes import (
     AttemptShape,
     ExposedTask,
@@ -31,15 +32,15 @@ from stoker.api.values import (
     Moment,
     Name,
     Strict,
-    Why,
     plain,
     settings_of,
     unnamed_backend,
 )
 from stoker.conf import Settings
 from stoker.exceptions import PackageError
-from stoker.jobs.results import Result, fetch, result_of
+from stoker.jobs.results import Result, result_of
 from stoker.jobs.states import not_there, package_of, progress_of_one
+from stoker.operations.jobs import CANCEL
 from stoker.tasks.guards import Unique, signature_of_call
 from stoker.tasks.registry import exposed_task, exposed_tasks
 from stoker.why import Kind, why
@@ -51,14 +52,14 @@ def checked_call(
     """The arguments as the function is to have them: a text is made a datetime where it says so.
 
     Raises:
-        Refusal: it does not take these; each that is wrong is told.
+        CallRefused: it does not take these; each that is wrong is told.
     """
     signature = signature_of(task)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         detail = f"{task.func.__name__}{signature} cannot be called so: {error}."
-        raise Refusal(422, detail) from None
+        raise CallRefused(422, detail) from None
     problems: list[dict[str, Any]] = []
     adapters = adapters_of(task.func, task.takes_context)
     by_place = [
@@ -79,7 +80,7 @@ def checked_call(
     if problems:
         first = problems[0]
         where = ".".join(str(part) for part in first["where"])
-        raise Refusal(422, f"{where}: {first['problem']}", errors=problems)
+        raise CallRefused(422, f"{where}: {first['problem']}", errors=problems)
     return checked_args, checked_kwargs
 
 
@@ -131,13 +132,10 @@ def _checked(
 routes = Routes(tags=["jobs"])
 
 IDEMPOTENCE_SECONDS = 86400.0
-LONGEST_DELAY_SECONDS = 10 * 365 * 86400
 
 
-class NewJob(Shape):
-    """A call of a task that is to be made a job."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+class JobRequest(Body):
+    """A call of a task to enqueue."""
 
     task: Name
     """The name under which it is exposed: see `tasks`."""
@@ -153,7 +151,7 @@ class NewJob(Shape):
     """Not before so many seconds from now; in the place of `run_after`."""
 
 
-class Enqueued(Shape):
+class EnqueuedJob(Shape):
     """The job that was made."""
 
     id: UUID
@@ -161,17 +159,6 @@ class Enqueued(Shape):
     state: str
     was_duplicate: bool
     """No job was made: this is the one that has the unique key, or the Idempotency-Key."""
-
-
-class Cancelling(Shape):
-    """Why."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    because: Why = ""
-
-
-NO_REASON = Cancelling()
 
 
 @routes.route("GET", "/tasks", permissions=("stoker.add_job",), answers={200: TaskList})
@@ -197,13 +184,13 @@ def list_tasks(request: HttpRequest) -> Any:
     "POST",
     "/jobs",
     permissions=("stoker.add_job",),
-    answers={201: Enqueued, 200: Enqueued, 409: ...},
+    answers={201: EnqueuedJob, 200: EnqueuedJob, 409: ...},
     example={"task": "shop.tasks.send_welcome", "args": [7], "run_after_seconds": 60},
 )
 def enqueue_job(
     request: HttpRequest,
     response: HttpResponse,
-    body: NewJob,
+    body: JobRequest,
     backend: Backend = None,
     idempotency_key: Annotated[
         str | None,
@@ -225,7 +212,7 @@ def enqueue_job(
     args, kwargs = checked_call(task, body.args, body.kwargs)
     result = task.enqueue(*args, **kwargs)
     response.headers["Location"] = address_of(request, result)
-    shape = Enqueued(
+    shape = EnqueuedJob(
         id=UUID(result.id), task=body.task, state=result.state, was_duplicate=result.was_duplicate
     )
     return Status(200 if result.was_duplicate else 201, shape)
@@ -264,16 +251,13 @@ def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     example={"because": "ordered twice"},
 )
 def cancel_job(
-    request: HttpRequest, job_id: UUID, body: Cancelling = NO_REASON, backend: Backend = None
+    request: HttpRequest, job_id: UUID, body: Reason = NO_REASON, backend: Backend = None
 ) -> Any:
     """Cancel a job that waits, or have one ended that runs: that takes a moment. 409: it has ended
     already."""
-    settings = settings_of(backend)
-    reason = f"cancelled by {name_of(request)}" + (f": {body.because}" if body.because else "")
-    if not fetch(settings, str(job_id)).cancel(reason[:255]):
-        shape = shape_of(settings, job_id)
-        raise Refusal(409, f"The job has ended already: {shape.state}.", state=shape.state)
-    return shape_of(settings, job_id)
+    operator = operator_of(request, backend, body.because)
+    perform(CANCEL, operator, str(job_id))
+    return shape_of(operator.settings, job_id)
 
 
 def address_of(request: HttpRequest, result: Result[Any]) -> str:
@@ -284,16 +268,13 @@ def address_of(request: HttpRequest, result: Result[Any]) -> str:
     return f"{address}?{urlencode({'backend': result.backend})}"
 
 
-def varied(task: Any, body: NewJob, backend: str | None) -> Any:
+def varied(task: Any, body: JobRequest, backend: str | None) -> Any:
     """The task with what the request says differently."""
-    if body.run_after is not None and body.run_after_seconds is not None:
-        raise Refusal(422, "Say run_after or run_after_seconds, not both.")
-    delay = body.run_after_seconds
     changes = {
         "backend": None if backend is None else settings_of(backend).alias,
         "queue_name": body.queue,
         "priority": body.priority,
-        "run_after": body.run_after if delay is None else delay,
+        "run_after": moment_of(body.run_after, body.run_after_seconds),
     }
     return task.using(**{name: value for name, value in changes.items() if value is not None})
 
@@ -301,7 +282,9 @@ def varied(task: Any, body: NewJob, backend: str | None) -> Any:
 def at_most_once(task: Any, name: str, key: str) -> Any:
     """The task, of which a second job with this key is not made within a day."""
     if task.unique is not None:
-        raise Refusal(422, f"{name} has a unique key of its own, so it takes no Idempotency-Key.")
+        raise CallRefused(
+            422, f"{name} has a unique key of its own, so it takes no Idempotency-Key."
+        )
     unique = Unique(lambda: f"idempotency key {key}", within=IDEMPOTENCE_SECONDS)
     return task.using(unique=unique)
 

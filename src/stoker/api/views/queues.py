@@ -1,4 +1,4 @@
-"""Queues: seen, paused, resumed, cleared."""
+"""Queues: list, pause, resume, clear."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from django.http import HttpRequest
 from ninja import Path
-from pydantic import ConfigDict, Field
 
 from stoker import queues
-from stoker.api.access import Routes, name_of
-from stoker.api.filters import refuse_beyond_cap
+from stoker.api.access import Routes, operator_of
+from stoker.api.filters import NO_REASON, Clearing, Reason, refuse_beyond_cap
 from stoker.api.shapes import QueueList, Shape
-from stoker.api.values import Backend, Strict, Why, settings_of
+from stoker.api.values import Backend, settings_of
+from stoker.operations.queues import CLEAR, PAUSE, RESUME
 from stoker.queues import QueueDepth
 
 routes = Routes(tags=["queues"])
@@ -20,40 +20,22 @@ routes = Routes(tags=["queues"])
 QueueName = Annotated[str, Path(..., min_length=1, max_length=100)]
 
 
-class Pausing(Shape):
-    """Why."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    because: Why = ""
-
-
-class Clearing(Pausing):
-    """How many jobs are to be cancelled."""
-
-    limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
-    """At most so many; no more than `MAX_BULK` (1000)."""
-    dry_run: Annotated[bool, Strict] = False
-    """Change nothing, and tell how many there are."""
-
-
-NO_REASON = Pausing()
 SOME = Clearing()
 
 
 class ClearedShape(Shape):
-    """What became of the jobs that waited."""
+    """The number of cancelled jobs."""
 
     matched: int
-    """How many waited, up to the limit."""
+    """Number of jobs that waited, up to the limit."""
     done: int
-    """How many of them were cancelled. Others had begun by then."""
+    """Number of jobs that were cancelled. The others began before."""
     dry_run: bool
 
 
 @routes.route("GET", "/queues", permissions=("stoker.view_job",), answers={200: QueueList})
 def list_queues(request: HttpRequest, backend: Backend = None) -> Any:
-    """The queues: how many jobs are where, whether each is paused, and by whom."""
+    """List the queues: number of jobs in each state; whether it is paused, and by whom."""
     return {"queues": queues.list(backend=settings_of(backend).alias)}
 
 
@@ -65,12 +47,12 @@ def list_queues(request: HttpRequest, backend: Backend = None) -> Any:
     example={"because": "the provider is down"},
 )
 def pause_queue(
-    request: HttpRequest, queue: QueueName, body: Pausing = NO_REASON, backend: Backend = None
+    request: HttpRequest, queue: QueueName, body: Reason = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Let no cluster start jobs of this queue until it is resumed. What runs goes on."""
-    alias = settings_of(backend).alias
-    queues.pause(queue, by=name_of(request), because=body.because, backend=alias)
-    return queues.get(queue, backend=alias)
+    """Let no cluster start jobs of this queue until it is resumed. Running jobs continue."""
+    operator = operator_of(request, backend, body.because)
+    PAUSE.act(operator, queue)
+    return queues.get(queue, backend=operator.alias)
 
 
 @routes.route(
@@ -81,9 +63,9 @@ def pause_queue(
 )
 def resume_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
     """Let the jobs of this queue be started again."""
-    alias = settings_of(backend).alias
-    queues.resume(queue, backend=alias)
-    return queues.get(queue, backend=alias)
+    operator = operator_of(request, backend)
+    RESUME.act(operator, queue)
+    return queues.get(queue, backend=operator.alias)
 
 
 @routes.route(
@@ -96,20 +78,14 @@ def resume_queue(request: HttpRequest, queue: QueueName, backend: Backend = None
 def clear_queue(
     request: HttpRequest, queue: QueueName, body: Clearing = SOME, backend: Backend = None
 ) -> Any:
-    """Cancel the jobs that wait in this queue. Those that run go on."""
+    """Cancel the jobs that wait in this queue. Running jobs continue."""
     refuse_beyond_cap(body.limit)
-    cleared = queues.clear(
-        queue,
-        by=name_of(request),
-        because=body.because,
-        limit=body.limit,
-        dry_run=body.dry_run,
-        backend=settings_of(backend).alias,
-    )
+    operator = operator_of(request, backend, body.because)
+    cleared = CLEAR.act(operator, queue, limit=body.limit, dry_run=body.dry_run).value
     return {"matched": cleared.matched, "done": cleared.done, "dry_run": body.dry_run}
 
 
-# Last: a name may have slashes in it, and so be what the others end with.
+# Last: a name may have slashes in it, and end as the addresses above.
 @routes.route(
     "GET", "/queues/{path:queue}", permissions=("stoker.view_job",), answers={200: QueueDepth}
 )

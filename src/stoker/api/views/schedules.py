@@ -1,4 +1,4 @@
-"""Schedules: seen, run now, paused, resumed."""
+"""Schedules: list, run now, pause, resume."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Path, Status
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from stoker.api.access import Routes, name_of
-from stoker.api.problems import Refusal, first_line
+from stoker.api.access import Routes, operator_of
+from stoker.api.filters import NO_REASON, Reason
+from stoker.api.problems import CallRefused, first_line
 from stoker.api.shapes import Shape
-from stoker.api.values import Backend, Why, cursor_of, mark_of, settings_of
+from stoker.api.values import Backend, cursor_of, mark_of, settings_of
 from stoker.models import Schedule
+from stoker.operations.schedules import PAUSE, RESUME, RUN, page_of
 from stoker.schedules import service as schedules
 from stoker.values.ticks import as_moment
 
@@ -22,17 +24,6 @@ routes = Routes(tags=["schedules"])
 
 LONGEST_PAGE = 200
 ScheduleName = Annotated[str, Path(..., min_length=1, max_length=255)]
-
-
-class PausingSchedule(Shape):
-    """Why."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    because: Why = ""
-
-
-NO_REASON = PausingSchedule()
 
 
 class ScheduleShape(Shape):
@@ -76,8 +67,8 @@ class SchedulePage(Shape):
     """For `after`; null on the last page."""
 
 
-class Run(Shape):
-    """The job that was made."""
+class ScheduledJob(Shape):
+    """The enqueued job."""
 
     job_id: UUID
 
@@ -92,27 +83,20 @@ def list_schedules(
     backend: Backend = None,
 ) -> Any:
     """A page of schedules, by name."""
-    rows = schedules.find(backend=settings_of(backend).alias).order_by("name")
-    mark = mark_of(after)
-    found = list((rows if mark is None else rows.filter(name__gt=mark))[: limit + 1])
-    shown = found[:limit]
-    return SchedulePage(
-        schedules=[shape_of(row) for row in shown],
-        next=cursor_of(shown[-1].name) if len(found) > limit else None,
-    )
+    rows, mark = page_of(settings_of(backend), limit, mark_of(after) or "")
+    return SchedulePage(schedules=[shape_of(row) for row in rows], next=cursor_of(mark))
 
 
 @routes.route(
     "POST",
     "/schedules/{path:schedule}/run",
     permissions=("stoker.run_schedule",),
-    answers={201: Run},
+    answers={201: ScheduledJob},
 )
 def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend = None) -> Any:
     """Enqueue its job now, paused or not. Its next tick comes as it would have come."""
-    alias = settings_of(backend).alias
-    result = schedules.run_now(schedule, by=name_of(request), backend=alias)
-    return Status(201, Run(job_id=UUID(result.id)))
+    done = RUN.act(operator_of(request, backend), schedule)
+    return Status(201, ScheduledJob(job_id=UUID(done.job_id)))
 
 
 @routes.route(
@@ -125,12 +109,11 @@ def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend 
 def pause_schedule(
     request: HttpRequest,
     schedule: ScheduleName,
-    body: PausingSchedule = NO_REASON,
+    body: Reason = NO_REASON,
     backend: Backend = None,
 ) -> ScheduleShape:
     """Fire no tick until it is resumed. What falls due in between is left out."""
-    alias, by = settings_of(backend).alias, name_of(request)
-    return shape_of(schedules.pause(schedule, by=by, because=body.because, backend=alias))
+    return shape_of(PAUSE.act(operator_of(request, backend, body.because), schedule).value)
 
 
 @routes.route(
@@ -144,9 +127,9 @@ def resume_schedule(
 ) -> ScheduleShape:
     """Let it go on, from the next moment on. 409: its rule cannot be read."""
     try:
-        return shape_of(schedules.resume(schedule, backend=settings_of(backend).alias))
+        return shape_of(RESUME.act(operator_of(request, backend), schedule).value)
     except ValueError as error:
-        raise Refusal(409, f"Its rule cannot be read: {first_line(error)}.") from error
+        raise CallRefused(409, f"Its rule cannot be read: {first_line(error)}.") from error
 
 
 # Last: a name may have slashes in it, and so be what the others end with.

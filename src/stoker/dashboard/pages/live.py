@@ -23,7 +23,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpRe
 from django.http.response import HttpResponseBase
 
 from stoker.conf import Settings, settings_for
-from stoker.dashboard.request_context import SECTIONS, Visit
+from stoker.dashboard.context import SECTIONS, DashboardContext
 from stoker.dashboard.views import NO_ANSWER, entered
 from stoker.exceptions import StokerError
 from stoker.jobs.states import explained
@@ -38,7 +38,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass
-class _Seen:
+class _LastPulse:
     """What was seen last of one backend, for all threads."""
 
     word: str = ""
@@ -47,8 +47,8 @@ class _Seen:
 
 
 @cache
-def _seen(_alias: str) -> _Seen:
-    return _Seen()
+def _seen(_alias: str) -> _LastPulse:
+    return _LastPulse()
 
 
 def pulse(settings: Settings) -> str:
@@ -91,7 +91,7 @@ def live(request: HttpRequest) -> HttpResponseBase:
     return response
 
 
-def _refusal(visit: Visit) -> str:
+def _refusal(visit: DashboardContext) -> str:
     """Why the word is not for this one; "" = it is."""
     user = getattr(visit.request, "user", None)
     if user is None or not user.is_authenticated or not user.is_active:

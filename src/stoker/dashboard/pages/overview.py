@@ -7,9 +7,9 @@ from typing import Any
 from stoker import queues
 from stoker.dashboard import figures
 from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
-from stoker.dashboard.request_context import Visit
+from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
-from stoker.dashboard.views import Page, page
+from stoker.dashboard.views import PageContent, page
 from stoker.inspect.queue_depths import QueueDepth
 from stoker.jobs.states import explained
 from stoker.models import Cluster, DeadLetter
@@ -23,7 +23,7 @@ COUNTED_LETTERS = 10_000
 
 
 @page("stoker.view_job")
-def show(visit: Visit) -> Page:
+def show(visit: DashboardContext) -> PageContent:
     """Throughput, latency, failures, backlog, workers; by queue and by task."""
     span = span_of(visit)
     points, tasks = figures.of_all(visit, span), figures.of_tasks(visit, span)
@@ -45,7 +45,7 @@ def show(visit: Visit) -> Page:
         "letters": _letters(visit) if visit.may("stoker.view_deadletter") else None,
         "machines": _machines(visit) if visit.may("stoker.view_cluster") else None,
     }
-    return Page("overview", context)
+    return PageContent("overview", context)
 
 
 def _totals(points: Any, seconds: float) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _waiting(depths: tuple[QueueDepth, ...]) -> dict[str, Any]:
     }
 
 
-def _letters(visit: Visit) -> Number:
+def _letters(visit: DashboardContext) -> Number:
     """Those to be seen to, counted up to a limit."""
     with explained(visit.database):
         open_ones = DeadLetter.objects.using(visit.database).filter(state=DeadLetter.State.OPEN)
@@ -81,7 +81,7 @@ def _letters(visit: Visit) -> Number:
     return Number(min(number, COUNTED_LETTERS), is_exact=number <= COUNTED_LETTERS)
 
 
-def _machines(visit: Visit) -> dict[str, int]:
+def _machines(visit: DashboardContext) -> dict[str, int]:
     """Clusters and workers, as their last signs of life show them. One query."""
     with explained(visit.database):
         rows = Cluster.objects.using(visit.database).filter(name=visit.settings.cluster)

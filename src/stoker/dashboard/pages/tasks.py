@@ -6,40 +6,39 @@ from typing import Any
 
 from stoker.dashboard import figures
 from stoker.dashboard.charts import latency_chart, throughput_chart, wait_chart
-from stoker.dashboard.request_context import Visit
+from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
-from stoker.dashboard.views import Page, Refusal, page
+from stoker.dashboard.views import PageContent, PageRefused, page
 from stoker.exceptions import UnknownTask
 from stoker.inspect.jobs import JobFilter, JobSearch
 from stoker.jobs.states import explained
+from stoker.operations.jobs import rows_of
 from stoker.tasks.registry import find_task
-
-from .jobs import with_states
 
 NEWEST = 15
 
 
 @page("stoker.view_job")
-def show(visit: Visit) -> Page:
+def show(visit: DashboardContext) -> PageContent:
     """All of which an attempt was recorded in that time."""
     span = span_of(visit)
     rows = figures.of_tasks(visit, span)
-    return Page("tasks", {"span": span, "rows": rows})
+    return PageContent("tasks", {"span": span, "rows": rows})
 
 
 @page("stoker.view_job")
-def show_one(visit: Visit) -> Page:
+def show_one(visit: DashboardContext) -> PageContent:
     """One of them."""
     name = visit.request.GET.get("name", "")[:255]
     if not name:
-        raise Refusal(404, "No task was named.")
+        raise PageRefused(404, "No task was named.")
     span = span_of(visit)
     points = figures.of_task(visit, span, name)
     totals = {one.task: one for one in figures.of_tasks(visit, span)}
     with explained(visit.database):
         newest = JobSearch(visit.database, JobFilter(task=name)).page(NEWEST)
         slowest = JobSearch(visit.database, JobFilter(task=name)).slowest(NEWEST, span.since)
-        rows = with_states(visit, newest.jobs)
+        rows = rows_of(visit.settings, newest.jobs)
     context = {
         "name": name,
         "span": span,
@@ -53,7 +52,7 @@ def show_one(visit: Visit) -> Page:
         "slowest": slowest,
         "options": _options(name),
     }
-    return Page("task", context)
+    return PageContent("task", context)
 
 
 def _options(name: str) -> list[tuple[str, str]]:

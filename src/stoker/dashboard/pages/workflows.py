@@ -1,4 +1,4 @@
-"""Workflows: how far each is, drawn step by step; cancelled, and sent on from where they failed."""
+"""Workflows: how far each is, and a drawing of its steps."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from uuid import UUID
 
 from django.db.models import Count, QuerySet
 
+from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.graph import drawn
-from stoker.dashboard.request_context import Visit
-from stoker.dashboard.views import Done, Page, Refusal, action, page
-from stoker.exceptions import StokerError, WorkflowNotFound
+from stoker.dashboard.views import PageContent, PageRefused, page
+from stoker.exceptions import WorkflowNotFound
 from stoker.jobs.states import explained
 from stoker.models import Step, Workflow
 from stoker.models.step import GROUPS
 from stoker.values.ids import parse_job_id
-from stoker.workflows.results import WorkflowResult
 
 ON_A_PAGE = 30
 MOST_DRAWN = 600
-"""Steps: of a larger workflow the first are read, and its groups are counted."""
+"""Maximum number of steps to draw: the groups of a larger workflow are counted."""
 NOT_BEGUN = (Step.State.PENDING, Step.State.HELD)
 
 
 @page("stoker.view_workflow")
-def show(visit: Visit) -> Page:
-    """A page of them, the newest first."""
+def show(visit: DashboardContext) -> PageContent:
+    """Return a page of workflows, the newest first."""
     state = visit.request.GET.get("state", "").upper()
     if state and state not in Workflow.State:
-        raise Refusal(400, f"There is no state {state!r}.")
+        raise PageRefused(400, f"There is no state {state!r}.")
     after = visit.request.GET.get("after", "")
     with explained(visit.database):
         rows = _all(visit)
@@ -42,24 +41,15 @@ def show(visit: Visit) -> Page:
         counts = _task_counts(visit, [row.pk for row in shown])
     context = {
         "rows": [{"is": row, **_progress(row, counts.get(row.pk, {}))} for row in shown],
-        "states": [
-            {
-                "title": one.capitalize() if one else "All",
-                "address": visit.at("workflows", state=one),
-                "is_current": one == state,
-            }
-            for one in ("", *Workflow.State.values)
-        ],
-        "next": len(found) > ON_A_PAGE
-        and visit.at("workflows", state=state, after=str(shown[-1].pk)),
-        "first": after and visit.at("workflows", state=state),
+        "states": visit.tabs(("", *Workflow.State.values), state),
+        **visit.paging(str(shown[-1].pk) if len(found) > ON_A_PAGE else None),
     }
-    return Page("workflows", context)
+    return PageContent("workflows", context)
 
 
 @page("stoker.view_workflow")
-def show_one(visit: Visit, workflow_id: UUID) -> Page:
-    """One, drawn."""
+def show_one(visit: DashboardContext, workflow_id: UUID) -> PageContent:
+    """Return one workflow with a drawing of its steps."""
     with explained(visit.database):
         row = _all(visit).filter(pk=workflow_id).first()
         if row is None:
@@ -81,61 +71,28 @@ def show_one(visit: Visit, workflow_id: UUID) -> Page:
         "steps": [one for one in read if one.job_id is not None and one.state not in NOT_BEGUN],
         **_progress(row, tasks),
     }
-    return Page("workflow", context)
+    return PageContent("workflow", context)
 
 
-@action("stoker.change_workflow")
-def cancel(visit: Visit) -> Done:
-    """End it."""
-    because = visit.request.POST.get("because", "").strip()
-    reason = f"cancelled by {visit.by}" + (f": {because}" if because else "")
-    if not _named(visit).cancel(reason[:255]):
-        return Done("It had ended already.", is_bad=True)
-    return Done("Cancelled: what has not begun never will, what runs is told to end.")
-
-
-@action("stoker.change_workflow")
-def retry(visit: Visit) -> Done:
-    """Let it go on from where it failed."""
-    because = visit.request.POST.get("because", "").strip()
-    try:
-        count = _named(visit).retry(by=visit.by, because=because)
-    except WorkflowNotFound:
-        raise
-    except StokerError as error:
-        return Done(f"Not sent on: {error}", is_bad=True)
-    if not count:
-        return Done("There is nothing to be sent again.", is_bad=True)
-    return Done(f"It goes on: {count:,} of its jobs were sent again or begun.")
-
-
-def _all(visit: Visit) -> QuerySet[Workflow]:
+def _all(visit: DashboardContext) -> QuerySet[Workflow]:
     return Workflow.objects.using(visit.database).filter(backend=visit.alias)
 
 
-def _steps(visit: Visit) -> QuerySet[Step]:
+def _steps(visit: DashboardContext) -> QuerySet[Step]:
     return Step.objects.using(visit.database).all()
-
-
-def _named(visit: Visit) -> WorkflowResult:
-    workflow_id = _id_of(visit.request.POST.get("workflow", ""))
-    with explained(visit.database):
-        row = _all(visit).filter(pk=workflow_id).first()
-    if row is None:
-        raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
-    return WorkflowResult(row)
 
 
 def _id_of(text: str) -> UUID:
     workflow_id = parse_job_id(text)
     if workflow_id is None:
-        raise Refusal(400, "No workflow was named.")
+        raise PageRefused(400, f"{text!r} is not an id of a workflow.")
     return workflow_id
 
 
-def _task_counts(visit: Visit, workflow_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
-    """Workflow -> state -> how many of its tasks. One query, by index; those whose turn has not
-    come are not looked at."""
+def _task_counts(
+    visit: DashboardContext, workflow_ids: Sequence[UUID]
+) -> dict[UUID, dict[str, int]]:
+    """Return workflow -> state -> number of its tasks that have begun. One query, by index."""
     steps = _steps(visit).filter(workflow_id__in=workflow_ids, kind=Step.Kind.TASK)
     begun = [state for state in Step.State.values if state not in NOT_BEGUN]
     grouped = steps.filter(state__in=begun).order_by().values_list("workflow_id", "state")
@@ -146,9 +103,9 @@ def _task_counts(visit: Visit, workflow_ids: Sequence[UUID]) -> dict[UUID, dict[
 
 
 def _progress(row: Workflow, counts: dict[str, int]) -> dict[str, Any]:
-    """How far it is, in tasks."""
+    """Return how many tasks of the workflow are in which state."""
     states = Step.State
-    # What has added steps goes on with them: its own job is done.
+    # A task that added steps is STARTED until these end, but its own job is done.
     done = sum(counts.get(one, 0) for one in (states.SUCCESSFUL, states.STARTED, states.UNDOING))
     return {
         "done": done,
@@ -159,8 +116,8 @@ def _progress(row: Workflow, counts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _group_counts(visit: Visit, read: Sequence[Step]) -> dict[UUID, dict[str, int]]:
-    """Of the groups of a large workflow: how many members are in which state. One query."""
+def _group_counts(visit: DashboardContext, read: Sequence[Step]) -> dict[UUID, dict[str, int]]:
+    """Return group -> state -> number of its members. One query."""
     groups = {one.pk for one in read if one.kind in GROUPS} | {one.workflow_id for one in read}
     members = _steps(visit).filter(parent_id__in=groups, role=Step.Role.STEP)
     counts: dict[UUID, dict[str, int]] = {}
@@ -170,8 +127,8 @@ def _group_counts(visit: Visit, read: Sequence[Step]) -> dict[UUID, dict[str, in
     return counts
 
 
-def _with_outer(visit: Visit, workflow_id: UUID, read: Sequence[Step]) -> list[Step]:
-    """These steps, and what holds them: their parents may have been made after them."""
+def _with_outer(visit: DashboardContext, workflow_id: UUID, read: Sequence[Step]) -> list[Step]:
+    """Return these steps and all their parents, which may have been created after them."""
     known = {one.pk: one for one in read}
     missing = {one.parent_id for one in read if one.parent_id is not None} - set(known)
     while missing:

@@ -1,0 +1,83 @@
+"""The request of a user of the dashboard, and the sections that this user may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from django.urls import reverse
+
+from stoker.operations.request_context import RequestContext
+
+APP = "stoker-dashboard"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One entry of the navigation."""
+
+    name: str
+    """The name of its page."""
+    title: str
+    permission: str
+    pages: tuple[str, ...] = ()
+    """The names of further pages that belong to it."""
+
+
+SECTIONS = (
+    Section("overview", "Overview", "stoker.view_job"),
+    Section("jobs", "Jobs", "stoker.view_job", ("job",)),
+    Section("queues", "Queues", "stoker.view_job", ("queue",)),
+    Section("tasks", "Tasks", "stoker.view_job", ("task",)),
+    Section("dead-letters", "Dead letters", "stoker.view_deadletter", ("dead-letter",)),
+    Section("schedules", "Schedules", "stoker.view_schedule", ("schedule",)),
+    Section("workflows", "Workflows", "stoker.view_workflow", ("workflow",)),
+    Section("clusters", "Clusters", "stoker.view_cluster"),
+)
+
+
+class DashboardContext(RequestContext):
+    """One request to the dashboard."""
+
+    @cached_property
+    def allowed(self) -> dict[str, bool]:
+        """Return what templates ask as ``visit.allowed.cancel_job``."""
+        return _Allowed(self)
+
+    def path_of(self, name: str, args: Sequence[Any]) -> str:
+        match = self.request.resolver_match
+        namespace = match.namespace if match is not None else ""
+        return reverse(f"{APP}:{name}", args=args, current_app=namespace or None)
+
+    @property
+    def page(self) -> str:
+        """Return the name of the requested page."""
+        match = self.request.resolver_match
+        return match.url_name or "" if match is not None else ""
+
+    @property
+    def sections(self) -> list[dict[str, Any]]:
+        """Return the entries of the navigation that this user may see."""
+        return [
+            {
+                "title": section.title,
+                "address": self.at(section.name),
+                "is_current": self.page in (section.name, *section.pages),
+            }
+            for section in SECTIONS
+            if self.may(section.permission)
+        ]
+
+
+class _Allowed(dict[str, bool]):
+    """Permission without ``stoker.`` -> whether the user has it, looked up when it is needed."""
+
+    def __init__(self, context: DashboardContext) -> None:
+        super().__init__()
+        self._context = context
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = self._context.may(f"stoker.{name}")
+        return self[name]

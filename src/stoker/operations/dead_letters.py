@@ -1,0 +1,223 @@
+"""Dead letters as operators see them; and the operations requeue, undo and discard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from stoker.conf import Settings
+from stoker.dead_letters import service as dead_letters
+from stoker.dead_letters.search import MARK, Faults, Filter, Search
+from stoker.dead_letters.service import Answer, Bulk, Fate
+from stoker.jobs.states import explained
+from stoker.models import DeadLetter
+
+from .details import Fact, given
+from .operation import LIMIT, Done, Operation, Operator
+from .wording import exactly, plural
+
+LOOKED_AT = 10_000
+"""How many of the newest dead letters a page looks at if no index answers its filters."""
+WITHOUT_INDEX = ("queue", "reason", "key", "text")
+SUCCESSES = (Fate.REQUEUED, Fate.TAKEN_BACK, Fate.DISCARDED)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterList:
+    """A page of dead letters, the newest first."""
+
+    letters: Sequence[DeadLetter]
+    next: str | None
+    """Where the next page begins; None = this is the last page."""
+    is_cut: bool = False
+    """Whether there may be more among those that were not looked at."""
+
+
+def page_of(
+    settings: Settings, filters: Mapping[str, str], limit: int, after: str | None
+) -> LetterList:
+    """Return a page of dead letters.
+
+    Raises:
+        ValueError: A filter has an impossible value, or ``after`` is not the mark of a page.
+    """
+    wanted: dict[str, Any] = {name: value for name, value in filters.items() if value}
+    edge = None
+    if any(name in wanted for name in WITHOUT_INDEX):
+        edge = _edge_of(settings.database, after)
+        if edge is not None:
+            wanted["failed_after"] = edge[0]
+    page = dead_letters.find(limit=limit, after=after, backend=settings.alias, **wanted)
+    if edge is None:
+        return LetterList(page.letters, page.next)
+    shown = [one for one in page.letters if (one.failed_at, one.pk) >= edge]
+    if page.next is not None and len(shown) == len(page.letters):
+        return LetterList(shown, page.next)
+    return LetterList(shown, f"{edge[0].isoformat()}{MARK}{edge[1]}", is_cut=True)
+
+
+def _edge_of(alias: str, after: str | None) -> tuple[datetime, UUID] | None:
+    """Return the last dead letter to look at; None = all may be looked at."""
+    rows = DeadLetter.objects.using(alias).order_by("-failed_at", "-pk")
+    if after is not None:
+        failed_at, _, pk = after.partition(MARK)
+        rows = rows.filter(failed_at__lte=datetime.fromisoformat(failed_at))
+        rows = rows.exclude(failed_at=datetime.fromisoformat(failed_at), pk__gte=UUID(pk))
+    return rows.values_list("failed_at", "pk")[LOOKED_AT - 1 : LOOKED_AT].first()
+
+
+def faults_of(settings: Settings, filters: Mapping[str, Any], limit: int) -> Faults:
+    """Return the most frequent faults among the newest dead letters."""
+    with explained(settings.database):
+        return Search(settings.database, Filter(**filters)).faults(limit)
+
+
+def kind_of(letter: Any) -> str:
+    """Return the exception class of a dead letter or fault without its module, or the reason."""
+    return letter.exception_class.rpartition(".")[2] or str(letter.reason)
+
+
+def facts_of(letter: DeadLetter) -> list[Fact]:
+    """Return the details of a dead letter."""
+    by = f" by {letter.closed_by}" if letter.closed_by else ""
+    closed = f"{exactly(letter.closed_at)}{by}: {letter.closed_because}".rstrip(": ")
+    return given(
+        Fact("Task", letter.task or "unknown task", "task" if letter.task else ""),
+        Fact("Queue", letter.queue, "queue"),
+        Fact("Reason", letter.get_reason_display()),
+        Fact("Unique key", letter.key),
+        Fact("Failed", letter.failed_at),
+        Fact("Failed first", letter.first_failed_at if letter.failure_count > 1 else None),
+        Fact("Failures", letter.failure_count, hint="How many of its jobs have failed for good"),
+        Fact("Requeued", plural(letter.requeued_count, "time")),
+        Fact("Job", letter.job_id, "job", "The job that failed last"),
+        Fact("Attempts", letter.attempts, hint="Of the job that failed last"),
+        Fact(
+            "Fault",
+            letter.fingerprint,
+            "dead-letters",
+            "The same for the same error, raised at the same place",
+        ),
+        Fact("Closed", closed if letter.closed_at else None),
+    )
+
+
+# -- operations -----------------------------------------------------------------------------------
+
+
+def _requeue(operator: Operator, letter_id: str | UUID, **options: Any) -> Done:
+    """Options: those of ``dead_letters.requeue``."""
+    return _answered(dead_letters.requeue(letter_id, **operator.signed, **options))
+
+
+def _undo(operator: Operator, letter_id: str | UUID) -> Done:
+    return _answered(dead_letters.undo_requeue(letter_id, **operator.signed))
+
+
+def _discard(operator: Operator, letter_id: str | UUID) -> Done:
+    letter = dead_letters.get(letter_id, backend=operator.alias).letter
+    if dead_letters.discard(letter.pk, **operator.signed):
+        return _answered(Answer(letter.pk, Fate.DISCARDED))
+    letter = dead_letters.get(letter.pk, backend=operator.alias).letter
+    if letter.successor_id is not None:
+        because = f"job {letter.successor_id} carries it on: cancel that first"
+        return _answered(Answer(letter.pk, Fate.UNDER_WAY, letter.successor_id, because))
+    return _answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
+
+
+def _answered(answer: Answer) -> Done:
+    letter_id = str(answer.dead_letter_id)
+    if answer.fate is Fate.REQUEUED:
+        sentence = f"Requeued as job {answer.job_id}. This can be undone until that job begins."
+        return Done(sentence, undo={"letter": letter_id}, value=answer)
+    if answer.fate is Fate.TAKEN_BACK:
+        return Done("The requeue is undone: the dead letter is open again.", value=answer)
+    if answer.fate is Fate.DISCARDED:
+        return Done("The dead letter is discarded.", value=answer)
+    facts = {
+        "fate": answer.fate.value,
+        "job_id": answer.job_id,
+        "dead_letter_id": answer.dead_letter_id,
+    }
+    because = (answer.because or answer.fate.value).rstrip(".")
+    return Done(f"Nothing was done: {because}.", is_good=False, facts=facts, value=answer)
+
+
+REQUEUE = Operation(
+    "requeue",
+    "requeue",
+    "letter",
+    "Requeue",
+    "stoker.requeue_deadletter",
+    _requeue,
+    undo="undo-requeue",
+    things="dead letters",
+    done="requeued",
+)
+UNDO = Operation(
+    "undo-requeue",
+    "undo",
+    "letter",
+    "Undo the requeue",
+    "stoker.requeue_deadletter",
+    _undo,
+    things="requeues",
+    done="undone",
+)
+DISCARD = Operation(
+    "discard",
+    "discard",
+    "letter",
+    "Discard",
+    "stoker.discard_deadletter",
+    _discard,
+    question="Discard? Nothing will be done about it. It is kept as closed.",
+    is_grave=True,
+    things="dead letters",
+    done="discarded",
+)
+OPERATIONS = (REQUEUE, UNDO, DISCARD)
+BY_FILTERS: dict[str, Callable[..., Bulk]] = {
+    REQUEUE.name: dead_letters.requeue_many,
+    DISCARD.name: dead_letters.discard_many,
+}
+"""Operations that can be performed on all open dead letters that filters find."""
+
+
+def matching(operator: Operator, operation: Operation, filters: dict[str, Any]) -> int:
+    """Return how many open dead letters the filters find, up to ``LIMIT``.
+
+    Raises:
+        ValueError: A filter has an impossible value.
+    """
+    if operation.name not in BY_FILTERS:
+        return 0
+    many = BY_FILTERS[operation.name]
+    return many(limit=LIMIT, dry_run=True, backend=operator.alias, **filters).matched
+
+
+def attempt_by_filters(operator: Operator, operation: Operation, filters: dict[str, Any]) -> Done:
+    """Perform the operation on the open dead letters that the filters find, at most ``LIMIT``."""
+    bulk = BY_FILTERS[operation.name](limit=LIMIT, **operator.signed, **filters)
+    done = operation.sum_up(bulk.matched, [one.because or one.fate.value for one in bulk.others])
+    if bulk.matched < LIMIT:
+        return done
+    return Done(f"{done.sentence} There may be more.", done.is_good)
+
+
+def requeued_since(operator: Operator, filters: dict[str, Any], since: datetime) -> list[str]:
+    """Return the ids of the dead letters that this operator requeued at that time or later."""
+    database = operator.settings.database
+    with explained(database):
+        letters = Search(database, Filter(**filters, state="requeued")).rows()
+        own = letters.filter(last_requeued_by=operator.by, last_requeued_at__gte=since)
+        return [str(pk) for pk in own.values_list("pk", flat=True)[:LIMIT]]
+
+
+def bulk_of(answers: Sequence[Answer]) -> Bulk:
+    """Return the answers to operations on single dead letters as one answer."""
+    others = [one for one in answers if one.fate not in SUCCESSES]
+    return Bulk(len(answers), len(answers) - len(others), others)

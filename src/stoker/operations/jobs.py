@@ -1,0 +1,234 @@
+"""Jobs as operators see them: rows of lists, details; and the operations cancel and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from stoker.brokers.adapters import broker_for
+from stoker.compat import TaskResultDoesNotExist
+from stoker.conf import Settings
+from stoker.dead_letters.requeueing import run_again
+from stoker.exceptions import PackageError
+from stoker.inspect.jobs import COUNTED, STATES, tally
+from stoker.inspect.timeline import MomentKind, Timeline, row_of, seconds_between, timeline
+from stoker.jobs.package import Package
+from stoker.jobs.results import fetch, result_of
+from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
+from stoker.models import DeadLetter, Job
+from stoker.values.ids import parse_job_id
+
+from .details import Fact, call_of, given
+from .operation import Done, Operation, Operator
+from .wording import value_text
+
+COLOURS = {
+    MomentKind.ATTEMPT_FAILED: "bad",
+    MomentKind.ATTEMPT_TIMED_OUT: "bad",
+    MomentKind.ATTEMPT_CRASHED: "bad",
+    MomentKind.FAILED: "bad",
+    MomentKind.DEAD_LETTERED: "bad",
+    MomentKind.SUCCEEDED: "good",
+    MomentKind.RESOLVED: "good",
+    MomentKind.RUNS: "wait",
+    MomentKind.ATTEMPT_BEGAN: "wait",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One line of a list of jobs."""
+
+    job: Job
+    state: str
+    """As in ``JobState``."""
+    ran_seconds: float | None
+    """How long the last attempt ran; None = not known."""
+
+
+def rows_of(settings: Settings, jobs: Iterable[Job]) -> list[JobRow]:
+    """Return a row for each job. One query if some have not ended."""
+    jobs, broker = list(jobs), broker_for(settings)
+    unended = [job.pk for job in jobs if job.status is None]
+    places = broker.whereabouts(unended) if unended and broker.capabilities.look_up else {}
+    return [
+        JobRow(
+            job,
+            # A job that moves from one table to another may be found in neither of them.
+            job.status or places.get(job.pk, "ready").upper(),
+            seconds_between(job.started_at, job.finished_at),
+        )
+        for job in jobs
+    ]
+
+
+def numbers_by_state(alias: str) -> dict[str, str]:
+    """Return how many jobs are in each state, as text: ``10,000+`` at most. One query."""
+    counts = tally(alias)
+    return {
+        state: f"{COUNTED:,}+" if counts.get(state, 0) > COUNTED else f"{counts.get(state, 0):,}"
+        for state in STATES
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """What is known of one job."""
+
+    job_id: UUID
+    progress: Progress
+    row: Any
+    """Its row in the table of its state; None if it has ended."""
+    life: Timeline
+    call: dict[str, Any]
+    """``is_readable``, ``args``, ``kwargs``."""
+    value: str | None
+    """What the task returned, as text; None = nothing is kept."""
+    facts: list[Fact]
+    letter: DeadLetter | None
+    """Its dead letter, unless that is closed."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the job has ended."""
+        return self.progress.state in (JobState.SUCCESSFUL, JobState.FAILED, JobState.CANCELLED)
+
+    @property
+    def can_run_again(self) -> bool:
+        """Return whether the job may be enqueued once more: a dead letter is requeued instead."""
+        return self.is_over and self.progress.job is not None and self.letter is None
+
+    @property
+    def colours(self) -> list[str]:
+        """Return good, bad, wait or "" for each moment of its life."""
+        return [COLOURS.get(moment.kind, "") for moment in self.life.moments]
+
+
+def details_of(settings: Settings, job_id: UUID) -> JobDetails:
+    """Return what is known of a job.
+
+    Raises:
+        TaskResultDoesNotExist: There is no such job.
+    """
+    progress = progress_of_one(settings, job_id)
+    package = package_of(settings, progress.job)
+    with explained(settings.database):
+        row = row_of(settings, job_id, progress.state)
+    life = timeline(settings, job_id, progress, row)
+    if package is None:
+        call = call_of(None if progress.job else (), None)
+    else:
+        call = call_of(package.args, package.kwargs)
+    return JobDetails(
+        job_id,
+        progress,
+        row,
+        life,
+        call,
+        value_of(settings, job_id, progress),
+        facts_of(progress, package),
+        _letter(settings.database, life),
+    )
+
+
+def value_of(settings: Settings, job_id: UUID, progress: Progress) -> str | None:
+    """Return what the task returned, as text; None = nothing is kept."""
+    if progress.job is None or progress.job.value is None:
+        return None
+    try:
+        return value_text(result_of(settings, job_id, progress).return_value)
+    except (ValueError, PackageError) as error:
+        return f"cannot be read here: {error}"
+
+
+def facts_of(progress: Progress, package: Package | None) -> list[Fact]:
+    """Return the details of a job."""
+    job = progress.job
+    if job is None:
+        return [Fact("Stored", "by the broker only, until the job has ended")]
+    most = f" of {package.options.max_attempts}" if package is not None else ""
+    identity = package.options.identity if package is not None else ""
+    return given(
+        Fact("Task", job.task, "task"),
+        Fact("Queue", job.queue, "queue"),
+        Fact("Priority", job.priority, hint="Higher runs first"),
+        Fact("Enqueued", job.enqueued_at),
+        Fact("Not before", job.run_after),
+        Fact("Started", progress.started_at, hint="When its first attempt began"),
+        Fact("Ended", job.finished_at),
+        Fact("Attempts", f"{progress.attempts}{most}", hint="Attempts begun, of how many allowed"),
+        Fact("Worker", job.worker_id, hint="Where its last attempt ran"),
+        Fact("Reason", job.reason),
+        Fact("Unique key", identity.rpartition(" ")[0]),
+    )
+
+
+def _letter(alias: str, life: Timeline) -> DeadLetter | None:
+    letter_id = next((one.dead_letter_id for one in life.moments if one.dead_letter_id), None)
+    if letter_id is None:
+        return None
+    with explained(alias):
+        letters = DeadLetter.objects.using(alias).unclosed().defer("package", "traceback")
+        return letters.filter(pk=letter_id).first()
+
+
+# -- operations -----------------------------------------------------------------------------------
+
+
+def job_id_of(text: str) -> UUID:
+    """Return the id that the text spells.
+
+    Raises:
+        TaskResultDoesNotExist: It is not an id of a job.
+    """
+    job_id = parse_job_id(text)
+    if job_id is None:
+        raise TaskResultDoesNotExist(f"{text!r} is not an id of a job: that is a UUID.")
+    return job_id
+
+
+def _cancel(operator: Operator, job_id: str) -> Done:
+    result = fetch(operator.settings, job_id)
+    if not result.cancel(operator.cancellation):
+        result.refresh()
+        state = result.state.value
+        sentence = f"The job has ended already: {state}."
+        return Done(sentence, is_good=False, facts={"state": state})
+    if result.state == JobState.RUNNING:
+        return Done("The job was told to end. This takes a moment.")
+    return Done("The job is cancelled.")
+
+
+def _run_again(operator: Operator, job_id: str) -> Done:
+    again = run_again(operator.settings, job_id_of(job_id))
+    new_id = again.result.id if again.result is not None else ""
+    if again.because:
+        return Done(again.because, is_good=False, job_id=new_id)
+    return Done("Enqueued again with the same arguments: this is the new job.", job_id=new_id)
+
+
+CANCEL = Operation(
+    "cancel-job",
+    "cancel",
+    "job",
+    "Cancel",
+    "stoker.cancel_job",
+    _cancel,
+    question="Cancel this job? If it runs, it is told to end.",
+    is_grave=True,
+    things="jobs",
+    done="cancelled",
+)
+RUN_AGAIN = Operation(
+    "run-again",
+    "again",
+    "job",
+    "Run again",
+    "stoker.add_job",
+    _run_again,
+    things="jobs",
+    done="enqueued again",
+)
+OPERATIONS = (CANCEL, RUN_AGAIN)

@@ -1,0 +1,64 @@
+"""Operations on queues: pause, resume, clear."""
+
+from __future__ import annotations
+
+from stoker import queues
+from stoker.queues import Pause
+
+from .operation import LIMIT, Done, Operation, Operator
+
+
+def pause_in_words(pause: Pause) -> str:
+    """Return ``paused since ..., by ...: ...``."""
+    by = f", by {pause.by}" if pause.by else ""
+    because = f": {pause.because}" if pause.because else ""
+    return f"paused since {pause.since.isoformat(sep=' ', timespec='seconds')}{by}{because}"
+
+
+def _pause(operator: Operator, queue: str) -> Done:
+    pause = queues.pause(queue, **operator.signed)
+    sentence = f"The queue {queue} is {pause_in_words(pause).rstrip('.')}."
+    return Done(sentence, value=pause, undo={"queue": queue} if pause.by == operator.by else {})
+
+
+def _resume(operator: Operator, queue: str) -> Done:
+    if queues.resume(queue, backend=operator.alias):
+        return Done(f"The queue {queue} is resumed.", value=True)
+    return Done(f"The queue {queue} was not paused.", is_good=False, value=False)
+
+
+def _clear(
+    operator: Operator, queue: str, *, limit: int | None = LIMIT, dry_run: bool = False
+) -> Done:
+    cleared = queues.clear(queue, limit=limit, dry_run=dry_run, **operator.signed)
+    if dry_run:
+        sentence = f"{cleared.matched:,} jobs of the queue {queue} would be cancelled."
+        return Done(sentence, value=cleared)
+    more = " There may be more: clear the queue again." if cleared.matched == limit else ""
+    return Done(f"{cleared.done:,} jobs of the queue {queue} are cancelled.{more}", value=cleared)
+
+
+PAUSE = Operation(
+    "pause-queue",
+    "pause",
+    "queue",
+    "Pause",
+    "stoker.pause_queue",
+    _pause,
+    question="Pause the queue {name}? Running jobs continue; no other job of this queue starts "
+    "until the queue is resumed.",
+    undo="resume-queue",
+)
+RESUME = Operation("resume-queue", "resume", "queue", "Resume", "stoker.pause_queue", _resume)
+CLEAR = Operation(
+    "clear-queue",
+    "clear",
+    "queue",
+    "Clear",
+    "stoker.clear_queue",
+    _clear,
+    question=f"Cancel the jobs that wait in the queue {{name}}, up to {LIMIT:,} of them? Running "
+    "jobs continue. This cannot be undone.",
+    is_grave=True,
+)
+OPERATIONS = (PAUSE, RESUME, CLEAR)

@@ -1,0 +1,101 @@
+"""A request to a page of the admin or the dashboard: who asks, and about which backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest
+
+from stoker.conf import Settings
+
+from .operation import LONGEST_REASON, Operator
+
+LONGEST_NAME = 150
+
+
+class RequestContext(ABC):
+    """One request of a user, about one backend.
+
+    Attributes:
+        aliases: All backends that are Stoker's. The first is used if a request names none.
+    """
+
+    def __init__(self, request: HttpRequest, settings: Settings, aliases: Sequence[str]) -> None:
+        self.request = request
+        self.settings = settings
+        self.aliases = aliases
+
+    @property
+    def alias(self) -> str:
+        """Return the name of the backend under ``TASKS``."""
+        return self.settings.alias
+
+    @property
+    def database(self) -> str:
+        """Return the alias of the store's database."""
+        return self.settings.database
+
+    @property
+    def operator(self) -> Operator:
+        """Return the user, with the reason that the form gives."""
+        by = str(self.request.user.get_username())[:LONGEST_NAME]
+        because = self.request.POST.get("because", "").strip()[:LONGEST_REASON]
+        return Operator(self.settings, by, because)
+
+    def may(self, permission: str) -> bool:
+        """Return whether the user has a permission such as ``stoker.cancel_job``."""
+        return bool(self.request.user.has_perm(permission))
+
+    def at(self, name: str, /, *args: Any, **query: Any) -> str:
+        """Return the address of a page for this backend.
+
+        Args:
+            name: The name of the page.
+            args: The parts of its address.
+            query: The query string; None and "" are left out.
+        """
+        if self.alias != self.aliases[0]:
+            query["backend"] = self.alias
+        return with_query(self.path_of(name, args), query)
+
+    def here(self, **changes: Any) -> str:
+        """Return the address of this page with other parameters."""
+        return with_query(self.request.path, {**self.request.GET.dict(), **changes})
+
+    def paging(self, after: str | None) -> dict[str, str]:
+        """Return the addresses of the next page and of the first; "" = this is it.
+
+        Args:
+            after: Where the next page begins; None = this is the last page.
+        """
+        return {
+            "next": self.here(after=after) if after else "",
+            "first": self.here(after="") if self.request.GET.get("after") else "",
+        }
+
+    def tabs(
+        self, states: Iterable[str], current: str, numbers: Mapping[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return a link to this page for each state; "" = all states."""
+        return [
+            {
+                "title": state.lower() or "all",
+                "address": self.here(state=state, after=""),
+                "is_current": state == current,
+                "number": (numbers or {}).get(state, ""),
+            }
+            for state in states
+        ]
+
+    @abstractmethod
+    def path_of(self, name: str, args: Sequence[Any]) -> str:
+        """Return the path of a page."""
+
+
+def with_query(path: str, query: dict[str, Any]) -> str:
+    """Return the path with a query string; None and "" are left out."""
+    given = {key: value for key, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,0 +1,154 @@
+"""Schedules as operators see them; and the operations run now, pause, resume and delete."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from stoker.conf import Settings
+from stoker.exceptions import PackageError
+from stoker.jobs.states import explained
+from stoker.models import Schedule, Tick
+from stoker.schedules import service as schedules
+from stoker.tasks.schedules import Scheduled
+from stoker.values.cron import zone_named
+from stoker.values.ticks import as_moment
+
+from .details import Fact, call_of, given
+from .operation import Done, Operation, Operator
+
+MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
+
+
+def page_of(
+    settings: Settings, limit: int, after: str = "", text: str = ""
+) -> tuple[list[Schedule], str | None]:
+    """Return schedules by name, and where the next page begins; None = this is the last page.
+
+    Args:
+        after: The last name of the page before.
+        text: A part of the name.
+    """
+    with explained(settings.database):
+        rows = schedules.find(backend=settings.alias).defer("package").filter(name__gt=after)
+        if text:
+            rows = rows.filter(name__contains=text)
+        found = list(rows.order_by("name")[: limit + 1])
+    return found[:limit], found[limit - 1].name if len(found) > limit else None
+
+
+def state_of(row: Schedule) -> str:
+    """Return paused, over or ticking."""
+    if row.is_paused:
+        return "paused"
+    return "over" if row.is_over else "ticking"
+
+
+def rule_of(schedule: Schedule | Scheduled) -> str:
+    """Return the rule in words, or why it cannot be read."""
+    try:
+        return schedules.describe(schedule)
+    except ValueError as error:
+        return str(error)
+
+
+def next_ticks_of(schedule: Schedule | Scheduled, count: int = 5) -> list[datetime]:
+    """Return the next moments in the schedule's time zone; none if the rule cannot be read."""
+    try:
+        return schedules.next_ticks(schedule, count)
+    except ValueError:
+        return []
+
+
+def when_of(moment_us: int, row: Schedule) -> datetime:
+    """Return a moment in the schedule's time zone, or in UTC if there is no such zone."""
+    try:
+        return as_moment(moment_us).astimezone(zone_named(row.zone))
+    except ValueError:
+        return as_moment(moment_us)
+
+
+def call_of_schedule(row: Schedule, alias: str) -> dict[str, Any]:
+    """Return the arguments of its jobs as texts."""
+    try:
+        when = schedules.scheduled(row.name, backend=alias)
+    except (PackageError, ValueError):
+        return call_of(None, None)
+    return call_of(when.args, when.kwargs)
+
+
+def facts_of(row: Schedule) -> list[Fact]:
+    """Return the details of a schedule."""
+    left = "" if row.repeats_left < 0 else f", {row.repeats_left} left"
+    declared = "as a row" if row.source == Schedule.Source.ROW else f"in the {row.source}"
+    return given(
+        Fact("Rule", rule_of(row)),
+        Fact("Task", row.task, "task"),
+        Fact("Queue", row.queue or "the task's"),
+        Fact("Declared", declared),
+        Fact("Time zone", row.zone),
+        Fact("Cron rule", row.expression),
+        Fact("If missed", row.get_misfire_display(), hint="Ticks that no cluster fired in time"),
+        Fact("If still running", row.get_overlap_display(), hint="The job of the tick before"),
+        Fact("Fired", f"{row.fired_count:,} times{left}; {row.missed_count:,} missed"),
+        Fact("Problem", row.problem, hint="Why its last tick could not be fired"),
+    )
+
+
+def tick_text(tick: Tick) -> str:
+    """Return what became of a tick: outcome, who fired it, how many ticks it stands for."""
+    by = f" by {tick.by}" if tick.by else ""
+    count = f", {tick.count:,} ticks" if tick.count > 1 else ""
+    return f"{tick.outcome}{by}{count}"
+
+
+# -- operations -----------------------------------------------------------------------------------
+
+
+def _run(operator: Operator, name: str) -> Done:
+    result = schedules.run_now(name, by=operator.by, backend=operator.alias)
+    sentence = f"The schedule {name} enqueued the job {result.id}."
+    return Done(sentence, job_id=result.id, value=result)
+
+
+def _pause(operator: Operator, name: str) -> Done:
+    row = schedules.pause(name, **operator.signed)
+    sentence = f"The schedule {name} is paused: no tick is fired until it is resumed."
+    return Done(sentence, undo={"schedule": name}, value=row)
+
+
+def _resume(operator: Operator, name: str) -> Done:
+    row = schedules.resume(name, backend=operator.alias)
+    return Done(f"The schedule {name} is resumed, from its next tick on.", value=row)
+
+
+def _delete(operator: Operator, name: str) -> Done:
+    schedules.delete(name, backend=operator.alias)
+    return Done(f"The schedule {name} is deleted.")
+
+
+RUN = Operation("run-schedule", "run", "schedule", "Run now", "stoker.run_schedule", _run)
+PAUSE = Operation(
+    "pause-schedule",
+    "pause",
+    "schedule",
+    "Pause",
+    "stoker.pause_schedule",
+    _pause,
+    question="Pause the schedule {name}? Ticks that fall due until it is resumed are skipped.",
+    undo="resume-schedule",
+)
+RESUME = Operation(
+    "resume-schedule", "resume", "schedule", "Resume", "stoker.pause_schedule", _resume
+)
+DELETE = Operation(
+    "delete-schedule",
+    "delete",
+    "schedule",
+    "Delete",
+    "stoker.delete_schedule",
+    _delete,
+    question="Delete the schedule {name} and its history? The jobs that it enqueued stay.",
+    is_grave=True,
+)
+OPERATIONS = (RUN, PAUSE, RESUME, DELETE)
