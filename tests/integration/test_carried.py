@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
-from django.db import DatabaseError, IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from stoker.brokers.carried import Errand, Lookout
 from stoker.brokers.ironmq import opened
@@ -22,7 +23,13 @@ from stoker.models.need import NewNeed
 from tests.cluster.clusters import wait_for
 from tests.conformance.memory_transport import MemoryTransport
 from tests.conformance.stands import CarriedStand, message
-from tests.conformance.threads import together
+from tests.conformance.threads import PATIENCE_SECONDS, together
+
+WAIT_BRIEFLY = {
+    "postgresql": "SET lock_timeout = '100ms'",
+    "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
+}
+"""As in a cluster's own processes."""
 
 pytestmark = [pytest.mark.sqlite, pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
@@ -73,6 +80,42 @@ class TestOnce:
         assert [one.job_id for one in stand.claim()] == [other]
         transport.advance(transport.parcel_seconds + 1)
         assert [one.job_id for one in stand.claim()] == [in_hand]
+
+    @pytest.mark.mariadb
+    def test_job_cancelled_in_open_transaction_holds_up_no_other(
+        self, stand: CarriedStand, transport: MemoryTransport
+    ) -> None:
+        if connection.vendor == "sqlite":
+            pytest.skip("An open transaction holds up all who write there.")
+        put = stand.put(4)
+        is_held, is_over = threading.Event(), threading.Event()
+
+        def cancel(broker: Any) -> set[UUID]:
+            with transaction.atomic():
+                gone: set[UUID] = broker.withdraw(put[1:2])
+                is_held.set()
+                is_over.wait(PATIENCE_SECONDS)
+                return gone
+
+        def claim(broker: Any) -> list[UUID]:
+            is_held.wait(PATIENCE_SECONDS)
+            with connection.cursor() as cursor:
+                cursor.execute(WAIT_BRIEFLY[connection.vendor])
+            try:
+                found: list[UUID] = []
+                for _ in range(3):
+                    claimed = broker.claim((), 10, holder=uuid.uuid4(), lease_seconds=60.0)
+                    found += [one.job_id for one in claimed]
+                return found
+            finally:
+                is_over.set()
+
+        gone, found = together(stand, cancel, claim)
+        assert gone == set(put[1:2])
+        assert sorted(found) == sorted([put[0], *put[2:]])
+        stand.advance(transport.parcel_seconds + 1)
+        assert not set(put[1:2]) & {one.job_id for one in stand.claim()}
+        assert transport.kept == {}
 
     def test_two_who_bring_the_same_in(
         self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ from django.db import IntegrityError, transaction
 
 from stoker.brokers.orm.broker import OrmBroker, explained
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, RowsLocked
 from stoker.models import Job, Relayed
 from stoker.models.outbox import RELAYED_SECONDS
 from stoker.signals import tell
@@ -153,19 +153,40 @@ class CarriedBroker(OrmBroker):
         """Bring jobs into the store. Whether there were any."""
         if not (self._in_hand or self._receive(errand)):
             return False
+        parcels = self._in_hand
         try:
-            self._bring_in([parcel.message for parcel in self._in_hand])
+            self._bring_in([parcel.message for parcel in parcels])
+        except RowsLocked:
+            parcels = self._bring_in_until_locked()
         except BrokerUnavailable:  # to give them back now would have all clusters play ball with it
             raise
         except BaseException:
             self._let_go()
             raise
-        parcels, self._in_hand = self._in_hand, []
+        self._in_hand = self._in_hand[len(parcels) :]
         try:
             self.transport.drop(parcels)
         except BrokerUnavailable as error:  # they come again, and are known
             tell("parcels_not_dropped", error=error)
         return True
+
+    def _bring_in_until_locked(self) -> list[Parcel]:
+        """Bring in the messages in hand one at a time, until another transaction has locked a job:
+        it may be a user's, which has cancelled that job and stays open. Let go of that message,
+        which the server hands out again later. The rest stays in hand for the next claim.
+
+        Returns:
+            What was brought in, the first ones in hand.
+        """
+        for place, parcel in enumerate(self._in_hand):
+            try:
+                self._bring_in([parcel.message])
+            except RowsLocked as error:
+                tell("rows_locked", error=str(error), seconds=self.transport.parcel_seconds)
+                brought = self._in_hand[:place]
+                del self._in_hand[place]
+                return brought
+        return list(self._in_hand)
 
     def _receive(self, errand: Errand) -> bool:
         """Whether something has come."""
