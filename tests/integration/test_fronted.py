@@ -3,14 +3,14 @@
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from redis import Redis
@@ -20,11 +20,13 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerError, BrokerUnavailable
+from stoker.jobs import cancel as cancelling
+from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Crashed
 from stoker.jobs.record import finish
 from stoker.jobs.states import JobState
-from stoker.models import Attempt, Claimed, DeadLetter, Job, Outgoing, Ready
+from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Job, Outgoing, Ready
 from stoker.signals import post_execute
 
 from tests.app import atomic as atomic_tasks
@@ -55,6 +57,16 @@ def broker() -> Iterator[FrontedBroker]:
 def outside(broker: FrontedBroker) -> int:
     sizes = broker.behind.sizes().values()
     return sum(size["ready"] + size["deferred"] for size in sizes)
+
+
+def statuses() -> set[str | None]:
+    return set(Job.objects.values_list("status", flat=True))
+
+
+ENQUEUED: list[Callable[[], Any]] = [
+    lambda: add.enqueue(1, 2),
+    lambda: group(add.s(1, 2), add.s(3, 4)).enqueue(),
+]
 
 
 class TestPlaces:
@@ -288,6 +300,45 @@ class TestEnds:
         result = add.enqueue(1, 2)
         assert result.cancel("no")
         assert (outside(broker), result.state) == (0, JobState.CANCELLED)
+
+    @pytest.mark.parametrize("one", ENQUEUED)
+    def test_cancel_in_a_transaction_that_rolls_back_withdraws_nothing(
+        self, one: Callable[[], Any], broker: FrontedBroker
+    ) -> None:
+        result = one()
+        waiting = outside(broker)
+        with transaction.atomic():
+            result.cancel("no")
+            transaction.set_rollback(True)
+        assert (outside(broker), Cancellation.objects.count()) == (waiting, 0)
+        work_off()
+        assert statuses() == {"SUCCESSFUL"}
+
+    @pytest.mark.parametrize("one", ENQUEUED)
+    def test_cancel_in_a_transaction_withdraws_when_it_commits(
+        self, one: Callable[[], Any], broker: FrontedBroker
+    ) -> None:
+        result = one()
+        with transaction.atomic():
+            result.cancel("no")
+        assert (outside(broker), statuses()) == (0, {"CANCELLED"})
+
+    @pytest.mark.parametrize("one", ENQUEUED)
+    def test_withdrawn_job_that_could_not_be_recorded_is_recorded_by_upkeep(
+        self, one: Callable[[], Any], broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The connection is lost between the withdrawal and the COMMIT."""
+        result = one()
+        with monkeypatch.context() as patch:
+            patch.setattr(cancelling, "record_cancelled", _lose_connection)
+            with pytest.raises((OperationalError, BrokerUnavailable)):
+                result.cancel("no")
+        sweep_requests(settings_for())
+        assert (outside(broker), statuses()) == (0, {"CANCELLED"})
+
+
+def _lose_connection(*_: object) -> None:
+    raise OperationalError("server closed the connection unexpectedly")
 
 
 def test_a_package_that_is_gone(broker: FrontedBroker) -> None:

@@ -4,14 +4,20 @@ runs, a request is stored, which its cluster finds within a second.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connections, transaction
+from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for, outgoing_of
+from stoker.brokers.contract import Broker
 from stoker.conf import Settings
-from stoker.models import Cancellation, Job, Outgoing
+from stoker.models import Cancellation, Job, Outgoing, Step
+from stoker.store.statements import lock_by_key
+from stoker.values.ids import is_step
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
 
@@ -26,6 +32,9 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     """Cancel a job that waits, or ask that one be ended that runs. False: it has ended, or is not
     there; nothing was changed. For the arguments see ``cancel_waiting``.
 
+    Of a broker outside the database, a job is withdrawn only once the request is committed: within
+    a transaction, that is when it commits.
+
     Raises:
         BrokerUnavailable: nobody knows the job, and a database in whose outbox it may wait does not
             answer.
@@ -33,9 +42,12 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     broker, reason = broker_for(settings), stored_text(reason, LONGEST_REASON)
     has_asked_outboxes = False
     for _ in range(LOOKS):
+        if _forgets_withdrawn(broker) and _request(settings, unstored, reason):
+            return True
         if cancel_waiting(settings, unstored, reason):
             return True
         with explained(settings.database):
+            _forget_request_row(settings, unstored)
             place = broker.whereabouts([unstored.pk]).get(unstored.pk)
             if place == "running":
                 Cancellation.objects.using(settings.database).ask(unstored.pk, reason)
@@ -54,6 +66,43 @@ def _is_stored(settings: Settings, job: Job) -> bool:
     return Job.objects.using(settings.database).filter(pk=job.pk).exists()
 
 
+def _forgets_withdrawn(broker: Broker) -> bool:
+    """Whether a withdrawn job is gone even if the transaction that records that does not commit."""
+    can = broker.capabilities
+    return can.shared and can.look_up and not can.transactional
+
+
+def _request(settings: Settings, unstored: Job, reason: str) -> bool:
+    """Store the request before a waiting job is withdrawn: upkeep carries it out if this process
+    cannot. Returns whether nothing is left to do here."""
+    alias, broker = settings.database, broker_for(settings)
+    with explained(alias):
+        if broker.whereabouts([unstored.pk]).get(unstored.pk, "running") == "running":
+            return False
+        with transaction.atomic(using=alias):
+            Cancellation.objects.using(alias).ask(unstored.pk, reason)
+            if not is_step(unstored.pk):  # upkeep finds what it has to know of a step
+                Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+        if not _is_in_transaction(alias):
+            return False
+        withdraw = partial(cancel_waiting, settings, unstored, reason)
+        transaction.on_commit(withdraw, using=alias, robust=True)
+    return True
+
+
+def _forget_request_row(settings: Settings, unstored: Job) -> None:
+    """Delete the row without a package that came with the request. The job has begun meanwhile."""
+    if _forgets_withdrawn(broker_for(settings)):
+        rows = Job.objects.using(settings.database)
+        rows.filter(pk=unstored.pk, status=None, package=b"").delete()
+
+
+def _is_in_transaction(alias: str) -> bool:
+    """Whether a transaction is open that will commit; one of a TestCase does not."""
+    blocks = connections[alias].atomic_blocks
+    return any(not getattr(block, "_from_testcase", False) for block in blocks)
+
+
 def sweep_requests(settings: Settings) -> int:
     """Forget requests whose job has ended, and cancel where it waits again: it failed when it was
     told to end. Returns how many requests are settled."""
@@ -61,13 +110,54 @@ def sweep_requests(settings: Settings) -> int:
     reasons = Cancellation.objects.using(alias).reasons()
     if not reasons:
         return 0
+    outgoing: set[UUID] = set()
+    if _forgets_withdrawn(broker):
+        outgoing = {row.pk for row in outgoing_of(settings, list(reasons))}
     places = broker.whereabouts(list(reasons))
     waiting = [job_id for job_id in reasons if places.get(job_id, "running") != "running"]
-    for job in Job.objects.using(alias).filter(pk__in=waiting).defer("package"):
+    for job in [*Job.objects.using(alias).filter(pk__in=waiting), *_steps(alias, waiting)]:
         cancel_waiting(settings, job, reasons[job.pk])
+    absent = set(reasons) - set(places) - outgoing
+    if _forgets_withdrawn(broker):
+        _record_withdrawn(settings, {job_id: reasons[job_id] for job_id in sorted(absent)})
     settled = Job.objects.using(alias).filter(pk__in=reasons).exclude(status=None)
-    gone = set(reasons) - set(places) | set(settled.values_list("pk", flat=True))
+    gone = absent | set(settled.values_list("pk", flat=True))
     return Cancellation.objects.using(alias).filter(pk__in=gone).delete()[0]
+
+
+def _record_withdrawn(settings: Settings, reasons: Mapping[UUID, str]) -> None:
+    """Record as cancelled what was withdrawn by a process that could not record it."""
+    alias = settings.database
+    steps = {job.pk: job for job in _steps(alias, reasons)}
+    for job_id, reason in reasons.items():
+        with explained(alias), transaction_for(alias, [job_id]):
+            if job_id in steps:
+                Job.objects.using(alias).bulk_create([steps[job_id]], ignore_conflicts=True)
+            if _is_unended(alias, job_id):
+                record_cancelled(settings, [job_id], reason)
+
+
+def _steps(alias: str, job_ids: Iterable[UUID]) -> list[Job]:
+    """Those of these jobs that carry out a step of a workflow and have no row: as it would be."""
+    steps = Step.objects.using(alias).filter(job_id__in=list(job_ids), state=Step.State.ENQUEUED)
+    labels = {job_id: label for job_id, label in steps.values_list("job_id", "label") if job_id}
+    stored = set(Job.objects.using(alias).filter(pk__in=labels).values_list("pk", flat=True))
+    return [unstored_step(*one) for one in labels.items() if one[0] not in stored]
+
+
+def unstored_step(job_id: UUID, label: str) -> Job:
+    """Return the job of a step as it is recorded if it never began."""
+    return Job(pk=job_id, task=label, queue="default", package=b"", enqueued_at=timezone.now())
+
+
+def _is_unended(alias: str, job_id: UUID) -> bool:
+    """Lock a job's row. Returns whether there is one that says of no end."""
+    rows = lock_by_key(Job.objects.using(alias), [job_id], "id", "status")
+    return any(job.status is None for job in rows)
+
+
+class _NotWaitingError(Exception):
+    """Rolls back what was written of a job that turned out not to wait."""
 
 
 def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
@@ -80,12 +170,21 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
         reason: at most 255 characters of it are kept.
     """
     alias, broker = settings.database, broker_for(settings)
-    with explained(alias), transaction_for(alias, [unstored.pk]):
-        if broker.withdraw([unstored.pk]):
-            if not broker.capabilities.transactional:
-                Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
-            record_cancelled(settings, [unstored.pk], reason)
-            return True
+    with (
+        suppress(_NotWaitingError),
+        explained(alias),
+        transaction_for(alias, [unstored.pk]),
+    ):
+        if _forgets_withdrawn(broker):  # upkeep waits for this lock
+            Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+            if not _is_unended(alias, unstored.pk):
+                raise _NotWaitingError
+        if not broker.withdraw([unstored.pk]):
+            raise _NotWaitingError
+        if not broker.capabilities.transactional:
+            Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+        record_cancelled(settings, [unstored.pk], reason)
+        return True
     return False
 
 

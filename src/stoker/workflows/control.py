@@ -6,13 +6,12 @@ import time
 from dataclasses import replace as changed
 from uuid import UUID
 
-from django.utils import timezone
-
 from stoker.brokers.contract import Message
 from stoker.conf import Settings
 from stoker.dead_letters.requeueing import LetterFate, Wish, requeue
 from stoker.exceptions import WorkflowNotFound
 from stoker.jobs.cancel import cancel as cancel_job
+from stoker.jobs.cancel import unstored_step
 from stoker.jobs.package import sealer_for
 from stoker.jobs.sealing import needs_of_step
 from stoker.jobs.states import explained
@@ -195,7 +194,5 @@ def _end_jobs(settings: Settings, workflow_id: UUID, reason: str) -> None:
         gone = end_waiting(settings, job_ids, reason)
         for _, job_id, label in part:
             if job_id is not None and job_id not in gone:
-                unstored = Job(
-                    pk=job_id, task=label, queue="default", package=b"", enqueued_at=timezone.now()
-                )
+                unstored = unstored_step(job_id, label)
                 cancel_job(settings, unstored, reason)
