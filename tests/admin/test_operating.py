@@ -41,7 +41,7 @@ def test_a_queue_is_paused_resumed_and_cleared(anna: Visitor) -> None:
     assert "is resumed" in anna.post(f"{path}/resume/")
     assert "was not paused" in anna.post(f"{path}/resume/")
     assert "Cancel the jobs" in anna.get(f"{path}/clear/")
-    assert "3 jobs of the queue mail/eu 1 are cancelled" in anna.post(f"{path}/clear/")
+    assert "3 jobs of the queue mail/eu 1 cancelled" in anna.post(f"{path}/clear/")
     assert Job.objects.filter(status="CANCELLED").count() == 3
 
 

@@ -122,7 +122,7 @@ def test_a_requeue_is_taken_back() -> None:
     (only,) = letters(1)
     assert dead("requeue", only).returncode == 0
     undone = dead("undo", only, "--because", "a mistake")
-    assert (undone.returncode, undone.stdout) == (0, "1 taken back\n")
+    assert (undone.returncode, undone.stdout) == (0, "1 undone\n")
     assert not Ready.objects.exists()
     again = dead("undo", only)
     assert again.returncode == 1
@@ -132,7 +132,7 @@ def test_a_requeue_is_taken_back() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["requeue"], "Say which: ids, filters (--task"),
+        (["requeue"], "Give ids, filters (--task"),
         (["discard", "--all", "--task", TASK], "Give either ids, or filters, or --all."),
         (["show", "nothing"], "There is no dead letter 'nothing'."),
         (["requeue", "01a1fead-623a-79c2-8aa5-667b5b8d6a38"], "There is no dead letter"),

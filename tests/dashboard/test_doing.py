@@ -145,7 +145,7 @@ def test_a_queue_is_paused_resumed_and_cleared(anna: Client) -> None:
     assert pause is not None
     assert (pause.by, pause.because) == ("anna", "lunch")
     assert "is resumed" in done(anna, "resume-queue", queue="mail")
-    assert "1 jobs of the queue mail are cancelled" in done(anna, "clear-queue", queue="mail")
+    assert "1 job of the queue mail cancelled" in done(anna, "clear-queue", queue="mail")
     job.refresh()
     assert job.state == JobState.CANCELLED
 

@@ -142,9 +142,9 @@ def test_clear_tells_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     tasks.nothing.using(queue_name="mail").enqueue()
     told = say("pause", "mail", "--by", "alice", "--because", "it is down", capsys=capsys)
-    assert told.startswith("mail is paused since 20")
-    assert told.endswith(", by alice: it is down")
-    assert told in say("info", capsys=capsys)
+    assert told.startswith("The queue mail is paused since 20")
+    assert told.endswith(", by alice: it is down.")
+    assert told.removeprefix("The queue ").rstrip(".") in say("info", capsys=capsys)
     (mail,) = (
         one
         for one in json.loads(say("info", "--json", capsys=capsys))["queues"]
@@ -153,11 +153,12 @@ def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert (mail["paused"]["by"], mail["paused"]["because"]) == ("alice", "it is down")
     again = json.loads(say("pause", "mail", "--json", capsys=capsys))
     assert again == {"queue": "mail", "paused": mail["paused"]}
-    assert say("clear", "mail", "--dry-run", capsys=capsys) == "1 would be cancelled"
-    assert say("clear", "mail", capsys=capsys) == "1 cancelled"
+    rehearsal = say("clear", "mail", "--dry-run", capsys=capsys)
+    assert rehearsal == "1 job of the queue mail would be cancelled."
+    assert say("clear", "mail", capsys=capsys) == "1 job of the queue mail cancelled."
     assert json.loads(say("clear", "mail", "--json", capsys=capsys)) == {
         "queue": "mail", "matched": 0, "done": 0, "dry_run": False,
     }  # fmt: skip
-    assert say("resume", "mail", capsys=capsys) == "mail goes on"
-    assert say("resume", "mail", capsys=capsys) == "mail was not paused"
+    assert say("resume", "mail", capsys=capsys) == "The queue mail is resumed."
+    assert say("resume", "mail", capsys=capsys) == "The queue mail was not paused."
     assert json.loads(say("resume", "mail", "--json", capsys=capsys))["was_paused"] is False

@@ -20,12 +20,13 @@ from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
 from stoker.exceptions import ConfigurationError
 from stoker.inspect.stats import ClusterState
+from stoker.management.arguments import json_of, json_or_text, moment, written
 from stoker.management.commands.stoker import SUBCOMMANDS, Command
-from stoker.management.dead import Dead
-from stoker.management.enqueue import json_of, json_or_text, moment, written
+from stoker.management.dead import DeadLettersCommand
 from stoker.management.health import judge, longest_silence
 from stoker.management.run import plan_of, queues_of
-from stoker.management.subcommand import MEANINGS, ExitCode, as_json, one_sentence
+from stoker.management.subcommand import MEANINGS, ExitCode, as_json
+from stoker.operations.operation import first_line_of
 from stoker.values.durations import in_words
 
 pytestmark = pytest.mark.unit
@@ -182,7 +183,7 @@ def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 WORDS = {
     **{kind.name: kind for kind in SUBCOMMANDS},
-    **{f"dead {kind.name}": kind for kind in Dead.parts},
+    **{f"dead {kind.name}": kind for kind in DeadLettersCommand.parts},
 }
 """What may be typed -> what it stands for."""
 
@@ -356,5 +357,5 @@ def test_dataclasses_and_moments_become_json() -> None:
 
 
 def test_an_error_is_told_by_its_first_line() -> None:
-    assert one_sentence(CommandError("first\nsecond")) == "first"
-    assert one_sentence(KeyError()) == "KeyError"
+    assert first_line_of(CommandError("first\nsecond")) == "first"
+    assert first_line_of(KeyError()) == "KeyError"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def _this_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps its database's deadlines: they are for commands."""
-    monkeypatch.setattr("stoker.management.workflows.within_deadlines", lambda settings: settings)
+    monkeypatch.setattr("stoker.management.subcommand.within_deadlines", lambda settings: settings)
 
 
 def stoker(*words: str) -> tuple[str, int]:
@@ -78,5 +78,5 @@ def test_cancel_and_retry() -> None:
 
 
 def test_an_id_that_nobody_has() -> None:
-    with pytest.raises(CommandError, match="no id of a workflow"):
+    with pytest.raises(CommandError, match="id of a workflow"):
         stoker("show", "x")

@@ -1,8 +1,7 @@
 """Jobs, dead letters, schedules, queues and clusters in Django's admin.
 
-Loaded by Django where ``django.contrib.admin`` is installed, and by nobody else. Nothing is saved
-here as a row: whatever is changed, is changed by the verbs that the command line and the API have,
-with the same permissions.
+Django loads it if ``django.contrib.admin`` is installed. It saves no rows: it performs the
+operations of ``stoker.operations``, with the same permissions as the API.
 """
 
 from .clusters import ClusterAdmin

@@ -157,7 +157,7 @@ def _address_of(visit: AdminContext, text: str, task: str) -> str | None:
 def key_ids_of(alias: str, text: str, task: str) -> list[UUID]:
     """Return the ids of the unique keys with this text.
 
-    Keys of all tasks are looked for, and of each task of which an attempt was recorded lately.
+    Without a task, keys that all tasks share are found, and keys of recently run tasks.
 
     Args:
         text: The key as the task's template gives it: "feed:7" for ``Unique("feed:{feed}")``.

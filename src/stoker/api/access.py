@@ -1,4 +1,4 @@
-"""Who may call: users with the permissions that a route names, by session or by token."""
+"""Access to the API: authentication by session or token, and the permissions of each route."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METHODS_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
 
 
 class StrictParser(Parser):
-    """JSON as the standard has it, and nothing in it that no database takes."""
+    """A parser for strict JSON without characters that no database stores."""
 
     def parse_body(self, request: HttpRequest) -> Any:
         # Sent in chunks to an ASGI server, it does not say before how long it is.
@@ -48,7 +48,7 @@ class StrictParser(Parser):
 
 
 def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """The view, with what all have in common."""
+    """Return the view with the checks and headers of all views."""
 
     @wraps(view)
     def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -64,12 +64,12 @@ def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
         response.headers["Cache-Control"] = "no-store"
         return response
 
-    # Every call makes its own transactions, and says by itself who may do what.
+    # Every call makes its own transactions and checks permissions itself.
     return transaction.non_atomic_requests(login_not_required(inside))
 
 
 def refuse_unreadable(request: HttpRequest) -> None:
-    """Raises CallRefused for a request that no view has to look at."""
+    """Raise CallRefused for NUL characters, a wrong content type, or a too large body."""
     if "\x00" in request.path or any(
         "\x00" in text for name, values in request.GET.lists() for text in (name, *values)
     ):
@@ -95,7 +95,7 @@ def not_found(_request: HttpRequest, **_: Any) -> HttpResponse:
 def _as_get(
     view: Callable[..., HttpResponseBase], request: HttpRequest, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """HEAD is GET, without the content: servers leave that out."""
+    """Call the view of GET for HEAD: servers leave out the content."""
     if request.method != "HEAD":
         return view(request, *args, **kwargs)
     request.method = "GET"
@@ -134,8 +134,7 @@ def _refuse_what_no_store_takes(value: Any) -> None:
 
 
 class SessionUser(AuthBase):
-    """A user who is signed in to the site. Calls that change something need the CSRF token, in the
-    header X-CSRFToken."""
+    """Authentication by session. Unsafe methods need the CSRF token in the header X-CSRFToken."""
 
     openapi_type = "apiKey"
     openapi_in = "cookie"
@@ -147,10 +146,10 @@ class SessionUser(AuthBase):
         self.permissions = tuple(permissions)
 
     def __call__(self, request: HttpRequest) -> Any:
-        """The user; None = nobody is signed in.
+        """Return the user; None = not signed in.
 
         Raises:
-            CallRefused: the CSRF token or a permission is missing.
+            CallRefused: The CSRF token or a permission is missing.
         """
         if "Authorization" in request.headers or not api_settings().session:
             return None
@@ -163,7 +162,7 @@ class SessionUser(AuthBase):
 
 
 class TokenUser(AuthBase):
-    """The user whose token it is, says ``TOKEN_USER`` of ``STOKER_API``."""
+    """Authentication by token: ``TOKEN_USER`` of ``STOKER_API`` finds the user."""
 
     openapi_type = "http"
     openapi_scheme = "bearer"
@@ -173,10 +172,10 @@ class TokenUser(AuthBase):
         self.permissions = tuple(permissions)
 
     def __call__(self, request: HttpRequest) -> Any:
-        """The user; None = it is nobody's token.
+        """Return the user; None = the token is unknown.
 
         Raises:
-            CallRefused: a permission is missing.
+            CallRefused: A permission is missing.
         """
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
@@ -188,10 +187,10 @@ class TokenUser(AuthBase):
 
 
 def permitted(user: Any, permissions: Sequence[str]) -> Any:
-    """The user.
+    """Return the user.
 
     Raises:
-        CallRefused: he has not all of these permissions.
+        CallRefused: The user lacks one of these permissions.
     """
     for permission in permissions:
         if not user.has_perm(permission):
@@ -221,20 +220,20 @@ def perform(operation: Operation, operator: Operator, name: Any, **options: Any)
 View = TypeVar("View", bound=Callable[..., Any])
 
 PROBLEMS = (400, 401, 403, 404, 422, 503)
-"""What every call may come to."""
+"""Statuses of problems that every call may return."""
 PROBLEMS_OF_BODIES = (413, 415)
 PROBLEMS_OF_OPEN = (400, 404, 422)
 
 
 class Open(Enum):
-    """In the place of permissions."""
+    """Takes the place of permissions."""
 
     TO_ALL = "to all"
-    """Anybody may call, without saying who he is. For what a probe of a platform asks."""
+    """No authentication, for the probes of platforms."""
 
 
 class Routes(Router):
-    """Routes of one kind of thing. There is no route without ``permissions``."""
+    """The routes of one kind of thing. Every route declares its ``permissions``."""
 
     def route(
         self,
@@ -248,9 +247,9 @@ class Routes(Router):
         """Declare a route.
 
         Args:
-            permissions: all of these are needed, as ``stoker.view_job``.
-            answers: status -> shape; ``...`` = a problem.
-            example: of what is sent.
+            permissions: The required permissions, such as ``stoker.view_job``.
+            answers: Status -> shape; ``...`` = a problem.
+            example: An example of a body.
         """
         is_open = isinstance(permissions, Open)
         needed: tuple[str, ...] = () if isinstance(permissions, Open) else permissions

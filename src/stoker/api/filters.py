@@ -25,16 +25,16 @@ class Body(Shape):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class Reason(Body):
+class ReasonBody(Body):
     """Why an operation is performed."""
 
     because: Why = ""
 
 
-NO_REASON = Reason()
+NO_REASON = ReasonBody()
 
 
-class Clearing(Reason):
+class Clearing(ReasonBody):
     """Which waiting jobs to cancel."""
 
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
@@ -43,7 +43,7 @@ class Clearing(Reason):
     """Only count them; change nothing."""
 
 
-class LetterFilters(Body):
+class LetterSelection(Body):
     """Filters for dead letters. A filter that is left out matches all."""
 
     task: Name = ""
@@ -61,11 +61,11 @@ class LetterFilters(Body):
 
     def given(self) -> dict[str, Any]:
         """Return the arguments for `stoker.dead_letters`."""
-        names = LetterFilters.model_fields
+        names = LetterSelection.model_fields
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-class LetterQuery(LetterFilters):
+class LetterQuery(LetterSelection):
     """Filters of a query."""
 
     state: Literal["open", "requeued", "resolved", "discarded", "unclosed", "closed", "all"] = (
@@ -105,7 +105,7 @@ class Placement(Body):
         return {"to_queue": self.queue, "run_after": run_after}
 
 
-class Requeueing(Placement, Reason):
+class Requeueing(Placement, ReasonBody):
     """How to requeue one dead letter."""
 
     args: Annotated[list[Any], Field(max_length=1000)] | None = None
@@ -114,10 +114,10 @@ class Requeueing(Placement, Reason):
     """Replace the old arguments by name."""
 
 
-class DiscardingMany(Reason):
+class DiscardingMany(ReasonBody):
     """Which dead letters to change, how many, and how fast."""
 
-    filters: LetterFilters = LetterFilters()
+    filters: LetterSelection = LetterSelection()
     all: Annotated[bool, Strict] = False
     """Required to change dead letters without a filter."""
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100

@@ -1,4 +1,4 @@
-"""Errors as ``application/problem+json`` (RFC 9457), whatever they are."""
+"""Errors as ``application/problem+json`` (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -40,16 +40,15 @@ STRANGER = "Sign in, or send Authorization: Bearer TOKEN."
 
 
 class FieldProblem(Schema):
-    """What is wrong with one part of a request."""
+    """An error in one part of a request."""
 
     where: list[str | int]
-    """As ``["body", "limit"]``."""
+    """The path of the part: ``["body", "limit"]``."""
     problem: str
 
 
 class Problem(Schema):
-    """What every error looks like. ``type`` is always "about:blank": ``status`` says what kind it
-    is, and ``detail`` the rest."""
+    """An error. ``type`` is always "about:blank": ``status`` and ``detail`` say what happened."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -61,11 +60,12 @@ class Problem(Schema):
 
 
 class CallRefused(Exception):
-    """A call that is not done.
+    """A call that is refused.
 
     Args:
-        detail: one sentence.
-        more: further members of the problem.
+        status: The HTTP status.
+        detail: One sentence.
+        more: Further members of the problem.
     """
 
     def __init__(self, status: int, detail: str, **more: Any) -> None:
@@ -76,7 +76,7 @@ class CallRefused(Exception):
 
 
 def problem(status: int, detail: str, **more: Any) -> HttpResponse:
-    """The response that says so."""
+    """Return the response for a problem."""
     content = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -108,7 +108,7 @@ STATUSES: dict[type[Exception], int] = {
     InvalidTaskOption: 422,
     UnreadablePackage: 422,
 }
-"""Errors whose own sentence is for whoever called."""
+"""Errors whose message is sent to the caller."""
 
 SENTENCES: dict[type[Exception], tuple[int, str]] = {
     Http404: (404, "There is nothing at this address."),
@@ -120,11 +120,11 @@ SENTENCES: dict[type[Exception], tuple[int, str]] = {
     OperationalError: (503, "The store is out of reach: try again later."),
     InterfaceError: (503, "The store is out of reach: try again later."),
 }
-"""Errors whose own sentence is not."""
+"""Errors with another message for the caller."""
 
 
 def install(api: NinjaAPI) -> None:
-    """Let all errors of this API be told as problems."""
+    """Return all errors of this API as problems."""
     for kind, status in STATUSES.items():
         api.add_exception_handler(kind, _own_sentence(status))
     for kind, (status, sentence) in SENTENCES.items():
@@ -171,7 +171,7 @@ def _invalid(_request: HttpRequest, error: Any) -> HttpResponse:
 
 
 def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:
-    """A mistake of ours: Django's page in development, and whoever listens hears of it."""
+    """Log an error of the server and signal it; in development, let Django show it."""
     if django_settings.DEBUG:
         raise error
     got_request_exception.send(sender=None, request=request)
@@ -188,7 +188,7 @@ def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:
 
 
 def _without_its_name(place: Sequence[Any]) -> Sequence[Any]:
-    """The parameter that takes the body is called so, too."""
+    """Remove the name of the parameter that takes the body: it is "body", too."""
     return place[1:] if tuple(place[:2]) == ("body", "body") else place
 
 

@@ -1,4 +1,4 @@
-"""What answers look like, beside the dataclasses that the engine tells things in."""
+"""Shapes of answers, besides the dataclasses of ``stoker.inspect``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .values import plain
 
 
 class Shape(Schema):
-    """What is answered: what stands under a field is its description."""
+    """An answer. The docstrings of its fields are their descriptions."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
@@ -62,28 +62,28 @@ class AttemptShape(Shape):
 
 
 class ProgressShape(Shape):
-    """How far a job said last that it was."""
+    """The progress that a job reported last."""
 
     done: float
     total: float | None
-    """null: it did not say."""
+    """null = not reported."""
     message: str
 
 
 class WhyShape(Shape):
-    """Why a job is not running; or where it runs, or how it ended."""
+    """Why a job is not running, where it runs, or how it ended."""
 
     kind: Kind
-    """What it waits for, or how it stands."""
+    """The reason why it waits, or its state."""
     sentence: str
     advice: str
     """What to do about it; "" = nothing needs to be done."""
     needs_somebody: bool
-    """Whether it will not run before somebody does something."""
+    """Whether it will not run without an action."""
     task: str
     queue: str
     facts: dict[str, Any]
-    """Those of the kind: see the guide `why-not-running`."""
+    """Depending on the kind: see the guide `why-not-running`."""
 
 
 class JobShape(Shape):
@@ -96,23 +96,23 @@ class JobShape(Shape):
     state: str
     """DEFERRED, BLOCKED, READY, RUNNING, SUCCESSFUL, FAILED or CANCELLED."""
     attempts: int
-    """How many were begun."""
+    """Number of attempts that began."""
     enqueued_at: datetime | None
     run_after: datetime | None
     started_at: datetime | None
-    """When the first attempt began, as far as it is known."""
+    """When the first attempt began; null = not known."""
     finished_at: datetime | None
     args: list[Any] | None
-    """null: its package cannot be opened here."""
+    """null = its package cannot be opened here."""
     kwargs: dict[str, Any] | None
     return_value: Any
-    """What the task returned; null also where it has not. What JSON has no word for is text."""
+    """The return value; null = none yet. Values that JSON cannot represent are text."""
     reason: str
     """Why it failed or was cancelled, in one line."""
     errors: list[AttemptShape]
-    """Of every attempt that did not succeed, in order."""
+    """The attempts that did not succeed, in order."""
     progress: ProgressShape | None
-    """null: it has said nothing."""
+    """null = none reported."""
 
 
 class LetterShape(Shape):
@@ -125,13 +125,13 @@ class LetterShape(Shape):
     queue: str
     priority: int
     key: str
-    """The name of its unique key; empty: it has none."""
+    """The name of its unique key; empty = none."""
     reason: str
     """error, timeout, crash, expired, unreadable or unknown_task."""
     exception_class: str
     message: str
     fingerprint: str
-    """The same for the same fault."""
+    """Identifies the fault."""
     failure_count: int
     first_failed_at: datetime
     failed_at: datetime
@@ -145,7 +145,7 @@ class LetterShape(Shape):
     last_requeued_by: str
     last_requeued_because: str
     successor_id: UUID | None
-    """The job that carries it on."""
+    """The job that it was requeued as."""
     closed_at: datetime | None
     closed_by: str
     closed_because: str
@@ -157,7 +157,7 @@ class LetterShape(Shape):
 
 
 class RequeueShape(Shape):
-    """One time that a dead letter was sent again."""
+    """One requeue of a dead letter."""
 
     job_id: UUID
     from_job_id: UUID
@@ -176,7 +176,7 @@ class StoryShape(Shape):
     attempts: list[AttemptShape]
     requeues: list[RequeueShape]
     args: list[Any] | None
-    """null: its package cannot be opened here."""
+    """null = its package cannot be opened here."""
     kwargs: dict[str, Any] | None
 
 
@@ -189,24 +189,24 @@ class LetterPageShape(Shape):
 
 
 class AnswerShape(Shape):
-    """What became of one dead letter."""
+    """The answer to an operation on one dead letter."""
 
     dead_letter_id: UUID
     fate: str
     """requeued, discarded, taken_back; newer, under_way, not_requeued, closed, gone, refused."""
     job_id: UUID | None
-    """The new job; or the one that is there already."""
+    """The new job, or the existing one."""
     because: str
 
 
 class BulkShape(Shape):
-    """What became of many dead letters."""
+    """The answer to an operation on many dead letters."""
 
     matched: int
-    """How many the filters found, up to the limit."""
+    """Number of dead letters that the filters found, up to the limit."""
     done: int
     others: list[AnswerShape]
-    """Those to which nothing was done, and why."""
+    """The dead letters that were not changed, and why."""
     dry_run: bool
 
 

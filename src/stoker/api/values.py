@@ -1,4 +1,4 @@
-"""Kinds of values that requests and answers have in common."""
+"""Types of values that requests and answers share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _only_text(value: Any) -> Any:
 
 
 def _in_the_projects_way(value: datetime) -> datetime:
-    """Aware or naive, as the project's other moments are."""
+    """Return an aware or a naive moment, as USE_TZ says."""
     if not FIRST_YEAR <= value.year <= LAST_YEAR:
         raise ValueError(f"write a moment between the years {FIRST_YEAR} and {LAST_YEAR}")
     if django_settings.USE_TZ and timezone.is_naive(value):
@@ -40,7 +40,7 @@ def _in_the_projects_way(value: datetime) -> datetime:
 
 
 Moment = Annotated[datetime, BeforeValidator(_only_text), AfterValidator(_in_the_projects_way)]
-"""ISO 8601; without a zone, of the project's."""
+"""ISO 8601; without a zone, in the project's."""
 
 Backend = Annotated[
     str | None,
@@ -55,7 +55,7 @@ Strict = Field(strict=True)
 
 
 def unnamed_backend() -> str | None:
-    """The backend that is meant where none is named; None = one has to be."""
+    """Return the backend of requests that name none; None = they must name one."""
     known = own_backends()
     if "default" in known:
         return "default"
@@ -63,10 +63,10 @@ def unnamed_backend() -> str | None:
 
 
 def settings_of(backend: str | None) -> Settings:
-    """The settings of a backend that is Stoker's.
+    """Return the settings of a backend.
 
     Raises:
-        CallRefused: there is none of that name, or several and none was named.
+        CallRefused: There is no backend of Stoker's with this name, or none was named.
     """
     known = own_backends()
     if backend is None:
@@ -84,7 +84,7 @@ def settings_of(backend: str | None) -> Settings:
 
 
 def cursor_of(mark: str | None) -> str | None:
-    """What the next page is asked for with. Nobody can read anything out of it, nor make one."""
+    """Return a signed cursor for the next page: opaque to clients, who cannot make one."""
     if mark is None:
         return None
     return (
@@ -93,10 +93,10 @@ def cursor_of(mark: str | None) -> str | None:
 
 
 def mark_of(cursor: str | None) -> str | None:
-    """Where a page begins.
+    """Return where a page begins.
 
     Raises:
-        CallRefused: it is no cursor of ours.
+        CallRefused: The cursor is not one of ours.
     """
     if cursor is None:
         return None
@@ -110,7 +110,7 @@ def mark_of(cursor: str | None) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """As JSON can have it: what it has no word for as text."""
+    """Return a value for JSON; values that JSON cannot represent become text."""
     if value is None or isinstance(value, bool | str):
         return _text(value) if isinstance(value, str) else value
     if isinstance(value, int):
@@ -133,5 +133,5 @@ def plain(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Halves of surrogate pairs, which JSON must not have, as question marks."""
+    """Replace halves of surrogate pairs, which JSON forbids, by question marks."""
     return text.encode("utf-8", "replace").decode()

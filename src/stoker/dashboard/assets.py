@@ -1,5 +1,7 @@
-"""The style sheet and the script, served from the package: an address for each content, so that
-browsers may keep them for ever."""
+"""The style sheet and the script, served from the package.
+
+Their addresses change with their content, so browsers may cache them for ever.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TYPES = {
 
 @login_not_required
 def show(_request: HttpRequest, version: str, name: str) -> HttpResponse:
-    """One of the files."""
+    """Return one of the files."""
     if name not in TYPES:
         raise Http404(name)
     response = HttpResponse(content(name), content_type=TYPES[name])
@@ -38,5 +40,5 @@ def content(name: str) -> bytes:
 
 @cache
 def version_of(name: str) -> str:
-    """A word that changes with the content."""
+    """Return a word that changes with the content."""
     return hashlib.sha256(content(name)).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Ticks as a calendar: what came, was left out or missed on each day, or in each hour."""
+"""Calendars of ticks: how many were fired, skipped or missed in each day or hour."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ OUTCOMES = {
     "skipped": "skipped",
     "held": "skipped",
 }
-"""How a tick that ended so is counted."""
+"""Outcome of a tick -> kind in the calendar."""
 WORDS = {
     "fired": "fired",
-    "missed": "missed: nobody could fire them in time",
-    "skipped": "left out, as the job before had not ended",
+    "missed": "missed: no cluster fired them in time",
+    "skipped": "skipped: the previous job had not ended",
     "to-come": "to come",
 }
 
 
 @dataclass(slots=True)
 class Cell:
-    """One stretch of time of one schedule."""
+    """One day or hour of one schedule."""
 
     title: str
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
-        """What is worth knowing most."""
+        """Return the most important outcome in this cell."""
         found = [kind for kind in ("missed", "skipped", "fired", "to-come") if kind in self.counts]
         return found[0] if found else ""
 
     @property
     def shown(self) -> str:
-        """How many, whatever became of them."""
+        """Return the number of all ticks."""
         return f"{sum(self.counts.values()):,}" if self.counts else ""
 
     @property
     def fired(self) -> str:
-        """How many were fired."""
+        """Return the number of fired ticks."""
         return f"{self.counts['fired']:,}" if "fired" in self.counts else ""
 
     @property
     def sentence(self) -> str:
-        """All of it."""
+        """Return all numbers as a sentence."""
         told = [
             f"{self.counts[kind]:,} {text}" for kind, text in WORDS.items() if kind in self.counts
         ]
@@ -71,16 +71,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """Cells by schedule and stretch of time."""
+    """Cells by schedule and day."""
 
     heads: list[str]
     starts: list[int]
-    """Of each stretch, in microseconds since 1970."""
+    """The start of each column, in microseconds since 1970."""
     titles: list[str]
     counted: dict[tuple[UUID, int], dict[str, int]]
 
     def cells(self, schedule_id: UUID) -> list[Cell]:
-        """Of one schedule, in the order of the heads."""
+        """Return the cells of one schedule, in the order of the columns."""
         return [
             Cell(title, self.counted.get((schedule_id, start), {}))
             for title, start in zip(self.titles, self.starts, strict=True)
@@ -88,7 +88,7 @@ class Calendar:
 
 
 def days_of(alias: str, rows: Sequence[Schedule]) -> Calendar:
-    """The last days of these schedules. One query."""
+    """Count the ticks of these schedules on each of the last days. One query."""
     today = _midnight()
     days = [today - timedelta(days=number) for number in reversed(range(DAYS))]
     counted = _counted(alias, [row.pk for row in rows], days[0], DAY_US)
@@ -98,7 +98,7 @@ def days_of(alias: str, rows: Sequence[Schedule]) -> Calendar:
 
 
 def hours_of(alias: str, row: Schedule) -> list[dict[str, Any]]:
-    """The last days of one schedule and the next, each hour by hour. One query."""
+    """Count the ticks of one schedule in each hour of the last and next days. One query."""
     today = _midnight()
     first = today - timedelta(days=DAYS - 1)
     counted = _counted(alias, [row.pk], first, HOUR_US)
@@ -125,7 +125,7 @@ def hours_of(alias: str, row: Schedule) -> list[dict[str, Any]]:
 def _counted(
     alias: str, schedule_ids: Sequence[UUID], first: datetime, step_us: int
 ) -> dict[tuple[UUID, int], dict[str, int]]:
-    """(schedule, start of the stretch) -> how many ticks ended how."""
+    """Return (schedule, start of the column) -> kind -> number of ticks."""
     begin_us = _us(first)
     ticks = Tick.objects.using(alias).filter(schedule_id__in=schedule_ids, moment_us__gte=begin_us)
     start = F("moment_us") - Mod(F("moment_us") - begin_us, step_us)
@@ -155,7 +155,7 @@ def _midnight() -> datetime:
 
 
 def _start(at: datetime, step_us: int, first: datetime) -> int:
-    """Of the stretch in which it is."""
+    """Return the start of the column that contains a moment."""
     instant_us, begin_us = _us(at), _us(first)
     return instant_us - (instant_us - begin_us) % step_us
 

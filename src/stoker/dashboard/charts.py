@@ -1,24 +1,26 @@
-"""Charts: where each bar and line is, for the templates to draw as SVG. No script, no inline style.
+"""Charts as bars and lines with their places, which templates draw as SVG.
 
-All are drawn in a box of ``WIDTH`` by ``HEIGHT``, which the style sheet stretches; words stand
-beside it. The same numbers are in a table below each, for whoever does not see the picture.
+All are drawn in a box of ``WIDTH`` by ``HEIGHT``, which the style sheet stretches. Below each chart
+a table has the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from django.utils import timezone
 
+from stoker.inspect.figures import Backlog
 from stoker.metrics import Point
-from stoker.operations import wording as words
+from stoker.operations.wording import duration
 
 from .spans import DAY, Span
 
 WIDTH, HEIGHT = 600.0, 120.0
 GAP = 0.18
-"""Of a bar's width, what is left free."""
+"""The part of a bar's column that is left free."""
+OUTCOMES = (("good", "successful"), ("bad", "failed"), ("held", "cancelled"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +36,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What one point of the history shows."""
+    """One point of the history."""
 
     x: float
-    """Where its column begins, for what shows the sentence."""
+    """The left edge of its column, which shows the sentence."""
     width: float
     sentence: str
     parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A line through several points; where nothing is known it is interrupted."""
+class ChartLine:
+    """A line through several points, interrupted at points without a value."""
 
     kind: str
     path: str
@@ -53,135 +55,116 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One picture, with the words that belong to it."""
+    """One chart with its texts."""
 
     title: str
     about: str
-    """What it counts."""
+    """The quantity."""
     summary: str
-    """What it shows, in a sentence."""
+    """The result in one sentence."""
     top: str
-    """What the upper edge stands for."""
+    """The value of the upper edge."""
     first: str
-    """Where time begins; it ends now."""
+    """The time of the left edge; the right edge is now."""
     bars: tuple[Bar, ...] = ()
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ChartLine, ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
     """Class and name of each colour."""
     columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = field(default=())
+    rows: Sequence[tuple[str, ...]] = ()
     """The table."""
     width: float = WIDTH
     height: float = HEIGHT
 
 
 def throughput_chart(points: Sequence[Point], span: Span) -> Chart:
-    """Jobs that ended, by how."""
-    kinds = (("good", "successful"), ("bad", "failed"), ("held", "cancelled"))
+    """Return the number of ended jobs, by outcome."""
     top = max((point.figures.finished for point in points), default=0)
-    bars = []
+    bars, rows = [], []
     for column, point in enumerate(points):
+        figures = point.figures
         parts, y = [], HEIGHT
-        for kind, name in kinds:
-            height = HEIGHT * getattr(point.figures, name) / (top or 1)
+        for kind, name in OUTCOMES:
+            height = HEIGHT * getattr(figures, name) / (top or 1)
             if height:
                 y -= height
                 parts.append(_part(kind, column, len(points), y, height))
-        figures = point.figures
+        counts = (figures.successful, figures.failed, figures.cancelled, figures.retried)
+        successful, failed, cancelled, retried = (f"{count:,}" for count in counts)
+        at = _at(point, span)
         sentence = (
-            f"{_at(point, span)}: {figures.successful:,} succeeded, {figures.failed:,} failed, "
-            f"{figures.cancelled:,} cancelled; {figures.retried:,} attempts to be tried again"
+            f"{at}: {successful} succeeded, {failed} failed, {cancelled} cancelled; "
+            f"{retried} attempts will be retried"
         )
         bars.append(_bar(column, len(points), sentence, parts))
+        if figures.finished or figures.retried:
+            rows.append((at, successful, failed, cancelled, retried))
     ended = sum(point.figures.finished for point in points)
-    failed = sum(point.figures.failed for point in points)
+    failures = sum(point.figures.failed for point in points)
+    step = duration(points[0].seconds if points else None)
     return Chart(
         title="Throughput",
-        about=f"Jobs that ended, in steps of {words.duration(_step(points))}",
-        summary=f"{ended:,} jobs ended {span.words}, {failed:,} of them failed.",
+        about=f"Jobs that ended, in steps of {step}",
+        summary=f"{ended:,} jobs ended {span.words}, {failures:,} of them failed.",
         top=f"{top:,}" if top else "",
-        bars=tuple(bars),
-        keys=tuple(kinds),
-        columns=("From", "Succeeded", "Failed", "Cancelled", "Tried again"),
-        rows=tuple(
-            (
-                _at(point, span),
-                f"{point.figures.successful:,}",
-                f"{point.figures.failed:,}",
-                f"{point.figures.cancelled:,}",
-                f"{point.figures.retried:,}",
-            )
-            for point in points
-            if point.figures.finished or point.figures.retried
-        ),
         first=_first(points, span),
+        bars=tuple(bars),
+        keys=OUTCOMES,
+        columns=("From", "Succeeded", "Failed", "Cancelled", "Retried"),
+        rows=rows,
     )
 
 
 def latency_chart(points: Sequence[Point], span: Span) -> Chart:
-    """How long attempts ran."""
+    """Return how long attempts ran."""
+    about = "How long attempts ran, successful or not"
     return _times_chart(
-        points,
-        span,
-        "Run time",
-        "How long attempts ran, successful or not",
-        lambda point: (point.figures.run.p50, point.figures.run.p95),
+        points, span, "Run time", about, lambda one: (one.figures.run.p50, one.figures.run.p95)
     )
 
 
 def wait_chart(points: Sequence[Point], span: Span) -> Chart:
-    """How long jobs waited."""
+    """Return how long jobs waited."""
+    about = "From the moment when a job could start until a worker began"
     return _times_chart(
-        points,
-        span,
-        "Wait",
-        "From when a job might have started until a worker began",
-        lambda point: (point.figures.wait.p50, point.figures.wait.p95),
+        points, span, "Wait", about, lambda one: (one.figures.wait.p50, one.figures.wait.p95)
     )
 
 
 def backlog_chart(points: Sequence[Point], span: Span) -> Chart:
-    """How many jobs waited."""
+    """Return how many jobs waited."""
     seen = [None if point.backlog is None else float(point.backlog.ready) for point in points]
     top = max((one for one in seen if one is not None), default=0.0)
-    bars = [
-        _bar(
-            column,
-            len(points),
-            f"{_at(point, span)}: "
-            + (
-                f"{point.backlog.ready:,} ready, the next had waited "
-                f"{words.duration(point.backlog.oldest_ready_seconds)}; "
-                f"{point.backlog.running:,} running, {point.backlog.deferred:,} deferred, "
-                f"{point.backlog.blocked:,} blocked"
-                if point.backlog is not None
-                else "nobody looked"
-            ),
-        )
-        for column, point in enumerate(points)
-    ]
-    known = [one for one in points if one.backlog is not None]
+    bars, rows = [], []
+    for column, point in enumerate(points):
+        at, sentence = _at(point, span), "not measured"
+        if point.backlog is not None:
+            cells = _backlog_cells(point.backlog)
+            sentence = "{} ready, the next had waited {}; {} running, {} deferred, {} blocked"
+            sentence = sentence.format(*cells)
+            rows.append((at, *cells))
+        bars.append(_bar(column, len(points), f"{at}: {sentence}"))
     return Chart(
         title="Backlog",
         about="Jobs that were ready: the highest number seen in each step",
         summary=f"At most {top:,.0f} jobs were ready at once {span.words}.",
         top=f"{top:,.0f}" if top else "",
-        bars=tuple(bars),
-        lines=(Line("area", _area(seen, top)), Line("line", _path(seen, top))),
-        columns=("From", "Ready", "Longest wait", "Running", "Deferred", "Blocked"),
-        rows=tuple(
-            (
-                _at(point, span),
-                f"{point.backlog.ready:,}",
-                words.duration(point.backlog.oldest_ready_seconds),
-                f"{point.backlog.running:,}",
-                f"{point.backlog.deferred:,}",
-                f"{point.backlog.blocked:,}",
-            )
-            for point in known
-            if point.backlog is not None
-        ),
         first=_first(points, span),
+        bars=tuple(bars),
+        lines=(ChartLine("area", _area(seen, top)), ChartLine("line", _path(seen, top))),
+        columns=("From", "Ready", "Longest wait", "Running", "Deferred", "Blocked"),
+        rows=rows,
+    )
+
+
+def _backlog_cells(seen: Backlog) -> tuple[str, ...]:
+    wait = duration(seen.oldest_ready_seconds)
+    return (
+        f"{seen.ready:,}",
+        wait,
+        f"{seen.running:,}",
+        f"{seen.deferred:,}",
+        f"{seen.blocked:,}",
     )
 
 
@@ -194,32 +177,26 @@ def _times_chart(
 ) -> Chart:
     pairs = [times(point) for point in points]
     top = max((high for _, high in pairs if high is not None), default=0.0)
-    bars = [
-        _bar(
-            column,
-            len(points),
-            f"{_at(point, span)}: half {words.duration(half)}, 95 of 100 {words.duration(high)}",
-        )
-        for column, (point, (half, high)) in enumerate(zip(points, pairs, strict=True))
-    ]
+    bars, rows = [], []
+    for column, (point, (half, high)) in enumerate(zip(points, pairs, strict=True)):
+        row = (_at(point, span), duration(half), duration(high))
+        bars.append(_bar(column, len(points), "{}: half {}, 95 of 100 {}".format(*row)))
+        if high is not None:
+            rows.append(row)
     return Chart(
         title=title,
         about=about,
-        summary=f"95 of 100 took at most {words.duration(top or None)} in the slowest step.",
-        top=words.duration(top) if top else "",
+        summary=f"95 of 100 took at most {duration(top or None)} in the slowest step.",
+        top=duration(top) if top else "",
+        first=_first(points, span),
         bars=tuple(bars),
         lines=(
-            Line("line high", _path([high for _, high in pairs], top)),
-            Line("line", _path([half for half, _ in pairs], top)),
+            ChartLine("line high", _path([high for _, high in pairs], top)),
+            ChartLine("line", _path([half for half, _ in pairs], top)),
         ),
         keys=(("p50", "half took no longer"), ("p95", "95 of 100 took no longer")),
         columns=("From", "p50", "p95"),
-        rows=tuple(
-            (_at(point, span), words.duration(half), words.duration(high))
-            for point, (half, high) in zip(points, pairs, strict=True)
-            if high is not None
-        ),
-        first=_first(points, span),
+        rows=rows,
     )
 
 
@@ -235,7 +212,7 @@ def _part(kind: str, column: int, columns: int, y: float, height: float) -> Part
 
 
 def _path(values: Sequence[float | None], top: float) -> str:
-    """Through the middle of each column."""
+    """Return a path through the middle of each column."""
     step = WIDTH / max(1, len(values))
     parts, is_begun = [], False
     for column, value in enumerate(values):
@@ -243,14 +220,14 @@ def _path(values: Sequence[float | None], top: float) -> str:
             is_begun = False
             continue
         x, y = (column + 0.5) * step, HEIGHT * (1 - value / (top or 1))
-        # A lone point would not be seen.
+        # A single point would be invisible.
         parts.append(f"{'L' if is_begun else f'M{x - 1:.1f} {y:.1f}L'}{x:.1f} {y:.1f}")
         is_begun = True
     return "".join(parts)
 
 
 def _area(values: Sequence[float | None], top: float) -> str:
-    """Below the line."""
+    """Return the area below the line."""
     step = WIDTH / max(1, len(values))
     known = [(column + 0.5, value) for column, value in enumerate(values) if value is not None]
     if not known:
@@ -266,7 +243,3 @@ def _at(point: Point, span: Span) -> str:
 
 def _first(points: Sequence[Point], span: Span) -> str:
     return _at(points[0], span) if points else ""
-
-
-def _step(points: Sequence[Point]) -> float | None:
-    return points[0].seconds if points else None

@@ -1,7 +1,7 @@
-"""The history of metrics as pages show it: read once for all who look at the same time.
+"""The history of metrics for pages, cached for seconds.
 
-Pages are fetched again whenever something has changed. What became of jobs in a week does not look
-different a second later, and takes long to add up.
+Pages are fetched again whenever something has changed. The sums of a week take long to add up and
+hardly change within seconds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _lock = threading.Lock()
 
 
 def of_all(visit: DashboardContext, span: Span) -> Sequence[Point]:
-    """The history of all jobs."""
+    """Return the history of all jobs."""
     return _history(visit, span)
 
 
 def of_tasks(visit: DashboardContext, span: Span) -> Sequence[TaskFigures]:
-    """Those that kept workers busy longest first."""
+    """Return the figures of each task, the busiest first."""
     return _remembered(  # type: ignore[no-any-return] # as it was made
         visit,
         span,
@@ -40,7 +40,7 @@ def of_tasks(visit: DashboardContext, span: Span) -> Sequence[TaskFigures]:
 
 
 def of_queues(visit: DashboardContext, span: Span) -> dict[str, QueueFigures]:
-    """By name."""
+    """Return the figures of each queue, by name."""
     return _remembered(  # type: ignore[no-any-return] # as above
         visit,
         span,
@@ -52,17 +52,17 @@ def of_queues(visit: DashboardContext, span: Span) -> dict[str, QueueFigures]:
 
 
 def of_queue(visit: DashboardContext, span: Span, name: str) -> Sequence[Point]:
-    """The history of one."""
+    """Return the history of one queue."""
     return _history(visit, span, queue=name)
 
 
 def of_task(visit: DashboardContext, span: Span, name: str) -> Sequence[Point]:
-    """The history of one."""
+    """Return the history of one task."""
     return _history(visit, span, task=name)
 
 
 def forget() -> None:
-    """All that is remembered."""
+    """Clear the cache."""
     with _lock:
         _kept.clear()
 

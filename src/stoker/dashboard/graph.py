@@ -1,7 +1,7 @@
-"""A workflow as a picture: where each box and each arrow is, for a template to draw as SVG.
+"""A workflow as boxes and arrows with their places, which a template draws as SVG.
 
-A chain goes from left to right, a group from top to bottom in a frame of its own. Of a large group
-the members worth a look are drawn, and the others counted.
+A chain goes from left to right, a group from top to bottom in its own frame. Of a large group some
+members are drawn, failed ones first, and the others are counted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FRAME, HEAD = 12.0, 20.0
 MOST_MEMBERS = 8
 LONGEST_LABEL = 25
 WORTH = ("FAILED", "CANCELLED", "ENQUEUED", "STARTED", "UNDOING", "PENDING", "HELD", "SUCCESSFUL")
-"""States of which members are drawn first."""
+"""States in the order in which members are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A task, or members of a group that are only counted."""
+    """A task, or a number of members of a group."""
 
     x: float
     y: float
@@ -39,7 +39,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What holds others."""
+    """A frame around a group."""
 
     x: float
     y: float
@@ -51,14 +51,14 @@ class Frame:
 
 @dataclass(slots=True)
 class Graph:
-    """The whole picture."""
+    """The whole drawing."""
 
     width: float = 0.0
     height: float = 0.0
     boxes: list[Box] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     edges: list[str] = field(default_factory=list)
-    """Each a path."""
+    """SVG paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class _Size:
 
 
 def drawn(steps: Iterable[Step], counts: Mapping[UUID, Mapping[str, int]]) -> Graph:
-    """The picture of these steps.
+    """Return the drawing of a workflow.
 
     Args:
-        steps: of one workflow, the outermost among them.
-        counts: of the groups of which not all members are among them: state -> how many there are.
+        steps: Steps of one workflow, including the outermost.
+        counts: Group -> state -> number of members, for groups with members missing in ``steps``.
     """
     return _Drawing(list(steps), counts).graph()
 
@@ -95,7 +95,7 @@ class _Drawing:
         return self._graph
 
     def _draw(self, step: Step, x: float, y: float) -> _Size:
-        """Draw what stands there, and tell how large it is."""
+        """Draw a step with all below it. Return its size."""
         members = [one for one in self._below.get(step.pk, []) if one.role == Step.Role.STEP]
         company = [one for one in self._below.get(step.pk, []) if one.role != Step.Role.STEP]
         if step.kind == Step.Kind.TASK:

@@ -1,4 +1,4 @@
-"""Of which time a page tells: the last hour, day or week."""
+"""The period that a page shows: the last hour, day or week."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .context import DashboardContext
 
 HOUR, DAY = 3600, 86400
 CHOICES = {"hour": (HOUR, 60), "day": (DAY, 1800), "week": (7 * DAY, 3 * HOUR)}
-"""Name -> how long it is, and in what steps it is told, in seconds."""
+"""Name -> length and step in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time until now."""
+    """A period until now."""
 
     name: str
     since: datetime
@@ -27,7 +27,7 @@ class Span:
 
     @property
     def words(self) -> str:
-        """As in "in the last hour"."""
+        """Return "in the last hour"."""
         return f"in the last {self.name}"
 
     @property
@@ -36,7 +36,7 @@ class Span:
 
 
 def span_of(visit: DashboardContext) -> Span:
-    """What was asked for; an hour, where that is nothing known."""
+    """Return the requested period; an hour by default."""
     name = visit.request.GET.get("last", "hour")
     name = name if name in CHOICES else "hour"
     length, step = CHOICES[name]

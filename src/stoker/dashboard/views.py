@@ -39,7 +39,7 @@ NOBODY = (
 NOTICE = "stoker_notice"
 NOTICE_SECONDS = 120
 LONGEST_NOTICE = 800
-"""A cookie has room for no more than 4 KB."""
+"""Maximum number of characters: a cookie takes at most 4 KB."""
 
 
 class PageRefused(Exception):
@@ -53,7 +53,7 @@ class PageRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """What a view of a page returns."""
+    """A template with its context."""
 
     template: str
     """Its name, such as "jobs"."""

@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal, where rich is installed; elsewhere nothing is shown."""
+"""Progress bars on a terminal, if rich is installed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stoker.values.progress import told_to
 
 @contextmanager
 def bar(words: str) -> Iterator[None]:
-    """Show on standard error how far what is done inside has come. It is gone afterwards.
+    """Show a progress bar on standard error while the block runs.
 
     Args:
-        words: what is done, as ``requeueing``.
+        words: The label of the bar, such as ``requeueing``.
     """
     if not sys.stderr.isatty():
         yield

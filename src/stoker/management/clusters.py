@@ -1,152 +1,120 @@
-"""``manage.py stoker clusters``: looks at clusters, and asks them to be quiet or to stop."""
+"""``manage.py stoker clusters``: list clusters, and ask them to take no more jobs or to stop."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from django.core.management.base import CommandParser
-
 from stoker.exceptions import ClusterNotFound
 from stoker.operations import clusters
+from stoker.operations.operation import Operation, first_line_of
 from stoker.values.durations import in_words
 
-from .subcommand import (
-    ExitCode,
-    Subcommand,
-    SubcommandGroup,
-    add_backend,
-    as_json,
-    backend_settings,
-    one_sentence,
-    refuse,
-    within_deadlines,
-)
+from .subcommand import BACKEND, JSON, ExitCode, Subcommand, SubcommandGroup, option, refuse
 
 
 class ListClusters(Subcommand):
-    name = "list"
-    summary = "List the clusters that run."
-    description = """\
-List the clusters of this backend, the longest running first: id, name, host, process, state
-(running, quiet or stopping), and how long ago the last sign of life was.
+    """List the running clusters.
 
---json writes one object: clusters[], as in `info --json`."""
+    List the clusters of this backend, the longest running first: id, name, host, process, state
+    (running, quiet or stopping), and how long ago the last sign of life was.
+
+    --json writes one object: clusters[], as in `info --json`.
+    """
+
+    name = "list"
     examples = """\
   manage.py stoker clusters list
   manage.py stoker clusters list --json | jq -r '.clusters[].id'"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        found = clusters.find(backend=_alias(options))
-        if options["json"]:
-            self.say(as_json({"clusters": found}))
-            return ExitCode.DONE
-        for one in found:
-            self.say(
-                f"{one.id}  {one.name} on {one.host}, process {one.pid}: {one.state}, last sign of "
-                f"life {in_words(one.silent_seconds)} ago, {len(one.workers)} workers, "
-                f"{one.leases:,} jobs"
-            )
-        if not found:
-            self.say("none")
+        found = clusters.find(backend=self.settings(options).alias)
+        lines = [
+            f"{one.id}  {one.name} on {one.host}, process {one.pid}: {one.state}, last sign of "
+            f"life {in_words(one.silent_seconds)} ago, {len(one.workers)} workers, "
+            f"{one.leases:,} jobs"
+            for one in found
+        ]
+        self.answer(options, {"clusters": found}, lines or ["none"])
         return ExitCode.DONE
 
 
-class _Ask(Subcommand):
-    """Asks clusters for something."""
-
-    asked: ClassVar[str]
-    """What they were, in the end."""
-
-    def ask(self, cluster_id: str, alias: str) -> bool:
-        raise NotImplementedError  # each command has its own
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
+class _AskClusters(Subcommand):
+    operation: ClassVar[Operation]
+    options = (
+        option(
             "clusters",
             nargs="*",
             default=[],
             metavar="ID",
             help="Ids of clusters (see `clusters list`).",
-        )
-        parser.add_argument("--all", action="store_true", help="All clusters of this backend.")
-        add_backend(parser)
+        ),
+        option("--all", action="store_true", help="All clusters of this backend."),
+        BACKEND,
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = _alias(options)
         if bool(options["clusters"]) == options["all"]:
-            raise refuse("Say which clusters by their ids, or --all.")
-        wanted = options["clusters"] or [one.id for one in clusters.find(backend=alias)]
-        code = ExitCode.DONE
-        for cluster_id in wanted:
+            raise refuse("Name clusters by their ids, or give --all.")
+        operator, code = self.operator(options), ExitCode.DONE
+        known = options["clusters"] or [one.id for one in clusters.find(backend=operator.alias)]
+        for cluster_id in known:
             try:
-                is_asked = self.ask(cluster_id, alias)
+                done = self.operation.act(operator, cluster_id)
             except ClusterNotFound as error:
-                self.remark(one_sentence(error))
+                self.remark(first_line_of(error))
                 code = ExitCode.NO
                 continue
-            self.say(f"{cluster_id}: {self.asked if is_asked else 'it is stopping already'}")
-            code = code if is_asked else ExitCode.NO
+            self.say(f"{cluster_id}: {done.sentence}")
+            code = code if done.is_good else ExitCode.NO
         return code
 
 
-class Quiet(_Ask):
+class QuietClusters(_AskClusters):
+    """Ask clusters to take no more jobs.
+
+    Ask clusters to take no more jobs. Running jobs continue, others go back to their queue. This
+    takes a second, and holds until `clusters resume` or until the cluster ends.
+    """
+
     name = "quiet"
-    summary = "Ask clusters to take no more jobs."
-    description = """\
-Ask clusters to take no more jobs. What runs goes on, what had not started goes back to its queue.
-They do so within a second, and until `clusters resume` or their end."""
+    operation = clusters.QUIET
     examples = """\
   manage.py stoker clusters quiet --all
   manage.py stoker clusters quiet 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10"""
-    asked = "asked to take no more jobs"
-
-    def ask(self, cluster_id: str, alias: str) -> bool:
-        return clusters.quiet(cluster_id, backend=alias)
 
 
-class Resume(_Ask):
+class ResumeClusters(_AskClusters):
+    """Ask quiet clusters to take jobs again."""
+
     name = "resume"
-    summary = "Ask clusters to take jobs again."
-    description = "Ask clusters that were told to be quiet to take jobs again."
+    operation = clusters.RESUME
     examples = """\
   manage.py stoker clusters resume --all"""
-    asked = "asked to take jobs again"
-
-    def ask(self, cluster_id: str, alias: str) -> bool:
-        return clusters.resume(cluster_id, backend=alias)
 
 
-class Stop(_Ask):
+class StopClusters(_AskClusters):
+    """Ask clusters to stop.
+
+    Ask clusters to stop, as SIGTERM does: running jobs have SHUTDOWN_SECONDS to finish. The process
+    manager that started a cluster may start it again; this command does not prevent that.
+    """
+
     name = "stop"
-    summary = "Ask clusters to stop."
-    description = """\
-Ask clusters to stop, as SIGTERM does: running jobs have SHUTDOWN_SECONDS to finish. Whatever
-started a cluster may start another in its place; this does not keep it from that."""
+    operation = clusters.STOP
     examples = """\
   manage.py stoker clusters stop 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10"""
-    asked = "asked to stop"
-
-    def ask(self, cluster_id: str, alias: str) -> bool:
-        return clusters.stop(cluster_id, backend=alias)
 
 
-class Clusters(SubcommandGroup):
+class ClustersCommand(SubcommandGroup):
+    """List clusters; ask them to be quiet, or to stop.
+
+    List the running clusters of all hosts, and ask them to take no more jobs, to take jobs again,
+    or to stop. The request is stored in the database, so no access to their hosts is needed.
+    """
+
     name = "clusters"
-    summary = "See clusters; ask them to be quiet, or to stop."
-    description = """\
-See the clusters that run, on whatever host, and ask them to take no more jobs, to take them again,
-or to stop. The request goes through the store: nobody has to reach their host."""
     examples = """\
   manage.py stoker clusters list
   manage.py stoker clusters quiet --all"""
-    parts = (ListClusters, Quiet, Resume, Stop)
-
-
-def _alias(options: dict[str, Any]) -> str:
-    return within_deadlines(backend_settings(options["backend"])).alias
+    parts = (ListClusters, QuietClusters, ResumeClusters, StopClusters)

@@ -1,75 +1,101 @@
-"""``manage.py stoker dead``: looks at dead letters."""
+"""``manage.py stoker dead``: list and show dead letters; requeue, discard and purge them."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
-
-from django.core.management.base import CommandParser
+from typing import Any, ClassVar
 
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.service import Story
-from stoker.models import Attempt, DeadLetter, Requeue
+from stoker.dead_letters.service import Answer, Bulk, Stats, Story
+from stoker.models import DeadLetter
+from stoker.operations import dead_letters as operations
+from stoker.operations.details import call_fact, lines_of
+from stoker.operations.operation import Operation
+from stoker.operations.wording import exactly, first_line
 
-from .dead_changes import Discard, Purge, RequeueLetters, Undo
-from .enqueue import written
-from .labels import (
-    add_filters,
-    as_plain,
-    filters_of,
-    first_line,
-    letter_as_plain,
-    positive,
-    shown_moment,
-)
+from .arguments import duration, json_of, moment, past_moment, positive, positive_seconds, written
+from .bar import bar
 from .subcommand import (
+    AFTER,
+    BACKEND,
+    BECAUSE,
+    BY,
+    DRY_RUN,
+    JSON,
     ExitCode,
+    Option,
     Subcommand,
     SubcommandGroup,
-    add_backend,
-    as_json,
-    backend_settings,
+    limit,
+    option,
     refuse,
-    within_deadlines,
 )
+
+MOST_SHOWN = 20
+FILTERS = (
+    option("--task", default="", metavar="PATH", help="Only this task, such as shop.tasks.charge."),
+    option("--queue", default="", metavar="NAME", help="Only this queue."),
+    option("--key", default="", metavar="TEXT", help="Only unique keys that contain this text."),
+    option(
+        "--reason",
+        default="",
+        choices=DeadLetter.Reason.values,
+        metavar="REASON",
+        help="Only this reason: error, timeout, crash, expired, unreadable or unknown_task.",
+    ),
+    option("--fingerprint", default="", metavar="HEX", help="Only this fault (see `dead stats`)."),
+    option(
+        "--failed-after",
+        type=past_moment,
+        metavar="WHEN",
+        help="Last failed after this time: an age such as 2h or 7d, or an ISO 8601 time.",
+    ),
+    option("--failed-before", type=past_moment, metavar="WHEN", help="Last failed before then."),
+    option("--text", default="", metavar="TEXT", help="Only errors that contain this text."),
+)
+STATE = option(
+    "--state",
+    default="unclosed",
+    choices=("open", "requeued", "resolved", "discarded", "unclosed", "closed", "all"),
+    metavar="STATE",
+    help="open, requeued, resolved, discarded; unclosed (open and requeued), closed "
+    "(resolved and discarded), all. Default: %(default)s.",
+)
+NAMES = [one.flags[0].removeprefix("--").replace("-", "_") for one in FILTERS]
+ALL_TRACEBACKS = option(
+    "--all-tracebacks",
+    action="store_true",
+    help="The traceback of every attempt, not only of the last.",
+)
+IDS = option("ids", nargs="*", default=[], metavar="ID", help="Ids of dead letters, or filters.")
+
+
+def filters_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the given filters."""
+    return {name: options[name] for name in (*NAMES, "state") if options.get(name)}
 
 
 class ListLetters(Subcommand):
-    name = "list"
-    summary = "List dead letters, the newest first."
-    description = """\
-List dead letters, the newest first: those that are open, and those that were sent again and whose
-job has not ended. Each has its id, when it failed last, how often in all, its task, and why.
+    """List dead letters, the newest first.
 
---json writes one object: letters[] (all that is known of each but for package and traceback),
-count, next (for --after; null on the last page)."""
+    List dead letters, the newest first: those that are open, and those that are requeued and whose
+    job has not ended. Each has its id, when it failed last, how often, its task, and why.
+
+    --json writes one object: letters[] (all that is known of each but for package and traceback),
+    count, next (for --after; null on the last page).
+    """
+
+    name = "list"
     examples = """\
   manage.py stoker dead list
   manage.py stoker dead list --task shop.tasks.charge --failed-after 2h
   manage.py stoker dead list --text "connection refused" --json | jq '.letters[].id'"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_filters(parser)
-        parser.add_argument(
-            "--limit",
-            type=positive,
-            default=20,
-            metavar="N",
-            help="Maximum number to show. Default: %(default)s.",
-        )
-        parser.add_argument(
-            "--after",
-            metavar="MARK",
-            help="Continue after a page: each page prints the value for the next one.",
-        )
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (*FILTERS, STATE, limit(20), AFTER, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
+        alias = self.settings(options).alias
         filters = filters_of(options)
         try:
             page = dead_letters.find(
@@ -78,196 +104,397 @@ count, next (for --after; null on the last page)."""
         except ValueError as error:
             raise refuse(f"--after: {error}.") from error
         number = dead_letters.count(backend=alias, **filters)
-        if options["json"]:
-            letters = [letter_as_plain(letter) for letter in page.letters]
-            self.say(as_json({"letters": letters, "count": number, "next": page.next}))
-            return ExitCode.DONE
-        for letter in page.letters:
-            self._say_letter(letter)
-        self.say(f"{len(page.letters)} of {number:,} dead letters" if number else "none")
-        if page.next:
-            self.say(f"The next page: --after '{page.next}'")
+        letters = [operations.columns(letter, operations.LETTER) for letter in page.letters]
+        lines = [line for letter in page.letters for line in self._lines(letter)]
+        lines.append(f"{len(letters)} of {number:,} dead letters" if number else "none")
+        lines += [f"The next page: --after '{page.next}'"] if page.next else []
+        self.answer(options, {"letters": letters, "count": number, "next": page.next}, lines)
         return ExitCode.DONE
 
-    def _say_letter(self, letter: DeadLetter) -> None:
-        heading = self.command.style.MIGRATE_HEADING
+    def _lines(self, letter: DeadLetter) -> Iterator[str]:
         times = f", {letter.failure_count} times" if letter.failure_count > 1 else ""
         state = "" if letter.state == DeadLetter.State.OPEN else f" [{letter.state}]"
-        self.say(
-            f"{heading(str(letter.pk))}  {shown_moment(letter.failed_at)}  "
-            f"{letter.task or 'unknown task'}{state}"
-        )
-        what = first_line(f"{letter.exception_class.rpartition('.')[2]}: {letter.message}")
-        self.say(f"  {letter.reason}{times}: {what}")
+        task = letter.task or "unknown task"
+        yield f"{self.heading(str(letter.pk))}  {exactly(letter.failed_at)}  {task}{state}"
+        what = first_line(f"{operations.kind_of(letter)}: {letter.message}")
+        yield f"  {letter.reason}{times}: {what}"
 
 
-class Show(Subcommand):
+class ShowLetter(Subcommand):
+    """Show one dead letter with the error of every attempt.
+
+    Show all that is known of one dead letter: its job, arguments, error and traceback, every
+    attempt of all its jobs, and who requeued it, when and why.
+
+    --json writes one object: letter (as `dead list`, with traceback), args, kwargs (each value as
+    text; null if the package cannot be opened), attempts[], requeues[].
+    """
+
     name = "show"
-    summary = "Show one dead letter with the error of every attempt."
-    description = """\
-Show all that is known of one dead letter: its job, arguments, error and traceback, every attempt of
-every job that it is of, and who has sent it again, when and why.
-
---json writes one object: letter (as `dead list`, with traceback), args, kwargs (each value as text;
-null if the package cannot be opened), attempts[], requeues[]."""
     examples = """\
   manage.py stoker dead show 01a1fead-623a-79c2-8aa5-667b5b8d6a38
   manage.py stoker dead show 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --all-tracebacks"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
+    options = (
+        option(
             "id", metavar="ID", help="The id of the dead letter, or of the job that failed last."
-        )
-        parser.add_argument(
-            "--all-tracebacks",
-            action="store_true",
-            help="The traceback of every attempt, not that of the last alone.",
-        )
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+        ),
+        ALL_TRACEBACKS,
+        BACKEND,
+        JSON,
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
-        story = dead_letters.get(options["id"], backend=alias)
-        if options["json"]:
-            self.say(as_json(_as_plain(story)))
-            return ExitCode.DONE
-        for line in _lines(story):
-            self.say(line)
-        self.say(self.command.style.MIGRATE_HEADING("Attempts"))
-        for attempt in story.attempts:
-            self.say(f"  {_attempt_line(attempt)}")
-            if options["all_tracebacks"] and attempt.traceback:
-                self.say(attempt.traceback.rstrip())
-        if not options["all_tracebacks"]:
-            self.say(self.command.style.MIGRATE_HEADING("The last traceback"))
-            self.say(story.letter.traceback.rstrip() or "  none")
+        story = dead_letters.get(options["id"], backend=self.settings(options).alias)
+        args = kwargs = None
+        if story.args is not None and story.kwargs is not None:
+            args = [written(value) for value in story.args]
+            kwargs = {name: written(value) for name, value in story.kwargs.items()}
+        letter = {
+            **operations.columns(story.letter, operations.LETTER),
+            "traceback": story.letter.traceback,
+        }
+        plain = {
+            "letter": letter,
+            "args": args,
+            "kwargs": kwargs,
+            "attempts": [operations.columns(one, operations.ATTEMPT) for one in story.attempts],
+            "requeues": [operations.columns(one, operations.REQUEUED) for one in story.requeues],
+        }
+        facts = [*operations.facts_of(story.letter), call_fact(args, kwargs)]
+        lines = [*lines_of(facts), *self._lines(story, all_tracebacks=options["all_tracebacks"])]
+        self.answer(
+            options, plain, [f"dead letter   {story.letter.pk} ({story.letter.state})", *lines]
+        )
         return ExitCode.DONE
 
-
-def _as_plain(story: Story) -> dict[str, Any]:
-    names = ("job_id", "number", "kind", "worker_id", "started_at", "finished_at", "message")
-    more = ("exception_class", "traceback", "exit_code", "signal")
-    history = ("job_id", "from_job_id", "kind", "by", "because", "requeued_at")
-    return {
-        "letter": {**letter_as_plain(story.letter), "traceback": story.letter.traceback},
-        "args": None if story.args is None else [written(value) for value in story.args],
-        "kwargs": None
-        if story.kwargs is None
-        else {name: written(value) for name, value in story.kwargs.items()},
-        "attempts": [
-            {name: as_plain(getattr(one, name)) for name in (*names, *more)}
-            for one in story.attempts
-        ],
-        "requeues": [
-            {name: as_plain(getattr(one, name)) for name in history} for one in story.requeues
-        ],
-    }
-
-
-def _lines(story: Story) -> Iterator[str]:
-    letter = story.letter
-    yield f"dead letter   {letter.pk} ({letter.state})"
-    yield f"task          {letter.task or 'unknown'}, queue {letter.queue}"
-    yield f"arguments     {_arguments(story)}"
-    if letter.key:
-        yield f"key           {letter.key}"
-    yield f"why           {letter.reason}: {letter.exception_class}"
-    yield f"              {first_line(letter.message, 300)}"
-    yield f"fault         {letter.fingerprint}"
-    since = f", since {shown_moment(letter.first_failed_at)}" if letter.failure_count > 1 else ""
-    times = "once" if letter.failure_count == 1 else f"{letter.failure_count} times"
-    yield f"failed        {shown_moment(letter.failed_at)}, {times}{since}"
-    yield f"job           {letter.job_id}, {letter.attempts} attempts"
-    for requeue in story.requeues:
-        yield f"sent again    {_requeue_line(requeue)}"
-    if letter.closed_at is not None:
-        who = f" by {letter.closed_by}" if letter.closed_by else ""
-        yield f"{letter.state:<13} {shown_moment(letter.closed_at)}{who}: {letter.closed_because}"
-    yield ""
-
-
-def _arguments(story: Story) -> str:
-    if story.args is None or story.kwargs is None:
-        return "the package cannot be opened"
-    named = [f"{name}={value!r}" for name, value in story.kwargs.items()]
-    return first_line(", ".join([*map(repr, story.args), *named]) or "none", 300)
-
-
-def _requeue_line(requeue: Requeue) -> str:
-    who = {
-        Requeue.By.PERSON: requeue.by or "by hand",
-        Requeue.By.POLICY: "by itself",
-        Requeue.By.SUCCESSOR: "a newer job of its key",
-    }[Requeue.By(requeue.kind)]
-    because = f": {requeue.because}" if requeue.because else ""
-    return f"{shown_moment(requeue.requeued_at)}, {who}, as job {requeue.job_id}{because}"
-
-
-def _attempt_line(attempt: Attempt) -> str:
-    what = first_line(f"{attempt.exception_class}: {attempt.message}", 200)
-    return (
-        f"{shown_moment(attempt.finished_at)}  job {attempt.job_id}, attempt {attempt.number}, "
-        f"{attempt.kind}: {what}"
-    )
+    def _lines(self, story: Story, *, all_tracebacks: bool) -> Iterator[str]:
+        if story.requeues:
+            yield self.heading("Requeues")
+            yield from (f"  {operations.requeue_text(one)}" for one in story.requeues)
+        yield self.heading("Attempts")
+        for attempt in story.attempts:
+            yield f"  {operations.attempt_text(attempt)}"
+            if all_tracebacks and attempt.traceback:
+                yield attempt.traceback.rstrip()
+        if not all_tracebacks:
+            yield self.heading("Last traceback")
+            yield story.letter.traceback.rstrip() or "  none"
 
 
 class StatsOfLetters(Subcommand):
-    name = "stats"
-    summary = "Count dead letters, by fault."
-    description = """\
-Count dead letters and show the most frequent faults: the same error raised at the same place has
-the same fingerprint, whatever its message.
+    """Count dead letters, by fault.
 
---json writes one object: total, tasks, queues, failures, requeues, oldest, newest, faults[]
-{fingerprint, task, reason, exception_class, number, failures, first_failed_at, failed_at}."""
+    Count dead letters and show the most frequent faults: the same error raised at the same place
+    has the same fingerprint, whatever its message.
+
+    --json writes one object: total, tasks, queues, failures, requeues, oldest, newest, faults[]
+    {fingerprint, task, reason, exception_class, number, failures, first_failed_at, failed_at}.
+    """
+
+    name = "stats"
     examples = """\
   manage.py stoker dead stats
   manage.py stoker dead stats --failed-after 1d --groups 3"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_filters(parser)
-        parser.add_argument(
+    options = (
+        *FILTERS,
+        STATE,
+        option(
             "--groups",
             type=positive,
             default=10,
             metavar="N",
             help="Maximum number of faults to show. Default: %(default)s.",
-        )
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+        ),
+        BACKEND,
+        JSON,
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
+        alias = self.settings(options).alias
         seen = dead_letters.stats(groups=options["groups"], backend=alias, **filters_of(options))
-        if options["json"]:
-            self.say(as_json(asdict(seen)))
-            return ExitCode.DONE
-        self.say(
-            f"{seen.total:,} dead letters of {seen.tasks} tasks in {seen.queues} queues; they have "
-            f"failed {seen.failures:,} times, and were sent again {seen.requeues:,} times"
-        )
-        for fault in seen.faults:
-            self.say(f"{fault.number:>7,}  {fault.task or 'unknown task'}: {fault.exception_class}")
-            self.say(
-                f"         {fault.reason}, last {shown_moment(fault.failed_at)}, "
-                f"fingerprint {fault.fingerprint}"
-            )
+        self.answer(options, asdict(seen), _stats_lines(seen))
         return ExitCode.DONE
 
 
-class Dead(SubcommandGroup):
+def _stats_lines(seen: Stats) -> Iterator[str]:
+    yield (
+        f"{seen.total:,} dead letters of {seen.tasks} tasks in {seen.queues} queues; they failed "
+        f"{seen.failures:,} times and were requeued {seen.requeues:,} times"
+    )
+    for fault in seen.faults:
+        yield f"{fault.number:>7,}  {fault.task or 'unknown task'}: {fault.exception_class}"
+        last = f"last {exactly(fault.failed_at)}, fingerprint {fault.fingerprint}"
+        yield f"         {fault.reason}, {last}"
+
+
+# -- operations -----------------------------------------------------------------------------------
+
+
+class _ChangeLetters(Subcommand):
+    operation: ClassVar[Operation]
+
+    def tell(self, bulk: Bulk, options: dict[str, Any]) -> ExitCode:
+        """Write how many dead letters were changed, and why the others were not."""
+        names = ("job_id", "because")
+        others = [
+            {"id": one.dead_letter_id, "fate": one.fate.value, **operations.columns(one, names)}
+            for one in bulk.others
+        ]
+        dry_run = options.get("dry_run", False)
+        plain = {"matched": bulk.matched, "done": bulk.done, "others": others, "dry_run": dry_run}
+        self.answer(options, plain, self._lines(bulk, dry_run=dry_run))
+        return ExitCode.NO if bulk.others else ExitCode.DONE
+
+    def _lines(self, bulk: Bulk, *, dry_run: bool) -> Iterator[str]:
+        if dry_run:
+            yield f"{bulk.matched:,} would be {self.operation.done}"
+            return
+        yield f"{bulk.done:,} {self.operation.done}"
+        for one in bulk.others[:MOST_SHOWN]:
+            yield f"{one.dead_letter_id} was not: {one.because}"
+        if len(bulk.others) > MOST_SHOWN:
+            yield f"and {len(bulk.others) - MOST_SHOWN:,} more were not (--json lists all)"
+
+
+class UndoRequeues(_ChangeLetters):
+    """Undo requeues whose jobs have not begun.
+
+    Undo the requeue of dead letters, by their ids, as long as the new job has not begun: it is
+    cancelled, and the dead letter is open as it was before. A job that has begun continues: the
+    answer says which.
+
+    --json writes one object, as `dead requeue` does; fate is under_way (it has begun), not_requeued
+    or closed.
+    """
+
+    name = "undo"
+    operation = operations.UNDO
+    examples = """\
+  manage.py stoker dead undo 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "the bank is not back"
+  manage.py stoker dead list --state requeued"""
+    options = (
+        option("ids", nargs="+", metavar="ID", help="Ids of dead letters."),
+        BY,
+        BECAUSE,
+        BACKEND,
+        JSON,
+    )
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        operator = self.operator(options)
+        letters = [dead_letters.get(one, backend=operator.alias).letter for one in options["ids"]]
+        return self.tell(
+            operations.bulk_of([operations.UNDO.act(operator, one.pk).value for one in letters]),
+            options,
+        )
+
+
+class _ChangeSome(_ChangeLetters):
+    options: ClassVar[tuple[Option, ...]] = (
+        IDS,
+        *FILTERS,
+        option("--all", action="store_true", help="All open dead letters, if no filter is given."),
+        BY,
+        BECAUSE,
+        limit(1000, "Maximum number if filters are given, oldest first."),
+        option(
+            "--pause",
+            type=positive_seconds,
+            default=0.0,
+            metavar="SECONDS",
+            help="Seconds between two of them.",
+        ),
+        DRY_RUN,
+        BACKEND,
+        JSON,
+    )
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        filters = filters_of(options)
+        self.refuse_unclear(options, filters)
+        operator = self.operator(options)
+        if options["ids"]:
+            for one in options["ids"]:  # a mistyped id stops the command before it changes anything
+                dead_letters.get(one, backend=operator.alias)
+            if options["dry_run"]:
+                return self.tell(Bulk(len(options["ids"]), 0), options)
+            changes = self.changes(options)
+            answers: list[Answer] = [
+                self.operation.act(operator, one, **changes).value for one in options["ids"]
+            ]
+            return self.tell(operations.bulk_of(answers), options)
+        pace = {"limit": options["limit"], "pause_seconds": options["pause"]}
+        with bar("dead letters"):
+            bulk = self.many(
+                options, dry_run=options["dry_run"], **pace, **operator.signed, **filters
+            )
+        return self.tell(bulk, options)
+
+    def changes(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of the operation on one dead letter."""
+        return {}
+
+    @abstractmethod
+    def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
+        """Perform the operation on those that the filters find."""
+
+    def refuse_unclear(self, options: dict[str, Any], filters: dict[str, Any]) -> None:
+        """Raise CommandError unless exactly one way to choose dead letters is given."""
+        ways = sum([bool(options["ids"]), bool(filters), options["all"]])
+        if ways == 0:
+            names = ", ".join(one.flags[0] for one in FILTERS)
+            raise refuse(f"Give ids, filters ({names}), or --all.")
+        if ways > 1:
+            raise refuse("Give either ids, or filters, or --all.")
+
+
+class RequeueLetters(_ChangeSome):
+    """Requeue dead letters.
+
+    Requeue dead letters, by their ids, or all open ones that the filters find. Each becomes a new
+    job with the same arguments and options, in the same place in line. It is resolved when that job
+    succeeds; if the job fails for good, it is the same dead letter again. There are never two jobs
+    of one dead letter: if there is one already, or a newer one of the same unique key, the answer
+    says which.
+
+    --json writes one object: matched, done, dry_run, others[] {id, fate, job_id or null, because};
+    fate is newer, under_way, closed, gone or refused.
+    """
+
+    name = "requeue"
+    operation = operations.REQUEUE
+    examples = """\
+  manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "the bank is back"
+  manage.py stoker dead requeue --task shop.tasks.charge --failed-after 2h --dry-run
+  manage.py stoker dead requeue --all --pause 0.1
+  manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --kwargs '{"order_id": 7}'"""
+    options = (
+        *_ChangeSome.options,
+        option(
+            "--args",
+            dest="new_args",
+            type=json_of(list),
+            metavar="JSON",
+            help="Other arguments for one dead letter, as a JSON list.",
+        ),
+        option(
+            "--kwargs",
+            dest="new_kwargs",
+            type=json_of(dict),
+            metavar="JSON",
+            help="Other arguments by name for one dead letter, as a JSON object.",
+        ),
+        option("--to-queue", metavar="NAME", help="The queue. Default: the queue it was in."),
+        option(
+            "--run-after",
+            type=moment,
+            metavar="WHEN",
+            help="Not before: a duration from now, such as 90 or 2h, or an ISO 8601 time. "
+            "Default: at once.",
+        ),
+    )
+
+    def changes(self, options: dict[str, Any]) -> dict[str, Any]:
+        placement = {"to_queue": options["to_queue"], "run_after": options["run_after"]}
+        return {"args": options["new_args"], "kwargs": options["new_kwargs"], **placement}
+
+    def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
+        placement = {"to_queue": options["to_queue"], "run_after": options["run_after"]}
+        return dead_letters.requeue_many(**placement, **selection)
+
+    def refuse_unclear(self, options: dict[str, Any], filters: dict[str, Any]) -> None:
+        super().refuse_unclear(options, filters)
+        is_changed = options["new_args"] is not None or options["new_kwargs"] is not None
+        if is_changed and len(options["ids"]) != 1:
+            raise refuse("--args and --kwargs are for one dead letter: give one ID with them.")
+
+
+class DiscardLetters(_ChangeSome):
+    """Close dead letters: nothing is to be done about them.
+
+    Close dead letters, by their ids, or all open ones that the filters find: nothing is to be done
+    about them. They are kept until they are purged. A sequence of jobs that one of them halts
+    continues.
+
+    --json writes one object, as `dead requeue` does.
+    """
+
+    name = "discard"
+    operation = operations.DISCARD
+    examples = """\
+  manage.py stoker dead discard 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "paid in cash"
+  manage.py stoker dead discard --reason expired --failed-before 7d"""
+
+    def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
+        return dead_letters.discard_many(**selection)
+
+
+class PurgeLetters(Subcommand):
+    """Delete old dead letters for good.
+
+    Delete dead letters that were closed longer ago than --older-than, with their history. With
+    --state open: those that failed longer ago and were not requeued or discarded since. A dead
+    letter whose new job has not ended stays.
+
+    --json writes one object: matched, done, dry_run.
+    """
+
+    name = "purge"
+    examples = """\
+  manage.py stoker dead purge --older-than 30d --dry-run
+  manage.py stoker dead purge --older-than 90d --state all"""
+    options = (
+        option(
+            "--older-than",
+            type=duration,
+            required=True,
+            metavar="DURATION",
+            help="Minimum age, such as 30d or 12h.",
+        ),
+        option(
+            "--state",
+            default="closed",
+            choices=("closed", "resolved", "discarded", "open", "all"),
+            metavar="STATE",
+            help="closed (resolved and discarded), resolved, discarded, open, all. "
+            "Default: %(default)s.",
+        ),
+        limit(100_000, "Maximum number."),
+        DRY_RUN,
+        BACKEND,
+        JSON,
+    )
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        terms = {name: options[name] for name in ("state", "limit", "dry_run")}
+        alias = self.settings(options).alias
+        with bar("dead letters"):
+            bulk = dead_letters.purge(options["older_than"], backend=alias, **terms)
+        dry_run = options["dry_run"]
+        line = f"{bulk.matched:,} would be purged" if dry_run else f"{bulk.done:,} purged"
+        plain = {"matched": bulk.matched, "done": bulk.done, "dry_run": dry_run}
+        self.answer(options, plain, [line])
+        return ExitCode.DONE
+
+
+class DeadLettersCommand(SubcommandGroup):
+    """Find dead letters, requeue or discard them.
+
+    A dead letter is kept of each job that failed for good: one for each logical job, however often
+    it is requeued. Find out what happened, fix it, and requeue the dead letter, or discard it if
+    nothing is to be done.
+    """
+
     name = "dead"
-    summary = "Find dead letters, requeue or discard them."
-    description = """\
-A dead letter is what is kept of a job that used up its tries: one for each logical job, however
-often it is sent again. Find out what happened, mend it, and send it again (requeue), or say that
-nothing is to be done (discard)."""
     examples = """\
   manage.py stoker dead list
   manage.py stoker dead requeue --task shop.tasks.charge --dry-run"""
-    parts = (ListLetters, Show, StatsOfLetters, RequeueLetters, Undo, Discard, Purge)
+    parts = (
+        ListLetters,
+        ShowLetter,
+        StatsOfLetters,
+        RequeueLetters,
+        UndoRequeues,
+        DiscardLetters,
+        PurgeLetters,
+    )

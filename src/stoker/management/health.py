@@ -15,54 +15,47 @@ from stoker.exceptions import StokerError
 from stoker.inspect.stats import ClusterState, clusters
 from stoker.operations.clusters import judge as judge_clusters
 from stoker.operations.clusters import longest_silence
+from stoker.operations.operation import first_line_of
 
-from .subcommand import (
-    ExitCode,
-    Subcommand,
-    add_backend,
-    as_json,
-    backend_settings,
-    one_sentence,
-    positive_seconds,
-    refuse,
-    within_deadlines,
-)
+from .arguments import positive_seconds
+from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, refuse
 
 
-class Health(Subcommand):
+class HealthCommand(Subcommand):
+    """Check whether a cluster does its work.
+
+    Exit code 0: a cluster of this backend is alive. The loop that fetches its jobs has written a
+    sign of life within --max-silence seconds, and it is not stopping. A quiet cluster counts: a
+    restart would undo the request to take no more jobs.
+    Exit code 1: there is none; one sentence says why.
+    Exit code 2: this cannot be known: the store is out of reach, or the settings are wrong.
+
+    With --local no database is asked: the file that the processes of a cluster share on this host
+    says whether their loops turn. It says nothing about the store, so it is the right check for a
+    liveness probe, which restarts the cluster. Exit code 0: a cluster of this backend, started by
+    the same user, has a process on this host, and its pusher, monitor and scheduler have all moved
+    within --max-silence seconds (default: as long as a hung process is left alone). Exit code 1:
+    there is none.
+    """
+
     name = "health"
-    summary = "Tell by the exit code whether a cluster does its work."
-    description = """\
-Exit code 0: a cluster of this backend is alive. It has written its sign of life within
---max-silence seconds, from the loop that fetches the jobs, and it is not being stopped. One that
-was asked to be quiet counts: a restart would undo that.
-Exit code 1: there is none; one sentence says why.
-Exit code 2: nobody can say, for the store is out of reach, or the settings are wrong.
-
-With --local nobody is asked: whether the loops of a cluster turn is read off the file that its
-processes share on this host. It says nothing about the store, so it is what a liveness probe
-should ask, which restarts the cluster. Exit code 0: a cluster of this backend, started by the same
-user, has a process left here, and its pusher, monitor and scheduler have all moved within
---max-silence seconds (default: as long as a hung one is left alone). Exit code 1: there is none."""
     examples = """\
   manage.py stoker health                      on this host
-  manage.py stoker health --any-host           anywhere
+  manage.py stoker health --any-host           on any host
   manage.py stoker health --local              as a liveness probe"""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add_backend(parser)
+        parser.add_argument(*BACKEND.flags, **BACKEND.terms)
         parser.add_argument(
             "--max-silence",
             type=positive_seconds,
             metavar="SECONDS",
-            help="How old the last sign of life may be. Default: three HEARTBEAT_SECONDS, but no "
-            "less than one of them and a slow database (DATABASE_SECONDS) take.",
+            help="Maximum age of the last sign of life. Default: three HEARTBEAT_SECONDS, but no "
+            "less than one of them plus DATABASE_SECONDS.",
         )
         where = parser.add_mutually_exclusive_group()
         where.add_argument(
-            "--any-host",
-            action="store_true",
-            help="Accept a cluster on another host.",
+            "--any-host", action="store_true", help="Accept a cluster on another host."
         )
         where.add_argument(
             "--local",
@@ -74,56 +67,37 @@ user, has a process left here, and its pusher, monitor and scheduler have all mo
             action="store_true",
             help="Write a JSON object instead: healthy (true, false; null for exit code 2), reason "
             "(the sentence), max_silence_seconds; backend, host (null with --any-host), clusters "
-            "(as in `info --json`); with --local in their place boards {file: {role: seconds since "
-            "its loop turned}}.",
+            "(as in `info --json`); with --local boards {file: {role: seconds since its loop "
+            "turned}} instead of these three.",
         )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         if options["local"]:
             return self._run_locally(options)
-        settings = within_deadlines(backend_settings(options["backend"]))
+        settings = self.settings(options)
         host = None if options["any_host"] else socket.gethostname()
         max_silence = options["max_silence"] or longest_silence(settings)
         verdict, clusters = look(settings, host, max_silence)
-        if options["json"]:
-            shape = {
-                "healthy": HEALTHY[verdict.code],
-                "reason": verdict.sentence,
-                "backend": settings.alias,
-                "host": host,
-                "max_silence_seconds": max_silence,
-                "clusters": clusters,
-            }
-            self.say(as_json(shape))
-        else:
-            self._tell(verdict)
-        return verdict.code
+        where = {"backend": settings.alias, "host": host, "clusters": clusters}
+        return self._tell(options, verdict, max_silence_seconds=max_silence, **where)
 
     def _run_locally(self, options: dict[str, Any]) -> ExitCode:
         settings = backend_settings(options["backend"])
         max_silence = options["max_silence"] or hang_seconds(settings)
         loops = {str(path): ages for path, ages in local_clusters(settings)}
         verdict = judge_loops(loops, max_silence, settings.alias)
-        if options["json"]:
-            shape = {
-                "healthy": HEALTHY[verdict.code],
-                "reason": verdict.sentence,
-                "max_silence_seconds": max_silence,
-                "boards": loops,
-            }
-            self.say(as_json(shape))
-        else:
-            self._tell(verdict)
+        return self._tell(options, verdict, max_silence_seconds=max_silence, boards=loops)
+
+    def _tell(self, options: dict[str, Any], verdict: HealthVerdict, **facts: Any) -> ExitCode:
+        if verdict.code is not ExitCode.DONE and not options["json"]:
+            raise refuse(verdict.sentence, verdict.code)
+        plain = {"healthy": HEALTHY[verdict.code], "reason": verdict.sentence, **facts}
+        self.answer(options, plain, [verdict.sentence])
         return verdict.code
 
-    def _tell(self, verdict: Verdict) -> None:
-        if verdict.code is not ExitCode.DONE:
-            raise refuse(verdict.sentence, verdict.code)
-        self.say(verdict.sentence)
 
-
-class Verdict(NamedTuple):
-    """How things are, and why."""
+class HealthVerdict(NamedTuple):
+    """The exit code, and one sentence that says why."""
 
     code: ExitCode
     sentence: str
@@ -134,12 +108,12 @@ HEALTHY = {ExitCode.DONE: True, ExitCode.NO: False, ExitCode.REFUSED: None}
 
 def look(
     settings: Settings, host: str | None, max_silence_seconds: float
-) -> tuple[Verdict, list[ClusterState]]:
-    """The verdict on the clusters of a host (None = of any), and those."""
+) -> tuple[HealthVerdict, list[ClusterState]]:
+    """Return the verdict on the clusters of a host (None = of all hosts), and these clusters."""
     try:
         known = clusters(settings)
     except (StokerError, DatabaseError, InterfaceError) as error:
-        return Verdict(ExitCode.REFUSED, one_sentence(error)), []
+        return HealthVerdict(ExitCode.REFUSED, first_line_of(error)), []
     asked_for = [one for one in known if host is None or one.host == host]
     if asked_for:
         return judge(asked_for, max_silence_seconds), asked_for
@@ -147,16 +121,16 @@ def look(
     sentence = (
         f"No cluster of the backend {settings.alias!r} runs {where}: start one by `stoker run`."
     )
-    return Verdict(ExitCode.NO, sentence), []
+    return HealthVerdict(ExitCode.NO, sentence), []
 
 
 def judge_loops(
     boards: Mapping[str, Mapping[str, float]], max_silence_seconds: float, alias: str = "default"
-) -> Verdict:
-    """One cluster whose loops all turn is enough."""
+) -> HealthVerdict:
+    """Return whether at least one cluster has only loops that turn."""
     if not boards:
         sentence = f"No process of a cluster of the backend {alias!r} is on this host."
-        return Verdict(ExitCode.NO, sentence)
+        return HealthVerdict(ExitCode.NO, sentence)
     ages = min(boards.values(), key=lambda one: max(one.values()))
     slowest = max(ages, key=lambda role: ages[role])
     if ages[slowest] > max_silence_seconds:
@@ -164,11 +138,11 @@ def judge_loops(
             f"The {slowest} of the cluster on this host has not moved for {ages[slowest]:.1f} s: "
             f"more than {max_silence_seconds:g} s."
         )
-        return Verdict(ExitCode.NO, sentence)
-    return Verdict(ExitCode.DONE, "A cluster is on this host, and all of its loops turn.")
+        return HealthVerdict(ExitCode.NO, sentence)
+    return HealthVerdict(ExitCode.DONE, "A cluster is on this host, and all of its loops turn.")
 
 
-def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Verdict:
-    """One that does its work is enough."""
+def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> HealthVerdict:
+    """Return whether at least one cluster does its work."""
     health = judge_clusters(known, max_silence_seconds)
-    return Verdict(ExitCode.DONE if health.is_good else ExitCode.NO, health.sentence)
+    return HealthVerdict(ExitCode.DONE if health.is_good else ExitCode.NO, health.sentence)

@@ -1,4 +1,4 @@
-"""``manage.py stoker info``: the queues, the clusters, and what became of jobs, at one glance."""
+"""``manage.py stoker info``: queues, clusters, finished jobs and dead letters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandParser
-
 from stoker.inspect.guards import Crowded, CrowdedKey, crowded
-from stoker.inspect.queue_depths import QueueDepth
 from stoker.inspect.stats import (
     ClusterState,
     Overview,
@@ -18,91 +15,78 @@ from stoker.inspect.stats import (
     overview,
     state_of,
 )
+from stoker.operations.queues import QUEUE_COLUMNS, pause_in_words, queue_row
 from stoker.values.durations import in_words
 
-from .queues import told
-from .subcommand import (
-    ExitCode,
-    Subcommand,
-    add_backend,
-    as_json,
-    backend_settings,
-    within_deadlines,
-)
+from .subcommand import BACKEND, JSON, ExitCode, Subcommand
 
 
-class Info(Subcommand):
+class InfoCommand(Subcommand):
+    """Show queues, clusters and what their workers run.
+
+    Show the number of waiting and running jobs of each queue and how long the next has waited, the
+    clusters with what each worker runs, and the number of finished jobs and dead letters that are
+    kept. Numbers beyond 100,000 may be estimates; they are marked with a ~.
+
+    --json writes one object:
+      backend, cluster, broker, server   what is shown
+      taken_at                           when
+      queues[]         name, ready, deferred, blocked, running, is_exact, oldest_ready_seconds or
+                       null, paused or null
+        paused         since, by, because
+      clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
+                       request ("", "quiet" or "stop"), started_at, silent_seconds,
+                       queues[] (empty: all), leases, loops {role: seconds since it turned},
+                       workers[]
+        workers[]      number, pid, jobs_done, running[], resident_bytes (0: not known)
+          running[]    job_id, task, queue, attempt or null, seconds
+      finished         successful, failed, cancelled, is_exact
+      dead_letters     total, by_reason {reason: number}, is_exact
+      guards           keys[] (with jobs waiting, the longest lines first, 20 at most), more (number
+                       of other keys with jobs waiting)
+        keys[]         name, kind, places, period_seconds or null, holders[] {job_id, task},
+                       waiting, is_exact, next_start_seconds or null, halted_by or null,
+                       is_set_by_hand
+    Keys may be added; those above stay.
+    """
+
     name = "info"
-    summary = "Show queues, clusters and what their workers run."
-    description = """\
-Show how many jobs wait and run in each queue and for how long the next has waited, the clusters
-with what each worker runs, and how many finished jobs and dead letters are kept. Numbers
-beyond 100,000 may be estimates; they are marked with a ~.
-
---json writes one object:
-  backend, cluster, broker, server   what was looked at
-  taken_at                           when
-  queues[]         name, ready, deferred, blocked, running, is_exact, oldest_ready_seconds or null,
-                   paused or null
-    paused         since, by, because
-  clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
-                   request ("", "quiet" or "stop"), started_at, silent_seconds,
-                   queues[] (empty: all), leases, loops {role: seconds since it turned}, workers[]
-    workers[]      number, pid, jobs_done, running[], resident_bytes (0: not known)
-      running[]    job_id, task, queue, attempt or null, seconds
-  finished         successful, failed, cancelled, is_exact
-  dead_letters     total, by_reason {reason: number}, is_exact
-  guards           keys[] (of which somebody waits, the longest lines first, 20 at most), more (how
-                   many other keys have a line)
-    keys[]         name, kind, places, period_seconds or null, holders[] {job_id, task}, waiting,
-                   is_exact, next_start_seconds or null, halted_by or null, is_set_by_hand
-Keys may be added; those above stay."""
     examples = """\
   manage.py stoker info
   manage.py stoker info --json | jq '.queues[] | {name, ready}'"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        settings = within_deadlines(backend_settings(options["backend"]))
+        settings = self.settings(options)
         seen, guards = overview(settings), crowded(settings)
-        if options["json"]:
-            self.say(as_json({**asdict(seen), "guards": asdict(guards)}))
-        else:
-            silence = longest_silence(settings)
-            for line in (*self._lines(seen, silence), *self._guard_lines(guards)):
-                self.say(line)
+        lines = (*self._lines(seen, longest_silence(settings)), *self._guard_lines(guards))
+        self.answer(options, {**asdict(seen), "guards": asdict(guards)}, lines)
         return ExitCode.DONE
 
     def _lines(self, seen: Overview, max_silence_seconds: float) -> Iterator[str]:
-        heading = self.command.style.MIGRATE_HEADING
         yield f"{seen.broker} ({seen.server}), cluster name {seen.cluster}"
         yield ""
-        yield heading("Clusters")
+        yield self.heading("Clusters")
         for cluster in seen.clusters:
             yield from _cluster_lines(cluster, state_of(cluster, max_silence_seconds))
         if not seen.clusters:
             yield "  none"
         yield ""
-        yield heading("Queues")
-        rows = [_queue_row(queue) for queue in seen.queues]
+        yield self.heading("Queues")
+        rows = [queue_row(queue) for queue in seen.queues]
         yield from table_lines(QUEUE_COLUMNS, rows) if rows else ["  none has a job"]
         for queue in seen.queues:
             if queue.paused is not None:
-                yield f"  {queue.name} is {told(queue.paused)}"
+                yield f"  {queue.name} is {pause_in_words(queue.paused)}"
         yield ""
-        yield heading("Finished jobs that are kept")
+        yield self.heading("Finished jobs that are kept")
         kept, about = seen.finished, _about(seen.finished.is_exact)
         yield (
             f"  successful {about}{kept.successful:,}, failed {about}{kept.failed:,}, "
             f"cancelled {about}{kept.cancelled:,}"
         )
         yield ""
-        yield heading("Dead letters")
+        yield self.heading("Dead letters")
         letters, about = seen.dead_letters, _about(seen.dead_letters.is_exact)
         by_reason = ", ".join(f"{reason} {about}{n:,}" for reason, n in letters.by_reason.items())
         yield f"  {by_reason or 'none'}"
@@ -111,14 +95,11 @@ Keys may be added; those above stay."""
         if not guards.keys:
             return
         yield ""
-        yield self.command.style.MIGRATE_HEADING("Guards that hold jobs back")
+        yield self.heading("Guards that hold jobs back")
         for key in guards.keys:
             yield from _key_lines(key)
         if guards.more:
             yield f"  and {guards.more:,} other keys"
-
-
-QUEUE_COLUMNS = ("queue", "ready", "deferred", "blocked", "running", "next has waited")
 
 
 def _cluster_lines(cluster: ClusterState, state: str) -> Iterator[str]:
@@ -156,23 +137,12 @@ def _room(key: CrowdedKey) -> str:
     return rate + f", the next in {in_words(key.next_start_seconds or 0.0)}"
 
 
-def _queue_row(queue: QueueDepth) -> Sequence[str]:
-    about = _about(queue.is_exact)
-    numbers = (queue.ready, queue.deferred, queue.blocked, queue.running)
-    waited = queue.oldest_ready_seconds
-    return (
-        queue.name,
-        *(f"{about if number else ''}{number:,}" for number in numbers),
-        "" if waited is None else in_words(waited),
-    )
-
-
 def _about(is_exact: bool) -> str:
     return "" if is_exact else "~"
 
 
 def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines with columns as wide as they need; the first is aligned left, the others right."""
+    """Return lines with columns as wide as needed: the first aligned left, the others right."""
     lines = [columns, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     for first, *others in lines:

@@ -8,20 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.core.management.base import CommandParser
-
 from stoker.inspect.stats import ClusterState, clusters
 
 from .info import table_lines
-from .subcommand import (
-    ExitCode,
-    Subcommand,
-    add_backend,
-    as_json,
-    backend_settings,
-    refuse,
-    within_deadlines,
-)
+from .subcommand import BACKEND, JSON, ExitCode, Subcommand, refuse
 
 if TYPE_CHECKING:
     import psutil
@@ -42,7 +32,7 @@ class ProcessMemory:
     """PSS: memory that several processes share is divided among them, so that these numbers can be
     added up. None where the system does not tell (only Linux does)."""
     resident_bytes: int
-    """RSS: what is shared is in the number of each."""
+    """RSS: shared memory is counted for each process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,60 +46,55 @@ class ClusterMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Proportional, where that is known."""
+        """The sum of the proportional sizes, or of the resident sizes if those are not known."""
         return sum(
             one.resident_bytes if one.proportional_bytes is None else one.proportional_bytes
             for one in self.processes
         )
 
 
-class Memory(Subcommand):
+class MemoryCommand(Subcommand):
+    """Show how much memory the clusters of this host take.
+
+    Show how much memory each process of the clusters on this host takes. Needs the package psutil:
+    pip install 'django-stoker[memory]'.
+
+    The processes of a cluster share most of their memory, so the proportional size (PSS) is shown:
+    shared memory is divided among the processes that share it. Only Linux reports it, and only to
+    the user of these processes. Otherwise the resident size is added up, which counts shared memory
+    several times.
+
+    --json writes one object: host, clusters[] {id, name, pid, total_bytes, processes[] {role, pid,
+    proportional_bytes or null, resident_bytes}}.
+
+    Exit code 1: no cluster of this backend runs on this host.
+    """
+
     name = "memory"
-    summary = "Show how much memory the clusters of this host take."
-    description = """\
-Show how much memory each process of the clusters on this host takes. Needs the package psutil:
-pip install 'django-stoker[memory]'.
-
-Processes of a cluster share most of their memory, so what counts is the proportional size (PSS):
-what is shared is divided among those who share it. Only Linux tells it, and only to the user whose
-processes they are; elsewhere the resident size is added up, which counts what is shared many times.
-
---json writes one object: host, clusters[] {id, name, pid, total_bytes, processes[] {role, pid,
-proportional_bytes or null, resident_bytes}}.
-
-Exit code 1: no cluster of this backend runs on this host."""
     examples = """\
   manage.py stoker memory
   manage.py stoker memory --json | jq '.clusters[].total_bytes'"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         try:
             import psutil  # noqa: F401 - only whether it is there
         except ImportError:
-            raise refuse("It needs psutil: pip install 'django-stoker[memory]'.") from None
-        settings = within_deadlines(backend_settings(options["backend"]))
+            raise refuse("This needs psutil: pip install 'django-stoker[memory]'.") from None
+        settings = self.settings(options)
         host = socket.gethostname()
         found = [memory_of(one) for one in clusters(settings) if one.host == host]
         found = [one for one in found if one.processes]
-        if options["json"]:
-            shapes = [{**asdict(one), "total_bytes": one.total_bytes} for one in found]
-            self.say(as_json({"host": host, "clusters": shapes}))
-        elif not found:
+        if not found and not options["json"]:
             self.remark(f"No cluster of the backend {settings.alias!r} runs on {host}.")
-        for one in () if options["json"] else found:
-            for line in _lines(one):
-                self.say(line)
+        plain = [{**asdict(one), "total_bytes": one.total_bytes} for one in found]
+        lines = [line for one in found for line in _lines(one)]
+        self.answer(options, {"host": host, "clusters": plain}, lines)
         return ExitCode.DONE if found else ExitCode.NO
 
 
 def memory_of(cluster: ClusterState) -> ClusterMemory:
-    """What the processes of a cluster on this host take; none, if it is not there any more."""
+    """Return the memory of the processes of a cluster; no process if it has just ended."""
     import psutil
 
     numbers = {worker.pid: worker.number for worker in cluster.workers}

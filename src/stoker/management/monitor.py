@@ -13,28 +13,31 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from stoker.backend import StokerBackend
 from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.inspect.queue_depths import QueueDepth, queues
 from stoker.inspect.stats import ClusterState, clusters, dead_letters, longest_silence, state_of
 from stoker.metrics import by_queue
+from stoker.operations.operation import first_line_of
+from stoker.operations.queues import QUEUE_COLUMNS, queue_row
 from stoker.values.durations import in_words
 
+from .arguments import positive_seconds
+from .info import table_lines
 from .subcommand import (
     ExitCode,
     Subcommand,
     as_json,
     backend_settings,
-    one_sentence,
-    positive_seconds,
+    option,
     within_deadlines,
 )
 
@@ -46,7 +49,7 @@ Rows = tuple[str, Sequence[str], list[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What became of one queue in the last minute."""
+    """How many jobs of one queue ended in the last minute."""
 
     queue: str
     finished: int
@@ -67,12 +70,12 @@ class SeenBackend:
     dead_letters: int
     last_minute: tuple[Pace, ...]
     max_silence_seconds: float
-    """For how long a cluster that is well may give no sign of life."""
+    """Seconds without a sign of life after which a cluster is called silent."""
 
     def tables(self) -> Iterator[Rows]:
-        """What is shown of it."""
+        """Return the tables to show."""
         yield "clusters", CLUSTER_COLUMNS, list(self._cluster_rows())
-        yield "queues", QUEUE_COLUMNS, list(self._queue_rows())
+        yield "queues", PACE_COLUMNS, list(self._queue_rows())
         yield "workers", WORKER_COLUMNS, list(_worker_rows(self.clusters))
         yield f"dead letters: {self.dead_letters:,}", (), []
 
@@ -95,15 +98,10 @@ class SeenBackend:
         paces = {one.queue: one for one in self.last_minute}
         for queue in self.queues:
             pace = paces.get(queue.name)
-            about = "" if queue.is_exact else "~"
-            waited = queue.oldest_ready_seconds
+            name, *numbers = queue_row(queue)
             yield (
-                f"{queue.name} (paused)" if queue.paused is not None else queue.name,
-                f"{about}{queue.ready:,}",
-                f"{about}{queue.deferred:,}",
-                f"{about}{queue.blocked:,}",
-                f"{about}{queue.running:,}",
-                "" if waited is None else in_words(waited),
+                f"{name} (paused)" if queue.paused is not None else name,
+                *numbers,
                 f"{pace.per_second:,.1f}" if pace is not None else "0.0",
                 f"{pace.failed:,}" if pace is not None else "0",
                 _time(pace.run_p95_seconds if pace is not None else None),
@@ -113,25 +111,22 @@ class SeenBackend:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look."""
+    """All shown backends at one moment."""
 
     taken_at: datetime
     backends: tuple[SeenBackend, ...]
 
 
 CLUSTER_COLUMNS = ("cluster", "process", "state", "workers", "leases", "last sign of life", "up")
-QUEUE_COLUMNS = (
-    "queue", "ready", "deferred", "blocked", "running", "next has waited", "done/s", "failed/min",
-    "p95 run", "p95 wait",
-)  # fmt: skip
+PACE_COLUMNS = (*QUEUE_COLUMNS, "done/s", "failed/min", "p95 run", "p95 wait")
 WORKER_COLUMNS = ("worker", "process", "jobs done", "runs", "for")
 
 
 def look(settings: Iterable[Settings]) -> Seen:
-    """These backends now.
+    """Read these backends.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: The store cannot be read.
     """
     return Seen(datetime.now(UTC), tuple(_look(one) for one in settings))
 
@@ -180,7 +175,7 @@ STYLES = {"running": "green", "quiet": "yellow", "stopping": "yellow"}
 
 
 def watch(settings: Sequence[Settings], interval_seconds: float) -> None:
-    """Show these backends until q is pressed. While the store is out of reach, that is shown."""
+    """Show these backends until q is pressed, or why the store cannot be read."""
     live = Live(Text("Looking ..."), console=Console(), screen=True, auto_refresh=False)
     with live, keys():
         while True:
@@ -190,7 +185,7 @@ def watch(settings: Sequence[Settings], interval_seconds: float) -> None:
 
 
 def screen_of(seen: Seen) -> RenderableType:
-    """One look, as it is shown."""
+    """Return the screen."""
     parts: list[RenderableType] = []
     for backend in seen.backends:
         parts.append(Text(f"{backend.name}  {seen.taken_at.astimezone():%H:%M:%S}", style="bold"))
@@ -204,7 +199,7 @@ def _try_look(settings: Sequence[Settings]) -> RenderableType:
     try:
         return screen_of(look(settings))
     except (StokerError, DatabaseError, InterfaceError) as error:
-        return Text(one_sentence(error), style="red")
+        return Text(first_line_of(error), style="red")
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -218,7 +213,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 @contextmanager
 def keys() -> Iterator[None]:
-    """Let keys be heard as they are pressed."""
+    """Read keys as they are pressed, without Enter."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -229,7 +224,7 @@ def keys() -> Iterator[None]:
 
 
 def is_quit_within(seconds: float) -> bool:
-    """Wait so long for a key. Whether it was q, or nobody is there to press one any more."""
+    """Wait for a key. Return whether it was q, or the terminal is closed."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         ready, _, _ = select.select([sys.stdin], [], [], left)
@@ -238,44 +233,45 @@ def is_quit_within(seconds: float) -> bool:
     return False
 
 
-class Monitor(Subcommand):
-    name = "monitor"
-    summary = "Watch clusters, queues and workers live."
-    description = """\
-Watch clusters, queues, workers and the throughput of the last minute, of all backends or of those
-that are named. On a terminal it fills the screen, and ends at q or Ctrl-C; that needs the package
-rich: pip install 'django-stoker[terminal]'. Elsewhere, or without it, it writes plain lines.
+class MonitorCommand(Subcommand):
+    """Watch clusters, queues and workers live.
 
---json writes one object for each look, a line each:
-  taken_at
-  backends[]     name, queues[] and clusters[] as `stoker info --json` has them, dead_letters,
-                 max_silence_seconds (a cluster that is well speaks more often), last_minute[]
-    last_minute[]  queue, finished, failed, retried, per_second, run_p95_seconds,
-                   wait_p95_seconds"""
+    Watch clusters, queues, workers and the throughput of the last minute, of all backends or of the
+    named ones. On a terminal it fills the screen, and ends at q or Ctrl-C; that needs the package
+    rich: pip install 'django-stoker[terminal]'. Otherwise it writes plain lines.
+
+    --json writes one object for each refresh, a line each:
+      taken_at
+      backends[]     name, queues[] and clusters[] as in `stoker info --json`, dead_letters,
+                     max_silence_seconds (a healthy cluster gives a sign of life more often),
+                     last_minute[]
+        last_minute[]  queue, finished, failed, retried, per_second, run_p95_seconds,
+                       wait_p95_seconds
+    """
+
+    name = "monitor"
     examples = """\
   manage.py stoker monitor
-  manage.py stoker monitor --once                 one look, as text
+  manage.py stoker monitor --once                 print once, as text
   manage.py stoker monitor --json --interval 60   a line every minute"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
+    options = (
+        option(
             "--backend",
             action="append",
             metavar="ALIAS",
             help="Only this backend, by its name under TASKS; may be given several times. Default: "
             "all of Stoker's.",
-        )
-        parser.add_argument(
+        ),
+        option(
             "--interval",
             type=positive_seconds,
             default=2.0,
             metavar="SECONDS",
             help="Seconds between two refreshes. Default: 2.",
-        )
-        parser.add_argument("--once", action="store_true", help="Print once, as plain text.")
-        parser.add_argument(
-            "--json", action="store_true", help="Write JSON objects, as described above."
-        )
+        ),
+        option("--once", action="store_true", help="Print once, as plain text."),
+        option("--json", action="store_true", help="Write JSON objects, as described above."),
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = [within_deadlines(one) for one in _backends(options["backend"])]
@@ -293,7 +289,7 @@ rich: pip install 'django-stoker[terminal]'. Elsewhere, or without it, it writes
             time.sleep(options["interval"])
 
     def _has_screen(self) -> bool:
-        """Whether a person looks at it, and rich is there to show it to him."""
+        """Return whether the output is a terminal and rich is installed."""
         if not (sys.stdin.isatty() and self.command.stdout.isatty()):
             return False
         try:
@@ -305,8 +301,6 @@ rich: pip install 'django-stoker[terminal]'. Elsewhere, or without it, it writes
 
 
 def _backends(names: list[str] | None) -> Iterator[Settings]:
-    from stoker.backend import StokerBackend
-
     chosen = names or [
         alias for alias in task_backends.settings if isinstance(task_backends[alias], StokerBackend)
     ]
@@ -315,9 +309,7 @@ def _backends(names: list[str] | None) -> Iterator[Settings]:
 
 
 def plain_lines(seen: Seen) -> Iterator[str]:
-    """One look as text."""
-    from .info import table_lines
-
+    """Return the tables as text."""
     for backend in seen.backends:
         yield f"{backend.name} at {seen.taken_at:%Y-%m-%d %H:%M:%S}"
         for title, columns, rows in backend.tables():

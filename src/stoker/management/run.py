@@ -8,36 +8,45 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from django.core.management.base import CommandParser
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import start_method
 from stoker.cluster.reload import is_trial, start_again
 from stoker.conf import Settings
-from stoker.exceptions import ConfigurationError, StokerError
+from stoker.exceptions import (
+    BrokerUnavailable,
+    ConfigurationError,
+    NotMigrated,
+    PoolerRefused,
+    StokerError,
+)
+from stoker.operations.operation import first_line_of
 
-from .subcommand import ExitCode, Subcommand, add_backend, backend_settings, refuse, setting
+from .arguments import setting
+from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, option, refuse
 
 START_SECONDS = 30.0
 """How long the child may take to start, over and above the deadline of the database."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What the look at the store came to."""
+class StoreCheck:
+    """Whether a cluster can work with the store."""
 
     is_fit: bool = True
-    """False: nothing can come of a cluster until somebody has done something."""
+    """False: no cluster can work before something is changed."""
     sentence: str = ""
-    """What is wrong; with ``is_fit``, what passes by itself."""
+    """The problem; with ``is_fit``, a temporary one."""
     weaknesses: tuple[str, ...] = ()
-    """What may lose jobs one day."""
+    """Settings of the broker that may lose jobs."""
 
 
-def look_at_store(plan: Plan) -> Finding:
-    """Whether a cluster can work with the store as it is: its tables are there, or it is only out
-    of reach for now."""
+def look_at_store(plan: Plan) -> StoreCheck:
+    """Return whether a cluster can work with the store.
+
+    It can if the tables are there, and also while the store is out of reach.
+    """
     context: Any = multiprocessing.get_context(start_method(plan))
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_look, args=(plan, theirs), name="stoker preflight")
@@ -46,13 +55,15 @@ def look_at_store(plan: Plan) -> Finding:
     limit_seconds = START_SECONDS + plan.settings.database_seconds
     try:
         if not ours.poll(limit_seconds):
-            return Finding(sentence=f"The store has not answered for {limit_seconds:.0f} s.")
+            return StoreCheck(sentence=f"The store has not answered for {limit_seconds:.0f} s.")
         finding = ours.recv()
-        assert isinstance(finding, Finding)
+        assert isinstance(finding, StoreCheck)
         return finding
     except EOFError:
         process.join()
-        return Finding(sentence=f"The look at the store ended with exit code {process.exitcode}.")
+        return StoreCheck(
+            sentence=f"The check of the store ended with exit code {process.exitcode}."
+        )
     finally:
         process.kill()
         process.join()
@@ -61,10 +72,10 @@ def look_at_store(plan: Plan) -> Finding:
 
 
 def release_connections() -> None:
-    """Close every connection to a database that this process has.
+    """Close every connection of this process to a database.
 
     Raises:
-        ConfigurationError: one stays open, so that no cluster may start from here.
+        ConfigurationError: A connection stays open, so no cluster may start here.
     """
     from django.db import connections
 
@@ -81,7 +92,7 @@ def release_connections() -> None:
 
 
 def _look(plan: Plan, answer: Connection) -> None:
-    """The child."""
+    """Run in the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told as well, and ends us
     import django
 
@@ -89,31 +100,28 @@ def _look(plan: Plan, answer: Connection) -> None:
     answer.send(_found(plan))
 
 
-def _found(plan: Plan) -> Finding:
+def _found(plan: Plan) -> StoreCheck:
     from django.core.exceptions import ImproperlyConfigured
     from django.db import DatabaseError, InterfaceError
 
     from stoker.brokers.adapters import broker_for
     from stoker.brokers.patience import set_deadlines
-    from stoker.exceptions import BrokerUnavailable, NotMigrated, PoolerRefused
-
-    from .subcommand import one_sentence
 
     try:
         broker_for(plan.settings)  # a wrong setting comes before missing tables
         set_deadlines(plan.settings)
         _read_every_table(plan.settings.database)
-        return Finding(weaknesses=_ask_broker(plan))
+        return StoreCheck(weaknesses=_ask_broker(plan))
     except (NotMigrated, PoolerRefused) as error:
-        return Finding(is_fit=False, sentence=str(error))
+        return StoreCheck(is_fit=False, sentence=str(error))
     except (BrokerUnavailable, DatabaseError, InterfaceError) as error:
-        return Finding(sentence=one_sentence(error))
+        return StoreCheck(sentence=first_line_of(error))
     except (StokerError, ImproperlyConfigured) as error:
-        return Finding(is_fit=False, sentence=one_sentence(error))
+        return StoreCheck(is_fit=False, sentence=first_line_of(error))
 
 
 def _read_every_table(alias: str) -> None:
-    """A row of each, for the names of the columns: an upgrade may have brought new ones."""
+    """Read a row of each table with all columns: an upgrade may have added some."""
     from django.apps import apps
 
     from stoker.jobs.states import explained
@@ -144,56 +152,82 @@ def _ask_broker(plan: Plan) -> tuple[str, ...]:
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 LEVEL_OF_VERBOSITY = {0: "WARNING", 1: "INFO"}
 OVERRIDES = ("workers", "concurrency", "shutdown_seconds")
-"""Settings that the command line may change."""
+"""Settings that the command line may override."""
 
 
-class Run(Subcommand):
+class RunCommand(Subcommand):
+    """Run a cluster until it is stopped.
+
+    Run a cluster: worker processes that run the jobs, and the processes that feed, record and watch
+    them. Any number of clusters may run, on any number of hosts.
+
+    To stop it, send SIGTERM or press Ctrl-C: no further job starts, running jobs have
+    --shutdown-seconds to finish, and interrupted jobs are released without losing an attempt. A
+    second signal interrupts at once. SIGHUP starts the cluster again with fresh code, as the same
+    process, if that code starts; otherwise the old code continues.
+
+    It does not start if settings are wrong or Stoker's tables are missing. It starts and waits if
+    the store is only out of reach.
+    """
+
     name = "run"
-    summary = "Run a cluster until it is stopped."
-    description = """\
-Run a cluster: worker processes that run the jobs, and the processes that feed, record and watch
-them. Any number of clusters may run, on any number of hosts.
-
-To stop it, send SIGTERM or press Ctrl-C: no further job is started, running jobs have
---shutdown-seconds to finish, and what is interrupted then is given back without losing an
-attempt. A second signal interrupts at once. SIGHUP starts the cluster again with fresh code,
-as the same process, if that code starts; otherwise the old code goes on.
-
-It does not start when settings are wrong or Stoker's tables are missing. A store that is only
-out of reach is waited for."""
     examples = """\
   manage.py stoker run                              everything as the settings say
   manage.py stoker run --workers 4 --queues mail    4 processes, for one queue only
-  manage.py stoker run --drain                      do what there is to do, then end
+  manage.py stoker run --drain                      run the waiting jobs, then end
   manage.py stoker run --reload                     for development"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_backend(parser)
-        parser.add_argument(
+    options = (
+        BACKEND,
+        option(
             "--workers",
             type=setting("WORKERS", int),
             metavar="N",
             help="Worker processes. Default: the setting WORKERS.",
-        )
-        parser.add_argument(
+        ),
+        option(
             "--concurrency",
             type=setting("CONCURRENCY", int),
             metavar="N",
             help="Jobs that each worker runs at once. Default: the setting CONCURRENCY.",
-        )
-        parser.add_argument(
+        ),
+        option(
             "--queues",
             metavar="A,B",
-            help="Only jobs of these queues. Default: those under QUEUES, or all where it is [].",
-        )
-        parser.add_argument(
+            help="Only jobs of these queues. Default: those under QUEUES, or all if it is [].",
+        ),
+        option(
             "--shutdown-seconds",
             type=setting("SHUTDOWN_SECONDS", float),
             metavar="SECONDS",
-            help="How long running jobs may go on after SIGTERM. Default: the setting "
+            help="How long running jobs may continue after SIGTERM. Default: the setting "
             "SHUTDOWN_SECONDS.",
-        )
-        add_ways_to_run(parser)
+        ),
+        option(
+            "--drain",
+            action="store_true",
+            help="Stop as soon as no job is ready or running. Deferred jobs stay.",
+        ),
+        option(
+            "--reload",
+            action="store_true",
+            help="For development: start again when a Python file or template of the project "
+            "changes, unless a mistake in it would keep the cluster from starting.",
+        ),
+        option(
+            "--log-level",
+            type=str.upper,
+            choices=LEVELS,
+            metavar="LEVEL",
+            help="DEBUG, INFO, WARNING or ERROR: what Stoker logs on standard error, or where the "
+            "project's LOGGING sends it, unless that has a level for 'stoker'. Default: INFO; with "
+            "-v 0 WARNING, with -v 2 DEBUG.",
+        ),
+        option(
+            "--log-json",
+            action="store_true",
+            help="Write log lines as JSON if the project's LOGGING has no handler for them.",
+        ),
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         plan = plan_of(options)
@@ -227,39 +261,11 @@ out of reach is waited for."""
             start_again()
 
 
-def add_ways_to_run(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--drain",
-        action="store_true",
-        help="Stop as soon as no job is ready or running. Deferred jobs stay.",
-    )
-    parser.add_argument(
-        "--reload",
-        action="store_true",
-        help="For development: start again when a Python file or template of the project changes, "
-        "unless a mistake in it would keep the cluster from starting.",
-    )
-    parser.add_argument(
-        "--log-level",
-        type=str.upper,
-        choices=LEVELS,
-        metavar="LEVEL",
-        help="DEBUG, INFO, WARNING or ERROR: what Stoker itself tells, on standard error or where "
-        "the project's LOGGING sends it, unless that has a level for 'stoker'. Default: INFO; with "
-        "-v 0 WARNING, with -v 2 DEBUG.",
-    )
-    parser.add_argument(
-        "--log-json",
-        action="store_true",
-        help="Write these lines as JSON where the project's LOGGING sets up no handler for them.",
-    )
-
-
 def plan_of(options: dict[str, Any]) -> Plan:
-    """What the command line asks for.
+    """Return the plan that the command line describes.
 
     Raises:
-        ConfigurationError: the settings are wrong, or do not go with it.
+        ConfigurationError: The settings are wrong, or contradict the options.
     """
     if options["drain"] and options["reload"]:
         raise ConfigurationError(
@@ -280,10 +286,10 @@ def plan_of(options: dict[str, Any]) -> Plan:
 
 
 def queues_of(text: str | None, settings: Settings) -> tuple[str, ...]:
-    """The names in ``a,b``.
+    """Return the names in ``a,b``.
 
     Raises:
-        ConfigurationError: one is empty, or the backend has no such queue.
+        ConfigurationError: A name is empty, or the backend has no such queue.
     """
     if text is None:
         return ()

@@ -1,79 +1,63 @@
-"""``manage.py stoker schedules``: looks at schedules, runs them now, pauses and resumes them."""
+"""``manage.py stoker schedules``: list schedules, run one now, pause and resume them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from django.core.management.base import CommandParser
-
-from stoker.exceptions import InvalidSchedule, PackageError
+from stoker.exceptions import PackageError
 from stoker.models import Schedule, Tick
+from stoker.operations import schedules as operations
+from stoker.operations.details import call_fact, lines_of
+from stoker.operations.operation import Operation
+from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
+from stoker.operations.wording import first_line
 from stoker.schedules import service as schedules
-from stoker.values.cron import zone_named
 from stoker.values.ticks import as_moment
 
-from .enqueue import written
-from .labels import as_plain, first_line, positive
+from .arguments import positive, written
 from .subcommand import (
+    BACKEND,
+    BECAUSE,
+    BY,
+    JSON,
     ExitCode,
     Subcommand,
     SubcommandGroup,
-    add_backend,
-    as_json,
-    backend_settings,
-    user,
-    within_deadlines,
+    option,
 )
 
-MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
-
-
-def state_of(row: Schedule) -> str:
-    if row.is_paused:
-        return "paused"
-    return "over" if row.is_over else "ticking"
-
-
-def rule_words(row: Schedule) -> str:
-    try:
-        return schedules.describe(row)
-    except InvalidSchedule as error:
-        return str(error)
-
-
-def next_ticks_of(row: Schedule) -> list[datetime]:
-    try:
-        return schedules.next_ticks(row)
-    except InvalidSchedule:
-        return []
+NAME = option("name", metavar="NAME", help="The name of the schedule.")
+NAMES = option("names", nargs="+", metavar="NAME", help="Names of schedules.")
+COLUMNS = (
+    "id", "name", "source", "task", "zone", "paused_by", "paused_because", "problem",
+    "last_job_id", "fired_count", "missed_count", "repeats_left", "misfire", "overlap",
+)  # fmt: skip
 
 
 def next_words(row: Schedule) -> str:
+    """Return the next tick, or that there is none and why."""
     if row.is_paused:
         who = f" by {row.paused_by}" if row.paused_by else ""
         because = f": {first_line(row.paused_because, 200)}" if row.paused_because else ""
         return f"paused{who}{because}"
-    moments = next_ticks_of(row)
+    moments = next_ticks_of(row, 1)
     return moments[0].strftime(MOMENT) if moments else "over"
 
 
 def schedule_as_plain(row: Schedule) -> dict[str, Any]:
-    names = (
-        "id", "name", "source", "task", "zone", "paused_by", "paused_because", "problem",
-        "last_job_id", "fired_count", "missed_count", "repeats_left", "misfire", "overlap",
-    )  # fmt: skip
+    """Return a schedule for JSON."""
     return {
-        **{name: as_plain(getattr(row, name)) for name in names},
-        "rule": rule_words(row),
-        "state": state_of(row),
+        **{name: getattr(row, name) for name in COLUMNS},
+        "rule": rule_of(row),
+        "state": operations.state_of(row),
         "next_ticks": next_ticks_of(row),
         "last_moment": None if row.last_moment_us is None else as_moment(row.last_moment_us),
     }
 
 
 def call_as_plain(row: Schedule, alias: str) -> dict[str, Any]:
+    """Return the arguments of its jobs for JSON."""
     try:
         when = schedules.scheduled(row.name, backend=alias)
     except (PackageError, ValueError):
@@ -85,236 +69,184 @@ def call_as_plain(row: Schedule, alias: str) -> dict[str, Any]:
 
 
 def tick_as_plain(tick: Tick) -> dict[str, Any]:
+    """Return a tick for JSON."""
     return {
         "moment": as_moment(tick.moment_us),
         "outcome": tick.outcome,
-        "job_id": as_plain(tick.job_id),
+        "job_id": tick.job_id,
         "fired_at": as_moment(tick.fired_us),
         "count": tick.count,
         "by": tick.by,
     }
 
 
-def lines_of(row: Schedule, alias: str) -> Iterator[str]:
-    call = call_as_plain(row, alias)
-    yield f"schedule   {row.name} (of {'a ' if row.source == 'row' else ''}{row.source})"
-    yield f"rule       {rule_words(row)}"
-    yield f"task       {row.task}" + (f", queue {row.queue}" if row.queue else "")
-    if call["args"] is None:
-        yield "arguments  the package cannot be opened"
-    else:
-        named = [f"{name}={value}" for name, value in call["kwargs"].items()]
-        yield f"arguments  {first_line(', '.join([*call['args'], *named]) or 'none', 300)}"
-    yield f"next       {next_words(row)}"
-    if row.problem:
-        yield f"problem    {first_line(row.problem, 300)}"
-    left = "" if row.repeats_left < 0 else f", {row.repeats_left} left"
-    yield f"fired      {row.fired_count} times{left}; {row.missed_count} ticks were missed"
-    yield ""
-
-
 def tick_line(row: Schedule, tick: Tick) -> str:
-    moment = as_moment(tick.moment_us).astimezone(_zone(row))
-    late = f", {(tick.fired_us - tick.moment_us) / 1e6:.3f} s after its moment"
+    """Return a line about a tick, in the time zone of its schedule."""
+    late = ""
+    if tick.outcome == Tick.Outcome.FIRED:
+        late = f", {(tick.fired_us - tick.moment_us) / 1e6:.3f} s after its moment"
     job = f", job {tick.job_id}" if tick.job_id else ""
-    count = f", {tick.count} ticks" if tick.count > 1 else ""
-    by = f" by {tick.by}" if tick.by else ""
-    is_fired = tick.outcome == Tick.Outcome.FIRED
-    return f"{moment.strftime(MOMENT)}  {tick.outcome}{by}{count}{late if is_fired else ''}{job}"
-
-
-def _zone(row: Schedule) -> Any:
-    try:
-        return zone_named(row.zone)
-    except ValueError:
-        return zone_named("UTC")
+    moment = operations.when_of(tick.moment_us, row).strftime(MOMENT)
+    return f"{moment}  {operations.tick_text(tick)}{late}{job}"
 
 
 class ListSchedules(Subcommand):
-    name = "list"
-    summary = "List schedules, with their rules in words and their next ticks."
-    description = """\
-List all schedules by name: the rule in words, the next tick, the task; whether it is paused, by
-whom and why; and why its tick could not be fired, while it is so.
+    """List schedules, with their rules and next ticks.
 
---json writes one object: schedules[] {id, name, source ("code", "settings" or "row"), task, rule,
-zone, state ("ticking", "paused" or "over"), next_ticks[] (five), paused_by, paused_because,
-problem, last_moment, last_job_id, fired_count, missed_count, repeats_left, misfire, overlap}."""
+    List all schedules by name: the rule in words, the next tick, the task; whether it is paused, by
+    whom and why; and why its last tick could not be fired.
+
+    --json writes one object: schedules[] {id, name, source ("code", "settings" or "row"), task,
+    rule, zone, state ("ticking", "paused" or "over"), next_ticks[] (five), paused_by,
+    paused_because, problem, last_moment, last_job_id, fired_count, missed_count, repeats_left,
+    misfire, overlap}.
+    """
+
+    name = "list"
     examples = """\
   manage.py stoker schedules list
   manage.py stoker schedules list --json | jq '.schedules[] | select(.state == "paused").name'"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
+        alias = self.settings(options).alias
         rows = list(schedules.find(backend=alias).order_by("name"))
-        if options["json"]:
-            self.say(as_json({"schedules": [schedule_as_plain(row) for row in rows]}))
-            return ExitCode.DONE
-        for row in rows:
-            self.say(f"{self.command.style.MIGRATE_HEADING(row.name)}  {next_words(row)}")
-            self.say(f"  {rule_words(row)}; {row.task}")
-            if row.problem:
-                self.say(f"  {first_line(row.problem, 300)}")
-        self.say(f"{len(rows)} schedules" if rows else "none")
+        plain = {"schedules": [schedule_as_plain(row) for row in rows]}
+        self.answer(options, plain, self._lines(rows))
         return ExitCode.DONE
+
+    def _lines(self, rows: list[Schedule]) -> Iterator[str]:
+        for row in rows:
+            yield f"{self.heading(row.name)}  {next_words(row)}"
+            yield f"  {rule_of(row)}; {row.task}"
+            if row.problem:
+                yield f"  {first_line(row.problem, 300)}"
+        yield f"{len(rows)} schedules" if rows else "none"
 
 
 class ShowSchedule(Subcommand):
-    name = "show"
-    summary = "Show one schedule, its next five ticks and its last ones."
-    description = """\
-Show all that is known of one schedule, its next five ticks on its own wall clock, and what became
-of its last ticks.
+    """Show one schedule, its next five ticks and its last ticks.
 
---json writes one object: schedule (as `schedules list`, with args and kwargs, each value as text;
-null if the package cannot be opened), ticks[] {moment, outcome, job_id, fired_at, count, by}."""
+    Show all that is known of one schedule, its next five ticks in its own time zone, and what
+    became of its last ticks.
+
+    --json writes one object: schedule (as `schedules list`, with args and kwargs, each value as
+    text; null if the package cannot be opened), ticks[] {moment, outcome, job_id, fired_at, count,
+    by}.
+    """
+
+    name = "show"
     examples = """\
   manage.py stoker schedules show "nightly report"
   manage.py stoker schedules show shop.tasks.report --ticks 50 --json"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="The name of the schedule.")
-        parser.add_argument(
+    options = (
+        NAME,
+        option(
             "--ticks",
             type=positive,
             default=10,
             metavar="N",
             help="Maximum number of past ticks to show. Default: %(default)s.",
-        )
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+        ),
+        BACKEND,
+        JSON,
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
+        alias = self.settings(options).alias
         row = schedules.get(options["name"], backend=alias)
         ticks = schedules.ticks(row.name, options["ticks"], backend=alias)
-        if options["json"]:
-            told = {**schedule_as_plain(row), **call_as_plain(row, alias)}
-            self.say(as_json({"schedule": told, "ticks": [tick_as_plain(tick) for tick in ticks]}))
-            return ExitCode.DONE
-        for line in lines_of(row, alias):
-            self.say(line)
-        self.say(self.command.style.MIGRATE_HEADING("Next ticks"))
-        for moment in next_ticks_of(row):
-            self.say(f"  {moment.strftime(MOMENT)}")
-        self.say(self.command.style.MIGRATE_HEADING("Last ticks"))
-        for tick in ticks:
-            self.say(f"  {tick_line(row, tick)}")
+        call = call_as_plain(row, alias)
+        plain = {
+            "schedule": {**schedule_as_plain(row), **call},
+            "ticks": [tick_as_plain(tick) for tick in ticks],
+        }
+        self.answer(options, plain, self._lines(row, call, ticks))
         return ExitCode.DONE
+
+    def _lines(self, row: Schedule, call: dict[str, Any], ticks: list[Tick]) -> Iterator[str]:
+        yield self.heading(row.name)
+        yield from lines_of([*operations.facts_of(row), call_fact(call["args"], call["kwargs"])])
+        yield self.heading("Next ticks")
+        yield from (f"  {moment.strftime(MOMENT)}" for moment in next_ticks_of(row))
+        yield self.heading("Last ticks")
+        yield from (f"  {tick_line(row, tick)}" for tick in ticks)
 
 
 class RunSchedule(Subcommand):
-    name = "run"
-    summary = "Enqueue the job of a schedule now."
-    description = """\
-Enqueue the job of a schedule now, paused or not. Its next tick comes as it would have come.
+    """Enqueue the job of a schedule now.
 
---json writes one object: id (of the job)."""
+    Enqueue the job of a schedule now, paused or not. The next tick does not change.
+
+    --json writes one object: id (of the job).
+    """
+
+    name = "run"
     examples = """\
   manage.py stoker schedules run "nightly report\""""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="The name of the schedule.")
-        _add_by(parser)
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (NAME, BY, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
-        by = user() if options["by"] is None else options["by"]
-        result = schedules.run_now(options["name"], by=by, backend=alias)
-        self.say(as_json({"id": result.id}) if options["json"] else f"Enqueued as job {result.id}.")
+        done = operations.RUN.act(self.operator(options), options["name"])
+        self.answer(options, {"id": done.job_id}, [done.sentence])
         return ExitCode.DONE
 
 
-class PauseSchedule(Subcommand):
-    name = "pause"
-    summary = "Pause schedules: none of their ticks is fired until they are resumed."
-    description = """\
-Pause schedules. What falls due while they are paused is left out. Jobs that they have made go on.
+class _ChangeSchedules(Subcommand):
+    def change(self, options: dict[str, Any], operation: Operation) -> ExitCode:
+        """Perform the operation on all named schedules, or on none if one does not exist."""
+        operator = self.operator(options)
+        known = [schedules.get(name, backend=operator.alias).name for name in options["names"]]
+        rows = [operation.act(operator, name).value for name in known]
+        lines: Iterable[str] = [f"{row.name}  {next_words(row)}" for row in rows]
+        self.answer(options, {"schedules": [schedule_as_plain(row) for row in rows]}, lines)
+        return ExitCode.DONE
 
---json writes one object: schedules[] (as `schedules list`)."""
+
+class PauseSchedule(_ChangeSchedules):
+    """Pause schedules: none of their ticks is fired until they are resumed.
+
+    Pause schedules. Ticks that fall due while they are paused are skipped. Jobs that are enqueued
+    already continue.
+
+    --json writes one object: schedules[] (as `schedules list`).
+    """
+
+    name = "pause"
     examples = """\
   manage.py stoker schedules pause "nightly report" --because "the printer is broken\""""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="+", metavar="NAME", help="Names of schedules.")
-        _add_by(parser)
-        parser.add_argument(
-            "--because", default="", metavar="TEXT", help="Reason, shown with the schedule."
-        )
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (NAMES, BY, BECAUSE, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
-        by = user() if options["by"] is None else options["by"]
-        known = [schedules.get(name, backend=alias).name for name in options["names"]]
-        because = options["because"]
-        rows = [schedules.pause(name, by=by, because=because, backend=alias) for name in known]
-        return _told(self, rows, as_json_object=options["json"])
+        return self.change(options, operations.PAUSE)
 
 
-class ResumeSchedule(Subcommand):
+class ResumeSchedule(_ChangeSchedules):
+    """Resume paused schedules, from their next tick on.
+
+    Resume paused schedules, from their next tick on.
+
+    --json writes one object: schedules[] (as `schedules list`).
+    """
+
     name = "resume"
-    summary = "Let paused schedules go on, from their next moment on."
-    description = """\
-Let paused schedules go on, from their next moment on.
-
---json writes one object: schedules[] (as `schedules list`)."""
     examples = """\
   manage.py stoker schedules resume "nightly report\""""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="+", metavar="NAME", help="Names of schedules.")
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (NAMES, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = within_deadlines(backend_settings(options["backend"])).alias
-        known = [schedules.get(name, backend=alias).name for name in options["names"]]
-        rows = [schedules.resume(name, backend=alias) for name in known]
-        return _told(self, rows, as_json_object=options["json"])
+        return self.change(options, operations.RESUME)
 
 
-class Schedules(SubcommandGroup):
+class SchedulesCommand(SubcommandGroup):
+    """List schedules, run one now, pause and resume them.
+
+    A schedule is a rule by which clusters enqueue jobs repeatedly, on time. Schedules that are
+    declared in code or settings are changed there; all of them can be paused and run here.
+    """
+
     name = "schedules"
-    summary = "List schedules, run one now, pause and resume them."
-    description = """\
-A schedule is a rule by which jobs are enqueued again and again, on time, by whatever cluster is
-there. Those of code and settings are changed there; all can be paused and run here."""
     examples = """\
   manage.py stoker schedules list
   manage.py stoker schedules show "nightly report\""""
     parts = (ListSchedules, ShowSchedule, RunSchedule, PauseSchedule, ResumeSchedule)
-
-
-def _add_by(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--by",
-        metavar="NAME",
-        help="Name recorded with the action. Default: the user who runs the command.",
-    )
-
-
-def _told(command: Subcommand, rows: list[Schedule], *, as_json_object: bool) -> ExitCode:
-    if as_json_object:
-        command.say(as_json({"schedules": [schedule_as_plain(row) for row in rows]}))
-    else:
-        for row in rows:
-            command.say(f"{row.name}  {next_words(row)}")
-    return ExitCode.DONE

@@ -1,16 +1,18 @@
-"""What the subcommands of ``manage.py stoker`` have in common."""
+"""The base class of the subcommands of ``manage.py stoker``, and the options they share."""
 
 from __future__ import annotations
 
 import argparse
 import getpass
+import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+from uuid import UUID
 
 from django.core.management.base import (
     BaseCommand,
@@ -19,13 +21,17 @@ from django.core.management.base import (
     DjangoHelpFormatter,
 )
 
+from stoker.backend import StokerBackend
 from stoker.compat import InvalidTaskBackend, task_backends
-from stoker.conf import Settings, option_fields
+from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
+from stoker.operations.operation import Operator
+
+from .arguments import positive
 
 
 class ExitCode(IntEnum):
-    """How a command ended."""
+    """The exit code of a command."""
 
     DONE = 0
     NO = 1
@@ -49,45 +55,86 @@ MEANINGS = {
     ExitCode.INTERRUPTED: "Ctrl-C (`run` stops in good order then, and ends with 0).",
     ExitCode.NOBODY_READS: "Whoever read the output has gone, as in `stoker info | head -1`.",
 }
-"""What each exit code says, for the reference."""
+"""The meaning of each exit code, for the reference."""
+
+
+class Option(NamedTuple):
+    """An argument of a subcommand, as ``add_argument`` takes it."""
+
+    flags: tuple[str, ...]
+    terms: dict[str, Any]
+
+
+def option(*flags: str, **terms: Any) -> Option:
+    """Declare an argument of a subcommand."""
+    return Option(flags, terms)
 
 
 class Subcommand(ABC):
-    """One word after ``manage.py stoker``."""
+    """A word after ``manage.py stoker``.
+
+    The docstring of a subclass is its help: the first line in the list of subcommands, the rest
+    above its options.
+    """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    """One line for the list of subcommands."""
-    description: ClassVar[str]
     examples: ClassVar[str]
-    """What to type, with what it is for."""
+    """Commands to type, each with what it does."""
+    options: ClassVar[tuple[Option, ...]] = ()
+    summary: ClassVar[str] = ""
+    description: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        # Without docstrings (python -OO) there is no help, but the commands work.
+        cls.summary, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n")
+        cls.description = rest.strip() or cls.summary
 
     def __init__(self, command: BaseCommand) -> None:
         self.command = command
 
-    @abstractmethod
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare options and arguments."""
+        """Declare the arguments."""
+        for one in self.options:
+            parser.add_argument(*one.flags, **one.terms)
 
     @abstractmethod
     def run(self, options: dict[str, Any]) -> ExitCode:
-        """Do it, and say how it went.
+        """Do it, and write the answer.
 
         Raises:
-            CommandError, StokerError: with the one sentence that is told.
+            CommandError, StokerError: One sentence that says why not.
         """
+
+    def settings(self, options: dict[str, Any]) -> Settings:
+        """Return the settings of the chosen backend; its store is read within its deadlines."""
+        return within_deadlines(backend_settings(options["backend"]))
+
+    def operator(self, options: dict[str, Any]) -> Operator:
+        """Return who runs the command, on which backend, and why."""
+        by = options.get("by")
+        because = options.get("because", "")
+        return Operator(self.settings(options), user() if by is None else by, because)
 
     def say(self, text: str = "") -> None:
         """Write a line to standard output."""
         self.command.stdout.write(text)
 
+    def answer(self, options: dict[str, Any], plain: Any, lines: Iterable[str]) -> None:
+        """Write the answer: one JSON object with ``--json``, else these lines."""
+        for line in [as_json(plain)] if options["json"] else lines:
+            self.say(line)
+
+    def heading(self, text: str) -> str:
+        """Return the text as a heading."""
+        return str(self.command.style.MIGRATE_HEADING(text))
+
     def remark(self, text: str) -> None:
-        """Write a line to standard error: not what was asked for, but good to know."""
+        """Write a line to standard error: it is not part of the answer."""
         self.command.stderr.write(text, self.command.style.WARNING)
 
 
 class SubcommandGroup(Subcommand):
-    """A word that further words follow."""
+    """A word that is followed by another word."""
 
     parts: ClassVar[tuple[type[Subcommand], ...]]
 
@@ -104,16 +151,16 @@ class SubcommandGroup(Subcommand):
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Django's order of the options; paragraphs as they were written."""
+    """Django's order of the options, with paragraphs left as they are."""
 
 
 class SubcommandParser(CommandParser):
-    """Takes options before, between and after the arguments."""
+    """A parser that takes options before, between and after the arguments."""
 
     _is_inside = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, but what nobody knows is refused here, with the right usage."""
+        """Parse; refuse unknown arguments here, with the usage of this subcommand."""
         # Before Python 3.12, the method below calls this one; and it takes no subcommands.
         if self._is_inside or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
@@ -133,7 +180,7 @@ def add_subcommands(
     kinds: Iterable[type[Subcommand]],
     dest: str = "subcommand",
 ) -> dict[str, Subcommand]:
-    """Let a parser know these words. Returns what each stands for."""
+    """Add these subcommands to a parser. Return them by name."""
     group = parser.add_subparsers(
         dest=dest, title="subcommands", metavar="SUBCOMMAND", parser_class=SubcommandParser
     )
@@ -152,8 +199,10 @@ def add_subcommands(
 
 
 def add_base_options(parser: CommandParser) -> None:
-    """Those of every Django command, after the subcommand as well. Without defaults: what was
-    given before the subcommand must stand."""
+    """Accept the options of every Django command after the subcommand, too.
+
+    They have no defaults here, so that those given before the subcommand stay.
+    """
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], **hidden)
     for name in ("--settings", "--pythonpath"):
@@ -163,27 +212,44 @@ def add_base_options(parser: CommandParser) -> None:
 
 
 def refuse(sentence: str, code: ExitCode = ExitCode.REFUSED) -> CommandError:
-    """The error that ends the command with this sentence."""
+    """Return the error that ends the command with this sentence."""
     return CommandError(sentence, returncode=int(code))
 
 
-def add_backend(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--backend",
-        default="default",
-        metavar="ALIAS",
-        help="The backend, by its name under TASKS. Default: %(default)s.",
-    )
+BACKEND = option(
+    "--backend",
+    default="default",
+    metavar="ALIAS",
+    help="The backend, by its name under TASKS. Default: %(default)s.",
+)
+JSON = option("--json", action="store_true", help="Write one JSON object, as described above.")
+BY = option(
+    "--by",
+    metavar="NAME",
+    help="Name recorded with the action. Default: the user who runs the command.",
+)
+BECAUSE = option("--because", default="", metavar="TEXT", help="Reason, recorded with the action.")
+DRY_RUN = option("--dry-run", action="store_true", help="Only count them; change nothing.")
+AFTER = option(
+    "--after",
+    metavar="MARK",
+    help="Continue after a page: each page prints the value for the next one.",
+)
+
+
+def limit(default: int | None, what: str = "Maximum number to show.") -> Option:
+    """Declare ``--limit``."""
+    shown = "all" if default is None else "%(default)s"
+    help_text = f"{what} Default: {shown}."
+    return option("--limit", type=positive, default=default, metavar="N", help=help_text)
 
 
 def backend_settings(alias: str) -> Settings:
-    """The settings of a backend.
+    """Return the settings of a backend.
 
     Raises:
-        ConfigurationError: there is none, it is not Stoker's, or one of its options is wrong.
+        ConfigurationError: It does not exist, is not Stoker's, or one of its options is wrong.
     """
-    from stoker.backend import StokerBackend
-
     known = ", ".join(task_backends.settings)
     if alias not in task_backends.settings:
         raise ConfigurationError(
@@ -203,13 +269,15 @@ def backend_settings(alias: str) -> Settings:
 
 
 has_own_process: ContextVar[bool] = ContextVar("has_own_process", default=False)
-"""Whether the command that runs is a program, and not called by one."""
+"""Whether the command runs as a program, and was not called by one."""
 
 
 def within_deadlines(settings: Settings) -> Settings:
-    """From here on, no call to the store takes longer than ``DATABASE_SECONDS``; but a program that
-    uses ``call_command`` has its connections as they were."""
-    from stoker.brokers.patience import set_deadlines
+    """Limit calls to the store to ``DATABASE_SECONDS`` in this process.
+
+    A program that uses ``call_command`` keeps its connections as they are.
+    """
+    from stoker.brokers.patience import set_deadlines  # needs Django to be set up
 
     if has_own_process.get():
         set_deadlines(settings, is_cluster=False)
@@ -217,49 +285,19 @@ def within_deadlines(settings: Settings) -> Settings:
 
 
 def user() -> str:
-    """Who runs this, as the operating system says; "" where it has no name for him."""
+    """Return the user of this process; "" if the operating system has no name for the user."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return ""
 
 
-def one_sentence(error: BaseException) -> str:
-    """The first line of what went wrong."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def as_json(value: Any) -> str:
-    """Plain values, dataclasses and moments (ISO 8601) as one line of JSON."""
+    """Return plain values, dataclasses and moments (ISO 8601) as one line of JSON."""
     return json.dumps(value, default=_plain)
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    return value.isoformat()
-
-
-def positive_seconds(text: str) -> float:
-    """An argparse type: a number of seconds above 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
-    return seconds
-
-
-def setting(key: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """An argparse type: a value that the setting of that name would take."""
-
-    def checked(text: str) -> Any:
-        try:
-            return option_fields()[key].metadata["check"](convert(text))
-        except ValueError as error:
-            sentence = str(error) if str(error).startswith("must ") else "must be a number"
-            raise argparse.ArgumentTypeError(f"{text!r} {sentence}") from None
-
-    return checked
+    return str(value) if isinstance(value, UUID) else value.isoformat()

@@ -2,72 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
-
-from django.core.management.base import CommandParser
 
 from stoker.values.ids import parse_job_id
 from stoker.why import Answer, Kind, why
 
-from .subcommand import (
-    ExitCode,
-    Subcommand,
-    add_backend,
-    as_json,
-    backend_settings,
-    refuse,
-    within_deadlines,
-)
+from .subcommand import BACKEND, JSON, ExitCode, Subcommand, option, refuse
 
 
-class Why(Subcommand):
+class WhyCommand(Subcommand):
+    """Show why a job is not running.
+
+    Show why a job is not running, and what to do about it: one answer, read from the store. Or show
+    where it runs, or how it ended.
+
+    Exit code 0: it runs, has ended, or will run without any action.
+    Exit code 1: it will not run without an action: the last line says which.
+    Exit code 2: there is no job with this id, or the store is out of reach.
+
+    --json writes one object: job_id, kind (listed in the guide), sentence, advice ("": nothing to
+    do), needs_somebody (true, false), task, queue, facts {depending on the kind}.
+    """
+
     name = "why"
-    summary = "Tell why a job is not running."
-    description = """\
-Tell why a job is not running, and what to do about it: one answer, read off the store. Or where it
-runs, or how it ended.
-
-Exit code 0: it runs, has ended (well, or cancelled), or will run without anybody's doing.
-Exit code 1: it will not run until somebody does something: the last line says what.
-Exit code 2: nobody knows a job of this id, or the store is out of reach.
-
---json writes one object: job_id, kind (a word of those in the guide), sentence, advice ("": nothing
-to do), needs_somebody (true, false), task, queue, facts {those of the kind}."""
     examples = """\
   manage.py stoker why 01a1ffdb-f411-7482-86ed-55b43acb2507
   manage.py stoker why 01a1ffdb-f411-7482-86ed-55b43acb2507 --json | jq .kind"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("job", metavar="ID", help="The job's id: a UUID.")
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (option("job", metavar="ID", help="The job's id: a UUID."), BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         job_id = parse_job_id(options["job"])
         if job_id is None:
-            raise refuse(f"{options['job']!r} is no id of a job: that is a UUID.")
-        answer = why(within_deadlines(backend_settings(options["backend"])), job_id)
-        if options["json"]:
-            self.say(as_json(shape_of(answer)))
-        else:
-            self._tell(answer)
+            raise refuse(f"{options['job']!r} is not an id of a job: that is a UUID.")
+        answer = why(self.settings(options), job_id)
+        self.answer(options, shape_of(answer), self._lines(answer))
         if answer.kind == Kind.UNKNOWN:
             return ExitCode.REFUSED
         return ExitCode.NO if answer.kind.needs_somebody else ExitCode.DONE
 
-    def _tell(self, answer: Answer) -> None:
-        style = self.command.style
-        what = f"{answer.task or 'job'} {answer.job_id}"
-        self.say(style.MIGRATE_HEADING(f"{what}: {answer.kind.value.replace('_', ' ')}"))
-        self.say(f"  {answer.sentence}")
+    def _lines(self, answer: Answer) -> Iterator[str]:
+        kind = answer.kind.value.replace("_", " ")
+        yield self.heading(f"{answer.task or 'job'} {answer.job_id}: {kind}")
+        yield f"  {answer.sentence}"
         if answer.advice:
-            self.say(f"  {answer.advice}")
+            yield f"  {answer.advice}"
 
 
 def shape_of(answer: Answer) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return an answer for JSON."""
     return {
         "job_id": str(answer.job_id),
         "kind": answer.kind.value,

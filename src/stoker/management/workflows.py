@@ -1,4 +1,4 @@
-"""``manage.py stoker workflows``: looks at workflows, and steers them."""
+"""``manage.py stoker workflows``: list and show workflows; cancel and retry them."""
 
 from __future__ import annotations
 
@@ -6,176 +6,158 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandParser
-
 from stoker.models import Workflow
+from stoker.operations.operation import Done, Operation, Operator
+from stoker.operations.workflows import CANCEL, RETRY
 from stoker.workflows.results import WorkflowResult, WorkflowStep, get_workflow, list_workflows
 
-from .labels import positive
 from .subcommand import (
+    AFTER,
+    BACKEND,
+    BECAUSE,
+    JSON,
     ExitCode,
     Subcommand,
     SubcommandGroup,
-    add_backend,
-    as_json,
-    backend_settings,
+    limit,
+    option,
     refuse,
-    within_deadlines,
 )
 
 MOST_SHOWN = 1000
-"""How many steps ``show`` draws. --json has them all."""
+"""Maximum number of steps that ``show`` draws; --json has all."""
+ID = option("id", metavar="ID", help="The id of the workflow.")
 
 
 class ListWorkflows(Subcommand):
-    name = "list"
-    summary = "List workflows, the newest first."
-    description = """\
-List workflows, the newest first: id, state, how many of its tasks are done, name, when it was made.
+    """List workflows, the newest first.
 
---json writes one object: workflows[] (id, name, state, made_at, finished_at, reason, progress) and
-next (for --after; null on the last page)."""
+    List workflows, the newest first: id, state, how many of its tasks are done, when it was
+    created, name.
+
+    --json writes one object: workflows[] (id, name, state, made_at, finished_at, reason, progress)
+    and next (for --after; null on the last page).
+    """
+
+    name = "list"
     examples = """\
   manage.py stoker workflows list
   manage.py stoker workflows list --state FAILED --json | jq '.workflows[].id'"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--state", choices=list(Workflow.State.values), help="Only these.")
-        parser.add_argument(
-            "--limit",
-            type=positive,
-            default=20,
-            metavar="N",
-            help="Maximum number to show. Default: %(default)s.",
-        )
-        parser.add_argument(
-            "--after",
-            metavar="ID",
-            help="Continue after a page: each page prints the value for the next one.",
-        )
-        add_backend(parser)
-        parser.add_argument(
-            "--json", action="store_true", help="Write one JSON object, as described above."
-        )
+    options = (
+        option("--state", choices=list(Workflow.State.values), help="Only this state."),
+        limit(20),
+        AFTER,
+        BACKEND,
+        JSON,
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        settings = within_deadlines(backend_settings(options["backend"]))
-        limit = options["limit"]
+        settings, most = self.settings(options), options["limit"]
         try:
-            found = list_workflows(settings, options["state"], options["after"], limit + 1)
+            found = list_workflows(settings, options["state"], options["after"], most + 1)
         except ValueError as error:
             raise refuse(f"--after: {error}.") from error
-        shown = found[:limit]
-        following = shown[-1].id if len(found) > limit else None
-        if options["json"]:
-            plain = [_as_plain(one) for one in shown]
-            self.say(as_json({"workflows": plain, "next": following}))
-            return ExitCode.DONE
-        for one in shown:
-            self.say(_line(one))
-        if not shown:
-            self.say("none")
-        if following:
-            self.say(f"more: --after {following}")
+        shown = found[:most]
+        after = shown[-1].id if len(found) > most else None
+        lines = [_line(one) for one in shown] or ["none"]
+        lines += [f"more: --after {after}"] if after else []
+        self.answer(options, {"workflows": [_as_plain(one) for one in shown], "next": after}, lines)
         return ExitCode.DONE
 
 
-class OneWorkflow(Subcommand):
-    """A word about one workflow."""
+class ShowWorkflow(Subcommand):
+    """Show one workflow: its steps as a tree, with their jobs.
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("id", metavar="ID", help="The workflow's.")
-        add_backend(parser)
-        parser.add_argument("--json", action="store_true", help="Write one object.")
+    Show one workflow: its steps as a tree, each with its state, its task and its job.
 
-    def found(self, options: dict[str, Any]) -> WorkflowResult:
-        """Raises WorkflowNotFound."""
-        settings = within_deadlines(backend_settings(options["backend"]))
-        return get_workflow(options["id"], backend=settings.alias)
+    --json writes one object, as `list` does, with steps[] (id, parent_id, position, kind, role,
+    state, label, job_id).
+    """
 
-
-class Show(OneWorkflow):
     name = "show"
-    summary = "Show one workflow: its steps as a tree, with their jobs."
-    description = """\
-Show one workflow: its steps as a tree, each with its state, its task and its job.
-
---json writes one object, as `list` does, with steps[] (id, parent_id, position, kind, role, state,
-label, job_id)."""
     examples = """\
   manage.py stoker workflows show 01a1ff39-c590-74bd-a696-c9f6aa2ea038
   manage.py stoker workflows show ID --json | jq '.steps[] | select(.state == "FAILED")'"""
+    options = (ID, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        workflow = self.found(options)
+        workflow = get_workflow(options["id"], backend=self.settings(options).alias)
         steps = list(workflow.steps())
-        if options["json"]:
-            self.say(as_json({**_as_plain(workflow), "steps": [asdict(one) for one in steps]}))
-            return ExitCode.DONE
-        self.say(_line(workflow))
-        if workflow.reason:
-            self.say(f"reason: {workflow.reason}")
-        for number, line in enumerate(_tree(steps)):
-            if number == MOST_SHOWN:
-                self.say(f"... and {len(steps) - number:,} more: --json has them all")
-                break
-            self.say(line)
+        plain = {**_as_plain(workflow), "steps": [asdict(one) for one in steps]}
+        self.answer(options, plain, self._lines(workflow, steps))
         return ExitCode.DONE
 
+    def _lines(self, workflow: WorkflowResult, steps: Sequence[WorkflowStep]) -> Iterator[str]:
+        yield _line(workflow)
+        if workflow.reason:
+            yield f"reason: {workflow.reason}"
+        for number, line in enumerate(_tree(steps)):
+            if number == MOST_SHOWN:
+                yield f"... and {len(steps) - number:,} more: --json has all"
+                break
+            yield line
 
-class Cancel(OneWorkflow):
+
+class _ChangeWorkflow(Subcommand):
+    def change(self, options: dict[str, Any], operation: Operation, by: str = "") -> Done:
+        """Perform the operation on the named workflow."""
+        operator = Operator(self.settings(options), by, options.get("because", ""))
+        return operation.act(operator, options["id"])
+
+    def tell(self, options: dict[str, Any], done: Done, **plain: Any) -> ExitCode:
+        """Write the answer; a refusal goes to standard error."""
+        if done.is_good or options["json"]:
+            self.answer(options, {**_as_plain(done.value), **plain}, [done.sentence])
+        else:
+            self.remark(done.sentence)
+        return ExitCode.DONE if done.is_good else ExitCode.NO
+
+
+class CancelWorkflow(_ChangeWorkflow):
+    """Cancel a workflow.
+
+    Cancel a workflow. Waiting jobs are cancelled, running jobs are told to end.
+    """
+
     name = "cancel"
-    summary = "End a workflow: what waits is cancelled, what runs is told to end."
-    description = "End a workflow. Jobs that wait are cancelled, those that run are told to end."
     examples = """\
   manage.py stoker workflows cancel 01a1ff39-c590-74bd-a696-c9f6aa2ea038 --because "wrong file\""""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--because", default="", metavar="TEXT", help="Kept with it.")
+    options = (ID, BACKEND, JSON, BECAUSE)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        workflow = self.found(options)
-        is_cancelled = workflow.cancel(options["because"])
-        if options["json"]:
-            self.say(as_json({**_as_plain(workflow), "cancelled": is_cancelled}))
-        elif is_cancelled:
-            self.say(f"Workflow {workflow.id} is cancelled.")
-        else:
-            self.remark(f"Workflow {workflow.id} has ended already: it is {workflow.status}.")
-        return ExitCode.DONE if is_cancelled else ExitCode.NO
+        done = self.change(options, CANCEL)
+        return self.tell(options, done, cancelled=done.is_good)
 
 
-class Retry(OneWorkflow):
+class RetryWorkflow(_ChangeWorkflow):
+    """Continue a workflow from the steps that failed or were cancelled.
+
+    Continue a workflow: the jobs of the steps that failed or were cancelled are enqueued again, and
+    the steps that waited for them start. Steps that were undone stay undone.
+    """
+
     name = "retry"
-    summary = "Let a workflow go on from the steps that failed or were cancelled."
-    description = """\
-Let a workflow go on: the jobs of the steps that failed or were cancelled are sent again, and what
-had not begun because of them begins. What was undone stays so."""
     examples = """\
   manage.py stoker workflows retry 01a1ff39-c590-74bd-a696-c9f6aa2ea038"""
+    options = (ID, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        workflow = self.found(options)
-        count = workflow.retry(by="manage.py stoker workflows retry")
-        if options["json"]:
-            self.say(as_json({**_as_plain(workflow), "sent": count}))
-        elif count:
-            self.say(f"{count:,} jobs are sent again; workflow {workflow.id} goes on.")
-        else:
-            self.remark(f"Nothing to send again: workflow {workflow.id} is {workflow.status}.")
-        return ExitCode.DONE if count else ExitCode.NO
+        done = self.change(options, RETRY, by="manage.py stoker workflows retry")
+        return self.tell(options, done, sent=done.facts["sent"])
 
 
-class Workflows(SubcommandGroup):
+class WorkflowsCommand(SubcommandGroup):
+    """List and show workflows; cancel or retry them.
+
+    List and show workflows (chains, groups, chords); cancel or retry them.
+    """
+
     name = "workflows"
-    summary = "Look at workflows; cancel them, or let them go on."
-    description = "Look at workflows (chains, groups, chords); cancel them, or let them go on."
     examples = """\
   manage.py stoker workflows list --state FAILED
   manage.py stoker workflows show ID
   manage.py stoker workflows retry ID"""
-    parts = (ListWorkflows, Show, Cancel, Retry)
+    parts = (ListWorkflows, ShowWorkflow, CancelWorkflow, RetryWorkflow)
 
 
 def _as_plain(workflow: WorkflowResult) -> dict[str, Any]:

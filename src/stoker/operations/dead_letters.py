@@ -13,15 +13,27 @@ from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.search import MARK, Faults, Filter, Search
 from stoker.dead_letters.service import Answer, Bulk, Fate
 from stoker.jobs.states import explained
-from stoker.models import DeadLetter
+from stoker.models import Attempt, DeadLetter, Requeue
 
 from .details import Fact, given
 from .operation import LIMIT, Done, Operation, Operator
-from .wording import exactly, plural
+from .wording import exactly, first_line, plural
 
 LOOKED_AT = 10_000
 """How many of the newest dead letters a page looks at if no index answers its filters."""
 WITHOUT_INDEX = ("queue", "reason", "key", "text")
+LETTER = (
+    "id", "state", "task", "queue", "priority", "key", "reason", "exception_class", "message",
+    "fingerprint", "failure_count", "first_failed_at", "failed_at", "enqueued_at", "job_id",
+    "attempts", "worker_id", "requeued_count", "last_requeued_at", "last_requeued_by",
+    "last_requeued_because", "successor_id", "closed_at", "closed_by", "closed_because",
+)  # fmt: skip
+"""The columns of a dead letter that JSON has."""
+ATTEMPT = (
+    "job_id", "number", "kind", "worker_id", "started_at", "finished_at", "message",
+    "exception_class", "traceback", "exit_code", "signal",
+)  # fmt: skip
+REQUEUED = ("job_id", "from_job_id", "kind", "by", "because", "requeued_at")
 SUCCESSES = (Fate.REQUEUED, Fate.TAKEN_BACK, Fate.DISCARDED)
 
 
@@ -102,6 +114,31 @@ def facts_of(letter: DeadLetter) -> list[Fact]:
             "The same for the same error, raised at the same place",
         ),
         Fact("Closed", closed if letter.closed_at else None),
+    )
+
+
+def columns(row: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return these columns of a row for JSON."""
+    return {name: getattr(row, name) for name in names}
+
+
+def requeue_text(requeue: Requeue) -> str:
+    """Return when a dead letter was requeued, by whom, as which job, and why."""
+    who = {
+        Requeue.By.PERSON: f"by {requeue.by}" if requeue.by else "by hand",
+        Requeue.By.POLICY: "by its policy",
+        Requeue.By.SUCCESSOR: "by a newer job of its key",
+    }[Requeue.By(requeue.kind)]
+    because = f": {requeue.because}" if requeue.because else ""
+    return f"{exactly(requeue.requeued_at)}, {who}, as job {requeue.job_id}{because}"
+
+
+def attempt_text(attempt: Attempt) -> str:
+    """Return when an attempt ended, how, and with which error."""
+    what = first_line(f"{attempt.exception_class}: {attempt.message}", 200)
+    return (
+        f"{exactly(attempt.finished_at)}  job {attempt.job_id}, attempt {attempt.number}, "
+        f"{attempt.kind}: {what}"
     )
 
 

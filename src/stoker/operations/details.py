@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from .wording import exactly, since, value_text
+from .wording import exactly, first_line, since, value_text
 
 
 class Fact(NamedTuple):
@@ -31,6 +31,18 @@ class Fact(NamedTuple):
 def given(*facts: Fact) -> list[Fact]:
     """Return the facts that have a value."""
     return [fact for fact in facts if fact.value not in (None, "")]
+
+
+def lines_of(facts: Sequence[Fact]) -> list[str]:
+    """Return the facts as lines of text."""
+    return [f"{fact.label.lower():<18}{first_line(fact.text, 300)}" for fact in facts]
+
+
+def call_fact(args: Sequence[str] | None, kwargs: Mapping[str, str] | None) -> Fact:
+    """Return the arguments of a call, given as texts, as one fact; None = they cannot be read."""
+    if args is None or kwargs is None:
+        return Fact("Arguments", "the package cannot be opened")
+    return Fact("Arguments", ", ".join([*args, *(f"{k}={v}" for k, v in kwargs.items())]) or "none")
 
 
 def call_of(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stoker import queues
-from stoker.queues import Pause
+from stoker.queues import Pause, QueueDepth
+from stoker.values.durations import in_words
 
 from .operation import LIMIT, Done, Operation, Operator
+from .wording import plural
+
+QUEUE_COLUMNS = ("queue", "ready", "deferred", "blocked", "running", "next has waited")
+
+
+def queue_row(queue: QueueDepth) -> Sequence[str]:
+    """Return the cells of a queue for ``QUEUE_COLUMNS``; ~ marks an estimate."""
+    about, waited = "" if queue.is_exact else "~", queue.oldest_ready_seconds
+    numbers = (queue.ready, queue.deferred, queue.blocked, queue.running)
+    return (
+        queue.name,
+        *(f"{about if number else ''}{number:,}" for number in numbers),
+        "" if waited is None else in_words(waited),
+    )
 
 
 def pause_in_words(pause: Pause) -> str:
@@ -32,10 +49,12 @@ def _clear(
 ) -> Done:
     cleared = queues.clear(queue, limit=limit, dry_run=dry_run, **operator.signed)
     if dry_run:
-        sentence = f"{cleared.matched:,} jobs of the queue {queue} would be cancelled."
+        sentence = f"{plural(cleared.matched, 'job')} of the queue {queue} would be cancelled."
         return Done(sentence, value=cleared)
     more = " There may be more: clear the queue again." if cleared.matched == limit else ""
-    return Done(f"{cleared.done:,} jobs of the queue {queue} are cancelled.{more}", value=cleared)
+    return Done(
+        f"{plural(cleared.done, 'job')} of the queue {queue} cancelled.{more}", value=cleared
+    )
 
 
 PAUSE = Operation(

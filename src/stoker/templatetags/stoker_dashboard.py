@@ -1,4 +1,4 @@
-"""What the templates of the dashboard say in few words."""
+"""Tags and filters for the templates of the dashboard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ register = template.Library()
 
 
 def _known(say: Callable[[Any], str]) -> Callable[[Any], str]:
-    """A filter to which templates give "" where there is nothing to give."""
+    """Return a filter that treats "" as None: templates give "" for a missing value."""
 
     def filtered(value: Any) -> str:
         return say(None if value == "" else value)
@@ -48,7 +48,7 @@ def plural(count: int, names: str) -> str:
 
 @register.filter
 def short_task(path: str) -> SafeString:
-    """A task's dotted path, of which the last part is what one looks for."""
+    """A task's dotted path with a bold last part."""
     module, _, name = path.rpartition(".")
     if not module:
         return format_html("{}", name)
@@ -57,7 +57,7 @@ def short_task(path: str) -> SafeString:
 
 @register.filter
 def moment(at: datetime | None) -> SafeString:
-    """How long ago, and exactly when where one points at it."""
+    """How long ago; the tooltip has the exact time."""
     if at is None:
         return format_html("{}", words.UNKNOWN)
     return format_html(
@@ -110,7 +110,7 @@ def fact_value(context: dict[str, Any], fact: Fact) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def asset(context: dict[str, Any], name: str) -> str:
-    """The address of a file of ours."""
+    """The address of a static file of the dashboard."""
     match = context["visit"].request.resolver_match
     plain = "".join(name)  # a path takes no string that is marked as safe
     return reverse(
@@ -122,7 +122,7 @@ def asset(context: dict[str, Any], name: str) -> str:
 
 @register.filter
 def code_marked(text: str) -> SafeString:
-    """What stands between backticks, as code."""
+    """A text with the parts between backticks as code."""
     parts = enumerate(text.split("`"))
     return format_html_join("", "{}", ((_code(part) if n % 2 else part,) for n, part in parts))
 
@@ -139,17 +139,17 @@ def last_part(path: str) -> str:
 
 @register.filter
 def add_up(number: float, more: int) -> str:
-    """As SVG has it, whatever the language of the site is."""
+    """A sum as SVG writes it, in every language of the site."""
     return f"{number + more:.0f}"
 
 
 @register.filter
 def key(values: dict[str, Any], name: str) -> Any:
-    """What a dict has under a name that stands in a variable."""
+    """The value of a dict for a key in a variable."""
     return values.get(name)
 
 
 @register.filter
 def split(text: str) -> list[str]:
-    """Words."""
+    """The words of a text."""
     return text.split()

@@ -16,7 +16,7 @@ from stoker.api.filters import (
     LetterPageQuery,
     LetterStatsQuery,
     Purging,
-    Reason,
+    ReasonBody,
     Requeueing,
     RequeueingMany,
     refuse_beyond_cap,
@@ -53,7 +53,7 @@ def list_dead_letters(
 def count_dead_letters(
     request: HttpRequest, wanted: Query[LetterStatsQuery], backend: Backend = None
 ) -> Any:
-    """Numbers: in all, and of the most frequent faults."""
+    """Count dead letters, in total and by the most frequent faults."""
     alias = settings_of(backend).alias
     return dead_letters.stats(groups=wanted.groups, backend=alias, **wanted.given())
 
@@ -68,7 +68,7 @@ def count_dead_letters(
 def requeue_dead_letters(
     request: HttpRequest, body: RequeueingMany, backend: Backend = None
 ) -> BulkShape:
-    """Send those again that are open and that the filters find, the oldest first."""
+    """Requeue the open dead letters that the filters find, the oldest first."""
     signed = operator_of(request, backend, body.because).signed
     bulk = dead_letters.requeue_many(**body.selection(), **body.placement(), **signed)
     return _bulk(bulk, body.dry_run)
@@ -84,7 +84,7 @@ def requeue_dead_letters(
 def discard_dead_letters(
     request: HttpRequest, body: DiscardingMany, backend: Backend = None
 ) -> BulkShape:
-    """Close those that are open and that the filters find: nothing is to be done about them."""
+    """Close the open dead letters that the filters find: nothing is to be done about them."""
     signed = operator_of(request, backend, body.because).signed
     return _bulk(dead_letters.discard_many(**body.selection(), **signed), body.dry_run)
 
@@ -97,7 +97,7 @@ def discard_dead_letters(
     example={"older_than_seconds": 2592000, "dry_run": True},
 )
 def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = None) -> BulkShape:
-    """Delete dead letters for good, with their history. One that a job carries on stays."""
+    """Delete dead letters for good, with their history, except those that are requeued."""
     refuse_beyond_cap(body.limit)
     bulk = dead_letters.purge(
         timedelta(seconds=body.older_than_seconds),
@@ -116,8 +116,8 @@ def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = N
     answers={200: StoryShape},
 )
 def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = None) -> Any:
-    """One dead letter, by its id or that of the job that failed last, with the error of every
-    attempt and who sent it again."""
+    """Show one dead letter, by its id or that of the job that failed last, with the error of every
+    attempt and all requeues."""
     story = dead_letters.get(letter_id, backend=settings_of(backend).alias)
     return {
         "letter": story.letter,
@@ -139,8 +139,8 @@ def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = No
 def requeue_dead_letter(
     request: HttpRequest, letter_id: UUID, body: Requeueing = AS_IT_WAS, backend: Backend = None
 ) -> Any:
-    """Send one again. 409: a newer job of its key, or one that carries it on, is there already and
-    wins, or it is closed; `fate`, `job_id` and `detail` say which."""
+    """Requeue one dead letter. 409: there is a newer job of its key, it is requeued already, or it
+    is closed; `fate`, `job_id` and `detail` say which."""
     operator = operator_of(request, backend, body.because)
     options = {"args": body.args, "kwargs": body.kwargs, **body.placement()}
     return _answer(perform(REQUEUE, operator, letter_id, **options).value)
@@ -154,10 +154,10 @@ def requeue_dead_letter(
     example={"because": "the bank is not back"},
 )
 def undo_requeue_of_dead_letter(
-    request: HttpRequest, letter_id: UUID, body: Reason = NO_REASON, backend: Backend = None
+    request: HttpRequest, letter_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Take the requeue of one back: its new job is cancelled, and it is open as it was. 409: that
-    job has begun, or there is none."""
+    """Undo a requeue: the new job is cancelled, and the dead letter is open again. 409: the job has
+    begun, or there is none."""
     return _answer(perform(UNDO, operator_of(request, backend, body.because), letter_id).value)
 
 
@@ -169,9 +169,9 @@ def undo_requeue_of_dead_letter(
     example={"because": "known, mended"},
 )
 def discard_dead_letter(
-    request: HttpRequest, letter_id: UUID, body: Reason = NO_REASON, backend: Backend = None
+    request: HttpRequest, letter_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Close one: nothing is to be done about it. 409: it is closed, or a job carries it on."""
+    """Close one dead letter: nothing is to be done about it. 409: it is closed or requeued."""
     return _answer(perform(DISCARD, operator_of(request, backend, body.because), letter_id).value)
 
 

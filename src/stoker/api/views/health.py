@@ -26,13 +26,13 @@ routes = Routes(tags=["health"])
 
 
 class Live(Shape):
-    """This process answers."""
+    """This process responds."""
 
     live: Literal[True] = True
 
 
 class Readiness(Shape):
-    """Whether jobs can be enqueued here, and whether anybody does them."""
+    """Whether jobs can be enqueued here, and whether a cluster runs them."""
 
     ready: bool
     """The store is reachable and migrated."""
@@ -52,7 +52,7 @@ class ClustersHealth(Shape):
 
 @routes.route("GET", "/health/live", permissions=Open.TO_ALL, answers={200: Live})
 def live(request: HttpRequest) -> Live:
-    """Whether this web process answers. Asks no database, so it says nothing about one."""
+    """Check that this web process responds. It asks no database."""
     return Live()
 
 
@@ -109,7 +109,7 @@ def _not_ready(because: str) -> Status[Readiness]:
 
 
 def health_of_clusters(settings: Settings) -> Health:
-    """Of those on any host."""
+    """Judge the clusters of all hosts."""
     known = clusters(settings)
     if not known:
         sentence = f"No cluster of the backend {settings.alias!r} runs: start one by `stoker run`."
@@ -119,6 +119,6 @@ def health_of_clusters(settings: Settings) -> Health:
 
 @cache
 def own_migrations() -> frozenset[str]:
-    """The names of all that the tables need."""
+    """Return the names of all migrations of Stoker."""
     (folder,) = migrations.__path__
     return frozenset(path.stem for path in Path(folder).glob("0*.py"))

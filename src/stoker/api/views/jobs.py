@@ -1,4 +1,4 @@
-"""Whether a task takes these arguments: their names and, as far as annotations say, their types."""
+"""Jobs: enqueue, show, explain, cancel; and the check of their arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from stoker.api.access import Routes, operator_of, perform
-from stoker.api.filters import LONGEST_DELAY_SECONDS, NO_REASON, Body, Reason, moment_of
+from stoker.api.filters import LONGEST_DELAY_SECONDS, NO_REASON, Body, ReasonBody, moment_of
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import (
     AttemptShape,
@@ -49,16 +49,16 @@ from stoker.why import Kind, why
 def checked_call(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments as the function is to have them: a text is made a datetime where it says so.
+    """Return the arguments, converted as the annotations say: a text to a datetime, say.
 
     Raises:
-        CallRefused: it does not take these; each that is wrong is told.
+        CallRefused: The task does not take them; all errors are listed.
     """
     signature = signature_of(task)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        detail = f"{task.func.__name__}{signature} cannot be called so: {error}."
+        detail = f"{task.func.__name__}{signature} cannot be called with these arguments: {error}."
         raise CallRefused(422, detail) from None
     problems: list[dict[str, Any]] = []
     adapters = adapters_of(task.func, task.takes_context)
@@ -85,9 +85,9 @@ def checked_call(
 
 
 def signature_of(task: Any) -> Signature:
-    """What its enqueue takes."""
+    """Return the signature of its enqueue."""
     signature = signature_of_call(task.func, task.takes_context)
-    if signature is None:  # it does not say: anything
+    if signature is None:  # not known: any arguments
         return Signature(
             [
                 Parameter("args", Parameter.VAR_POSITIONAL),
@@ -99,7 +99,7 @@ def signature_of(task: Any) -> Signature:
 
 @lru_cache(maxsize=1024)
 def adapters_of(function: Any, takes_context: bool) -> Mapping[str, TypeAdapter[Any]]:
-    """Parameter -> what checks its values. Without those of which that cannot be told."""
+    """Return parameter -> adapter that checks its values, for annotations that pydantic knows."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):  # imported for type checkers only
@@ -138,7 +138,7 @@ class JobRequest(Body):
     """A call of a task to enqueue."""
 
     task: Name
-    """The name under which it is exposed: see `tasks`."""
+    """The exposed name: see `tasks`."""
     args: Annotated[list[Any], Field(max_length=1000)] = []
     kwargs: dict[str, Any] = {}
     queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
@@ -146,24 +146,24 @@ class JobRequest(Body):
     priority: Annotated[int, Strict, Field(ge=-100, le=100)] | None = None
     """Higher runs first. Default: the task's."""
     run_after: Moment | None = None
-    """Not before."""
+    """Earliest start."""
     run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
-    """Not before so many seconds from now; in the place of `run_after`."""
+    """Earliest start in seconds from now, instead of `run_after`."""
 
 
 class EnqueuedJob(Shape):
-    """The job that was made."""
+    """The enqueued job."""
 
     id: UUID
     task: str
     state: str
     was_duplicate: bool
-    """No job was made: this is the one that has the unique key, or the Idempotency-Key."""
+    """No job was enqueued: this one has the unique key or the Idempotency-Key already."""
 
 
 @routes.route("GET", "/tasks", permissions=("stoker.add_job",), answers={200: TaskList})
 def list_tasks(request: HttpRequest) -> Any:
-    """The tasks that may be enqueued, with what they take."""
+    """List the tasks that may be enqueued, with their parameters."""
     shown = [
         ExposedTask(
             name=name,
@@ -204,7 +204,7 @@ def enqueue_job(
         ),
     ] = None,
 ) -> Any:
-    """Make a job of a call of an exposed task. 200 instead of 201: there is one already."""
+    """Enqueue a call of an exposed task. 200 instead of 201: the job exists already."""
     task = varied(exposed_task(body.task), body, backend)
     if idempotency_key is not None:
         task = at_most_once(task, body.task, f"{request.auth.pk}:{idempotency_key}")  # type: ignore[attr-defined] # ninja sets it
@@ -220,7 +220,7 @@ def enqueue_job(
 
 @routes.route("GET", "/jobs/{job_id}", permissions=("stoker.view_job",), answers={200: JobShape})
 def get_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
-    """A job: where it is, its attempts and errors, and what it returned."""
+    """Show a job: its state, attempts, errors and return value."""
     return shape_of(settings_of(backend), job_id)
 
 
@@ -228,7 +228,7 @@ def get_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     "GET", "/jobs/{job_id}/why", permissions=("stoker.view_job",), answers={200: WhyShape}
 )
 def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
-    """Why a job is not running, and what to do about it; or where it runs, or how it ended."""
+    """Show why a job is not running and what to do, where it runs, or how it ended."""
     answer = why(settings_of(backend), job_id)
     if answer.kind == Kind.UNKNOWN:
         raise not_there(job_id)
@@ -251,17 +251,16 @@ def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     example={"because": "ordered twice"},
 )
 def cancel_job(
-    request: HttpRequest, job_id: UUID, body: Reason = NO_REASON, backend: Backend = None
+    request: HttpRequest, job_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Cancel a job that waits, or have one ended that runs: that takes a moment. 409: it has ended
-    already."""
+    """Cancel a waiting job, or tell a running one to end: that takes a moment. 409: it ended."""
     operator = operator_of(request, backend, body.because)
     perform(CANCEL, operator, str(job_id))
     return shape_of(operator.settings, job_id)
 
 
 def address_of(request: HttpRequest, result: Result[Any]) -> str:
-    """Where the job can be looked at that this request made."""
+    """Return the address of the enqueued job."""
     address = f"{request.path.rstrip('/')}/{result.id}"
     if result.backend == unnamed_backend():
         return address
@@ -269,7 +268,7 @@ def address_of(request: HttpRequest, result: Result[Any]) -> str:
 
 
 def varied(task: Any, body: JobRequest, backend: str | None) -> Any:
-    """The task with what the request says differently."""
+    """Return the task with the options of the request."""
     changes = {
         "backend": None if backend is None else settings_of(backend).alias,
         "queue_name": body.queue,
@@ -280,7 +279,7 @@ def varied(task: Any, body: JobRequest, backend: str | None) -> Any:
 
 
 def at_most_once(task: Any, name: str, key: str) -> Any:
-    """The task, of which a second job with this key is not made within a day."""
+    """Return the task with a unique key that holds for a day."""
     if task.unique is not None:
         raise CallRefused(
             422, f"{name} has a unique key of its own, so it takes no Idempotency-Key."
@@ -290,10 +289,10 @@ def at_most_once(task: Any, name: str, key: str) -> Any:
 
 
 def shape_of(settings: Settings, job_id: UUID) -> JobShape:
-    """The job as it is now.
+    """Return the job as it is now.
 
     Raises:
-        TaskResultDoesNotExist: there is none.
+        TaskResultDoesNotExist: There is no such job.
     """
     progress = progress_of_one(settings, job_id)
     job, package = progress.job, package_of(settings, progress.job)

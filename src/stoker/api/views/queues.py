@@ -9,7 +9,7 @@ from ninja import Path
 
 from stoker import queues
 from stoker.api.access import Routes, operator_of
-from stoker.api.filters import NO_REASON, Clearing, Reason, refuse_beyond_cap
+from stoker.api.filters import NO_REASON, Clearing, ReasonBody, refuse_beyond_cap
 from stoker.api.shapes import QueueList, Shape
 from stoker.api.values import Backend, settings_of
 from stoker.operations.queues import CLEAR, PAUSE, RESUME
@@ -47,7 +47,7 @@ def list_queues(request: HttpRequest, backend: Backend = None) -> Any:
     example={"because": "the provider is down"},
 )
 def pause_queue(
-    request: HttpRequest, queue: QueueName, body: Reason = NO_REASON, backend: Backend = None
+    request: HttpRequest, queue: QueueName, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
     """Let no cluster start jobs of this queue until it is resumed. Running jobs continue."""
     operator = operator_of(request, backend, body.because)

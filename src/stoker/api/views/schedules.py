@@ -11,7 +11,7 @@ from ninja import Path, Status
 from pydantic import Field
 
 from stoker.api.access import Routes, operator_of
-from stoker.api.filters import NO_REASON, Reason
+from stoker.api.filters import NO_REASON, ReasonBody
 from stoker.api.problems import CallRefused, first_line
 from stoker.api.shapes import Shape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
@@ -27,21 +27,21 @@ ScheduleName = Annotated[str, Path(..., min_length=1, max_length=255)]
 
 
 class ScheduleShape(Shape):
-    """One schedule, and how far it has come."""
+    """One schedule, with its next and last tick."""
 
     name: str
     source: str
     """code, settings or row: where it is declared."""
     task: str
     queue: str
-    """Empty: the task's."""
+    """Empty = the task's."""
     priority: int | None
     kind: str
     """cron, interval or once."""
     rule: str
-    """In words; empty where it cannot be read."""
+    """In words; empty = it cannot be read."""
     expression: str
-    """Of cron."""
+    """The cron rule."""
     zone: str
     misfire: str
     overlap: str
@@ -50,9 +50,9 @@ class ScheduleShape(Shape):
     paused_by: str
     paused_because: str
     problem: str
-    """Why its tick could not be fired, while it is so."""
+    """Why its last tick could not be fired."""
     next_moment: datetime | None
-    """null: there is none any more, or it is paused."""
+    """null = no further tick, or paused."""
     last_moment: datetime | None
     last_job_id: UUID | None
     fired_count: int
@@ -94,7 +94,7 @@ def list_schedules(
     answers={201: ScheduledJob},
 )
 def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend = None) -> Any:
-    """Enqueue its job now, paused or not. Its next tick comes as it would have come."""
+    """Enqueue its job now, paused or not. The next tick does not change."""
     done = RUN.act(operator_of(request, backend), schedule)
     return Status(201, ScheduledJob(job_id=UUID(done.job_id)))
 
@@ -109,10 +109,10 @@ def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend 
 def pause_schedule(
     request: HttpRequest,
     schedule: ScheduleName,
-    body: Reason = NO_REASON,
+    body: ReasonBody = NO_REASON,
     backend: Backend = None,
 ) -> ScheduleShape:
-    """Fire no tick until it is resumed. What falls due in between is left out."""
+    """Fire no tick until it is resumed. Ticks that fall due meanwhile are skipped."""
     return shape_of(PAUSE.act(operator_of(request, backend, body.because), schedule).value)
 
 
@@ -125,14 +125,14 @@ def pause_schedule(
 def resume_schedule(
     request: HttpRequest, schedule: ScheduleName, backend: Backend = None
 ) -> ScheduleShape:
-    """Let it go on, from the next moment on. 409: its rule cannot be read."""
+    """Resume it, from its next tick on. 409: its rule cannot be read."""
     try:
         return shape_of(RESUME.act(operator_of(request, backend), schedule).value)
     except ValueError as error:
         raise CallRefused(409, f"Its rule cannot be read: {first_line(error)}.") from error
 
 
-# Last: a name may have slashes in it, and so be what the others end with.
+# Last: a name may have slashes in it, and end as the addresses above.
 @routes.route(
     "GET",
     "/schedules/{path:schedule}",
@@ -147,7 +147,7 @@ def get_schedule(
 
 
 def shape_of(row: Schedule) -> ScheduleShape:
-    """As it is shown, also where its rule cannot be read."""
+    """Return a schedule for JSON; its rule may be unreadable."""
     try:
         rule = row.words
     except ValueError:

@@ -19,7 +19,6 @@ from typing import Any
 
 from django.apps.registry import Apps
 from django.conf import settings
-from django.core.management.base import CommandParser
 from django.core.management.color import no_style
 from django.core.signing import BadSignature, TimestampSigner, b64_decode
 from django.db import connections, models, transaction
@@ -31,7 +30,7 @@ from stoker.exceptions import InvalidSchedule, StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.jobs.sealing import hooks_of
 from stoker.management.bar import bar
-from stoker.management.subcommand import ExitCode, Subcommand, refuse
+from stoker.management.subcommand import ExitCode, Subcommand, option, refuse
 from stoker.tasks.options import as_timestamp
 from stoker.values.ids import LINKED, derived_job_id
 from stoker.values.progress import come_so_far
@@ -424,40 +423,41 @@ def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:
 
 
 class ImportDjangoQ(Subcommand):
+    """Copy schedules, waiting jobs and results from the tables of Django Q.
+
+    Copy what Django Q or Django Q 2 has left in its tables: schedules, waiting packages
+    (django_q_ormq), results and failures (django_q_task). The tables are only read: nothing is
+    changed in them. Stop the clusters of Django Q first.
+
+    A package is unpickled only if its signature is right: that of SECRET_KEY, or of
+    SECRET_KEY_FALLBACKS, with the name of Q_CLUSTER. Results were never signed, so only plain
+    values are read from them.
+
+    It may be interrupted and called again: copied rows are not copied a second time. Rows that
+    cannot be copied are listed with the reason.
+    """
+
     name = "import_django_q"
-    summary = "Copy schedules, waiting jobs and results from the tables of Django Q."
-    description = """\
-Copy what Django Q or Django Q 2 has left in its tables: schedules, packages that wait
-(django_q_ormq), results and failures (django_q_task). The tables are read only: nothing is
-changed in them. Stop the clusters of Django Q before.
-
-A package is unpickled only if its signature is right: that of SECRET_KEY, or of
-SECRET_KEY_FALLBACKS, with the name of Q_CLUSTER. Results were never signed, so only plain values
-are read of them.
-
-It may be interrupted, and called again: what was copied is not copied a second time. What is not
-copied is told, with the reason."""
     examples = """\
   manage.py stoker import_django_q --dry-run     what would be done
   manage.py stoker import_django_q               do it
   manage.py stoker import_django_q --name shop   packages were signed with this name of Q_CLUSTER"""
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--dry-run", action="store_true", help="Say what would be done, and do nothing."
-        )
-        parser.add_argument(
+    options = (
+        option("--dry-run", action="store_true", help="Only list them; change nothing."),
+        option(
             "--name",
             metavar="NAME",
-            help='The "name" of Q_CLUSTER with which packages were signed. Default: that of today.',
-        )
-        parser.add_argument(
+            help='The "name" of Q_CLUSTER with which packages were signed. Default: the present '
+            "one.",
+        ),
+        option(
             "--from",
             dest="source",
             metavar="ALIAS",
             help="The database that has the tables, by its name under DATABASES. Default: that of "
             '"orm" in Q_CLUSTER, else "default".',
-        )
+        ),
+    )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         source = options["source"] or conf.given().get("orm") or "default"

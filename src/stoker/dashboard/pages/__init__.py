@@ -1,1 +1,1 @@
-"""One file for each page, with what can be done there."""
+"""One module for each page."""

@@ -1,7 +1,7 @@
-"""When a page is worth fetching again: a word that changes with what the pages show.
+"""A word that changes when the pages would show something else, so that scripts fetch them again.
 
-Where there is ASGI, browsers are told by server-sent events; elsewhere they ask every other second.
-The word costs a dozen look-ups by index, once a second for all who look at it in this process.
+With ASGI browsers get it by server-sent events, otherwise they ask every two seconds. It costs a
+dozen look-ups by index, once a second for all browsers that this process serves.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from stoker.store.statements import fetch
 
 PULSE_SECONDS = 1.0
 STREAM_SECONDS = 300.0
-"""Then the browser asks again, so that who was signed out sees no more."""
+"""Then the browser connects again, and a user who signed out gets nothing more."""
 RETRY_MS = 2000
 UNKNOWN = "unknown"
-"""While the store cannot be reached: the page that is fetched then says so."""
+"""The word while the store is out of reach: the page that is fetched then says so."""
 
 
 @dataclass
 class _LastPulse:
-    """What was seen last of one backend, for all threads."""
+    """The last word of one backend, for all threads."""
 
     word: str = ""
     until: float = 0.0
@@ -52,7 +52,7 @@ def _seen(_alias: str) -> _LastPulse:
 
 
 def pulse(settings: Settings) -> str:
-    """A word that is another one when jobs, queues, clusters or schedules have changed."""
+    """Return a word that changes with jobs, queues, clusters and schedules."""
     seen = _seen(settings.alias)
     with seen.lock:
         if time.monotonic() >= seen.until:
@@ -72,7 +72,7 @@ def _look(settings: Settings) -> str:
 
 @login_not_required
 def live(request: HttpRequest) -> HttpResponseBase:
-    """The word; or, where it is asked for as a stream of events and can be, each new one."""
+    """Return the word, or a stream of events with each new word."""
     visit = entered(request)
     try:
         refusal = _refusal(visit)
@@ -92,7 +92,7 @@ def live(request: HttpRequest) -> HttpResponseBase:
 
 
 def _refusal(visit: DashboardContext) -> str:
-    """Why the word is not for this one; "" = it is."""
+    """Return why the user may not have the word; "" = the user may."""
     user = getattr(visit.request, "user", None)
     if user is None or not user.is_authenticated or not user.is_active:
         return "Sign in first."
@@ -118,7 +118,7 @@ async def _events(alias: str) -> AsyncIterator[str]:
 
 
 def _pulse_and_close(alias: str) -> str:
-    """No connection is kept open for as long as somebody looks at a page."""
+    """Return the word, and close the connection: a stream lasts for minutes."""
     settings = settings_for(alias)
     try:
         return pulse(settings)

@@ -1,4 +1,4 @@
-"""Everything at a glance."""
+"""The overview of one backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTED_LETTERS = 10_000
 
 @page("stoker.view_job")
 def show(visit: DashboardContext) -> PageContent:
-    """Throughput, latency, failures, backlog, workers; by queue and by task."""
+    """Return throughput, latency, failures, backlog and workers, by queue and by task."""
     span = span_of(visit)
     points, tasks = figures.of_all(visit, span), figures.of_tasks(visit, span)
     depths = queues.list(backend=visit.alias)
@@ -74,7 +74,7 @@ def _waiting(depths: tuple[QueueDepth, ...]) -> dict[str, Any]:
 
 
 def _letters(visit: DashboardContext) -> Number:
-    """Those to be seen to, counted up to a limit."""
+    """Count the open dead letters, up to a limit."""
     with explained(visit.database):
         open_ones = DeadLetter.objects.using(visit.database).filter(state=DeadLetter.State.OPEN)
         number = open_ones.order_by().values("pk")[: COUNTED_LETTERS + 1].count()
@@ -82,7 +82,7 @@ def _letters(visit: DashboardContext) -> Number:
 
 
 def _machines(visit: DashboardContext) -> dict[str, int]:
-    """Clusters and workers, as their last signs of life show them. One query."""
+    """Count clusters and workers by their last signs of life. One query."""
     with explained(visit.database):
         rows = Cluster.objects.using(visit.database).filter(name=visit.settings.cluster)
         seen: Any = rows.annotate(now_us=DatabaseNow())

@@ -1,4 +1,4 @@
-"""Tasks: how often, how long, how well."""
+"""Tasks: number of jobs, run times, failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEWEST = 15
 
 @page("stoker.view_job")
 def show(visit: DashboardContext) -> PageContent:
-    """All of which an attempt was recorded in that time."""
+    """Return the tasks of which an attempt was recorded in the period."""
     span = span_of(visit)
     rows = figures.of_tasks(visit, span)
     return PageContent("tasks", {"span": span, "rows": rows})
@@ -28,7 +28,7 @@ def show(visit: DashboardContext) -> PageContent:
 
 @page("stoker.view_job")
 def show_one(visit: DashboardContext) -> PageContent:
-    """One of them."""
+    """Return one task."""
     name = visit.request.GET.get("name", "")[:255]
     if not name:
         raise PageRefused(404, "No task was named.")
@@ -56,7 +56,7 @@ def show_one(visit: DashboardContext) -> PageContent:
 
 
 def _options(name: str) -> list[tuple[str, str]]:
-    """What the task's code says of it; nothing, where this process does not know it."""
+    """Return the options of a task; none if this process does not know it."""
     try:
         task = find_task(name)
     except UnknownTask:
@@ -67,5 +67,5 @@ def _options(name: str) -> list[tuple[str, str]]:
 
 
 def _written(value: Any) -> str:
-    """As code has it: a function by its name."""
+    """Return a value as text; a function by its name."""
     return str(getattr(value, "__qualname__", None) or value)

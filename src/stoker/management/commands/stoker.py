@@ -1,4 +1,4 @@
-"""``manage.py stoker``: runs clusters, and looks at them."""
+"""``manage.py stoker``: runs clusters, inspects and manages them."""
 
 from __future__ import annotations
 
@@ -14,59 +14,59 @@ from django.db import DatabaseError, InterfaceError
 from django.utils.module_loading import import_string
 
 from stoker.exceptions import StokerError
-from stoker.management.clusters import Clusters
-from stoker.management.dead import Dead
-from stoker.management.doctor import Doctor
+from stoker.management.clusters import ClustersCommand
+from stoker.management.dead import DeadLettersCommand
+from stoker.management.doctor import DoctorCommand
 from stoker.management.enqueue import Enqueue
-from stoker.management.health import Health
-from stoker.management.info import Info
-from stoker.management.memory import Memory
-from stoker.management.monitor import Monitor
+from stoker.management.health import HealthCommand
+from stoker.management.info import InfoCommand
+from stoker.management.memory import MemoryCommand
+from stoker.management.monitor import MonitorCommand
 from stoker.management.queues import ClearQueue, PauseQueue, ResumeQueue
-from stoker.management.run import Run
-from stoker.management.schedules import Schedules
+from stoker.management.run import RunCommand
+from stoker.management.schedules import SchedulesCommand
 from stoker.management.subcommand import (
     ExitCode,
     HelpFormatter,
     Subcommand,
     add_subcommands,
     has_own_process,
-    one_sentence,
     refuse,
 )
-from stoker.management.why import Why
-from stoker.management.workflows import Workflows
+from stoker.management.why import WhyCommand
+from stoker.management.workflows import WorkflowsCommand
+from stoker.operations.operation import first_line_of
 
 SUBCOMMANDS: tuple[type[Subcommand], ...] = (
-    Run,
-    Info,
-    Monitor,
-    Memory,
-    Health,
-    Why,
+    RunCommand,
+    InfoCommand,
+    MonitorCommand,
+    MemoryCommand,
+    HealthCommand,
+    WhyCommand,
     Enqueue,
-    Dead,
+    DeadLettersCommand,
     PauseQueue,
     ResumeQueue,
     ClearQueue,
-    Clusters,
-    Schedules,
-    Doctor,
-    Workflows,
+    ClustersCommand,
+    SchedulesCommand,
+    DoctorCommand,
+    WorkflowsCommand,
 )
 
 EPILOG = """\
-`manage.py stoker SUBCOMMAND --help` tells more of each, with examples.
+`manage.py stoker SUBCOMMAND --help` shows the options of each, with examples.
 Options of every Django command (--settings, --verbosity, --no-color, --traceback, ...) work
 before and after the subcommand."""
 
 
 class Command(BaseCommand):
-    """Parses, calls, and turns errors into sentences and exit codes."""
+    """Parse the command line, run a subcommand, turn errors into sentences and exit codes."""
 
     help = (
-        "Background jobs: run a cluster of workers, look at it, enqueue a job, see to dead letters "
-        "and queues."
+        "Background jobs: run clusters of workers, enqueue jobs, inspect and manage queues, jobs, "
+        "dead letters, schedules and workflows."
     )
     # `run` checks what it needs by itself; the others must answer quickly.
     requires_system_checks = ()
@@ -91,7 +91,7 @@ class Command(BaseCommand):
             code = subcommand.run(options)
             self.stdout.flush()
         except (StokerError, ImproperlyConfigured, DatabaseError, InterfaceError) as error:
-            raise refuse(one_sentence(error)) from error
+            raise refuse(first_line_of(error)) from error
         except KeyboardInterrupt:
             sys.exit(ExitCode.INTERRUPTED)
         except BrokenPipeError:
@@ -102,7 +102,7 @@ class Command(BaseCommand):
 
 
 def of_other_apps() -> list[type[Subcommand]]:
-    """What installed apps add: dotted paths, in ``stoker_subcommands`` of their AppConfig."""
+    """Return the subcommands that AppConfigs of installed apps list in ``stoker_subcommands``."""
     paths = [
         one for app in apps.get_app_configs() for one in getattr(app, "stoker_subcommands", ())
     ]
@@ -110,6 +110,6 @@ def of_other_apps() -> list[type[Subcommand]]:
 
 
 def stop_writing() -> None:
-    """Nobody reads: let what is left be written nowhere, or Python complains when it ends."""
+    """Discard the rest of the output, or Python complains about the closed pipe when it ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,8 +9,9 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from stoker.contrib.django_q import conf
 from stoker.exceptions import StokerError
-from stoker.management.run import Run
-from stoker.management.subcommand import ExitCode, has_own_process, one_sentence, refuse
+from stoker.management.run import RunCommand
+from stoker.management.subcommand import ExitCode, has_own_process, refuse
+from stoker.operations.operation import first_line_of
 
 
 class Command(BaseCommand):
@@ -38,7 +39,7 @@ class Command(BaseCommand):
         has_own_process.set(getattr(self, "_called_from_command_line", False))
         level = str(conf.given().get("log_level") or "INFO").upper()
         try:
-            code = Run(self).run(
+            code = RunCommand(self).run(
                 {
                     "backend": conf.alias(),
                     "queues": conf.queue(),
@@ -51,6 +52,6 @@ class Command(BaseCommand):
                 }
             )
         except StokerError as error:
-            raise refuse(one_sentence(error)) from error
+            raise refuse(first_line_of(error)) from error
         if code is not ExitCode.DONE:
             raise SystemExit(code)

@@ -1,0 +1,133 @@
+"""Types of arguments for argparse, and values as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from stoker.conf import option_fields
+from stoker.values.durations import PROBLEM, duration_seconds
+
+
+def json_or_text(text: str) -> Any:
+    """Return the value if the text is JSON, else the text."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except ValueError:
+        return text
+
+
+JSON_KINDS: dict[type[Any], str] = {
+    list: "a list, as '[7, \"x\"]'",
+    dict: "an object, as '{\"user_id\": 7}'",
+}
+
+
+def json_of(kind: type[Any]) -> Callable[[str], Any]:
+    """Return an argparse type: JSON of that kind."""
+
+    def checked(text: str) -> Any:
+        try:
+            value = json.loads(text, parse_constant=_no_constant)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
+        if not isinstance(value, kind):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {JSON_KINDS[kind]}")
+        return value
+
+    return checked
+
+
+def moment(text: str) -> datetime:
+    """An argparse type: a duration from now, or ISO 8601 (without a zone: the project's)."""
+    try:
+        return timezone.now() + timedelta(seconds=duration_seconds(text))
+    except (ValueError, OverflowError):
+        return iso_moment(text, "a duration, as 90, 2h or 7d,")
+
+
+def iso_moment(text: str, otherwise: str) -> datetime:
+    """Return a moment in ISO 8601; without a zone, in the project's.
+
+    Args:
+        otherwise: What else the text might have been, for the message.
+    """
+    try:
+        parsed = parse_datetime(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a moment: {error}") from None
+    if parsed is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither {otherwise} nor a moment, as in 2030-01-31T06:00"
+        )
+    if timezone.is_naive(parsed) == django_settings.USE_TZ:
+        return (
+            timezone.make_aware(parsed) if django_settings.USE_TZ else timezone.make_naive(parsed)
+        )
+    return parsed
+
+
+def written(value: Any) -> str:
+    """Return the value as JSON if possible, else as Python writes it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return repr(value)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def past_moment(text: str) -> datetime:
+    """An argparse type: an age, or ISO 8601 (without a zone: the project's)."""
+    try:
+        return timezone.now() - timedelta(seconds=duration_seconds(text))
+    except (ValueError, OverflowError):
+        return iso_moment(text, "a duration, as 2h or 7d,")
+
+
+def duration(text: str) -> timedelta:
+    """An argparse type: a duration."""
+    try:
+        return timedelta(seconds=duration_seconds(text))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} {PROBLEM}") from None
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number above 0."""
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
+    return int(text)
+
+
+def positive_seconds(text: str) -> float:
+    """An argparse type: a number of seconds above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
+    return seconds
+
+
+def setting(key: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return an argparse type: the values that the setting of that name takes."""
+
+    def checked(text: str) -> Any:
+        try:
+            return option_fields()[key].metadata["check"](convert(text))
+        except ValueError as error:
+            sentence = str(error) if str(error).startswith("must ") else "must be a number"
+            raise argparse.ArgumentTypeError(f"{text!r} {sentence}") from None
+
+    return checked
