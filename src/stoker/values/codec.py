@@ -124,6 +124,19 @@ def read(data: bytes) -> Any:
     return value
 
 
+def register(tag: str, encoders: Mapping[type, Encoder], decode: Callable[[Any], Any]) -> None:
+    """Let values of further types travel under a tag.
+
+    Args:
+        tag: such as ``"$model"``. Each process that reads such values has to register it.
+        encoders: type -> function of a value and the levels that may still be nested. It returns
+            ``{tag: written}`` or raises NotEncodable. Subclasses of the type are included.
+        decode: function of what was written; values inside of it are decoded already.
+    """
+    _ENCODERS.update(encoders)
+    _DECODERS[tag] = decode
+
+
 def _looks_tagged(value: Mapping[str, Any]) -> bool:
     return len(value) == 1 and next(iter(value))[:1] == "$"
 

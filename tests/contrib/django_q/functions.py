@@ -17,6 +17,19 @@ def note(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return args
 
 
+def total_of(account: Any) -> list[Any]:
+    return [type(account).__name__, account.total]
+
+
+def totals_of(accounts: list[Any], last: Any) -> list[int]:
+    first, others = accounts
+    return [first.total, others["one"][0].total, last.total]
+
+
+def first_of(*found: Any) -> Any:
+    return found[0]
+
+
 def fail(text: str = "out of order") -> None:
     raise ValueError(text)
 

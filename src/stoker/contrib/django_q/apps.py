@@ -17,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from stoker.signals import post_spawn
 
 from . import conf, signals
+from .instances import allow_references
 from .translation import problems
 
 
@@ -31,6 +32,7 @@ class DjangoQConfig(AppConfig):
         super().__init__(app_name, app_module)
         self.verbose_name = conf.Conf.LABEL
         conf.install()  # here, before any module with tasks is imported
+        allow_references()
 
     def import_models(self) -> None:
         """Raises ImproperlyConfigured where Stoker itself is missing, which the models need."""

@@ -22,6 +22,7 @@ from stoker.tasks.decorator import Task
 
 from . import conf
 from .inline import inline
+from .instances import as_references, read_rows
 from .signals import SENDER, post_execute_in_worker, pre_execute
 from .spec import CallingTask, Spec, as_dict, function_at, unpacked
 
@@ -70,7 +71,9 @@ def _call(spec: Spec, arguments: Any) -> Any:
     function = function_at(str(spec["func"]))
     pre_execute.send_robust(SENDER, func=function, task=told)
     try:
-        value = function(*args, **kwargs)
+        value = function(*read_rows(args), **read_rows(kwargs))
+        if conf.settings().serializer != "pickle":
+            value = as_references(value)
     except BaseException as error:
         told |= {"success": False, "result": f"{type(error).__name__}: {error}"}
         post_execute_in_worker.send_robust(SENDER, func=function, task=told)

@@ -21,6 +21,7 @@ from stoker.tasks.registry import find_task
 from stoker.tasks.task import Task
 
 from . import conf
+from .instances import as_references
 
 Spec = dict[str, Any]
 
@@ -63,7 +64,7 @@ def packed(settings: Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """The arguments as a job carries them."""
     both: list[Any] = [list(args), dict(kwargs)]
     if settings.serializer != "pickle":
-        return both
+        return as_references(both)
     sealer = sealer_for(settings)
     return [sealer.seal_value(one) for one in both]
 

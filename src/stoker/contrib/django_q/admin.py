@@ -1,0 +1,150 @@
+"""Django Q's pages in the admin: successful and failed tasks, schedules, and queued tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import ngettext
+
+from stoker.dead_letters import service as dead_letters
+from stoker.exceptions import DeadLetterNotFound, StokerError
+
+from . import conf
+from .models import Failure, OrmQ, Schedule, Success, Task
+from .models.sealed import Unreadable
+from .tasks import async_task
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
+    """Rows that are shown and deleted, but neither added nor changed."""
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class TaskAdmin(ReadOnlyAdmin):
+    """Tasks that have ended. Selected ones can be enqueued again."""
+
+    list_display = ("name", "group", "func", "cluster", "started", "stopped", "time_taken")
+    list_filter = ("group", "cluster")
+    search_fields = ("id", "name", "func", "group")
+    fields = (
+        "id", "name", "func", "hook", "arguments", "keywords", "returned", "group", "cluster",
+        "started", "stopped", "time_taken", "attempt_count",
+    )  # fmt: skip
+    readonly_fields = fields
+    actions = ("resubmit",)
+
+    @admin.display(description="args")
+    def arguments(self, row: Task) -> str:
+        return _shown(row.args)
+
+    @admin.display(description="kwargs")
+    def keywords(self, row: Task) -> str:
+        return _shown(row.kwargs)
+
+    @admin.display(description="result")
+    def returned(self, row: Task) -> str:
+        return _shown(row.result)
+
+    def has_resubmit_permission(self, request: HttpRequest) -> bool:
+        return super(admin.ModelAdmin, self).has_change_permission(request)
+
+    @admin.action(description="Resubmit selected tasks to queue", permissions=["resubmit"])
+    def resubmit(self, request: HttpRequest, queryset: QuerySet[Task]) -> None:
+        """Enqueue these tasks again, and delete their rows. Rows that cannot be read stay."""
+        count = 0
+        for row in queryset:
+            try:
+                with transaction.atomic(using=conf.database()):
+                    enqueue_again(row, str(request.user))
+                    row.delete()
+            except StokerError as error:
+                self.message_user(request, f"{row}: {error}", messages.ERROR)
+            else:
+                count += 1
+        if count:
+            text = ngettext("%d task was resubmitted.", "%d tasks were resubmitted.", count)
+            self.message_user(request, text % count, messages.SUCCESS)
+
+
+@admin.register(Success)
+class SuccessAdmin(TaskAdmin):
+    pass
+
+
+@admin.register(Failure)
+class FailureAdmin(TaskAdmin):
+    list_display = ("name", "group", "func", "cluster", "started", "stopped", "short_result")
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
+    """Schedules are changed here, and not on the page of Stoker's own schedules."""
+
+    list_display = (
+        "id", "name", "func", "schedule_type", "repeats", "cluster", "next_run", "last_run",
+        "success",
+    )  # fmt: skip
+    list_display_links = ("id", "name")
+    list_filter = ("next_run", "schedule_type", "cluster")
+    search_fields = ("name", "func")
+    readonly_fields = ("last_run",)
+
+
+@admin.register(OrmQ)
+class OrmQAdmin(ReadOnlyAdmin):
+    """Jobs that wait or run. Deleting a row cancels its job."""
+
+    list_display = ("id", "key", "name", "group", "func", "lock")
+    list_filter = ("queue",)
+    fields = ("id", "key", "name", "func", "group", "lock")
+    readonly_fields = fields
+
+    @admin.display(description="queue", ordering="queue")
+    def key(self, row: OrmQ) -> str:
+        return row.queue
+
+    def get_deleted_objects(
+        self, objs: Iterable[OrmQ], request: HttpRequest
+    ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
+        """Return the names of the jobs only: their rows in other tables are not deleted here."""
+        names = [str(row.name()) for row in objs]
+        needed = set() if self.has_delete_permission(request) else {str(OrmQ._meta.verbose_name)}
+        return names, {str(OrmQ._meta.verbose_name_plural): len(names)}, needed, []
+
+
+def enqueue_again(row: Task, by: str) -> str:
+    """Enqueue this task again, and return the id of its new job.
+
+    A failed task's dead letter is requeued, so that it is settled with that.
+
+    Raises:
+        StokerError: its arguments cannot be read, or the function is gone.
+    """
+    if not row.success:
+        with suppress(DeadLetterNotFound):
+            answer = dead_letters.requeue(row.pk, by=by, backend=conf.alias())
+            if answer.job_id is None:
+                raise StokerError(f"Its dead letter was not requeued: {answer.because}")
+            return answer.job_id.hex
+    args, kwargs = row.args or (), row.kwargs or {}
+    for value in (args, kwargs):
+        if isinstance(value, Unreadable):
+            raise StokerError(f"Its arguments cannot be read: {value}")
+    options = {"hook": row.hook, "group": row.group, "cluster": row.cluster}
+    return async_task(row.func, *args, q_options=options, **kwargs)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text, without reading the rows of model instances in it."""
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,118 @@
+"""Django Q's pages in the admin."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker import dead_letters
+from stoker.contrib.django_q.models import Failure, OrmQ, Schedule, Success
+from stoker.contrib.django_q.tasks import async_task, schedule
+from stoker.models import Job
+from stoker.testing import drain
+
+from tests.admin.conftest import Visitor
+from tests.app.models import Account
+
+HERE = "tests.contrib.django_q.functions"
+PAGES = "/admin/stoker_django_q"
+
+
+def open_page(visitor: Visitor, path: str, status: int = 200) -> str:
+    response = visitor.client.get(f"{PAGES}/{path}")
+    assert response.status_code == status, (response.status_code, response.content)
+    return response.content.decode()
+
+
+def choose(visitor: Visitor, path: str, action: str, *keys: Any, **fields: Any) -> str:
+    data = {"action": action, "_selected_action": keys, **fields}
+    response = visitor.client.post(f"{PAGES}/{path}", data, follow=True)
+    assert response.status_code == 200, (response.status_code, response.content)
+    return response.content.decode()
+
+
+def test_pages_show_ended_tasks_with_their_arguments(anna: Visitor) -> None:
+    account = Account.objects.create(total=5)
+    good = async_task(f"{HERE}.total_of", account, task_name="sum", group="sums")
+    bad = async_task(f"{HERE}.fail", "<b>no ink</b>", ack_failure=True)
+    drain()
+    listed = open_page(anna, "success/")
+    assert "sum" in listed
+    assert "sums" in listed
+    assert f"&lt;testapp.Account {account.pk}&gt;" in open_page(anna, f"success/{good}/change/")
+    assert "&lt;b&gt;no ink&lt;/b&gt;" in open_page(anna, "failure/")
+    assert "&lt;b&gt;no ink&lt;/b&gt;" in open_page(anna, f"failure/{bad}/change/")
+    open_page(anna, "success/add/", status=403)
+
+
+def test_resubmitted_success_runs_again_under_a_new_id(anna: Visitor) -> None:
+    task_id = async_task(f"{HERE}.add", 1, two=2, group="sums")
+    drain()
+    assert "1 task was resubmitted." in choose(anna, "success/", "resubmit", task_id)
+    assert not Success.objects.exists()
+    drain()
+    (row,) = Success.objects.all()
+    assert (row.result, row.group) == (3, "sums")
+    assert row.pk != task_id
+
+
+def test_resubmitted_failure_settles_its_dead_letter(anna: Visitor) -> None:
+    task_id = async_task(f"{HERE}.fail", ack_failure=True)
+    drain()
+    (letter,) = dead_letters.find().letters
+    assert "1 task was resubmitted." in choose(anna, "failure/", "resubmit", task_id)
+    assert dead_letters.get(letter.pk).letter.state == "requeued"
+    assert Job.objects.filter(status=None).count() == 1
+    assert not Failure.objects.exists()
+
+
+def test_failure_that_cannot_be_resubmitted_stays_and_says_why(anna: Visitor) -> None:
+    task_id = async_task(f"{HERE}.fail", ack_failure=True)
+    drain()
+    (letter,) = dead_letters.find().letters
+    dead_letters.discard(letter.pk, because="known")
+    page = choose(anna, "failure/", "resubmit", task_id)
+    assert "Its dead letter was not requeued" in page
+    assert Failure.objects.filter(pk=task_id).exists()
+    assert not Job.objects.filter(status=None).exists()
+
+
+def test_resubmission_needs_the_permission_to_change(who_may: Callable[..., Visitor]) -> None:
+    task_id = async_task(f"{HERE}.add", 1)
+    drain()
+    carl = who_may("stoker_django_q.view_success")
+    assert "Resubmit" not in open_page(carl, "success/")
+    choose(carl, "success/", "resubmit", task_id)
+    assert Success.objects.filter(pk=task_id).exists()
+    dora = who_may("stoker_django_q.view_success", "stoker_django_q.change_success")
+    assert "Resubmit" in open_page(dora, "success/")
+
+
+def test_deleting_a_queued_task_cancels_its_job(anna: Visitor) -> None:
+    async_task(f"{HERE}.add", 1, task_name="sum")
+    (row,) = OrmQ.objects.all()
+    assert "sum" in open_page(anna, "ormq/")
+    assert "sum" in open_page(anna, f"ormq/{row.pk}/delete/")
+    choose(anna, "ormq/", "delete_selected", row.pk, post="yes")
+    assert not OrmQ.objects.exists()
+    assert Job.objects.get(pk=row.pk).status == "CANCELLED"
+
+
+@pytest.mark.parametrize("cron", ["*/5 * * * *", "every day"])
+def test_schedules_are_added_and_bad_ones_refused(cron: str, anna: Visitor) -> None:
+    schedule(f"{HERE}.add", 1, name="hourly", schedule_type=Schedule.HOURLY)
+    assert "hourly" in open_page(anna, "schedule/")
+    fields = {
+        "name": "often",
+        "func": f"{HERE}.add",
+        "schedule_type": "C",
+        "cron": cron,
+        "repeats": "-1",
+        "next_run_0": "2030-01-01",
+        "next_run_1": "00:00:00",
+    }
+    response = anna.client.post(f"{PAGES}/schedule/add/", fields, follow=True)
+    page = response.content.decode()
+    is_good = cron.startswith("*")
+    assert ("was added successfully" in page) is is_good, page
+    assert Schedule.objects.filter(name="often").exists() is is_good
