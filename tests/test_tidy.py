@@ -138,6 +138,19 @@ def test_nobody_uses_his_own_front_door() -> None:
     assert not found, _list(found)
 
 
+def test_only_engines_ask_which_database_it_is() -> None:
+    """What databases do differently is a method of the engine in `store/engines/`."""
+    asks = re.compile(r"\.vendor\b|\.mysql_is_mariadb\b")
+    found = [
+        f"{_name(path)}:{number}: {line.strip()}"
+        for path in WRITTEN_BY_HAND
+        if SOURCE / "store" / "engines" not in path.parents
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if asks.search(line)
+    ]
+    assert not found, _list(found)
+
+
 def test_no_machine_is_mentioned() -> None:
     """The repository speaks of the project: a path of somebody's machine helps nobody."""
     path_of_a_machine = re.compile(r"(?<![\w.])/(?:root|work)/")

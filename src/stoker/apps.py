@@ -58,10 +58,10 @@ def _names_reporters() -> bool:
 
 
 def _tune(connection: Any, **_: Any) -> None:
-    if connection.vendor == "sqlite" and connection.alias in _tuned_databases():
-        from stoker.store.sqlite import tune
+    if connection.alias in _tuned_databases():
+        from stoker.store.engines import engine_for
 
-        tune(connection)
+        engine_for(connection).tune(connection)
 
 
 def _tuned_databases() -> set[str]:

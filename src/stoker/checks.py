@@ -7,7 +7,7 @@ stoker.E001 An option under ``TASKS`` is unknown or has a wrong value.
 stoker.E002 ``BROKER`` names an unknown kind of broker, or one that cannot be used here.
 stoker.E003 ``BROKER`` or ``DATABASE`` names a database that is missing in ``DATABASES``.
 stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Only if Django's tasks are imported.
-stoker.E005 Stoker does not support this kind of database.
+stoker.E005 Stoker does not support this kind of database, or this SQLite: 3.35 is the oldest.
 stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
 stoker.E007 Two backends share queues in one database but cannot open each other's packages.
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
@@ -51,6 +51,7 @@ from stoker.jobs.cached_results import why_not
 from stoker.schedules.declare import find_declared
 from stoker.schedules.declare import problems as problems_of
 from stoker.setting_values import api_problems
+from stoker.store.engines import engine_of
 from stoker.tasks.decorator import own_backends
 
 PAGES = ("mongodb", "disque", "ironmq", "sqs")
@@ -140,7 +141,6 @@ def _hint(settings: Settings) -> str:
     return f"See docs/howto/use-{page}.md."
 
 
-KNOWN_VENDORS = ("postgresql", "mysql", "sqlite")
 HEARTBEATS_PER_LEASE = 3
 
 
@@ -230,10 +230,10 @@ def _database(settings: Settings) -> Iterator[CheckMessage]:
     if alias not in connections:
         return
     connection = connections[alias]
-    if connection.vendor not in KNOWN_VENDORS:
+    if not engine_of(alias).is_supported:
         yield Error(
             f"Stoker cannot keep jobs in the database {alias!r}: it is {connection.display_name}.",
-            hint="Keep them in PostgreSQL, MySQL, MariaDB or SQLite: BROKER = 'orm://ALIAS'.",
+            hint="Keep them in PostgreSQL, MySQL, MariaDB or SQLite 3.35: BROKER = 'orm://ALIAS'.",
             id="stoker.E005",
         )
     elif apps.is_installed("stoker") and not router.allow_migrate_model(
@@ -250,7 +250,7 @@ def _database(settings: Settings) -> Iterator[CheckMessage]:
 
 def _isolation(alias: str) -> Iterator[CheckMessage]:
     options = connections[alias].settings_dict["OPTIONS"]
-    if connections[alias].vendor == "sqlite" or "isolation_level" not in options:
+    if not engine_of(alias).has_isolation_levels or "isolation_level" not in options:
         return
     level = options["isolation_level"]
     name = str(getattr(level, "name", level)).lower().replace("_", " ")
@@ -320,11 +320,9 @@ def _serializer(settings: Settings) -> Iterator[CheckMessage]:
 
 def _sqlite(settings: Settings) -> Iterator[CheckMessage]:
     alias = settings.database
-    if settings.sqlite_tuning or alias not in connections or connections[alias].vendor != "sqlite":
+    if settings.sqlite_tuning or alias not in connections:
         return
-    options = connections[alias].settings_dict["OPTIONS"]
-    said = str(options.get("init_command") or "").lower()
-    if "journal_mode" not in said or "transaction_mode" not in options:
+    if engine_of(alias).needs_tuning(connections[alias].settings_dict["OPTIONS"]):
         yield Warning(
             f'DATABASES["{alias}"] is SQLite without journal_mode or without transaction_mode, and '
             "SQLITE_TUNING is off: several processes will meet 'database is locked'.",

@@ -16,10 +16,10 @@ def begin(names: str) -> None:
 
 def hear_nothing(_: str) -> None:
     """A pooler that does not pass notifications on."""
-    from stoker.brokers.contract import NoWake
-    from stoker.brokers.orm import broker as orm
+    from stoker.brokers.orm.broker import OrmBroker
+    from stoker.store.wake import NoWake
 
-    orm.open_wake = lambda _alias: NoWake()
+    OrmBroker.open_wake = lambda _broker: NoWake()  # type: ignore[method-assign]
 
 
 def open_connection(_: str) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 
-from stoker.store.clock import MICROSECONDS, NOW_SQL, database_now_us
+from stoker.store.clock import MICROSECONDS, NOW_ON_MYSQL, database_now_us
 
 from tests.servers.mariadb import PrivateMariadb
 
@@ -65,5 +65,5 @@ def test_the_end_of_summer_time_does_not_matter(mariadb_in_berlin: PrivateMariad
         assert cursor.fetchone()[0] in {"CET", "CEST"}
         for moment in range(SUMMER_TIME_ENDED - 4000, SUMMER_TIME_ENDED + 4001, 500):
             cursor.execute(f"SET timestamp = {moment}")
-            cursor.execute("SELECT " + NOW_SQL["mysql"])
+            cursor.execute(f"SELECT {NOW_ON_MYSQL}")
             assert cursor.fetchone()[0] == moment * MICROSECONDS

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from stoker.brokers.contract import Broker, NoWake, Wake
+from stoker.brokers.contract import (
+    Broker,
+)
 from stoker.brokers.fronted import FrontedWake
-from stoker.brokers.orm import wake as orm_wake
+from stoker.store import wake as orm_wake
+from stoker.store.wake import NoWake, Wake
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.programs import enqueue

@@ -15,7 +15,7 @@ from stoker.jobs.package import sealer_for
 from stoker.jobs.states import JobState
 from stoker.models import Deferred, Job, Need, Ready
 from stoker.signals import pre_enqueue
-from stoker.store.statements import takes_copies
+from stoker.store.engines import engine_of
 from stoker.tasks.guards import Lock
 
 from tests.app.tasks import add, echo
@@ -69,7 +69,7 @@ class TestRows:
         assert [result.wait(5) for result in results[:3]] == [1, 2, 3]
 
     def test_what_the_database_takes_by_copy(self) -> None:
-        takes = takes_copies(connection)
+        takes = engine_of("default").takes_copies
         assert takes == (connection.vendor == "postgresql")
         assert copied(lambda: add.enqueue_many(CALLS)) == takes
         assert not copied(lambda: add.enqueue_many(CALLS[:3]))

@@ -11,9 +11,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
-from stoker.brokers.orm import wake as orm_wake
 from stoker.jobs import sealing
 from stoker.models import Deferred, Job, Ready
+from stoker.store import wake as orm_wake
 from stoker.values import ids
 
 from tests.app.tasks import add

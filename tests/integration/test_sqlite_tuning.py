@@ -16,7 +16,7 @@ from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
 from stoker.models import Job
-from stoker.store.sqlite import write_together
+from stoker.store.engines.sqlite import write_together
 
 from tests.app.models import Account
 from tests.integration.work import another_database

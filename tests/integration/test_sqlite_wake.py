@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from stoker.brokers.orm import wake as sqlite_wake
-from stoker.brokers.orm.wake import LOOK_SECONDS, DataVersion, Writes
+from stoker.store import wake as sqlite_wake
+from stoker.store.wake import LOOK_SECONDS, DataVersion, Writes
 
 from tests.app.models import Account
 

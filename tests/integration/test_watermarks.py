@@ -15,7 +15,7 @@ from django.db import connection, connections, transaction
 from stoker.brokers.contract import Broker, Delivery, Return
 from stoker.brokers.orm import claim as watermarks
 from stoker.models import Ready
-from stoker.store.statements import moves_rows_in_one_statement
+from stoker.store.engines import engine_of
 from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import OrmStand, message
@@ -282,7 +282,7 @@ def test_there_are_no_marks_where_a_claim_cannot_be_told_where_to_begin(stand: O
     enqueue(stand.broker, new_job_id(), new_job_id())
     claim(stand)
     are_good = stand.broker._marks.are_good()  # type: ignore[attr-defined] # of this broker
-    assert not are_good or moves_rows_in_one_statement(connection)
+    assert not are_good or engine_of("default").claims_by_marks
 
 
 @pytest.mark.postgres

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError
 
 from stoker import Lock, chain
 from stoker.brokers.adapters import broker_for
@@ -32,7 +32,6 @@ from stoker.jobs.tallies import Tallies
 from stoker.models import Blocked, Claimed, DeadLetter, Job, Need, Requeue, Tally
 from stoker.signals import post_execute
 from stoker.store.clock import instant_us, instants_us
-from stoker.store.statements import takes_lists
 
 from tests.app import tasks
 
@@ -49,8 +48,6 @@ def settings() -> Settings:
 
 @pytest.fixture
 def broker(settings: Settings) -> Broker:
-    if not takes_lists(connection):
-        pytest.skip("this database is given one row at a time")
     return broker_for(settings)
 
 

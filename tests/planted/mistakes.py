@@ -598,7 +598,7 @@ MISTAKES = (
         (
             Change(
                 "cluster/worker/connections.py",
-                "(connection.in_atomic_block or is_open(connection))",
+                "alias != besides and _is_open(connection)",
                 "not connection",
             ),
         ),
@@ -723,9 +723,9 @@ MISTAKES = (
         "a unique key counts as taken whether the INSERT did anything or not",
         (
             Change(
-                "models/unique_key.py",
-                '"unique_insert", _arrays(takings))\n            return len(rows) == len(takings)',
-                '"unique_insert", _arrays(takings))\n            return len(rows) <= len(takings)',
+                "store/engines/postgresql.py",
+                '"unique_insert", _takings(takings))) == len(takings)',
+                '"unique_insert", _takings(takings))) <= len(takings)',
             ),
         ),
         ("tests/guards/test_unique_transactions.py", "-k", "is_a_duplicate and new"),
@@ -747,9 +747,9 @@ MISTAKES = (
         "a job that is kept is not held",
         (
             Change(
-                "store/waiting.py",
-                'SHARED = {"postgresql": "FOR SHARE"',
-                'SHARED = {"postgresql": ""',
+                "store/engines/rows.py",
+                'f"FOR {lock}", among',
+                '"" if lock == "SHARE" else f"FOR {lock}", among',
             ),
         ),
         ("tests/guards/test_unique_transactions.py", "-k", "does_not_start"),
@@ -1079,14 +1079,20 @@ MISTAKES = (
     ),
     Mistake(
         "on SQLite a stale lease ends the one that is valid",
-        (Change("store/sql/listed_end.sql", " AND held.lease_id = given.value ->> 1", ""),),
+        (
+            Change(
+                "store/sql/listed_end.sql",
+                "\n        AND held.lease_id = json_extract(given.value, '$[1]')",
+                "",
+            ),
+        ),
         ("tests/conformance/test_leases.py",),
     ),
     Mistake(
         "on SQLite nobody waits in the line of writers",
         (
             Change(
-                "store/sqlite.py",
+                "store/engines/sqlite.py",
                 "if not is_busy or time.monotonic() >= until:\n                raise",
                 "raise",
             ),
@@ -1097,7 +1103,7 @@ MISTAKES = (
         "on SQLite a report of a write is taken for its commit",
         (
             Change(
-                "brokers/orm/wake.py",
+                "store/wake.py",
                 "self.max_sleep_seconds = time.monotonic(), FIRST_LOOK_SECONDS",
                 "self.max_sleep_seconds = time.monotonic(), None",
             ),

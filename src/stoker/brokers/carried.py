@@ -34,9 +34,15 @@ from stoker.models.outbox import RELAYED_SECONDS
 from stoker.signals import tell
 from stoker.store.statements import with_keys
 from stoker.store.transactions import deciding
+from stoker.store.wake import Wake
 from stoker.values.ids import seconds_of
 
-from .contract import Broker, Delivery, Lease, Message, Wake
+from .contract import (
+    Broker,
+    Delivery,
+    Lease,
+    Message,
+)
 from .fronted import FrontedWake, merged, sorted_out
 from .transport import Parcel, Transport
 

@@ -22,8 +22,16 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
 from stoker.store.statements import with_keys
+from stoker.store.wake import Wake
 
-from .contract import Broker, Delivery, Extension, Lease, Message, Return, Wake
+from .contract import (
+    Broker,
+    Delivery,
+    Extension,
+    Lease,
+    Message,
+    Return,
+)
 
 LONGEST_NAME = 100
 """Of a queue, as the store keeps it."""

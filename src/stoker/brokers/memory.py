@@ -13,9 +13,17 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
+from stoker.store.wake import Wake
 from stoker.values.ids import new_lease_id
 
-from .contract import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from .contract import (
+    Broker,
+    Capabilities,
+    Delivery,
+    Lease,
+    Message,
+    Return,
+)
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ from copy import deepcopy
 from django.db import connections
 
 from stoker.brokers.adapters import outboxes_of
-from stoker.brokers.patience import limit_calls
 from stoker.conf import Settings
 from stoker.jobs.relay import relay_from
 from stoker.signals import tell
+from stoker.store.engines import engine_for
 
 LOOK_SECONDS = 0.5
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
@@ -49,7 +49,7 @@ class Relays:
     def _run(self, alias: str) -> None:
         connection = connections[alias]  # this thread's; project code in others has its own
         connection.settings_dict = deepcopy(connection.settings_dict)
-        limit_calls(connection, self._settings.database_seconds)
+        engine_for(connection).limit_calls(connection, self._settings.database_seconds)
         pause_seconds = 0.0
         while not self._is_over.wait(pause_seconds or LOOK_SECONDS):
             try:

@@ -8,7 +8,7 @@ and stops neither the others nor the cluster.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -51,8 +51,8 @@ from stoker.models import (
 from stoker.models.metrics import FOLDS, PEAKS, SAMPLE_SECONDS, fold_oldest, forget_before
 from stoker.signals import tell
 from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.engines import engine_of
 from stoker.store.locked_jobs import locked_jobs
-from stoker.store.statements import moves_rows_in_one_statement
 from stoker.store.transactions import is_locked_out
 from stoker.workflows.sweep import WorkflowSweep
 
@@ -127,7 +127,7 @@ class Upkeep:
         self._clock = DatabaseClock(self._alias, settings.lease_seconds)
         self._holds_lease = False
         self._vacuum_at = 0.0
-        self._dead: dict[str, int] = {}
+        self._dead: Mapping[str, int] = {}
         """Table -> how many of its rows had died at the last look."""
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
@@ -172,16 +172,14 @@ class Upkeep:
             self._step("tallies", self._tallies.write)
 
     def vacuum_if_due(self) -> None:
-        """Claims walk the left edge of the hot tables: dead rows there must go within seconds, not
-        when autovacuum comes by. PostgreSQL only; one cluster at a time is enough."""
+        """Remove dead rows from the hot tables. One cluster at a time is enough."""
         now = time.monotonic()
         if not self._holds_lease or now < self._vacuum_at:
             return
         self._vacuum_at = now + VACUUM_SECONDS
-        if moves_rows_in_one_statement(connections[self._alias]):
-            self._step("vacuum", self._vacuum)
-            seconds = VACUUM_SHARE * (time.monotonic() - now)
-            self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
+        self._step("vacuum", self._vacuum)
+        seconds = VACUUM_SHARE * (time.monotonic() - now)
+        self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
 
     def relay(self) -> None:
         """Relay what is left in the outbox of the store's own database, if it has one. Every
@@ -312,20 +310,8 @@ class Upkeep:
         )
 
     def _vacuum(self) -> None:
-        """Where rows have died since the last look."""
-        connection = connections[self._alias]
         names = [model._meta.db_table for model in HOT_TABLES]
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT relname, n_tup_del + n_tup_upd FROM pg_stat_user_tables"
-                " WHERE relname = ANY (%s)",
-                [names],
-            )
-            before, self._dead = self._dead, dict(cursor.fetchall())
-            for name in names:
-                if self._dead.get(name, 0) != before.get(name):
-                    table = connection.ops.quote_name(name)
-                    cursor.execute(f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {table}")
+        self._dead = engine_of(self._alias).vacuum(names, self._dead)
 
     def _now_and_then(self, name: str, function: Callable[[], object]) -> None:
         """A step that may wait when it had nothing to do the last time."""

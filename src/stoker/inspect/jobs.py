@@ -14,14 +14,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import models
 from django.db.models import Q
 
 from stoker.models.deferred import Deferred
 from stoker.models.job import Job
 from stoker.models.ready import Ready
+from stoker.store.engines import engine_of
 from stoker.store.places import PLACES
-from stoker.store.statements import fetch
 from stoker.values.text import stored_text
 
 ENDED = tuple(str(status) for status in Job.Status)
@@ -59,7 +59,7 @@ class JobPage:
 
 def tally(alias: str) -> dict[str, int]:
     """State -> how many jobs are in it, counted up to ``COUNTED`` + 1. One query."""
-    rows = fetch(connections[alias], "job_tally", {}, limit=str(COUNTED + 1))
+    rows = engine_of(alias).fetch("job_tally", {}, limit=str(COUNTED + 1))
     return dict(rows)
 
 

@@ -17,8 +17,9 @@ from stoker.jobs.states import explained
 from stoker.models import Attempt, Job, PausedQueue, Ready
 from stoker.store import counting
 from stoker.store.counting import Shares, estimate_of, estimated
+from stoker.store.engines import engine_of
 from stoker.store.places import PLACES
-from stoker.store.statements import as_uuid, fetch, statement
+from stoker.store.written import as_uuid, statement
 
 QUEUES_AT_ONCE = 200
 STATES = ("ready", "deferred", "blocked", "running")
@@ -148,7 +149,7 @@ def _counts(alias: str, with_ready: Sequence[str], limit: int) -> list[tuple[str
 def _fronts(alias: str) -> list[tuple[str, UUID]]:
     """Queue and job: the next ready one of each queue and priority, of which there are few."""
     connection = connections[alias]
-    rows = fetch(connection, "ready_fronts", {}, rank=connection.ops.quote_name("rank"))
+    rows = engine_of(alias).fetch("ready_fronts", {}, rank=connection.ops.quote_name("rank"))
     return [(queue, as_uuid(job_id)) for queue, job_id in rows if job_id is not None]
 
 

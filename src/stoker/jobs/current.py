@@ -19,7 +19,7 @@ from stoker.brokers.contract import Lease
 from stoker.conf import settings_for
 from stoker.exceptions import LeaseLost, NotInJob
 from stoker.models.note import LONGEST_MESSAGE, Note
-from stoker.store.value_limit import LARGE_BYTES, refuse_too_large
+from stoker.store.engines import LARGE_BYTES, engine_of
 from stoker.values.text import stored_text
 
 from .package import sealer_for
@@ -82,7 +82,7 @@ class CurrentJob:
         settings = settings_for(running.backend)
         sealed = sealer_for(settings).seal_value(data)
         if len(sealed) >= LARGE_BYTES:
-            refuse_too_large(settings.database, sealed)
+            engine_of(settings.database).refuse_too_large(sealed)
         _write(running, checkpoint=sealed)
 
     async def acheckpoint(self, data: Any) -> None:

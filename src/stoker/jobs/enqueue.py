@@ -26,7 +26,7 @@ from stoker.guards.unique import KeyInMotion
 from stoker.models.outbox import has_outbox
 from stoker.signals import pre_enqueue
 from stoker.store.copy import InCommon, copy_jobs
-from stoker.store.statements import takes_copies
+from stoker.store.engines import engine_of
 from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
@@ -257,7 +257,7 @@ class _Line:
             self._open_transaction in (None, self._alias)
             and may_be_copied(self._settings, self.task)
             and self.broker.capabilities.transactional
-            and takes_copies(self._connection)
+            and engine_of(self._alias).takes_copies
         )
 
     def store_copies(self, copies: Copies) -> Sequence[Result[Any]]:

@@ -31,8 +31,8 @@ from stoker.exceptions import (
 )
 from stoker.models.job import moment
 from stoker.signals import post_execute_in_worker, pre_execute
+from stoker.store.engines import LARGE_BYTES, engine_of
 from stoker.store.transactions import after_commit, autocommit
-from stoker.store.value_limit import LARGE_BYTES, refuse_too_large
 from stoker.tasks.options import options_of
 from stoker.tasks.registry import task_of
 
@@ -247,7 +247,8 @@ class Executor:
             value = await self._await_with_aftercare(opened)
             sealed = self._sealer.seal_value(value)
             if self._may_be_too_large(sealed):
-                await sync_to_async(refuse_too_large)(self.settings.database, sealed)
+                refuse = engine_of(self.settings.database).refuse_too_large
+                await sync_to_async(refuse)(sealed)
             outcome: Outcome = outcomes.Succeeded(sealed)
         except BaseException as error:  # whatever a task raises is its outcome
             if _is_ctrl_c(error):
@@ -315,7 +316,7 @@ class Executor:
     def _atomic_limit(self, seconds: float | None) -> float | None:
         """An atomic task on SQLite keeps everybody else from writing: also the pusher, which has to
         extend the leases."""
-        if connections[self.settings.database].vendor == "sqlite":
+        if engine_of(self.settings.database).has_one_writer:
             longest = self.settings.lease_seconds / 2
             return longest if seconds is None else min(seconds, longest)
         return seconds
@@ -358,7 +359,7 @@ class Executor:
         self._aftercare.after_sync(besides)
         sealed = self._sealer.seal_value(value)
         if self._may_be_too_large(sealed):
-            refuse_too_large(self.settings.database, sealed)
+            engine_of(self.settings.database).refuse_too_large(sealed)
         return value, outcomes.Succeeded(sealed)
 
     def _may_be_too_large(self, sealed: bytes) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from stoker.brokers.contract import Broker, Lease, Return
 from stoker.conf import Settings
@@ -29,7 +29,7 @@ from stoker.models.job import Ending, NewJob, Successes, moment
 from stoker.signals import post_execute
 from stoker.store.clock import instant_us
 from stoker.store.insert import Success, add_successful
-from stoker.store.statements import lock_by_key, takes_lists, with_keys
+from stoker.store.statements import lock_by_key, with_keys
 from stoker.values.ids import is_marked, is_step, none_is_marked
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
@@ -262,7 +262,7 @@ def finish_together(settings: Settings, broker: Broker, successes: Successes) ->
 
 def _is_plain(settings: Settings) -> bool:
     keeps_rows = settings.keep_results.keeps_successes and settings.results_cache is None
-    return keeps_rows and takes_lists(connections[settings.database]) and not post_execute.receivers
+    return keeps_rows and not post_execute.receivers
 
 
 def record_outright(

@@ -21,6 +21,7 @@ from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, Result
 from stoker.models import Job, Note
 from stoker.models.job import moment
 from stoker.models.note import ProgressReport
+from stoker.store.transactions import sees_later_commits
 from stoker.values.ids import parse_job_id
 from stoker.values.serializers import copied
 
@@ -409,16 +410,9 @@ def refuse_endless_wait(alias: str, job_id: str, commitment: Commitment | None) 
             "before that is committed: wait for it outside of transaction.atomic(); "
             "in a test, let stoker.testing.drain() run it."
         )
-    if not _sees_later_commits(connection):
+    if not sees_later_commits(connection):
         raise TransactionManagementError(
             "The open transaction never sees what is committed after it began, so it would wait "
             f"for job {job_id} for ever: wait for it outside of transaction.atomic(); "
             "in a test, let stoker.testing.drain() run it."
         )
-
-
-def _sees_later_commits(connection: Any) -> bool:
-    """By its isolation level. SQLite has none to choose: its transactions never do."""
-    isolation = getattr(connection, "isolation_level", None)
-    name = str(getattr(isolation, "name", isolation)).upper().replace(" ", "_")
-    return name in {"READ_COMMITTED", "READ_UNCOMMITTED"}

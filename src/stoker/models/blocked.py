@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import models
 
-from stoker.store.statements import (
-    delete_by_key,
-    delete_returning_guards,
-    fetch,
-    moves_rows_in_one_statement,
-)
+from stoker.store.engines import engine_of
+from stoker.store.statements import delete_returning_guards
 
-from .ready import Place, Ready, lock_line
+from .ready import Place
 
 
 class Line(NamedTuple):
@@ -54,13 +50,8 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
 
     def call(self, key_ids: Sequence[UUID], count: int) -> Called:
         """Move the first ``count`` of each queue from the lines of these keys to ready."""
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            wanted = {"key_ids": list(key_ids), "count": count}
-            rows = fetch(connection, "blocked_call", wanted)
-            moved = {Line(row[0], row[1]): row[2] for row in rows}
-        else:
-            moved = self._call_each(key_ids, count)
+        called = engine_of(self.db).call_first(self, key_ids, count)
+        moved = {Line(*line): number for line, number in called.items()}
         short = [line for line, number in moved.items() if number < count]
         missed = {line for line in short if self._is_left(line)}
         empty = set(key_ids) - {line.key_id for line in moved.keys() - (set(short) - missed)}
@@ -70,53 +61,21 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
     def call_one(self, job_id: UUID, key_id: UUID) -> Called:
         """Move this job from a key's line to ready, if it is there."""
         line = self.filter(key_id=key_id)
-        places = self._lock_one(job_id, key_id)
-        self._move(places)
+        engine = engine_of(self.db)
+        row = engine.lockable(self.filter(pk=job_id, key_id=key_id))
+        places = list(row.values_list(*Place._fields))
+        engine.move_to_ready(self, places)
         is_missed = not places and line.filter(pk=job_id).exists()
         is_empty = not (places or is_missed or line.exists())
         return Called(
-            {place.queue for place in places},
+            {place[1] for place in places},
             {key_id} if is_missed else set(),
             {key_id} if is_empty else set(),
         )
 
-    def _call_each(self, key_ids: Sequence[UUID], count: int) -> dict[Line, int]:
-        """Key by key. Returns how many of each line were moved."""
-        moved: dict[Line, int] = {}
-        places: list[Place] = []
-        for key_id in key_ids:
-            for queue in self._queues_of(key_id):
-                first = lock_line(self, "stoker_blocked_line", count, key_id=key_id, queue=queue)
-                moved[Line(key_id, queue)] = len(first)
-                places += first
-        self._move(places)
-        return moved
-
-    def _move(self, places: Sequence[Place]) -> None:
-        delete_by_key(self, [place.job_id for place in places])
-        Ready.objects.using(self.db).add(places)
-
     def _is_left(self, line: Line) -> bool:
         """Whether somebody is in this line of whom nobody was called."""
         return self.filter(key_id=line.key_id, queue=line.queue).exists()
-
-    def _lock_one(self, job_id: UUID, key_id: UUID) -> list[Place]:
-        """But for one that somebody else holds, to withdraw or to keep it."""
-        row = self.filter(pk=job_id, key_id=key_id)
-        if connections[self.db].features.has_select_for_update_skip_locked:
-            row = row.select_for_update(skip_locked=True)
-        return [Place(*values) for values in row.values_list(*Place._fields)]
-
-    def _queues_of(self, key_id: UUID) -> list[str]:
-        """A handful of index look-ups."""
-        found: list[str] = []
-        while True:
-            line = self.filter(key_id=key_id)
-            later = line.filter(queue__gt=found[-1]) if found else line
-            name = later.order_by("queue").values_list("queue", flat=True).first()
-            if name is None:
-                return found
-            found.append(name)
 
 
 class Blocked(models.Model):

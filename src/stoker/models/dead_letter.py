@@ -13,20 +13,15 @@ Resolved and discarded entries are closed. A closed entry whose logical job fail
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from django.conf import settings
-from django.db import connections, models
+from django.db import models
 from django.db.models import F
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from stoker.store.clock import DatabaseNow, database_now_us
-from stoker.store.prepared import array_literal
-from stoker.store.statements import Written, moves_rows_in_one_statement, statement
+from stoker.store.engines import engine_of
 from stoker.values.text import stored_text
 
 from .requeue import Requeue
@@ -53,7 +48,10 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
             now_us = database_now_us(self.db)
             for identity, delay_us in cooldowns_us.items():
                 merged[identity].requeue_due_us = now_us + delay_us
-        upsert_rows(self.db, [merged[identity] for identity in sorted(merged)])
+        letters = [
+            [getattr(merged[identity], name) for name in COLUMNS] for identity in sorted(merged)
+        ]
+        engine_of(self.db).upsert_letters(COLUMNS, letters, list(NEWEST))
         stored = {one.identity: one for one in self.filter(identity__in=[*merged])}
         return [stored[identity] for identity in merged if identity in stored]
 
@@ -247,62 +245,3 @@ COLUMNS = {
     **NEWEST,
 }
 """What is written of a failure. The rest begins with the defaults of the table."""
-
-
-def upsert_rows(alias: str, entries: Sequence[DeadLetter]) -> None:
-    """Add these entries, or let them replace what an older failure said.
-
-    Args:
-        alias: of the database.
-        entries: each identity once, in the order of the identities.
-    """
-    connection = connections[alias]
-    with connection.cursor() as cursor:
-        if moves_rows_in_one_statement(connection):
-            arrays = [f"%s::{kind}[]" for kind in COLUMNS.values()]
-            rows = f"SELECT * FROM unnest({', '.join(arrays)})"  # noqa: S608 - our own names
-            columns = zip(*map(_as_text, entries), strict=True)
-            cursor.execute(_text(connection, rows), [array_literal(one) for one in columns])
-        else:
-            written = Written(connection)
-            marks = ", ".join(["%s"] * len(COLUMNS))
-            text = _text(connection, f"VALUES ({marks})")
-            cursor.executemany(text, [_as_parameters(entry, written) for entry in entries])
-
-
-def _text(connection: Any, rows: str) -> str:
-    has_excluded = connection.vendor != "mysql"
-    new, end = ("excluded.", "") if has_excluded else ("VALUES(", ")")
-    conflict = "ON CONFLICT (identity) DO UPDATE SET" if has_excluded else "ON DUPLICATE KEY UPDATE"
-    quote = connection.ops.quote_name
-    text = statement(
-        "dead_letter_upsert",
-        columns=", ".join(map(quote, COLUMNS)),
-        rows=rows,
-        conflict=conflict,
-        new=new,
-        end=end,
-        newest=",\n    ".join(f"{quote(name)} = {new}{quote(name)}{end}" for name in NEWEST),
-    )
-    return text[text.index("INSERT") :]  # a driver sends rows together if it knows an INSERT by it
-
-
-def _as_text(entry: DeadLetter) -> list[Any]:
-    values = (getattr(entry, name) for name in COLUMNS)
-    return [_aware(one).isoformat() if isinstance(one, datetime) else one for one in values]
-
-
-def _as_parameters(entry: DeadLetter, written: Written) -> list[Any]:
-    return [_parameter(getattr(entry, name), written) for name in COLUMNS]
-
-
-def _parameter(value: Any, written: Written) -> Any:
-    if isinstance(value, UUID):
-        return written.id(value)
-    if isinstance(value, datetime):
-        return written.moment(_aware(value).timestamp())
-    return written.data(value) if isinstance(value, bytes) else value
-
-
-def _aware(value: datetime) -> datetime:
-    return value if settings.USE_TZ else timezone.make_aware(value)

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from django.db import connections, models, transaction
+from django.db import models
 
-from stoker.store.clock import DatabaseNow
-from stoker.store.statements import (
-    delete_by_key,
-    delete_returning_guards,
-    fetch,
-    moves_rows_in_one_statement,
-)
+from stoker.store.engines import engine_of
+from stoker.store.statements import delete_returning_guards
 
-from .ready import Place, Ready
+from .ready import Place
 
 
 class DeferredQuerySet(models.QuerySet["Deferred"]):
@@ -32,20 +27,8 @@ class DeferredQuerySet(models.QuerySet["Deferred"]):
     def promote(self, limit: int, from_us: int = 0) -> list[Place]:
         """Move up to ``limit`` jobs whose moment has come to ready. Returns where they are now.
         Those that were due before ``from_us`` may be left for another time."""
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            wanted = {"limit": limit, "from_us": from_us}
-            return [Place(*row) for row in fetch(connection, "deferred_promote", wanted)]
-        if not self.filter(due_us__lte=DatabaseNow()).exists():
-            return []  # without a transaction, which on SQLite would be everybody's only one
-        with transaction.atomic(using=self.db):
-            due = self.filter(due_us__lte=DatabaseNow()).order_by("due_us")
-            if connection.features.has_select_for_update_skip_locked:
-                due = due.select_for_update(skip_locked=True)
-            places = [Place(*row) for row in due.values_list(*Place._fields)[:limit]]
-            delete_by_key(self, [place.job_id for place in places])
-            Ready.objects.using(self.db).add(places)
-            return places
+        rows = engine_of(self.db).move_due(self, limit, from_us)
+        return [Place(*row) for row in rows]
 
 
 class Deferred(models.Model):

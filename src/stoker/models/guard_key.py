@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import models
 from django.db.models import Exists, OuterRef
 
-from stoker.store.clock import database_now_us
-from stoker.store.statements import (
-    Written,
-    delete_by_key,
-    fetch,
-    lock_by_key,
-    moves_rows_in_one_statement,
-    with_keys,
-)
+from stoker.store.engines import engine_of
+from stoker.store.statements import delete_by_key, lock_by_key, with_keys
 from stoker.values.rates import RateRule
 
 from .need import Need, StatedNeed
-
-COLUMNS = (
-    "id", "kind", "name", "fence", "places", "places_by", "has_line", "period_us", "burst",
-    "starts",
-)  # fmt: skip
-"""Of a key that is made: the rest is NULL."""
-RAISE_FENCE = {
-    "mysql": "ON DUPLICATE KEY UPDATE fence = fence + 1",
-    "sqlite": "ON CONFLICT (id) DO UPDATE SET fence = fence + 1",
-}
 
 
 class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
@@ -64,19 +44,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         if not stated:
             return {}
         in_order = [stated[key_id] for key_id in sorted(stated)]
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            rows = fetch(connection, "key_lock_or_make", _as_arrays(in_order))
-            return {row[0]: _from(row) for row in rows}
-        table = connection.ops.quote_name(self.model._meta.db_table)
-        suffix = RAISE_FENCE[connection.vendor]
-        with connection.cursor() as cursor:
-            cursor.executemany(
-                f"INSERT INTO {table} ({', '.join(COLUMNS)})"  # noqa: S608 - our own names
-                f" VALUES ({', '.join(['%s'] * len(COLUMNS))}) {suffix}",
-                _as_rows(in_order, Written(connection), database_now_us(self.db)),
-            )
-        return self.lock(stated)
+        return {key.pk: key for key in engine_of(self.db).lock_or_make(self, in_order)}
 
     def forget(self, keys: Collection[UUID]) -> int:
         """Delete those of these keys that nobody needs. They are locked."""
@@ -143,45 +111,3 @@ class GuardKey(models.Model):
                 key.places_by = need.job_id
                 changed[key.pk] = key
         return list(changed.values())
-
-
-def _from(row: tuple[Any, ...]) -> GuardKey:
-    key = GuardKey.from_db(None, _names(), row)
-    if isinstance(key.starts, str):  # as Django has drivers give JSON
-        key.starts = json.loads(key.starts)
-    return key
-
-
-@cache
-def _names() -> list[str]:
-    return [field.attname for field in GuardKey._meta.concrete_fields]
-
-
-def _as_arrays(needs: Sequence[StatedNeed]) -> dict[str, list[Any]]:
-    return {
-        "id": [need.key_id for need in needs],
-        "kind": [need.kind for need in needs],
-        "name": [need.name for need in needs],
-        "places": [need.places for need in needs],
-        "places_by": [need.job_id for need in needs],
-        "period_us": [need.period_us for need in needs],
-        "burst": [need.burst for need in needs],
-    }
-
-
-def _as_rows(needs: Sequence[StatedNeed], written: Written, fence: int) -> list[tuple[Any, ...]]:
-    return [
-        (
-            written.id(need.key_id),
-            need.kind,
-            need.name,
-            fence,
-            need.places,
-            written.id(need.job_id),
-            False,
-            need.period_us,
-            need.burst,
-            "[]",
-        )
-        for need in needs
-    ]

@@ -8,15 +8,9 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from stoker.store.statements import (
-    Written,
-    as_uuid,
-    delete_by_key,
-    fetch_each,
-    insert_rows,
-    update_each,
-    with_keys,
-)
+from stoker.store.engines import engine_of
+from stoker.store.statements import delete_by_key, update_each, with_keys
+from stoker.store.written import Written, as_uuid
 
 
 class NewNeed(NamedTuple):
@@ -79,7 +73,7 @@ class NeedQuerySet(models.QuerySet["Need"]):
             for job_id, needed in needs
             for need_id, need in zip(need_ids(job_id, len(needed)), needed, strict=True)
         ]
-        insert_rows(self, COLUMNS, rows)
+        engine_of(self.db).insert_rows("stoker_need", COLUMNS, rows)
 
     def of_jobs(self, guards: Mapping[UUID, int]) -> dict[UUID, list[StatedNeed]]:
         """Job id -> its needs, in the order in which they were stated.
@@ -97,9 +91,7 @@ class NeedQuerySet(models.QuerySet["Need"]):
 
     def holders(self, key_ids: Collection[UUID]) -> dict[UUID, set[UUID]]:
         """Key -> the jobs that have a place there. The keys are locked."""
-        rows = fetch_each(self.db, "need_holders", key_ids, "stoker_need_holders")
-        if rows is None:
-            rows = list(self.filter(holds__in=key_ids).values_list("holds", "job_id"))
+        rows = engine_of(self.db).find_each("need_holders", key_ids, "stoker_need_holders")
         found: dict[UUID, set[UUID]] = {key_id: set() for key_id in key_ids}
         for key_id, job_id in rows:
             found[as_uuid(key_id)].add(as_uuid(job_id))
@@ -117,14 +109,8 @@ class NeedQuerySet(models.QuerySet["Need"]):
         """Key -> the oldest job that has this need."""
         if not key_ids:
             return {}
-        rows = fetch_each(self.db, "need_firsts", key_ids, "stoker_need_order")
-        if rows is None:
-            rows = [(key_id, self._first_of(key_id)) for key_id in key_ids]
+        rows = engine_of(self.db).find_each("need_firsts", key_ids, "stoker_need_order")
         return {as_uuid(key_id): first and as_uuid(first) for key_id, first in rows}
-
-    def _first_of(self, key_id: UUID) -> UUID | None:
-        waiting = self.filter(key_id=key_id).order_by("job_id")
-        return waiting.values_list("job_id", flat=True).first()
 
 
 class Need(models.Model):

@@ -19,6 +19,7 @@ from django.db import connections, models, router
 from django.utils import timezone
 
 from stoker.exceptions import BrokerUnavailable
+from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, with_keys
 
 LOOK_FOR_TABLE_SECONDS = 60.0
@@ -41,7 +42,7 @@ def has_outbox(alias: str) -> bool:
     if alias in _looked_at and now - _looked_at[alias] < LOOK_FOR_TABLE_SECONDS:
         return False
     connection: Any = connections[alias]
-    is_alone = connection.vendor == "sqlite" and connection.is_in_memory_db()
+    is_alone = engine_of(alias).is_private
     if connection.in_atomic_block and not is_alone:
         # By a connection of its own: on SQLite, a transaction that has read may not write any more.
         connection = connection.copy()
@@ -97,7 +98,7 @@ def find_outgoing(
         )
 
     connection: Any = connections[alias]
-    is_alone = connection.vendor == "sqlite" and connection.is_in_memory_db()
+    is_alone = engine_of(alias).is_private
     if alias == store or connection.in_atomic_block or is_alone:
         return find()
     if time.monotonic() < _silent_until.get(alias, 0.0):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
+from typing import Any
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import models
 from django.db.models.functions import Now
 
-from stoker.store.prepared import list_literal
-from stoker.store.statements import (
-    fetch,
-    hexes,
-    moves_a_list_in_json,
-    moves_rows_in_one_statement,
-    with_keys,
-)
+from stoker.store.engines import engine_of
+from stoker.store.written import as_uuid
 
 
 class RequeueQuerySet(models.QuerySet["Requeue"]):
@@ -24,21 +18,15 @@ class RequeueQuerySet(models.QuerySet["Requeue"]):
         """Job id -> the logical job that it carries on, for those that do."""
         if not job_ids:
             return {}
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            return dict(fetch(connection, "requeue_identities", {"job_ids": list(job_ids)}))
-        if moves_a_list_in_json(connection):
-            found = fetch(connection, "listed_identities", {"job_ids": hexes(job_ids)})
-            return {UUID(key): identity for key, identity in found}
-        return dict(with_keys(self, job_ids).values_list("pk", "identity"))
+        found = self._find([job_id.hex for job_id in job_ids])
+        return {as_uuid(job_id): identity for job_id, identity in found}
 
     def have_any(self, job_ids: Sequence[str]) -> bool:
         """Whether one of these jobs carries on something; by their 32 digits."""
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            wanted = {"job_ids": list_literal(job_ids)}
-            return bool(fetch(connection, "requeue_identities", wanted))
-        return bool(fetch(connection, "listed_identities", {"job_ids": json.dumps(job_ids)}))
+        return bool(self._find(job_ids))
+
+    def _find(self, digits: Sequence[str]) -> list[tuple[Any, ...]]:
+        return engine_of(self.db).find_by_key("requeue_identities", digits)
 
 
 class Requeue(models.Model):

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from stoker.store.clock import DatabaseNow, microseconds
 from stoker.store.prepared import Compiled
-from stoker.store.statements import Written
+from stoker.store.written import Written
 from stoker.tasks.schedules import as_sentence
 from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, in_words, zone_named
 from stoker.values.ticks import Course, Misfire, as_moment

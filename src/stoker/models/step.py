@@ -19,14 +19,9 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from stoker.store.statements import (
-    Written,
-    columns,
-    fetch,
-    insert_rows,
-    moves_rows_in_one_statement,
-    update_by_key,
-)
+from stoker.store.engines import engine_of
+from stoker.store.statements import update_by_key
+from stoker.store.written import Written
 
 COLUMNS = (
     "id", "workflow_id", "parent_id", "job_id", "sealed", "position", "kind", "role", "label",
@@ -63,37 +58,12 @@ class StepQuerySet(models.QuerySet["Step"]):
             row[:4] = [None if one is None else written.id(one) for one in row[:4]]
             row[4] = written.data(row[4])
             values.append(row)
-        insert_rows(self, COLUMNS, values)
+        engine_of(self.db).insert_rows("stoker_step", COLUMNS, values)
 
     def end(self, ends: Sequence[StepEnd]) -> None:
         """Write what became of these steps, of which the caller has locked the workflow."""
-        connection = connections[self.db]
-        if not ends:
-            return
-        if moves_rows_in_one_statement(connection):
-            names = ("ids", "states", "step_values", "causes")
-            fetch(
-                connection,
-                "step_end",
-                dict(zip(names, columns([tuple(one) for one in ends], 4), strict=True)),
-            )
-            return
-        written = Written(connection)
-        table = connection.ops.quote_name(self.model._meta.db_table)
-        value = connection.ops.quote_name("value")
-        with connection.cursor() as cursor:
-            cursor.executemany(
-                f"UPDATE {table} SET state = %s, {value} = %s, cause = %s WHERE id = %s",  # noqa: S608 - our own names
-                [
-                    (
-                        one.state,
-                        written.data(one.value),
-                        None if one.cause is None else written.id(one.cause),
-                        written.id(one.step_id),
-                    )
-                    for one in ends
-                ],
-            )
+        if ends:
+            engine_of(self.db).end_steps(ends)
 
     def disown(self, job_ids: Collection[UUID]) -> None:
         """What these jobs have added so far is never run: the attempt that did so does not count,

@@ -7,7 +7,8 @@ from uuid import UUID
 
 from django.db import connections, models
 
-from stoker.store.statements import Written, insert_rows
+from stoker.store.statements import insert_rows
+from stoker.store.written import Written
 
 
 class TickQuerySet(models.QuerySet["Tick"]):

@@ -6,34 +6,21 @@ quicker: an INSERT where there was no row, else an UPDATE that names the job whi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import IntegrityError, connections, models, transaction
+from django.db import models, transaction
 
-from stoker.store.clock import NOW_SQL, database_now_us
-from stoker.store.statements import (
-    Written,
-    as_uuid,
-    columns,
-    delete_by_key,
-    fetch,
-    insert_rows,
-    joins_a_list_in_json,
-    listed,
-    lock_by_key,
-    moves_rows_in_one_statement,
-    statement,
-    with_keys,
-)
+from stoker.store.clock import database_now_us
+from stoker.store.engines import engine_of
+from stoker.store.statements import delete_by_key, with_keys
+from stoker.store.written import as_uuid
 
 from .dead_letter import UNCLOSED
-from .job import Job, NewJob, as_parameters
+from .job import Job, NewJob
 from .requeue import Requeue
 
-INSERTED = ("key_id", "name", "job_id", "taken_us", "until_us")
 LAST_US = 2**63 - 1
 PLACES = ("ready", "deferred", "blocked")
 """Where a job may wait, in the order of the columns of unique_look.sql."""
@@ -107,12 +94,9 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         Returns:
             The database's time; and key -> what was seen, for those that somebody has had.
         """
-        connection = connections[self.db]
-        among, keys = listed(connection, key_ids)
-        text = statement("unique_look", now=NOW_SQL[connection.vendor], among=among)
-        with connection.cursor() as cursor:
-            cursor.execute(text, keys)
-            rows = cursor.fetchall()
+        engine = engine_of(self.db)
+        digits = [key_id.hex for key_id in key_ids]
+        rows = engine.find_by_key("unique_look", digits, now=engine.now_sql)
         seen = [_seen(row[1:]) for row in rows if row[1] is not None]
         return int(rows[0][0]), {one.key_id: one for one in seen}
 
@@ -122,20 +106,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         Returns:
             Whether all of them are ours now; if not, one has to look which.
         """
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            rows = fetch(connection, "unique_insert", _arrays(takings))
-            return len(rows) == len(takings)
-        written = Written(connection)
-        rows = [
-            (written.id(one.key_id), one.name, written.id(one.job_id), one.taken_us, one.until_us)
-            for one in sorted(takings)  # for the reason that unique_insert.sql gives
-        ]
-        try:
-            insert_rows(self, INSERTED, rows)
-        except IntegrityError:
-            return False  # here, that ends a statement, and no transaction
-        return True
+        return engine_of(self.db).take_new_keys(takings)
 
     def take_over(self, takings: Sequence[Taking], condition: Condition) -> bool:
         """Take keys from the jobs that were seen to have them, unless somebody was quicker.
@@ -146,29 +117,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         Returns:
             Whether all of them are ours now; if not, one has to look which.
         """
-        connection = connections[self.db]
-        if moves_rows_in_one_statement(connection):
-            arrays = _arrays(takings)
-            rows = fetch(connection, "unique_take_over", arrays, condition=condition.sql)
-            return len(rows) == len(takings)
-        if joins_a_list_in_json(connection):
-            return self._take_over_by_key(takings, condition)
-        text = statement("unique_take_over_one", condition=condition.sql)
-        with connection.cursor() as cursor:
-            cursor.executemany(text, _as_parameters(sorted(takings), Written(connection)))
-            return bool(cursor.rowcount == len(takings))
-
-    def _take_over_by_key(self, takings: Sequence[Taking], condition: Condition) -> bool:
-        """MariaDB locks what the subqueries of such an UPDATE read: rows of jobs, whose end would
-        have to wait. So the keys are locked, and looked at once more."""
-        key_ids = [one.key_id for one in takings]
-        lock_by_key(self, key_ids, "key_id")
-        _, seen = self.look(key_ids)
-        met = [one for one in takings if one.key_id in seen and condition.is_met(seen[one.key_id])]
-        with connections[self.db].cursor() as cursor:
-            text = statement("unique_take_over_by_key")
-            cursor.execute(text, [json.dumps(met, default=str)])
-            return bool(cursor.rowcount == len(takings))
+        return engine_of(self.db).take_over_keys(self, takings, condition)
 
     def take_and_add(
         self, taking: Taking, condition: Condition, job: NewJob, identity: str
@@ -181,17 +130,12 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         Returns:
             Whether it is done. If not, somebody was quicker, or it takes more than a statement.
         """
-        connection = connections[self.db]
-        if job.needs or not moves_rows_in_one_statement(connection):
-            return False
-        parameters = {
-            **taking._asdict(),
-            **as_parameters(job),
+        letter = {
             "identity": identity,
             "unclosed": list(UNCLOSED),
             "successor": Requeue.By.SUCCESSOR.value,
         }
-        return bool(fetch(connection, "unique_add_one", parameters, condition=condition.sql))
+        return engine_of(self.db).take_key_and_insert(taking, condition, job, letter)
 
     def let_go(self, key_id: UUID, job_id: UUID) -> None:
         """This job, which has ended, has the key no longer, even if its period is not over."""
@@ -236,11 +180,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
 
     def _delete(self, over: Mapping[UUID, UUID]) -> int:
         """Delete these keys where they still are that job's. One that is being taken is locked."""
-        features = connections[self.db].features
-        rows = with_keys(self, over.keys())
-        if features.has_select_for_update:
-            skip_locked = features.has_select_for_update_skip_locked
-            rows = rows.select_for_update(skip_locked=skip_locked)
+        rows = engine_of(self.db).lockable(with_keys(self, over.keys()))
         still = [pk for pk, job_id in rows.values_list("pk", "job_id") if over[pk] == job_id]
         delete_by_key(self, still)
         return len(still)
@@ -276,23 +216,3 @@ def _seen(row: Sequence[Any]) -> KeySeen:
     found = [(name, used) for name, used in zip(PLACES, places, strict=True) if used is not None]
     waits, attempts = found[0] if found else (None, 0)
     return KeySeen(as_uuid(key_id), as_uuid(job_id), taken_us, until_us, status, waits, attempts)
-
-
-def _arrays(takings: Sequence[Taking]) -> dict[str, list[Any]]:
-    return dict(zip(Taking._fields, columns(takings, len(Taking._fields)), strict=True))
-
-
-def _as_parameters(takings: Sequence[Taking], written: Written) -> list[tuple[Any, ...]]:
-    return [
-        (
-            one.name,
-            written.id(one.job_id),
-            one.taken_us,
-            one.until_us,
-            written.id(one.key_id),
-            written.id(one.old_job_id),
-            one.over_us,
-        )
-        for one in takings
-        if one.old_job_id is not None
-    ]

@@ -32,7 +32,7 @@ from stoker.models import Cluster, Schedule
 from stoker.models.schedule import ScheduleQuerySet
 from stoker.signals import tell
 from stoker.store.clock import DatabaseNow, microseconds
-from stoker.store.statements import as_uuid
+from stoker.store.written import as_uuid
 
 from .declare import Declaring, find_declared
 from .fire import Firing

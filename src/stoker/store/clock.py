@@ -7,38 +7,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections, models
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func
-from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql import Query
 
 MICROSECONDS = 1_000_000
+
+
+NOW_ON_POSTGRESQL = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+# Not UNIX_TIMESTAMP(NOW(6)): it jumps by an hour when summer time ends in the server's zone.
+NOW_ON_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+NOW_ON_SQLITE = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)"
 
 
 class DatabaseNow(Func):
     """An expression: the server's time when the statement runs, in microseconds since 1970."""
 
-    template = "%(now)s"
     output_field = models.BigIntegerField()
 
-    def as_sql(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any
-    ) -> tuple[str, tuple[str | int, ...]]:
-        return NOW_SQL[connection.vendor], ()
+    def as_postgresql(self, *_: Any, **__: Any) -> tuple[str, tuple[str | int, ...]]:
+        return NOW_ON_POSTGRESQL, ()
 
+    def as_mysql(self, *_: Any, **__: Any) -> tuple[str, tuple[str | int, ...]]:
+        return NOW_ON_MYSQL, ()
 
-NOW_SQL = {
-    "postgresql": "(extract(epoch from clock_timestamp()) * 1000000)::bigint",
-    # Not UNIX_TIMESTAMP(NOW(6)): it jumps by an hour when summer time ends in the server's zone.
-    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)",
-}
+    def as_sqlite(self, *_: Any, **__: Any) -> tuple[str, tuple[str | int, ...]]:
+        return NOW_ON_SQLITE, ()
 
 
 def database_now_us(alias: str) -> int:
-    """The server's time now, in microseconds since 1970."""
-    connection = connections[alias]
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT " + NOW_SQL[connection.vendor])
+    """Return the server's time now, in microseconds since 1970."""
+    text, _ = Query(None).get_compiler(alias).compile(DatabaseNow())
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT {text}")
         return int(cursor.fetchone()[0])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections
 
 from .clock import MICROSECONDS, instant_us, microseconds
-from .statements import statement
+from .written import statement
 
 BEGINNING = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 END = struct.pack(">h", -1)

@@ -1,9 +1,11 @@
-"""Statements that a session keeps prepared, and array literals for PostgreSQL."""
+"""PostgreSQL without a cursor: arrays, statements that a session keeps, and short statements."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from typing import Any
@@ -200,6 +202,108 @@ def _written(value: Any) -> bytes | None:
     if b"\0" in written:
         raise DataError("PostgreSQL keeps no text with a NUL in it.")
     return written
+
+
+PLAIN = re.compile(r"[\w.:/ -]*", re.ASCII)
+"""A text that means the same between quotes, whatever the session's settings are."""
+BEFORE_NOTICE = 4
+"""Results of BEGIN, two inserts, COMMIT."""
+
+
+def send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], notice: str) -> bool:
+    """Send a short statement past Django's cursor, unless somebody minds that: a cursor takes
+    several times as long as the server.
+
+    Args:
+        connection: the one of Django.
+        sql: with ``%(name)s`` for each parameter.
+        parameters: by their names.
+        notice: a statement for after the commit. It may fail.
+
+    Returns:
+        Whether the notice was sent along. It is not where somebody else commits.
+    """
+    connection.close_if_health_check_failed()
+    cursor_class = getattr(connection.Database, "ClientCursor", None)
+    if cursor_class is None or not needs_no_cursor(connection):
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+        return False
+    connection.validate_thread_sharing()
+    connection.validate_no_broken_transaction()
+    with connection.wrap_database_errors:
+        driver = connection.connection
+        is_begun = driver.autocommit or driver.pgconn.transaction_status != IDLE
+        if is_begun and PLAIN.fullmatch(parameters["task"] + parameters["queue"]):
+            written = {name: _literal(value) for name, value in parameters.items()}
+            return _send_text(connection, sql % written, notice)
+        cursor_class(driver).execute(sql, parameters)
+        return False
+
+
+def _send_text(connection: Any, sql: str, notice: str) -> bool:
+    """Past the driver's cursor, too. The notice is not part of the transaction: PostgreSQL lets no
+    two commit at the same time that notify."""
+    driver, execute = connection.connection, connection.Database.generators.execute
+    session = driver.pgconn
+    tells = bool(notice) and session.transaction_status == IDLE
+    text = f"BEGIN;{sql};COMMIT;{notice}" if tells else sql
+    try:
+        with driver.lock:
+            session.send_query(text.encode())
+            results = driver.wait(execute(session))
+        for result in results[:BEFORE_NOTICE]:
+            checked(session, result)
+    except BaseException:
+        if tells:
+            with suppress(Exception):  # what is wrong has been said
+                driver.rollback()
+        raise
+    return tells
+
+
+def _literal(value: Any) -> str:
+    """Write a value as it stands in a statement."""
+    if isinstance(value, UUID):
+        return f"'{value.hex}'"
+    if isinstance(value, bytes):
+        return f"E'\\\\x{value.hex()}'"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+SECONDS_KEY = "STOKER_SECONDS"
+"""Where ``settings_dict`` says how long the client waits for an answer of PostgreSQL."""
+
+
+def limit_waits(connection: Any, **_: Any) -> None:
+    """Give each wait for an answer of PostgreSQL a deadline on this side, too. A pooler or load
+    balancer may go on acknowledging packets after the server has gone: TCP notices nothing then,
+    and the server's deadlines do not reach us."""
+    seconds = connection.settings_dict.get(SECONDS_KEY)
+    driver = connection.connection
+    if seconds is None or not hasattr(driver, "wait"):
+        return
+    wait = driver.wait
+
+    def wait_within(generator: Any, *args: Any, **options: Any) -> Any:
+        return wait(until(generator, time.monotonic() + seconds), *args, **options)
+
+    def until(generator: Any, end: float) -> Generator[Any, Any, Any]:
+        """Pass on what the generator waits for. psycopg reports ten times a second, also when
+        nothing has come."""
+        try:
+            wanted = next(generator)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > end:
+                    driver.close()  # a rollback would wait for as long again
+                    message = f"PostgreSQL has not answered for {seconds:g} seconds."
+                    raise connection.Database.OperationalError(message)
+                wanted = generator.send(ready)
+        except StopIteration as over:
+            return over.value
+
+    driver.wait = wait_within
 
 
 class Compiled:

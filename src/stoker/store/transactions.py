@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.db import connections, transaction
+
+from .engines import engine_of
 
 
 def sees_later_commits(connection: Any) -> bool:
@@ -21,7 +23,8 @@ def deciding(alias: str) -> Iterator[None]:
     """A transaction in which, once a lock was waited for, one sees what its last holder has done.
     Within another transaction it is a part of that one, whatever that sees."""
     connection = connections[alias]
-    is_blind = connection.vendor != "sqlite" and not sees_later_commits(connection)
+    has_levels = engine_of(alias).has_isolation_levels
+    is_blind = has_levels and not sees_later_commits(connection)
     is_ours = not connection.in_atomic_block
     with transaction.atomic(using=alias, savepoint=False):
         if is_ours and is_blind:
@@ -82,6 +85,21 @@ def after_commit(alias: str, call: Callable[[], object]) -> None:
     ``functools.partial`` does: the lambda has one.
     """
     transaction.on_commit(lambda: call(), using=alias, robust=True)  # noqa: PLW0108 - see above
+
+
+def roll_back(connection: Any) -> None:
+    """Roll back and close a connection, whatever Django believes about it. It is opened anew when
+    somebody uses it."""
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
+    raw = connection.connection
+    try:
+        connection.rollback()
+        connection.close()
+    except Exception:  # noqa: BLE001 - whatever the driver says, it is gone
+        connection.connection = None
+        with suppress(Exception):
+            raw.close()
 
 
 @contextmanager

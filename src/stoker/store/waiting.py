@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import connections
 
 from stoker.models.blocked import Blocked
 from stoker.models.deferred import Deferred
@@ -19,23 +19,16 @@ from stoker.models.need import Need, NewNeed, StatedNeed, need_ids
 from stoker.models.ready import Place, Ready
 
 from .clock import microseconds
-from .statements import (
-    as_uuid,
-    delete_by_key,
-    fetch_by_key,
-    joins_a_list_in_json,
-    listed,
-    update_by_key,
-)
+from .engines import engine_of
+from .engines.base import PLACE
+from .statements import delete_by_key, update_by_key
+from .written import as_uuid
 
 TABLES: Mapping[str, type[Ready | Deferred | Blocked]] = {
     "ready": Ready,
     "deferred": Deferred,
     "blocked": Blocked,
 }
-SHARED = {"postgresql": "FOR SHARE", "mysql": "LOCK IN SHARE MODE", "sqlite": ""}
-ALONE = {"postgresql": "FOR UPDATE", "mysql": "FOR UPDATE", "sqlite": ""}
-"""On SQLite whoever writes is alone."""
 REPLACED_FIELDS = ("task", "queue", "priority", "package", "enqueued_at", "run_after")
 
 
@@ -57,13 +50,14 @@ def hold(alias: str, waits: Mapping[UUID, str], *, alone: bool) -> dict[UUID, He
     Returns:
         Those that still were there.
     """
-    lock = (ALONE if alone else SHARED)[connections[alias].vendor]
+    engine, lock = engine_of(alias), "UPDATE" if alone else "SHARE"
     held: dict[UUID, Held] = {}
     for name, table in TABLES.items():
         job_ids = [job_id for job_id, where in waits.items() if where == name]
         if job_ids:
-            rows = _locked(table.objects.using(alias), job_ids, lock)
-            held |= {place.job_id: Held(name, place) for place in rows}
+            for job_id, *rest in engine.hold(table.objects.using(alias), PLACE, job_ids, lock):
+                place = Place(as_uuid(job_id), *rest)
+                held[place.job_id] = Held(name, place)
     return held
 
 
@@ -101,27 +95,6 @@ def lines_of(alias: str, held: Collection[Held]) -> set[UUID]:
     blocked = [one.place.job_id for one in held if one.table == "blocked"]
     rows = Blocked.objects.using(alias).filter(pk__in=blocked)
     return set(rows.values_list("key_id", flat=True))
-
-
-def _locked(
-    rows: models.QuerySet[Ready | Deferred | Blocked], job_ids: Collection[UUID], lock: str
-) -> list[Place]:
-    connection = connections[rows.db]
-    quote = connection.ops.quote_name
-    columns = ", ".join(f"narrow.{quote(name)}" for name in Place._fields)
-    if joins_a_list_in_json(connection):
-        found = fetch_by_key("hold_by_key", rows, job_ids, columns=columns, lock=lock)
-    else:
-        among, keys = listed(connection, job_ids)
-        table = quote(rows.model._meta.db_table)
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {columns} FROM {table} AS narrow"  # noqa: S608 - our own names
-                f" WHERE narrow.job_id {among} ORDER BY narrow.job_id {lock}",
-                keys,
-            )
-            found = cursor.fetchall()
-    return [Place(as_uuid(row[0]), *row[1:]) for row in found]
 
 
 def _write_jobs(alias: str, jobs: Iterable[NewJob]) -> None:

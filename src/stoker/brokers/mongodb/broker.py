@@ -33,12 +33,11 @@ from stoker.brokers.contract import (
     Delivery,
     Lease,
     Message,
-    NoWake,
     Return,
-    Wake,
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.store.wake import NoWake, Wake
 from stoker.values.ids import new_lease_id
 
 from .documents import (

@@ -25,7 +25,6 @@ from stoker.brokers.contract import (
     Lease,
     Message,
     Return,
-    Wake,
 )
 from stoker.conf import Settings
 from stoker.exceptions import (
@@ -38,18 +37,19 @@ from stoker.exceptions import (
 from stoker.guards.admission import Rated
 from stoker.guards.sweep import call_due, look_after
 from stoker.models import Attempt, Claimed, Deferred, Job
-from stoker.models.claimed import Claim, GivenBack
+from stoker.models.claimed import Claim, GivenBack, Leasing
 from stoker.models.job import NewJob
 from stoker.signals import tell
 from stoker.store import places
 from stoker.store.clock import microseconds
+from stoker.store.engines import engine_of
+from stoker.store.insert import add_fresh
 from stoker.store.places import withdraw
-from stoker.store.statements import moves_rows_in_one_statement
 from stoker.store.transactions import after_commit, is_locked_out
+from stoker.store.wake import Wake
 from stoker.values.ids import new_lease_id
 
-from .claim import Claiming, Leasing, Watermarks, what_is_due
-from .wake import add_and_tell, open_wake, wake_up
+from .claim import Claiming, Watermarks, what_is_due
 
 
 class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
@@ -164,12 +164,12 @@ class OrmBroker(Broker):
                 f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
                 f"but DATABASES has no {self.alias!r}."
             )
-        self.sees_pauses = moves_rows_in_one_statement(connections[self.alias])
+        self.sees_pauses = engine_of(self.alias).claims_by_marks
 
     def enqueue(self, messages: Sequence[Message]) -> None:
         with explained(self.alias):
             if len(messages) == 1 and messages[0].is_fresh:
-                add_and_tell(self.alias, as_new_job(messages[0]))
+                add_fresh(self.alias, as_new_job(messages[0]))
             else:
                 Job.objects.using(self.alias).add([as_new_job(message) for message in messages])
 
@@ -399,10 +399,10 @@ class OrmBroker(Broker):
         return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
 
     def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
-        wake_up(self.alias)
+        engine_of(self.alias).notify()
 
     def open_wake(self) -> Wake:
-        return open_wake(self.alias)
+        return engine_of(self.alias).open_wake()
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         with explained(self.alias):

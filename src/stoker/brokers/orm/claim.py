@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from functools import partial
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from django.db import connections, transaction
-
 from stoker.guards.admission import Admitted, Rated, admit
-from stoker.models.claimed import Claim, Claimed, with_packages
-from stoker.models.job import as_seconds
+from stoker.models.claimed import Claim, Leasing
 from stoker.models.need import Need
 from stoker.models.paused_queue import PausedQueue
-from stoker.models.ready import Place, Ready, look_at_line
-from stoker.store.clock import MICROSECONDS, NOW_SQL, database_now_us
-from stoker.store.statements import (
-    Written,
-    delete_by_key,
-    fetch,
-    insert_rows,
-    moves_a_list_in_json,
-    moves_rows_in_one_statement,
-)
+from stoker.models.ready import Place, Ready
+from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.engines import engine_of
+from stoker.store.statements import delete_by_key
 from stoker.store.transactions import deciding
-from stoker.values.ids import id_of
+from stoker.store.written import Written
 
 T = TypeVar("T")
 
@@ -59,6 +48,7 @@ class Watermarks:
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
+        self._engine = engine_of(alias)
         self._marks: dict[str, dict[int, UUID]] = {}
         self._good_until = 0.0
         self._first_due_us = 0
@@ -111,7 +101,7 @@ class Watermarks:
         if not named:
             self.queues = Ready.objects.using(self._alias).queues()
         found = claim()
-        if moves_rows_in_one_statement(connections[self._alias]):
+        if self._engine.claims_by_marks:
             now = time.monotonic()
             self._good_until = now + min(SHARE * (now - began), LONGEST_SECONDS)
             self._dearest = _each(began, found) / DEAR
@@ -124,7 +114,7 @@ class Watermarks:
             return
         self._look_for_queues_at = now + NEW_QUEUES_SECONDS
         known = {"known": self.queues}
-        rows = fetch(connections[self._alias], "new_queues", known)
+        rows = self._engine.fetch("new_queues", known)
         self.queues += sorted({queue for (queue,) in rows})
 
     def note(self, rows: Iterable[Claim], guarded: Sequence[Claim]) -> None:
@@ -186,10 +176,9 @@ def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
         from_us: deferred jobs that are due before it are not looked for.
         rated: whether jobs that wait for their rate count, too.
     """
-    connection = connections[alias]
+    engine = engine_of(alias)
     parameters = {"from_us": from_us, "but": "" if rated else Need.Kind.RATE.value}
-    now = NOW_SQL[connection.vendor]
-    ((first_us, key_us, now_us),) = fetch(connection, "what_is_due", parameters, now=now)
+    ((first_us, key_us, now_us),) = engine.fetch("what_is_due", parameters, now=engine.now_sql)
     found = [due_us - now_us for due_us in (first_us, key_us) if due_us is not None]
     return Due(
         first_us is not None and first_us <= now_us,
@@ -201,18 +190,8 @@ def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
 
 LOOK_MOST = 500
 """How many ready jobs are looked at in one transaction."""
-CLAIMED_JOB_ID, GUARDS, RANK_AND_JOB_ID = itemgetter(0), itemgetter(5), itemgetter(2, 0)
-"""Of a ``Place``."""
 LEASE_ID = 1
 """Of a ``Claim``."""
-
-
-class Leasing(NamedTuple):
-    """What all leases of one claim have in common."""
-
-    lease_id: int
-    holder: UUID
-    lease_us: int
 
 
 class Claiming:
@@ -247,6 +226,7 @@ class Claiming:
         """Whether jobs were deferred because other transactions hold keys that they need."""
         self._waits = waits
         self._alias = alias
+        self._engine = engine_of(alias)
         self._queues = queues
         self._limit = limit
         self._leasing = leasing
@@ -257,24 +237,23 @@ class Claiming:
     def go_round(self) -> Iterator[list[Claim]]:
         """What has been given is leased, even if the next step raises."""
         look, self._look = self._look, max(self._limit, min(2 * self._look, LOOK_MOST))
-        connection = connections[self._alias]
-        if moves_rows_in_one_statement(connection) and look == self._limit:
-            spans = self._marks.spans(self._queues)
-            wanted = {**spans, "limit": look, **self._leasing._asdict()}
-            found: list[Claim] = fetch(connection, "claim", wanted)
-            guarded = [row for row in found if row[LEASE_ID] is None]
-            self._marks.note(found, guarded)
-            self.is_over = not guarded
-            yield [row for row in found if row[LEASE_ID] is not None] if guarded else found
-            if guarded:
-                room = self._limit - len(found) + len(guarded)
-                yield self._decide(partial(self._lock, [row[0] for row in guarded]), room, room)
-        elif moves_a_list_in_json(connection):
-            yield self._claim_listed(look)
-        elif Ready.objects.using(self._alias).filter(queue__in=self._queues).exists():
+        found = self._claim_plain() if look == self._limit else None
+        if found is None:
             yield self._decide(partial(self._best, look), look, self._limit)
-        else:  # without a transaction, which on an old SQLite would be everybody's only one
-            self.is_over = True
+            return
+        guarded = [row for row in found if row[LEASE_ID] is None]
+        self._marks.note(found, guarded)
+        self.is_over = not guarded
+        yield [row for row in found if row[LEASE_ID] is not None] if guarded else found
+        if guarded:
+            room = self._limit - len(found) + len(guarded)
+            yield self._decide(partial(self._lock, [row[0] for row in guarded]), room, room)
+
+    def _claim_plain(self) -> list[Claim] | None:
+        """Claim jobs without guards. See ``Engine.claim_ready``."""
+        ready = Ready.objects.using(self._alias)
+        spans = self._marks.spans(self._queues) if self._engine.claims_by_marks else {}
+        return self._engine.claim_ready(ready, self._queues, spans, self._limit, self._leasing)
 
     def _decide(self, lock: Callable[[], list[Place]], look: int, room: int) -> list[Claim]:
         """Lease those of these ready jobs that no guard holds back."""
@@ -296,7 +275,7 @@ class Claiming:
 
     def _lock(self, job_ids: Sequence[UUID]) -> list[Place]:
         waiting = Ready.objects.using(self._alias).filter(pk__in=job_ids)
-        locked = waiting.order_by("rank", "job_id").select_for_update(skip_locked=True)
+        locked = self._engine.lockable(waiting.order_by("rank", "job_id"))
         return [Place(*row) for row in locked.values_list(*Place._fields)]
 
     def _best(self, look: int) -> list[Place]:
@@ -310,36 +289,9 @@ class Claiming:
 
     def _paused_here(self) -> Collection[str]:
         """What ``claim.sql`` sees for itself; elsewhere the caller has seen to it."""
-        sees_pauses = moves_rows_in_one_statement(connections[self._alias])
-        return PausedQueue.objects.using(self._alias).names() if sees_pauses else ()
-
-    def _claim_listed(self, look: int) -> list[Claim]:
-        """What can be done without keeping all other writers waiting is done before and after the
-        transaction. Whoever was quicker in between has the job."""
-        connection, line = connections[self._alias], self._first_listed(look)
-        if any(map(GUARDS, line)):
-            return self._decide(partial(self._best, look), look, self._limit)
-        self.is_over = True
-        if not line:
-            return []
-        listed = {"job_ids": json.dumps([*map(CLAIMED_JOB_ID, line[: self._limit])])}
-        leasing = {**self._leasing._asdict(), "holder": self._leasing.holder.hex}
-        with transaction.atomic(using=self._alias, savepoint=False):
-            now = NOW_SQL[connection.vendor]
-            fetch(connection, "listed_lease", {**listed, **leasing}, now=now)
-            fetch(connection, "listed_leave", listed)
-        found = fetch(connection, "listed_claims", {**listed, "lease_id": leasing["lease_id"]})
-        return [
-            (id_of(int(key, 16)), *rest, due and as_seconds(connection, due))
-            for key, *rest, due in found
-        ]
-
-    def _first_listed(self, look: int) -> list[tuple[Any, ...]]:
-        ready = Ready.objects.using(self._alias)
-        line = [row for queue in self._queues for row in look_at_line(ready, look, queue=queue)]
-        if len(self._queues) > 1:
-            line.sort(key=RANK_AND_JOB_ID)
-        return line[:look]
+        if not self._engine.claims_by_marks:
+            return ()
+        return PausedQueue.objects.using(self._alias).names()
 
     def _lease(self, admitted: Sequence[Admitted]) -> list[Claim]:
         """The jobs are not in ready any more."""
@@ -348,12 +300,12 @@ class Claiming:
         if not places:
             return []
         until_us = database_now_us(self._alias) + lease_us
-        written = Written(connections[self._alias])
+        written = Written(self._engine.connection)
         lease = (lease_id, written.id(holder), until_us)
         rows = [(*lease, written.id(place.job_id), *place[1:]) for place in places]
         names = ("lease_id", "holder", "leased_until_us", *Place._fields)
-        insert_rows(Claimed.objects.using(self._alias), names, rows)
-        claims = with_packages(self._alias, lease_id, places)
+        self._engine.insert_rows("stoker_claimed", names, rows)
+        claims = self._engine.read_claims([place.job_id for place in places], lease_id)
         return [
             (*claim[:7], one.fence, one.permit_seconds, one.refused, claim[-1])
             for claim, one in zip(claims, admitted, strict=True)

@@ -17,10 +17,18 @@ from importlib.resources import files
 from typing import Any
 from uuid import UUID
 
-from stoker.brokers.contract import Broker, Capabilities, Delivery, Lease, Message, Return, Wake
+from stoker.brokers.contract import (
+    Broker,
+    Capabilities,
+    Delivery,
+    Lease,
+    Message,
+    Return,
+)
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.store.clock import MICROSECONDS, microseconds
+from stoker.store.wake import Wake
 from stoker.values.ids import new_lease_id
 
 from .connection import (

@@ -15,7 +15,8 @@ from stoker.cluster.process import leave_forked_child
 from stoker.exceptions import TransactionLeftOpen
 from stoker.jobs.aftercare import Aftercare
 from stoker.signals import tell
-from stoker.store.open_transactions import is_open, may_be_open, roll_back, watch
+from stoker.store.engines import engine_for
+from stoker.store.transactions import roll_back
 
 JOB_THREADS = "stoker-job"
 """What the names of the threads begin with in which a worker runs sync tasks."""
@@ -38,7 +39,7 @@ started. Replaced when one is added, as other threads go through it."""
 def _note(connection: Any, **_: Any) -> None:
     global _of_other_threads
     _known.connections = connections.all(initialized_only=True)
-    watch(connection)
+    engine_for(connection).watch_transactions(connection)
     thread = threading.current_thread()
     if thread is not threading.main_thread() and not thread.name.startswith(JOB_THREADS):
         others = [one for one in _of_other_threads if one() not in (None, connection)]
@@ -77,7 +78,7 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
     left_open = []
     for connection in _known.connections:
         alias = connection.alias
-        if alias != besides and (connection.in_atomic_block or is_open(connection)):
+        if alias != besides and _is_open(connection):
             roll_back(connection)
             if connection.settings_dict["AUTOCOMMIT"]:
                 tell("transaction_left_open", database=alias)
@@ -124,8 +125,17 @@ ASYNC = (
 )
 
 
+def _is_open(connection: Any) -> bool:
+    """Return whether the session is inside a transaction. Django does not know of one that a cursor
+    began with a ``BEGIN`` of its own. What the next job writes there is committed only if somebody
+    commits it, and on SQLite nobody else can write."""
+    return connection.in_atomic_block or engine_for(connection).is_in_transaction(connection)
+
+
 def _seems_open(connection: Any) -> bool:
-    return connection is not None and (connection.in_atomic_block or may_be_open(connection))
+    return connection is not None and (
+        connection.in_atomic_block or engine_for(connection).may_be_in_transaction(connection)
+    )
 
 
 def _sentence(aliases: list[str]) -> str:

@@ -27,7 +27,7 @@ from stoker.dashboard.context import SECTIONS, DashboardContext
 from stoker.dashboard.views import NO_ANSWER, entered
 from stoker.exceptions import StokerError
 from stoker.jobs.states import explained
-from stoker.store.statements import fetch
+from stoker.store.engines import engine_of
 
 PULSE_SECONDS = 1.0
 STREAM_SECONDS = 300.0
@@ -64,7 +64,7 @@ def pulse(settings: Settings) -> str:
 def _look(settings: Settings) -> str:
     try:
         with explained(settings.database):
-            rows = fetch(connections[settings.database], "pulse", {})
+            rows = engine_of(settings.database).fetch("pulse", {})
     except StokerError:
         return UNKNOWN
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]

@@ -13,6 +13,7 @@ from django.db.transaction import TransactionManagementError
 from stoker.jobs.states import explained
 from stoker.models import Lock
 from stoker.models.lock import LockQuerySet
+from stoker.store.engines import engine_of
 
 from .cache import PREFIX, AnyCacheLocks, time_us, whole
 from .contract import LockClaim, LockStore
@@ -47,23 +48,11 @@ def give_up_after(alias: str, seconds: int) -> None:
     """
     connection = connections[alias]
     options: dict[str, Any] = connection.settings_dict.get("OPTIONS", {})
-    limits = _limits(connection.vendor, seconds)
+    limits = engine_of(alias).call_limits(seconds)
     if not limits.keys() - options.keys() or options.get("pool"):  # a pool is all threads' own
         return
     # A copy: the settings as they are belong to every thread.
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**limits, **options}}
-
-
-def _limits(vendor: str, seconds: int) -> dict[str, Any]:
-    if vendor == "postgresql":
-        return {
-            "connect_timeout": seconds,
-            "keepalives_idle": seconds,
-            "tcp_user_timeout": seconds * 1000,
-        }
-    if vendor == "mysql":
-        return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
-    return {}
 
 
 class DatabaseLocks(LockStore):

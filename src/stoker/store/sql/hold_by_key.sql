@@ -1,6 +1,7 @@
--- Lock rows by primary key, in the order of the list, and read them (MariaDB).
+-- Lock rows by primary key, in the order of the list, and read them (MariaDB and MySQL).
+-- The list is ASCII, so that it compares to a column of any collation.
 -- Plan: eq_ref over the primary key for each entry of the list; never a scan.
 SELECT {columns}
-FROM JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) PATH '$')) AS wanted
+FROM JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$')) AS wanted
 STRAIGHT_JOIN {table} AS narrow FORCE INDEX (PRIMARY) ON narrow.{key} = wanted.id
 {lock}

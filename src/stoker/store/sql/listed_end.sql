@@ -5,6 +5,7 @@ WHERE rowid IN (
     SELECT held.rowid
     FROM json_each(%(leases)s) AS given
     CROSS JOIN stoker_claimed AS held
-        ON held.job_id = given.value ->> 0 AND held.lease_id = given.value ->> 1
+        ON held.job_id = json_extract(given.value, '$[0]')
+        AND held.lease_id = json_extract(given.value, '$[1]')
 )
 RETURNING job_id, lease_id, guards

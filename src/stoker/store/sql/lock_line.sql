@@ -1,8 +1,8 @@
--- Lock the first jobs of a line (MariaDB).
--- Plan: ref over the index that has them in this order, without sorting.
+-- Lock the first jobs of a line, but for those that others have locked. On SQLite nothing is locked.
+-- Plan: the index that has the line in this order, without sorting.
 SELECT {columns}
-FROM {table} FORCE INDEX ({index})
+FROM {table} {index}
 WHERE {condition}
-ORDER BY `rank`, {key}
+ORDER BY {rank}, {key}
 LIMIT %s
-FOR UPDATE SKIP LOCKED
+{lock}

@@ -1,4 +1,4 @@
--- The queues that have a ready job (PostgreSQL, SQLite).
+-- The queues that have a ready job.
 -- Plan: for each of them one look-up at the left edge of an index; never a scan.
 WITH RECURSIVE found (queue) AS (
     SELECT min(queue) FROM stoker_ready

@@ -1,7 +1,8 @@
--- Write to each of these rows its own number (MariaDB).
+-- Write to each of these rows its own number (MariaDB and MySQL).
+-- The list is ASCII, so that it compares to a column of any collation.
 -- Plan: eq_ref over the primary key for each entry of the list; never a scan.
 UPDATE JSON_TABLE(
-    %s, '$[*]' COLUMNS (wanted_id CHAR(36) PATH '$[0]', number BIGINT PATH '$[1]')
+    %s, '$[*]' COLUMNS (wanted_id CHAR(36) CHARACTER SET ascii PATH '$[0]', number BIGINT PATH '$[1]')
 ) AS given
 STRAIGHT_JOIN {table} AS narrow FORCE INDEX (PRIMARY) ON narrow.{key} = given.wanted_id
 SET {column} = given.number{more}

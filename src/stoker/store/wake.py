@@ -1,19 +1,16 @@
-"""Wake a pusher of the ORM broker when jobs were added. Polling keeps it correct without."""
+"""What a pusher sleeps on until somebody adds jobs. Polling keeps it correct without."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
-
-from stoker.brokers.contract import NoWake, Wake
-from stoker.models.job import NewJob
-from stoker.store.insert import add_fresh
 
 LOOK_SECONDS = 0.01
 FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.0005, 0.5
@@ -26,6 +23,35 @@ DEAF_SECONDS = 5.0
 """A commit so long after the last report of a write was not reported."""
 EVENT_BYTES = 1 << 14
 IN_MODIFY = 0x2
+
+
+class Wake(ABC):
+    """Something a pusher can sleep on until a job may have come. Polling stays the correct path."""
+
+    max_sleep_seconds: float | None = None
+    """Sleep no longer than this: the source has to be asked, it doesn't call. Another value may
+    hold after each time that it was asked."""
+
+    tells_all = False
+    """Whether nothing comes without its telling: then one look each time is enough."""
+
+    def fileno(self) -> int | None:
+        """A file descriptor that becomes readable, or None."""
+        return None
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether something may have come since the last call. Never blocks, never raises."""
+
+    def close(self) -> None:
+        """Give the resources back."""
+
+
+class NoWake(Wake):
+    """Nothing to sleep on but time."""
+
+    def is_due(self) -> bool:
+        return False
 
 
 class DataVersion(Wake):
@@ -142,35 +168,14 @@ PROBE_SECONDS = 30.0
 _last_notified: dict[str, float] = {}
 
 
-def add_and_tell(alias: str, job: NewJob) -> None:
-    """Add a fresh job; outside of a transaction the sleeping pushers are told by the same message,
-    and ``wake_up`` finds that it has just been done."""
-    if add_fresh(alias, job, NOTICE if _may_notify(alias) else ""):
-        _last_notified[alias] = time.monotonic()
-
-
-def wake_up(alias: str) -> None:
-    """Tell sleeping pushers that jobs came, unless this process has just done so."""
-    connection = connections[alias]
-    if connection.vendor != "postgresql" or connection.in_atomic_block or not _may_notify(alias):
-        return
-    _last_notified[alias] = time.monotonic()
-    with suppress(DatabaseError, InterfaceError), connection.cursor() as cursor:
-        cursor.execute(f"NOTIFY {CHANNEL}")
-
-
-def _may_notify(alias: str) -> bool:
+def may_notify(alias: str) -> bool:
+    """Return whether this process has not notified sleeping pushers just now."""
     return time.monotonic() - _last_notified.get(alias, float("-inf")) >= DEBOUNCE_SECONDS
 
 
-def open_wake(alias: str) -> Wake:
-    """What a pusher of this database sleeps on."""
-    connection = connections[alias]
-    if connection.vendor == "sqlite":
-        return DataVersion(alias)
-    if connection.vendor == "postgresql" and _has_psycopg3():
-        return Listener(alias)
-    return NoWake()
+def note_notice(alias: str) -> None:
+    """Note that sleeping pushers are notified now."""
+    _last_notified[alias] = time.monotonic()
 
 
 class Listener(Wake):
@@ -249,9 +254,3 @@ def _has_heard(session: Any) -> bool:
     while session.notifies() is not None:
         heard = True
     return heard
-
-
-def _has_psycopg3() -> bool:
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3
-
-    return bool(is_psycopg3)

@@ -1,0 +1,36 @@
+"""What databases do differently: ``engine_of`` chooses the engine of a database.
+
+No function outside of this package asks which database it is on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections
+
+from .base import Engine
+from .mysql import MySQL
+from .postgresql import PostgreSQL
+from .sessions import LARGE_BYTES
+from .sqlite import SQLite
+
+__all__ = ["LARGE_BYTES", "Engine", "engine_for", "engine_of"]
+
+_KINDS: dict[str, type[Engine]] = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}
+_engines: dict[tuple[str, str], Engine] = {}
+
+
+def engine_of(alias: str) -> Engine:
+    """Return the engine of the database with this alias."""
+    return engine_for(connections[alias])
+
+
+def engine_for(connection: Any) -> Engine:
+    """Return the engine of the database that a connection of Django's belongs to. It is made once
+    for each alias, and serves all threads."""
+    key = (connection.alias, connection.vendor)
+    engine = _engines.get(key)
+    if engine is None:
+        engine = _engines[key] = _KINDS.get(connection.vendor, Engine)(connection.alias)
+    return engine

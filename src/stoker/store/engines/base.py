@@ -1,0 +1,439 @@
+"""What Stoker asks of a database, one method for each thing that databases do differently.
+
+The methods here, and in ``keys.py``, ``rows.py`` and ``sessions.py``, suit a database that is given
+one row after the other. ``postgresql.py``, ``mysql.py`` and ``sqlite.py`` override what theirs does
+in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import models, transaction
+from django.db.models.constants import OnConflict
+from django.utils import timezone
+
+from stoker.store.clock import DatabaseNow, database_now_us, microseconds
+from stoker.store.written import Written, as_uuid, statement
+
+from .keys import Keys
+
+if TYPE_CHECKING:
+    from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
+    from stoker.models.job import Ending, NewJob, Successes
+    from stoker.models.step import StepEnd
+    from stoker.store.insert import Success
+
+JOBS, READY, DEFERRED = "stoker_job", "stoker_ready", "stoker_deferred"
+JOB = (
+    "id", "task", "queue", "priority", "package", "enqueued_at", "run_after", "attempts",
+    "worker_id", "reason",
+)  # fmt: skip
+"""The columns of a job that is inserted: the rest is NULL until it has ended."""
+PLACE = ("job_id", "queue", "rank", "attempts", "crashes", "guards")
+"""The columns that the narrow tables have in common."""
+
+
+class Engine(Keys):
+    """The database with one alias, for all threads of a process."""
+
+    # -- jobs -------------------------------------------------------------------------------------
+
+    @property
+    def takes_copies(self) -> bool:
+        """Whether rows can be streamed into a table now."""
+        return False
+
+    def insert_jobs(self, jobs: Sequence[NewJob]) -> set[UUID]:
+        """Insert jobs with the rows that say where they wait. An id that is there is left alone.
+
+        Args:
+            jobs: each id once.
+
+        Returns:
+            The ids of those inserted.
+
+        Raises:
+            IntegrityError: somebody else inserts one of them at this moment.
+        """
+        written = Written(self.connection)
+        with transaction.atomic(using=self.alias, savepoint=False):
+            known = self.find_by_key("job_ids", [job.job_id.hex for job in jobs])
+            known_ids = {as_uuid(row[0]) for row in known}
+            fresh = [job for job in jobs if job.job_id not in known_ids]
+            self.insert_rows(JOBS, JOB, [_job_row(job, written) for job in fresh])
+            deferred = [
+                (microseconds(job.run_after), *_place_row(job, written))
+                for job in fresh
+                if job.run_after is not None
+            ]
+            self.insert_rows(DEFERRED, ("due_us", *PLACE), deferred)
+            ready = [_place_row(job, written) for job in fresh if job.run_after is None]
+            self.insert_rows(READY, PLACE, ready)
+        return {job.job_id for job in fresh}
+
+    def insert_fresh(self, job: NewJob) -> None:
+        """Insert a job that nobody can have inserted before, that may run now and needs nothing.
+        Outside of a transaction the sleeping pushers may be notified by the same message."""
+        inserts = self._inserts_of(job)
+        with (
+            transaction.atomic(using=self.alias, savepoint=False),
+            self.connection.cursor() as cursor,
+        ):
+            for insert, values in inserts:
+                cursor.execute(insert, values)
+
+    def _inserts_of(self, job: NewJob) -> list[tuple[str, tuple[Any, ...]]]:
+        written = Written(self.connection)
+        return [
+            (self.insert_into(JOBS, JOB), _job_row(job, written)),
+            (self.insert_into(READY, PLACE), _place_row(job, written)),
+        ]
+
+    def insert_finished(self, jobs: Sequence[Success]) -> set[UUID]:
+        """Insert jobs that have succeeded at their first attempt, if one statement can do so.
+
+        Returns:
+            Those inserted: a row that is there is left alone.
+        """
+        return set()
+
+    def ensure_jobs(self, jobs: Sequence[NewJob]) -> None:
+        """Insert the rows of jobs that wait nowhere in the store. An id that is there is left
+        alone."""
+        written = Written(self.connection)
+        text = self.insert_into(JOBS, JOB)
+        ignoring: str = self.connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
+        with self.connection.cursor() as cursor:
+            cursor.executemany(
+                text.replace("INSERT INTO", ignoring, 1),
+                [_job_row(replace(job, run_after=None), written) for job in jobs],
+            )
+
+    def finish_jobs(self, endings: Sequence[Ending]) -> None:
+        """Write how jobs ended."""
+        written = Written(self.connection)
+        self._finish_each(
+            [
+                (
+                    ending.status,
+                    ending.attempts,
+                    ending.worker_id,
+                    written.moment(ending.started_at),
+                    written.moment(ending.finished_at),
+                    written.data(ending.value),
+                    ending.reason[:255],
+                    written.id(ending.job_id),
+                )
+                for ending in endings
+            ]
+        )
+
+    def finish_well(self, successes: Successes) -> Callable[[], object]:
+        """Return what writes that these jobs ended well, all made ready: where only one can write
+        at a time, the others should not have to wait for that as well."""
+        written = Written(self.connection)
+        started = written.moments(successes.started_at)
+        finished = written.moments(successes.finished_at)
+        ids: Sequence[Any] = successes.job_ids
+        if self.connection.features.has_native_uuid_field:
+            ids = [UUID(one) for one in ids]
+        same = (successes.attempts, successes.worker_ids, started, finished, successes.values)
+        rows = list(zip(repeat("SUCCESSFUL"), *same, repeat(""), ids))
+        return lambda: self._finish_each(rows)
+
+    def _finish_each(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.executemany(statement("job_finish_one"), rows)
+
+    def end_steps(self, ends: Sequence[StepEnd]) -> None:
+        """Write what became of the steps of workflows."""
+        written = Written(self.connection)
+        quote = self.connection.ops.quote_name
+        with self.connection.cursor() as cursor:
+            cursor.executemany(
+                statement("step_end_one", value=quote("value")),
+                [
+                    (
+                        one.state,
+                        written.data(one.value),
+                        None if one.cause is None else written.id(one.cause),
+                        written.id(one.step_id),
+                    )
+                    for one in ends
+                ],
+            )
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    claims_by_marks = False
+    """Whether ``claim_ready`` can be told where in the line to begin, and leaves out paused
+    queues."""
+
+    def claim_ready(
+        self,
+        ready: models.QuerySet[Any],
+        queues: Sequence[str],
+        spans: Mapping[str, list[Any]],
+        limit: int,
+        leasing: Leasing,
+    ) -> list[Claim] | None:
+        """Lease the first ready jobs of these queues, as far as they have no guards.
+
+        Args:
+            ready: the rows of all that are ready.
+            queues: their names.
+            spans: the parts of their lines, where ``claims_by_marks``.
+            limit: how many jobs.
+            leasing: what the leases have in common.
+
+        Returns:
+            The claims, and in their place in the order of the line those jobs that have guards,
+            without a lease id. None: one has to lock the first of the lines and to decide.
+        """
+        return None if ready.filter(queue__in=queues).exists() else []
+
+    def extend_leases(
+        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey], lease_us: int
+    ) -> set[LeaseKey]:
+        """Let leases end ``lease_us`` from now. Rows that others have locked are left out.
+
+        Args:
+            leases: the rows of all leases.
+            keys: those to extend.
+            lease_us: for how long.
+
+        Returns:
+            Those extended.
+        """
+        with transaction.atomic(using=self.alias):
+            extended = set(self._lock_valid(leases, keys, waits=False))
+            until_us = database_now_us(self.alias) + lease_us
+            job_ids = [job_id for job_id, _ in extended]
+            self.update_by_key(leases, job_ids, leased_until_us=until_us)
+        return extended
+
+    def end_leases(
+        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey]
+    ) -> list[tuple[UUID, int, int]]:
+        """Delete leases.
+
+        Returns:
+            Job id, lease id and number of needs of those that were valid.
+        """
+        valid = self._lock_valid(leases, keys)
+        self.delete_by_key(leases, [job_id for job_id, _ in valid])
+        return [(*key, row.guards) for key, row in valid.items()]
+
+    def end_lease_digits(
+        self, leases: models.QuerySet[Any], digits: Sequence[str], lease_ids: Sequence[int]
+    ) -> Sequence[tuple[Any, ...]]:
+        """Delete leases, given by the 32 digits of each job's id. See ``end_leases``; the job ids
+        come as the driver has them."""
+        pairs = zip(digits, lease_ids, strict=True)
+        return self.end_leases(leases, [(UUID(one), lease_id) for one, lease_id in pairs])
+
+    def give_back(
+        self, leases: models.QuerySet[Any], returns: Sequence[GivenBack]
+    ) -> list[tuple[UUID, int, int]]:
+        """Move leased jobs to where they wait.
+
+        Returns:
+            As ``end_leases`` does.
+        """
+        valid = self._lock_valid(leases, [(back.job_id, back.lease_id) for back in returns])
+        by_key = {(back.job_id, back.lease_id): back for back in returns}
+        written, now_us = Written(self.connection), database_now_us(self.alias)
+        ready: list[Any] = []
+        deferred: list[Any] = []
+        for key, row in valid.items():
+            back = by_key[key]
+            counts = (back.attempts, back.crashes, row.guards)
+            place = (written.id(row.job_id), row.queue, row.rank, *counts)
+            if back.delay_us > 0:
+                deferred.append((now_us + back.delay_us, *place))
+            else:
+                ready.append(place)
+        self.delete_by_key(leases, [job_id for job_id, _ in valid])
+        self.insert_rows(READY, PLACE, ready)
+        self.insert_rows(DEFERRED, ("due_us", *PLACE), deferred)
+        return [(*key, row.guards) for key, row in valid.items()]
+
+    def claim_expired(
+        self, leases: models.QuerySet[Any], limit: int, leasing: Leasing
+    ) -> list[Claim]:
+        """Take over leases that are over. The lost attempt stays counted.
+
+        Args:
+            leases: the rows of all leases.
+            limit: how many at most.
+            leasing: what the new leases have in common.
+        """
+        over = leases.filter(leased_until_us__lt=DatabaseNow())
+        with transaction.atomic(using=self.alias):
+            first = self.lockable(over.order_by("leased_until_us"))
+            job_ids = list(first.values_list("job_id", flat=True)[:limit])
+            until_us = database_now_us(self.alias) + leasing.lease_us if job_ids else 0
+            values = {"lease_id": leasing.lease_id, "holder": leasing.holder}
+            self.update_by_key(over, job_ids, leased_until_us=until_us, **values)
+            return self.read_claims(job_ids, leasing.lease_id)
+
+    def read_claims(self, job_ids: Sequence[UUID], lease_id: int) -> list[Claim]:
+        """Return what was leased of these jobs under this lease id, in their order."""
+        if not job_ids:
+            return []
+        rows = self.find_each("claims", job_ids, "PRIMARY")
+        found = {as_uuid(row[0]): row for row in rows if row[1] == lease_id}
+        return [self._claim(job_id, found[job_id]) for job_id in job_ids if job_id in found]
+
+    def _claim(self, job_id: UUID, row: tuple[Any, ...]) -> Claim:
+        _, lease_id, package, *place, run_after = row
+        return (job_id, lease_id, package or b"", *place, 0, 0.0, "", self.as_seconds(run_after))
+
+    def as_seconds(self, moment: datetime | None) -> float | None:
+        """Return a moment that the driver gave, in seconds since 1970."""
+        if moment is None:
+            return None
+        if moment.tzinfo is None and settings.USE_TZ:
+            moment = moment.replace(tzinfo=self.connection.timezone)
+        return moment.timestamp()
+
+    def _lock_valid(
+        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey], *, waits: bool = True
+    ) -> dict[LeaseKey, Any]:
+        """Lock the rows of these leases, as far as they are valid."""
+        wanted = set(keys)
+        names = ("job_id", "lease_id", "queue", "rank", "guards")
+        rows = self.lock_by_key(leases, {job_id for job_id, _ in keys}, *names, waits=waits)
+        locked = {(row.job_id, row.lease_id): row for row in rows}
+        return {key: locked[key] for key in wanted & locked.keys()}
+
+    # -- jobs that wait ---------------------------------------------------------------------------
+
+    def move_due(
+        self, deferred: models.QuerySet[Any], limit: int, from_us: int
+    ) -> list[tuple[Any, ...]]:
+        """Move deferred jobs whose moment has come to ready.
+
+        Args:
+            deferred: the rows of all that are deferred.
+            limit: how many at most.
+            from_us: those that were due before that may be left for another time.
+
+        Returns:
+            Their places in ready.
+        """
+        due = deferred.filter(due_us__lte=DatabaseNow())
+        if not due.exists():
+            return []  # without a transaction, which on SQLite would be everybody's only one
+        with transaction.atomic(using=self.alias):
+            first = self.lockable(due.order_by("due_us"))
+            places = list(first.values_list(*PLACE)[:limit])
+            self.move_to_ready(deferred, places)
+            return places
+
+    def call_first(
+        self, blocked: models.QuerySet[Any], key_ids: Sequence[UUID], count: int
+    ) -> dict[tuple[UUID, str], int]:
+        """Move the first jobs of each queue from the lines of these keys to ready.
+
+        Args:
+            blocked: the rows of all that are blocked.
+            key_ids: of the keys.
+            count: how many of each queue.
+
+        Returns:
+            Key and queue -> how many were moved.
+        """
+        moved: dict[tuple[UUID, str], int] = {}
+        places: list[tuple[Any, ...]] = []
+        write = Written(self.connection).id
+        for key_id in key_ids:
+            for (queue,) in self.fetch("blocked_queues", {"key_id": write(key_id)}):
+                line = {"key_id": key_id, "queue": queue}
+                first = self.lock_line(blocked, PLACE, count, "stoker_blocked_line", **line)
+                moved[key_id, queue] = len(first)
+                places += first
+        self.move_to_ready(blocked, places)
+        return moved
+
+    def move_to_ready(self, rows: models.QuerySet[Any], places: Sequence[tuple[Any, ...]]) -> None:
+        """Move jobs that the caller has locked from another narrow table to ready."""
+        ids = [as_uuid(place[0]) for place in places]
+        self.delete_by_key(rows, ids)
+        write = Written(self.connection).id
+        self.insert_rows(
+            READY, PLACE, [(write(one), *place[1:]) for one, place in zip(ids, places, strict=True)]
+        )
+
+    # -- dead letters -----------------------------------------------------------------------------
+
+    def upsert_letters(
+        self, kinds: Mapping[str, str], letters: Sequence[Sequence[Any]], newest: Sequence[str]
+    ) -> None:
+        """Insert dead letters, or let them replace what an older failure said.
+
+        Args:
+            kinds: column -> its type on PostgreSQL.
+            letters: the values of each, in the order of their identities.
+            newest: the columns that a further failure replaces.
+        """
+        marks = ", ".join(["%s"] * len(kinds))
+        text = self._letters_text(kinds, f"VALUES ({marks})", newest)
+        written = Written(self.connection)
+        with self.connection.cursor() as cursor:
+            cursor.executemany(
+                text, [[_parameter(one, written) for one in letter] for letter in letters]
+            )
+
+    def _letters_text(self, kinds: Mapping[str, str], rows: str, newest: Sequence[str]) -> str:
+        quote = self.connection.ops.quote_name
+        new, end = self.new_value
+        text = statement(
+            "dead_letter_upsert",
+            columns=", ".join(map(quote, kinds)),
+            rows=rows,
+            conflict=self.on_conflict("identity"),
+            new=new,
+            end=end,
+            newest=",\n    ".join(f"{quote(name)} = {new}{quote(name)}{end}" for name in newest),
+        )
+        return text[text.index("INSERT") :]  # a driver sends rows together if it knows an INSERT
+
+
+def _job_row(job: NewJob, written: Written) -> tuple[Any, ...]:
+    return (
+        written.id(job.job_id),
+        job.task,
+        job.queue,
+        job.priority,
+        written.data(job.package),
+        written.moment(job.enqueued_at),
+        written.moment(job.run_after),
+        0,
+        "",
+        "",
+    )
+
+
+def _place_row(job: NewJob, written: Written) -> tuple[Any, ...]:
+    return (written.id(job.job_id), job.queue, -job.priority, 0, 0, len(job.needs))
+
+
+def _parameter(value: Any, written: Written) -> Any:
+    if isinstance(value, UUID):
+        return written.id(value)
+    if isinstance(value, datetime):
+        return written.moment(aware(value).timestamp())
+    return written.data(value) if isinstance(value, bytes) else value
+
+
+def aware(value: datetime) -> datetime:
+    """Return a moment as the project's ``USE_TZ`` has it, with its zone."""
+    return value if settings.USE_TZ else timezone.make_aware(value)

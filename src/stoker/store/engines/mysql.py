@@ -1,0 +1,237 @@
+"""MariaDB and MySQL: keys go in a list of JSON that the table is joined to.
+
+Given a list of keys in another way, they may read a whole table, and lock rows or wait for rows
+that are not in the list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, models
+from django.db.backends.signals import connection_created
+
+from stoker.conf import Settings
+from stoker.exceptions import PackageTooLarge
+from stoker.store.clock import NOW_ON_MYSQL
+from stoker.store.written import Written, statement
+
+from .base import Engine
+from .sessions import CHECK_AFTER_SECONDS, idle_seconds, lock_seconds
+
+if TYPE_CHECKING:
+    from stoker.models.unique_key import Condition, Taking
+
+PLAIN = frozenset({b"SELECT", b"INSERT", b"UPDATE", b"DELETE", b"REPLAC", b"SAVEPO", b"RELEAS"})
+"""The first six letters of statements that begin no transaction."""
+REFUSED_INSIDE_TRANSACTION = 1568
+"""ER_CANT_CHANGE_TX_CHARACTERISTICS"""
+REST_BYTES = 1 << 16
+"""Of a statement, beside its value."""
+ESCAPED = b"\x00\n\r\x1a\"'\\"
+"""Bytes that are sent as two."""
+WANTED = "JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$')) AS wanted"
+"""A list of keys as a table. It is ASCII, so that it compares to a column of any collation."""
+
+
+class MySQL(Engine):
+    """MariaDB since 10.7, or MySQL."""
+
+    is_supported = True
+    now_sql = NOW_ON_MYSQL
+
+    @property
+    def _is_mariadb(self) -> bool:
+        return bool(self.connection.mysql_is_mariadb)
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def call_limits(self, seconds: int) -> dict[str, Any]:
+        return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
+
+    def limit_sessions(
+        self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
+    ) -> Sequence[str]:
+        """MySQL can only end a session that is silent for long, whether in a transaction or not."""
+        if not is_cluster:
+            return ()
+        silent_seconds = max(round(settings.lease_seconds / 3), round(2 * CHECK_AFTER_SECONDS))
+        statement = (
+            f"SET SESSION innodb_lock_wait_timeout = {max(1, round(lock_seconds(settings)))}"
+            f" /*M!100300 , idle_transaction_timeout = {idle_seconds(settings)} */"
+            f" /*!80000 , wait_timeout = {silent_seconds} */"
+        )
+
+        def limit(connection: Any, **_: Any) -> None:
+            if connection.alias == self.alias:
+                with connection.cursor() as cursor:
+                    cursor.execute(statement)
+
+        connection_created.connect(limit, weak=False, dispatch_uid=f"stoker.limits:{self.alias}")
+        return ()
+
+    def watch_transactions(self, connection: Any) -> None:
+        """Mark a connection of mysqlclient when a statement is sent that may begin a transaction.
+        Its cursors send all of theirs by this method."""
+        raw = connection.connection
+        send: Callable[[bytes | str], None] = raw.query
+
+        def query(text: bytes | str) -> None:
+            start = text[:80].lstrip()[:6].upper()
+            if (start.encode() if isinstance(start, str) else bytes(start)) not in PLAIN:
+                raw.stoker_may_be_open = True
+            send(text)
+
+        raw.query = query
+
+    def may_be_in_transaction(self, connection: Any) -> bool:
+        raw = connection.connection
+        if raw is None:
+            return False
+        return getattr(raw, "stoker_may_be_open", False) or not raw.get_autocommit()
+
+    def is_in_transaction(self, connection: Any) -> bool:
+        """Ask the server, if a statement was sent that may have begun a transaction."""
+        return self.may_be_in_transaction(connection) and _ask_server(connection)
+
+    def refuse_too_large(self, value: bytes) -> None:
+        """The server takes no statement larger than ``max_allowed_packet``, and closes the
+        connection of who sends one. To the sender this looks like a server that has gone away."""
+        try:
+            ((most_bytes,),) = self._read("SELECT @@max_allowed_packet", [])
+        except (DatabaseError, InterfaceError):
+            return  # who records it will see
+        sent_bytes = len(value) + sum(map(value.count, ESCAPED))
+        if sent_bytes + REST_BYTES > most_bytes:
+            raise PackageTooLarge(
+                f"The value takes {sent_bytes:,} bytes in a statement, and max_allowed_packet of "
+                f"the database {self.alias!r} allows {most_bytes:,}: keep it in a file or a table "
+                "of your own and return where it is, or raise max_allowed_packet."
+            )
+
+    # -- statements -------------------------------------------------------------------------------
+
+    def lock_by_key(
+        self, rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True
+    ) -> list[Any]:
+        lock = self._lock("UPDATE") + ("" if waits else " SKIP LOCKED")
+        return list(rows.raw(self.text_about("lock_by_key", rows, lock=lock), [self._listed(keys)]))
+
+    def hold(
+        self, rows: models.QuerySet[Any], names: Sequence[str], keys: Collection[UUID], lock: str
+    ) -> list[tuple[Any, ...]]:
+        text = self._hold_text("hold_by_key", rows, names, self._lock(lock))
+        return self._read(text, [self._listed(keys)])
+
+    def _lock(self, lock: str) -> str:
+        """MySQL refuses to lock the rows of the list itself, and MariaDB knows no other way."""
+        if self._is_mariadb:
+            return "LOCK IN SHARE MODE" if lock == "SHARE" else "FOR UPDATE"
+        return f"FOR {lock} OF narrow"
+
+    def _line_words(self, index: str) -> dict[str, str]:
+        """Force the index, in whose entry a transaction sees that another one has the row. If one
+        goes by way of the index and the other by the primary key, the first has locked that entry
+        before it sees the row's lock, and keeps it: the other, which has the row, waits for the
+        first when it deletes the row."""
+        return {"index": f"FORCE INDEX ({index})", "lock": "FOR UPDATE SKIP LOCKED"}
+
+    def find_each(
+        self, name: str, keys: Collection[UUID], index: str = ""
+    ) -> list[tuple[Any, ...]]:
+        words = {"wanted": WANTED, "join": "STRAIGHT_JOIN", "index": f"FORCE INDEX ({index})"}
+        return self.fetch(name, [self._listed(keys)], **words)
+
+    def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
+        if keys:
+            self._write(self.text_about("delete_by_key", rows), [self._listed(keys)])
+
+    def update_by_key(
+        self, rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any
+    ) -> None:
+        if keys:
+            assignments, prepared = self._assignments(rows.model, values)
+            text = self.text_about("update_by_key", rows, assignments=assignments)
+            self._write(text, [self._listed(keys), *prepared])
+
+    def _assignments(
+        self, model: type[models.Model], values: dict[str, Any]
+    ) -> tuple[str, list[Any]]:
+        """Return the SET of an UPDATE, and its parameters."""
+        written, prepared = [], []
+        columns = {field.name: field for field in model._meta.concrete_fields}
+        for name, value in values.items():
+            field = columns[name]
+            if isinstance(value, models.F):
+                other = columns[value.name]  # type: ignore[attr-defined] # missing in the stubs
+                written.append(f"narrow.{field.column} = narrow.{other.column}")
+            else:
+                written.append(f"narrow.{field.column} = %s")
+                prepared.append(field.get_db_prep_save(value, self.connection))
+        return ", ".join(written), prepared
+
+    def _update_each(
+        self, rows: models.QuerySet[Any], numbers: Mapping[UUID, int], **words: str
+    ) -> None:
+        write = Written(self.connection).id
+        listed = json.dumps([(write(key), numbers[key]) for key in sorted(numbers)], default=str)
+        self._write(self.text_about("update_each_by_key", rows, **words), [listed])
+
+    new_value = ("VALUES(", ")")
+
+    def on_conflict(self, column: str) -> str:
+        return "ON DUPLICATE KEY UPDATE"
+
+    def take_over_keys(
+        self, keys: models.QuerySet[Any], takings: Sequence[Taking], condition: Condition
+    ) -> bool:
+        """They lock what the subqueries of such an UPDATE read: rows of jobs, whose end would have
+        to wait. So the keys are locked, and looked at once more."""
+        key_ids = [one.key_id for one in takings]
+        self.lock_by_key(keys, key_ids, "key_id")
+        seen = keys.look(key_ids)[1]  # type: ignore[attr-defined] # of UniqueKeyQuerySet
+        met = [one for one in takings if one.key_id in seen and condition.is_met(seen[one.key_id])]
+        write = Written(self.connection).id
+        listed = json.dumps(met, default=lambda key: str(write(key)))
+        return self._write(statement("unique_take_over_by_key"), [listed]) == len(takings)
+
+    def _listed(self, keys: Iterable[UUID]) -> str:
+        """Return a list of keys, in their order, as the columns of the database have them."""
+        write = Written(self.connection).id
+        return json.dumps([write(key) for key in sorted(keys)], default=str)
+
+
+def _ask_server(connection: Any) -> bool:
+    """Ask whether a transaction is open. If the server cannot answer, nobody knows what became of
+    the transaction."""
+    raw = connection.connection
+    try:
+        if connection.mysql_is_mariadb:
+            is_open = _fetch_number(raw, "SELECT @@in_transaction") != 0
+        else:
+            is_open = _refuses_characteristics(raw)
+    except Exception:  # noqa: BLE001 - a connection that fails here cannot be trusted
+        return True
+    raw.stoker_may_be_open = is_open
+    return is_open
+
+
+def _fetch_number(raw: Any, statement: str) -> int:
+    with raw.cursor() as cursor:
+        cursor.execute(statement)
+        (number,) = cursor.fetchone()
+    return int(number)
+
+
+def _refuses_characteristics(raw: Any) -> bool:
+    """MySQL has no variable that says so, but refuses this statement inside a transaction."""
+    try:
+        raw.query("SET TRANSACTION READ WRITE")
+    except Exception as error:
+        if error.args and error.args[0] == REFUSED_INSIDE_TRANSACTION:
+            return True
+        raise
+    return False

@@ -1,0 +1,467 @@
+"""PostgreSQL: rows go as arrays, and move from table to table in one statement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, models
+from django.db.backends.signals import connection_created
+from django.db.models.expressions import RawSQL
+
+from stoker.conf import Settings
+from stoker.store import prepared, wake
+from stoker.store.clock import NOW_ON_POSTGRESQL, instant_us, instants_us, microseconds
+from stoker.store.prepared import array_literal, list_literal, send_past_cursor
+from stoker.store.written import columns, statement
+
+from .base import Engine, aware
+from .sessions import idle_seconds, lock_seconds
+
+if TYPE_CHECKING:
+    from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
+    from stoker.models.job import Ending, NewJob, Successes
+    from stoker.models.need import StatedNeed
+    from stoker.models.step import StepEnd
+    from stoker.models.unique_key import Condition, Taking
+    from stoker.store.insert import Success
+
+CLIENT_EXTRA_SECONDS = 1.0
+"""How much longer than ``DATABASE_SECONDS`` the client waits, so that the server's own deadline
+comes first wherever the server still hears us."""
+IDLE, UNKNOWN = 0, 4
+"""As libpq numbers the states of a session: outside of a transaction; its connection is broken."""
+ALONE = ("VACUUM", "LISTEN")
+"""Statements that are not possible, or have no effect, in a transaction."""
+PLANNING = "-c enable_bitmapscan=off"
+"""The planner takes a queue that it has not seen at its last look for a short one, and would rather
+fetch and sort all of it than walk its index: for each claim, however long the queue has become."""
+ALWAYS_THE_SAME = frozenset({"now", "among"})
+"""Words that are the same each time a statement is sent to a database."""
+WANTED = "unnest((SELECT %s::uuid[])) AS wanted (id)"
+
+
+class PostgreSQL(Engine):
+    """PostgreSQL, by psycopg 3 or 2."""
+
+    is_supported = True
+    now_sql = NOW_ON_POSTGRESQL
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def call_limits(self, seconds: int) -> dict[str, Any]:
+        return {
+            "connect_timeout": seconds,
+            "keepalives_idle": seconds,
+            "tcp_user_timeout": seconds * 1000,
+        }
+
+    def limit_calls(self, connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
+        options = connection.settings_dict.setdefault("OPTIONS", {})
+        options.pop("pool", None)  # Django lends no connection from a pool for good
+        super().limit_calls(connection, seconds)
+        connection.settings_dict[prepared.SECONDS_KEY] = seconds + CLIENT_EXTRA_SECONDS
+        connection_created.connect(prepared.limit_waits, dispatch_uid="stoker.limit_waits")
+        if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            # Not behind a transaction pooler, where the settings would leak to other clients.
+            ours = [f"-c statement_timeout={max(1, round(seconds)) * 1000}", *session]
+            options["options"] = f"{' '.join(ours)} {options.get('options', '')}".rstrip()
+
+    def limit_sessions(
+        self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
+    ) -> Sequence[str]:
+        limits = _session_limits(settings) if is_cluster else {}
+        if self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            self._limit_pooled_transactions(settings, limits)
+            return ()
+        ours = [PLANNING, *(f"-c {name}={value}" for name, value in limits.items())]
+        if keeps_statements:
+            ours.append(prepared.PLANNING)
+            prepared.keep_statements(self.alias)
+        return ours
+
+    def _limit_pooled_transactions(self, settings: Settings, limits: Mapping[str, int]) -> None:
+        """Set the deadlines anew in each transaction. For a connection through a pooler like
+        PgBouncer, which lends the server's sessions by the transaction: what is set for a session
+        would apply to other clients."""
+        values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
+        values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
+        wish = "; ".join(f"SET LOCAL {name} = {value}" for name, value in values.items())
+
+        def limit(
+            execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
+        ) -> Any:
+            connection = context["connection"]
+            driver = connection.connection
+            if driver.info.transaction_status != IDLE or str(sql).startswith(ALONE):
+                return execute(sql, params, many, context)
+            if not connection.get_autocommit():
+                _run(driver, wish)
+                return execute(sql, params, many, context)
+            _run(driver, f"BEGIN; {wish}")
+            try:
+                result = execute(sql, params, many, context)
+                _run(driver, "COMMIT")
+            except BaseException:
+                with suppress(Exception):  # the connection is lost
+                    _run(driver, "ROLLBACK")
+                raise
+            return result
+
+        def use(connection: Any, **_: Any) -> None:
+            if connection.alias == self.alias and limit not in connection.execute_wrappers:
+                connection.execute_wrappers.append(limit)
+
+        connection_created.connect(use, weak=False, dispatch_uid=f"stoker.limits:{self.alias}")
+
+    def may_be_in_transaction(self, connection: Any) -> bool:
+        raw = connection.connection
+        return raw is not None and raw.info.transaction_status not in (IDLE, UNKNOWN)
+
+    def open_wake(self) -> wake.Wake:
+        return wake.Listener(self.alias) if _has_psycopg3() else wake.NoWake()
+
+    def notify(self) -> None:
+        if self.connection.in_atomic_block or not wake.may_notify(self.alias):
+            return
+        wake.note_notice(self.alias)
+        with suppress(DatabaseError, InterfaceError), self.connection.cursor() as cursor:
+            cursor.execute(f"NOTIFY {wake.CHANNEL}")
+
+    def vacuum(self, names: Sequence[str], dead: Mapping[str, int]) -> Mapping[str, int]:
+        """A claim walks the left edge of the hot tables: dead rows there must go within seconds,
+        not when autovacuum comes by."""
+        quote = self.connection.ops.quote_name
+        with self.connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT relname, n_tup_del + n_tup_upd FROM pg_stat_user_tables"
+                " WHERE relname = ANY (%s)",
+                [list(names)],
+            )
+            now: dict[str, int] = dict(cursor.fetchall())
+            for name in names:
+                if now.get(name, 0) != dead.get(name):
+                    cursor.execute(
+                        f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {quote(name)}"
+                    )
+        return now
+
+    # -- statements -------------------------------------------------------------------------------
+
+    def fetch(self, name: str, parameters: Any, **words: str) -> list[tuple[Any, ...]]:
+        connection = self.connection
+        is_named = isinstance(parameters, dict)
+        if is_named and words.keys() <= ALWAYS_THE_SAME and prepared.are_kept(connection):
+            return prepared.fetch_kept(connection, statement(name, **words), parameters)
+        if is_named:
+            parameters = {
+                key: array_literal(value) if isinstance(value, list) else value
+                for key, value in parameters.items()
+            }
+        return super().fetch(name, parameters, **words)
+
+    def among(self, keys: Collection[UUID]) -> tuple[str, list[Any]]:
+        """The array stands in a subquery, as claimed_ack.sql explains."""
+        return "= ANY ((SELECT %s::uuid[])::uuid[])", [array_literal(list(keys))]
+
+    def find_by_key(self, name: str, digits: Sequence[str], **words: str) -> list[tuple[Any, ...]]:
+        among = "= ANY ((SELECT %(keys)s::uuid[])::uuid[])"
+        return self.fetch(name, {"keys": list_literal(digits)}, among=among, **words)
+
+    def with_keys(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
+        """The keys go in one parameter: hundreds take longer than their look-up."""
+        among = RawSQL("SELECT unnest((SELECT %s::uuid[]))", [array_literal(list(keys))])
+        return rows.filter(pk__in=among)
+
+    def find_each(
+        self, name: str, keys: Collection[UUID], index: str = ""
+    ) -> list[tuple[Any, ...]]:
+        return self.fetch(name, [array_literal(list(keys))], wanted=WANTED, join="JOIN", index="")
+
+    def _update_each(
+        self, rows: models.QuerySet[Any], numbers: Mapping[UUID, int], **words: str
+    ) -> None:
+        arrays = [array_literal(list(numbers)), array_literal(list(numbers.values()))]
+        self._write(self.text_about("update_each", rows, **words), arrays)
+
+    # -- jobs -------------------------------------------------------------------------------------
+
+    @property
+    def takes_copies(self) -> bool:
+        """Whether the driver streams rows (COPY). It passes by those who wrap what is executed, and
+        may forbid it: where there are any, nothing is streamed."""
+        connection = self.connection
+        return hasattr(connection.Database, "Copy") and not connection.execute_wrappers
+
+    def insert_jobs(self, jobs: Sequence[NewJob]) -> set[UUID]:
+        if len(jobs) == 1 and not jobs[0].needs:
+            rows = self.fetch("job_add_one", _as_parameters(jobs[0]))
+        else:
+            rows = self.fetch("job_add", _as_arrays(jobs))
+        return {row[0] for row in rows}
+
+    def insert_fresh(self, job: NewJob) -> None:
+        if self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
+            self.insert_jobs([job])  # it takes no two statements at once
+            return
+        parameters = {
+            "id": job.job_id,
+            "task": job.task,
+            "queue": job.queue,
+            "priority": job.priority,
+            "package": job.package,
+            "enqueued_us": instant_us(job.enqueued_at),
+            "rank": -job.priority,
+        }
+        notice = wake.NOTICE if wake.may_notify(self.alias) else ""
+        if send_past_cursor(self.connection, statement("job_add_fresh"), parameters, notice):
+            wake.note_notice(self.alias)
+
+    def insert_finished(self, jobs: Sequence[Success]) -> set[UUID]:
+        if not jobs:
+            return set()
+        names = jobs[0]._fields
+        arrays = dict(zip(names, columns(jobs, len(names)), strict=True))
+        known = {row[0] for row in self.fetch("job_add_successful", arrays)}
+        return {job.id for job in jobs} - known
+
+    def ensure_jobs(self, jobs: Sequence[NewJob]) -> None:
+        arrays = _as_arrays(jobs)
+        wanted = ("id", "task", "queue", "priority", "package", "enqueued_us")
+        self.fetch("job_ensure", {name: arrays[name] for name in wanted})
+
+    def finish_jobs(self, endings: Sequence[Ending]) -> None:
+        rows = [
+            (
+                ending.job_id,
+                ending.status,
+                ending.attempts,
+                ending.worker_id,
+                instant_us(ending.started_at),
+                instant_us(ending.finished_at),
+                ending.value,
+                ending.reason[:255],
+            )
+            for ending in endings
+        ]
+        arrays = columns(rows, len(ENDING))
+        self.fetch("job_finish", dict(zip(ENDING, arrays, strict=True)))
+
+    def finish_well(self, successes: Successes) -> Callable[[], object]:
+        count = len(successes.job_ids)
+        values = (
+            list_literal(successes.job_ids),
+            list_literal(repeat("SUCCESSFUL", count)),
+            list_literal(map(str, successes.attempts)),
+            array_literal(successes.worker_ids),
+            list_literal(map(str, instants_us(successes.started_at))),
+            list_literal(map(str, instants_us(successes.finished_at))),
+            list_literal([f'"\\\\x{value.hex()}"' for value in successes.values]),
+            list_literal(repeat('""', count)),
+        )
+        arrays = dict(zip(ENDING, values, strict=True))
+        return lambda: self.fetch("job_finish", arrays)
+
+    def end_steps(self, ends: Sequence[StepEnd]) -> None:
+        names = ("ids", "states", "step_values", "causes")
+        arrays = columns([tuple(one) for one in ends], len(names))
+        self.fetch("step_end", dict(zip(names, arrays, strict=True)))
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    claims_by_marks = True
+
+    def claim_ready(
+        self,
+        ready: models.QuerySet[Any],
+        queues: Sequence[str],
+        spans: Mapping[str, list[Any]],
+        limit: int,
+        leasing: Leasing,
+    ) -> list[Claim] | None:
+        return self.fetch("claim", {**spans, "limit": limit, **leasing._asdict()})
+
+    def extend_leases(
+        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey], lease_us: int
+    ) -> set[LeaseKey]:
+        rows = self._fetch_each("claimed_extend", "leases", keys, lease_us=lease_us)
+        return {(row[0], row[1]) for row in rows}
+
+    def end_leases(
+        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey]
+    ) -> list[tuple[Any, ...]]:
+        return self._fetch_each("claimed_ack", "leases", keys)
+
+    def end_lease_digits(
+        self, leases: models.QuerySet[Any], digits: Sequence[str], lease_ids: Sequence[int]
+    ) -> Sequence[tuple[Any, ...]]:
+        by_id = [f'"{one}":{lease}' for one, lease in zip(digits, lease_ids, strict=True)]
+        keys = {"job_ids": list_literal(digits), "leases": list_literal(by_id)}
+        return self.fetch("claimed_ack", keys)
+
+    def give_back(
+        self, leases: models.QuerySet[Any], returns: Sequence[GivenBack]
+    ) -> list[tuple[Any, ...]]:
+        return self._fetch_each("claimed_give_back", "returns", returns)
+
+    def claim_expired(
+        self, leases: models.QuerySet[Any], limit: int, leasing: Leasing
+    ) -> list[Claim]:
+        return self.fetch("claimed_claim_expired", {"limit": limit, **leasing._asdict()})
+
+    def _fetch_each(
+        self, name: str, word: str, keyed: Sequence[tuple[Any, ...]], **parameters: int
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement that looks up by its id what belongs to a job.
+
+        Args:
+            name: of the statement.
+            word: for the object in it.
+            keyed: job id, lease id, and what else belongs to it: numbers.
+            parameters: its others.
+        """
+        found = []
+        for some in _each_job_once(keyed):
+            by_id = ",".join([f'"{row[0].hex}":{_in_json(row)}' for row in some])
+            job_ids = [row[0] for row in some]
+            found += self.fetch(name, {"job_ids": job_ids, word: f"{{{by_id}}}", **parameters})
+        return found
+
+    # -- jobs that wait ---------------------------------------------------------------------------
+
+    def move_due(
+        self, deferred: models.QuerySet[Any], limit: int, from_us: int
+    ) -> list[tuple[Any, ...]]:
+        return self.fetch("deferred_promote", {"limit": limit, "from_us": from_us})
+
+    def call_first(
+        self, blocked: models.QuerySet[Any], key_ids: Sequence[UUID], count: int
+    ) -> dict[tuple[UUID, str], int]:
+        rows = self.fetch("blocked_call", {"key_ids": list(key_ids), "count": count})
+        return {(row[0], row[1]): row[2] for row in rows}
+
+    # -- keys and dead letters --------------------------------------------------------------------
+
+    def lock_or_make(
+        self, keys: models.QuerySet[Any], needs: Sequence[StatedNeed]
+    ) -> Sequence[Any]:
+        arrays = {
+            "id": [need.key_id for need in needs],
+            "kind": [need.kind for need in needs],
+            "name": [need.name for need in needs],
+            "places": [need.places for need in needs],
+            "places_by": [need.job_id for need in needs],
+            "period_us": [need.period_us for need in needs],
+            "burst": [need.burst for need in needs],
+        }
+        names = [field.attname for field in keys.model._meta.concrete_fields]
+        found = [
+            keys.model.from_db(None, names, row) for row in self.fetch("key_lock_or_make", arrays)
+        ]
+        for key in found:
+            if isinstance(key.starts, str):  # as Django has drivers give JSON
+                key.starts = json.loads(key.starts)
+        return found
+
+    def take_new_keys(self, takings: Sequence[Taking]) -> bool:
+        return len(self.fetch("unique_insert", _takings(takings))) == len(takings)
+
+    def take_over_keys(
+        self, keys: models.QuerySet[Any], takings: Sequence[Taking], condition: Condition
+    ) -> bool:
+        arrays = _takings(takings)
+        rows = self.fetch("unique_take_over", arrays, condition=condition.sql)
+        return len(rows) == len(takings)
+
+    def take_key_and_insert(
+        self, taking: Taking, condition: Condition, job: NewJob, letter: Mapping[str, Any]
+    ) -> bool:
+        if job.needs:
+            return False
+        parameters = {**taking._asdict(), **_as_parameters(job), **letter}
+        return bool(self.fetch("unique_add_one", parameters, condition=condition.sql))
+
+    def upsert_letters(
+        self, kinds: Mapping[str, str], letters: Sequence[Sequence[Any]], newest: Sequence[str]
+    ) -> None:
+        arrays = ", ".join(f"%s::{kind}[]" for kind in kinds.values())
+        text = self._letters_text(kinds, f"SELECT * FROM unnest({arrays})", newest)  # noqa: S608 - our own names
+        given = zip(*(map(_as_text, letter) for letter in letters), strict=True)
+        self._write(text, [array_literal(column) for column in given])
+
+
+ENDING = ("id", "status", "attempts", "worker_id", "started_us", "finished_us", "value", "reason")
+"""The parameters of job_finish.sql."""
+
+
+def _as_parameters(job: NewJob) -> dict[str, Any]:
+    return {
+        "id": job.job_id,
+        "task": job.task,
+        "queue": job.queue,
+        "priority": job.priority,
+        "package": job.package,
+        "enqueued_us": instant_us(job.enqueued_at),
+        "run_after_us": instant_us(job.run_after),
+        "due_us": None if job.run_after is None else microseconds(job.run_after),
+        "guards": len(job.needs),
+    }
+
+
+def _as_arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
+    rows = [_as_parameters(job) for job in jobs]
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _takings(takings: Sequence[Taking]) -> dict[str, list[Any]]:
+    names = takings[0]._fields
+    return dict(zip(names, columns(takings, len(names)), strict=True))
+
+
+def _as_text(value: Any) -> Any:
+    return aware(value).isoformat() if isinstance(value, datetime) else value
+
+
+def _in_json(row: tuple[Any, ...]) -> str:
+    """Write what belongs to a job, without its id."""
+    return str(row[1]) if len(row) == 2 else str(list(row[1:]))
+
+
+def _each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tuple[Any, ...]]]:
+    """Give all of it at once, unless the same job comes with several leases."""
+    rest = keyed
+    while rest:
+        once = {row[0]: row for row in reversed(rest)}
+        yield once.values()
+        if len(once) == len(rest):
+            return
+        rest = [row for row in rest if once[row[0]][1] != row[1]]
+
+
+def _session_limits(settings: Settings) -> dict[str, int]:
+    """Return the settings that let a session end its waits."""
+    seconds = max(1, round(settings.database_seconds))
+    return {
+        "lock_timeout": round(lock_seconds(settings) * 1000),
+        "idle_in_transaction_session_timeout": idle_seconds(settings) * 1000,
+        "tcp_keepalives_idle": seconds,
+        "tcp_keepalives_interval": max(1, seconds // 3),
+        "tcp_keepalives_count": 3,
+        "tcp_user_timeout": seconds * 1000,
+    }
+
+
+def _run(driver: Any, text: str) -> None:
+    with driver.cursor() as cursor:
+        cursor.execute(text)
+
+
+def _has_psycopg3() -> bool:
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
+    return bool(is_psycopg3)

@@ -1,0 +1,262 @@
+"""SQLite as a queue of several processes.
+
+What ``DATABASES`` says itself is left as it is, and a database in memory, which no other process
+sees, is left alone.
+
+``synchronous`` stays FULL, which makes every commit wait for the disk: with NORMAL the last commits
+are gone after a power failure, and a job that was committed must not be.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from django.db import OperationalError, models, transaction
+from django.db.models.expressions import RawSQL
+
+from stoker.store.clock import NOW_ON_SQLITE
+from stoker.store.prepared import needs_no_cursor
+from stoker.store.wake import DataVersion, Wake
+from stoker.store.written import hexes
+from stoker.values.ids import id_of
+
+from .base import PLACE, Engine
+
+if TYPE_CHECKING:
+    from stoker.models.claimed import Claim, LeaseKey, Leasing
+    from stoker.models.job import NewJob
+
+T = TypeVar("T")
+
+BUSY_MILLISECONDS = 20_000
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0004, 0.01
+"""Between two looks whether the line of writers moves."""
+BUSY = 5
+"""SQLITE_BUSY; its variants have it in their lowest byte."""
+WRITES = ("INSERT", "UPDATE", "DELETE")
+WANTED = "(SELECT value AS id FROM json_each(%s)) AS wanted"
+"""A list of keys as a table."""
+JOB_ID, GUARDS, RANK_AND_JOB_ID = itemgetter(0), itemgetter(5), itemgetter(2, 0)
+"""Of a row of ``PLACE``."""
+
+
+class SQLite(Engine):
+    """SQLite since 3.35. Keys go in a list of JSON: it may take no more than a thousand parameters.
+    Nothing has to be locked, as transactions that write come one after the other."""
+
+    is_supported = sqlite3.sqlite_version_info >= (3, 35)
+    has_isolation_levels = False
+    has_one_writer = True
+    now_sql = NOW_ON_SQLITE
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def tune(self, connection: Any) -> None:
+        """Let writers take their place in the line when they begin, readers and writers not hinder
+        one another, and whoever has to wait do so for a while."""
+        if connection.is_in_memory_db():
+            return
+        options = connection.settings_dict["OPTIONS"]
+        said = str(options.get("init_command") or "").lower()
+        # A transaction that reads first and then writes cannot wait for another writer: SQLite
+        # refuses it at once, with "database is locked". One that begins as a writer can.
+        if "transaction_mode" not in options:
+            connection.transaction_mode = "IMMEDIATE"
+            connection._start_transaction_under_autocommit = partial(_begin, connection)
+            if _write_alone not in connection.execute_wrappers:
+                connection.execute_wrappers.insert(0, _write_alone)
+        if "timeout" not in options and "busy_timeout" not in said:
+            _run(connection, f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+        if "journal_mode" not in said and _run(connection, "PRAGMA journal_mode") != "wal":
+            _run(connection, "PRAGMA journal_mode = WAL")
+
+    def needs_tuning(self, options: Mapping[str, Any]) -> bool:
+        said = str(options.get("init_command") or "").lower()
+        return "journal_mode" not in said or "transaction_mode" not in options
+
+    @property
+    def is_private(self) -> bool:
+        return bool(self.connection.is_in_memory_db())
+
+    def limit_calls(self, connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
+        connection.settings_dict.setdefault("OPTIONS", {}).setdefault("timeout", seconds)
+
+    def may_be_in_transaction(self, connection: Any) -> bool:
+        raw = connection.connection
+        return raw is not None and bool(raw.in_transaction)
+
+    def open_wake(self) -> Wake:
+        return DataVersion(self.alias)
+
+    # -- statements -------------------------------------------------------------------------------
+
+    def among(self, keys: Collection[UUID]) -> tuple[str, list[Any]]:
+        return "IN (SELECT value FROM json_each(%s))", [hexes(keys)]
+
+    def find_by_key(self, name: str, digits: Sequence[str], **words: str) -> list[tuple[Any, ...]]:
+        among = "IN (SELECT value FROM json_each(%s))"
+        return self.fetch(name, [json.dumps(list(digits))], among=among, **words)
+
+    def with_keys(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
+        among = RawSQL("SELECT value FROM json_each(%s)", [hexes(keys)])
+        return rows.filter(pk__in=among)
+
+    def _hold_text(
+        self, name: str, rows: models.QuerySet[Any], names: Sequence[str], lock: str, **words: str
+    ) -> str:
+        return super()._hold_text(name, rows, names, "", **words)
+
+    def _line_words(self, index: str) -> dict[str, str]:
+        return {"index": "", "lock": ""}
+
+    def find_each(
+        self, name: str, keys: Collection[UUID], index: str = ""
+    ) -> list[tuple[Any, ...]]:
+        return self.fetch(name, [hexes(keys)], wanted=WANTED, join="CROSS JOIN", index="")
+
+    # -- jobs -------------------------------------------------------------------------------------
+
+    def insert_fresh(self, job: NewJob) -> None:
+        """Past Django's cursor if nobody minds that: for short statements it takes several times as
+        long as SQLite."""
+        if not write_together(self.connection, self._inserts_of(job)):
+            super().insert_fresh(job)
+
+    def claim_ready(
+        self,
+        ready: models.QuerySet[Any],
+        queues: Sequence[str],
+        spans: Mapping[str, list[Any]],
+        limit: int,
+        leasing: Leasing,
+    ) -> list[Claim] | None:
+        """What can be done without keeping all other writers waiting is done before and after the
+        transaction. Whoever was quicker in between has the job."""
+        line = [row for one in queues for row in self.lock_line(ready, PLACE, limit, "", queue=one)]
+        if len(queues) > 1:
+            line = sorted(line, key=RANK_AND_JOB_ID)[:limit]
+        if any(map(GUARDS, line)):
+            return None
+        if not line:
+            return []
+        listed = json.dumps([*map(JOB_ID, line)])
+        leased = {**leasing._asdict(), "holder": leasing.holder.hex, "job_ids": listed}
+        with transaction.atomic(using=self.alias, savepoint=False):
+            self.fetch("listed_lease", leased, now=self.now_sql)
+            self.fetch("listed_leave", leased)
+        rows = self.fetch("claims", [listed], wanted=WANTED, join="CROSS JOIN", index="")
+        return [
+            self._claim(id_of(int(row[0], 16)), row) for row in rows if row[1] == leasing.lease_id
+        ]
+
+    def end_leases(
+        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey]
+    ) -> list[tuple[UUID, int, int]]:
+        by_digits = {job_id.hex: job_id for job_id, _ in keys}
+        given = json.dumps([(job_id.hex, lease_id) for job_id, lease_id in keys])
+        rows = self.fetch("listed_end", {"leases": given})
+        return [(by_digits[digits], *rest) for digits, *rest in rows]
+
+    def end_lease_digits(
+        self, leases: models.QuerySet[Any], digits: Sequence[str], lease_ids: Sequence[int]
+    ) -> Sequence[tuple[Any, ...]]:
+        given = json.dumps(list(zip(digits, lease_ids, strict=True)))
+        return self.fetch("listed_end", {"leases": given})
+
+
+def _begin(connection: Any) -> None:
+    """Begin as a writer, in place of Django's own way.
+
+    Raises:
+        django.db.OperationalError: somebody wrote for all of the busy time-out.
+    """
+    raw = connection.connection
+    with connection.wrap_database_errors:
+        _in_steps(raw, partial(raw.execute, "BEGIN IMMEDIATE"))
+
+
+def write_together(connection: Any, statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
+    """Run these in a transaction of their own, past Django's cursor, if that is all the same: for
+    short ones it takes several times as long as SQLite. Whether it was done.
+
+    Args:
+        connection: to SQLite.
+        statements: with their parameters.
+
+    Raises:
+        DatabaseError: as a cursor does. Nothing was written then.
+    """
+    if connection.in_atomic_block:
+        return False
+    connection.validate_thread_sharing()
+    connection.close_if_health_check_failed()
+    raw = needs_no_cursor(connection, _write_alone) and connection.connection
+    if not raw or not connection.autocommit:
+        return False
+    with connection.wrap_database_errors:
+        if raw.in_transaction:
+            return False
+        try:
+            _in_steps(raw, partial(raw.execute, "BEGIN IMMEDIATE"))
+            for sql, parameters in statements:
+                raw.execute(sql.replace("%s", "?"), parameters)
+            raw.execute("COMMIT")
+        except BaseException:
+            raw.rollback()
+            raise
+    return True
+
+
+def _write_alone(
+    execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    """Run a statement, and let it wait as a transaction does if it is one of its own that writes.
+    Among others that come again and again it would be outrun until the busy time-out is over.
+    """
+    raw = context["connection"].connection
+    if many or raw.in_transaction or sql.lstrip()[:6].upper() not in WRITES:
+        return execute(sql, params, many, context)
+    return _in_steps(raw, partial(execute, sql, params, many, context))
+
+
+def _in_steps(raw: Any, write: Callable[[], T]) -> T:
+    """Try to write until it can be done. SQLite would wait asleep, up to a tenth of a second at a
+    time, while most transactions of ours are over in a few milliseconds."""
+    (limit,) = raw.execute("PRAGMA busy_timeout").fetchone()
+    try:
+        raw.execute("PRAGMA busy_timeout = 0")
+        return _try_within(limit / 1000, write)
+    finally:
+        raw.execute(f"PRAGMA busy_timeout = {limit}")
+
+
+def _try_within(seconds: float, write: Callable[[], T]) -> T:
+    until = time.monotonic() + seconds
+    pause = SHORTEST_PAUSE_SECONDS
+    while True:
+        try:
+            return write()
+        except (OperationalError, sqlite3.OperationalError) as error:
+            code = getattr(error.__cause__ or error, "sqlite_errorcode", 0)
+            is_busy = code & 0xFF == BUSY
+            if not is_busy or time.monotonic() >= until:
+                raise
+        time.sleep(pause)
+        pause = min(pause * 1.1, LONGEST_PAUSE_SECONDS)
+
+
+def _run(connection: Any, pragma: str) -> Any:
+    """Its value; None when it cannot be set now: another process may be using the file, or the file
+    be read-only. The mode is kept in the file, so the next connection tries again."""
+    with suppress(connection.Database.OperationalError):
+        row = connection.connection.execute(pragma).fetchone()
+        return row[0] if row else None
+    return None

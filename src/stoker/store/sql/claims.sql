@@ -1,0 +1,8 @@
+-- The leases of these jobs, each with the package of its job.
+-- Plan: two primary keys for each job.
+SELECT
+    held.job_id, held.lease_id, job.package, held.queue, -held.rank, held.attempts, held.crashes,
+    job.run_after
+FROM {wanted}
+{join} stoker_claimed AS held {index} ON held.job_id = wanted.id
+LEFT JOIN stoker_job AS job ON job.id = held.job_id

@@ -1,0 +1,7 @@
+-- Lock rows by primary key, in the order of the keys, and read them (PostgreSQL, SQLite).
+-- Plan: primary key, once for each key.
+SELECT {columns}
+FROM {table} AS narrow
+WHERE narrow.{key} {among}
+ORDER BY narrow.{key}
+{lock}

@@ -1,0 +1,3 @@
+-- Which of these jobs are there.
+-- Plan: primary key, once for each id.
+SELECT id FROM stoker_job WHERE id {among}
