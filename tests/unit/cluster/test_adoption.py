@@ -188,6 +188,42 @@ def test_a_job_without_a_lease_of_ours_is_called_off_or_stopped(
     assert len(flights) == 0
 
 
+def test_recalled_job_belongs_to_the_worker_that_got_it_afterwards(
+    adoption: Adoption, board: Board, deliveries: Make, arrive: Callable[[int], None]
+) -> None:
+    """The old pusher had taken it back from the first worker, which has not come to it yet."""
+    running, moved = deliveries(2)
+    adoption.take([running, moved], 1.0)
+    adoption.expect([(0, 1), (1, 1)])
+    arrive(0)
+    arrive(1)
+    board.set_worker(0, place.LAST_STARTED, 3)
+    board.set_worker(0, place.RECALLED_THROUGH, 4)
+    occupy(board, 0, 0, Occupied(3, running.job_id, 1, 1, 0, lease_mark(running.lease_id)))
+    assert adoption.hello(0, [(job(3, running), None), (job(4, moved), None)]) == ([], [])
+    reported, stray = adoption.hello(1, [(job(5, moved), report(5))])
+    assert [flight.number for flight in reported] == [5]
+    assert stray == []
+
+
+def test_recalled_job_that_had_begun_is_adopted(
+    adoption: Adoption,
+    flights: Flights,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[[int], None],
+) -> None:
+    running, finished = deliveries(2)
+    adoption.take([running, finished], 1.0)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    board.set_worker(0, place.RECALLED_THROUGH, 4)
+    occupy(board, 0, 0, Occupied(4, running.job_id, 1, 1, 0, lease_mark(running.lease_id)))
+    finish(board, 0, 3, finished)
+    adoption.hello(0, [(job(3, finished), None), (job(4, running), None)])
+    assert list(flights.with_worker(0)) == [3, 4]
+
+
 def test_the_same_job_under_another_lease_is_not_adopted(
     adoption: Adoption, flights: Flights, arrive: Callable[[int], None]
 ) -> None:

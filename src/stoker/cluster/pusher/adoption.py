@@ -73,6 +73,8 @@ class Adoption:
         reported, unknown = [], []
         for job, report in jobs:
             number = job[0]
+            if report is None and self._recall.has_taken_back(worker, number):
+                continue  # another worker may have it by now, under the same lease
             flight = self._adopt(worker, number, open_job(job), permit_of(job))
             if flight is None and report is None:
                 unknown.append(number)
@@ -238,6 +240,20 @@ class Recall:
         last_started = self._board.worker(worker, place.LAST_STARTED)
         is_there = link and link.incarnation == self._board.worker(worker, place.INCARNATION)
         return not is_there or number <= last_started
+
+    def has_taken_back(self, worker: int, number: int) -> bool:
+        """Whether a worker that has this job will leave it, because it was recalled before the job
+        began. The slot shows it for a moment even so: look again after that."""
+        if number > self._board.worker(worker, place.RECALLED_THROUGH):
+            return False
+        if self._is_in_slot(worker, number):
+            time.sleep(SETTLES_SECONDS)
+        return not self._is_in_slot(worker, number) and not any(
+            one.delivery == number for one in self._board.finished().values()
+        )
+
+    def _is_in_slot(self, worker: int, number: int) -> bool:
+        return any(job.delivery == number for job in self._board.occupied(worker))
 
     def next_look(self, now: float) -> float:
         """When a recall may be due, or settled; monotonic seconds."""
