@@ -13,7 +13,8 @@ import pytest
 import noxfile
 
 from tests.conftest import CHOSEN_ON_MARIADB, HOMES
-from tests.planted.mistakes import MISTAKES, Mistake
+from tests.planted.mistake import Mistake
+from tests.planted.mistakes import MISTAKES
 
 pytestmark = pytest.mark.unit
 
@@ -60,9 +61,11 @@ def test_functions_take_few_parameters() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_planted_mistakes_can_still_be_made(mistake: Mistake) -> None:
-    """The lines that they change are there."""
+    """The functions and the nodes that they change are there, and so are the tests."""
     for change in mistake.changes:
-        assert (SOURCE / change.path).read_text().count(change.right) == change.times, change
+        path, text = change.made_in(SOURCE)
+        assert text != path.read_text()
+    assert (ROOT / mistake.tests).is_file()
 
 
 @pytest.mark.parametrize(

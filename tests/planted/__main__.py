@@ -18,10 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted.mistakes import MISTAKES, Change, Mistake
+from tests.planted.mistake import Mistake
+from tests.planted.mistakes import MISTAKES
+from tests.planted.operations import Misfit
 
 ROOT = Path(__file__).resolve().parents[2]
 SOME = 12
+WAIT_SECONDS = 30
+"""How long a test waits for what a mistake may keep from happening."""
 FAILED, NO_TESTS = 1, 5
 """Exit codes of pytest."""
 
@@ -86,13 +90,12 @@ def _is_chosen(mistake: Mistake, words: list[str]) -> bool:
 def _run_with(mistake: Mistake, folder: Path) -> tuple[int, str]:
     """Run its tests on the copy of the source, with the mistake in it."""
     source = folder / "src" / "stoker"
-    for change in mistake.changes:
-        text = (source / change.path).read_text()
-        if text.count(change.right) != change.times:
-            return NO_TESTS, f"{change.path} has changed: not {change.times} x {change.right!r}"
     with ExitStack() as stack:
-        for change in mistake.changes:
-            stack.enter_context(_made(change, source / change.path))
+        try:
+            for change in mistake.changes:
+                stack.enter_context(_written(*change.made_in(source)))
+        except Misfit as misfit:
+            return NO_TESTS, str(misfit)
         return _run_tests(mistake, folder)
 
 
@@ -123,18 +126,20 @@ def _become_pytest(mistake: Mistake, source: str) -> int:
         "PYTHONPATH": os.pathsep.join([source, str(ROOT)]),
         "STOKER_TEST_RUN": f"{os.environ.get('STOKER_TEST_RUN', os.getpid())}_planted",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "STOKER_TEST_WAIT_SECONDS": str(WAIT_SECONDS),
     }
     sys.dont_write_bytecode = True
     sys.path.insert(0, source)
     loaded_early = "ignore::pytest.PytestAssertRewriteWarning"
     command = ["-q", "-x", "-p", "no:cacheprovider", "-W", loaded_early]
-    return int(pytest.main([*command, *mistake.tests]))
+    words = ["-k", mistake.words] if mistake.words else []
+    return int(pytest.main([*command, mistake.tests, *words]))
 
 
 @contextmanager
-def _made(change: Change, path: Path) -> Iterator[None]:
+def _written(path: Path, text: str) -> Iterator[None]:
     before, moment = path.read_text(), path.stat()
-    path.write_text(before.replace(change.right, change.wrong))
+    path.write_text(text)
     try:
         yield
     finally:

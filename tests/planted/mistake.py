@@ -1,0 +1,64 @@
+"""What a planted mistake is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.planted.operations import Misfit, Operation, plant
+
+
+@dataclass(frozen=True)
+class Change:
+    """An operation on one function."""
+
+    place: str
+    """Module, below `stoker`, and qualified name: `schedules.fire:Firing._fire`."""
+    operation: Operation
+
+    def made_in(self, source: Path) -> tuple[Path, str]:
+        """Return the file and what it holds with the mistake.
+
+        Raises:
+            Misfit: it cannot be made in this source.
+        """
+        return plant(source, self.place, self.operation)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Other text in a file that is not Python: SQL, Lua, a template."""
+
+    path: str
+    right: str
+    wrong: str
+    times: int = 1
+    """How often it stands there."""
+
+    def made_in(self, source: Path) -> tuple[Path, str]:
+        """Return the file and what it holds with the mistake.
+
+        Raises:
+            Misfit: it cannot be made in this source.
+        """
+        path = source / self.path
+        text = path.read_text()
+        if text.count(self.right) != self.times:
+            raise Misfit(f"{self.path} has changed: not {self.times} x {self.right!r}")
+        return path, text.replace(self.right, self.wrong)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What somebody might get wrong, and the smallest selection of tests that notices it."""
+
+    name: str
+    changes: Sequence[Change | Text]
+    """More than one where each place alone makes up for the other."""
+    tests: str
+    """A module."""
+    words: str = ""
+    """What pytest's option -k takes; empty: every test of the module."""
+    database: str = "sqlite"
+    needs_cluster: bool = False
+    """The tests start one, which takes its time."""
+    needs_redis: bool = False

@@ -1,0 +1,416 @@
+"""Mistakes in brokers, the store and models."""
+
+from tests.planted.mistake import Change, Mistake, Text
+from tests.planted.operations import drop, drop_operand, precede, replace
+
+MISTAKES = (
+    Mistake(
+        "what is folded is gone",
+        [Change("models.metrics:fold_oldest", drop("rows.bulk_create(merged)"))],
+        "tests/integration/test_metrics.py",
+        "grows_old",
+    ),
+    Mistake(
+        "counters for Prometheus go back when old rows are deleted",
+        [Change("models.metrics:forget_before", drop("rows.add_to_totals(seen)"))],
+        "tests/integration/test_metrics.py",
+        "never_become_less",
+    ),
+    Mistake(
+        "MongoDB: whoever knows a job may end it",
+        [
+            Change(
+                "brokers.mongodb.documents:selections",
+                replace(
+                    "{'_id': {'$in': some}, 'lease': lease_id, 'state': 'running'}",
+                    "{'_id': {'$in': some}, 'state': 'running'}",
+                ),
+            )
+        ],
+        "tests/conformance/test_leases.py",
+        "mongodb and late_owner",
+    ),
+    Mistake(
+        "MongoDB: two claims take the same jobs",
+        [
+            Change(
+                "brokers.mongodb.broker:MongodbBroker._lease",
+                replace("{'_id': {'$in': ids}, **still}", "{'_id': {'$in': ids}}"),
+            )
+        ],
+        "tests/conformance/test_concurrency.py",
+        "mongodb and threads_claim",
+    ),
+    Mistake(
+        "MongoDB: a repeated relay of what has ended is a second job",
+        [
+            Change(
+                "brokers.mongodb.broker:MongodbBroker.relay",
+                drop_operand("as_document(message) | {'relayed': True}", "{'relayed': True}"),
+            )
+        ],
+        "tests/integration/test_mongodb.py",
+        "repeated_after_the_end",
+    ),
+    Mistake(
+        "carried: what came before is a job again",
+        [Change("brokers.carried:CarriedBroker._note", replace("relayed.note", "set"))],
+        "tests/integration/test_carried.py",
+        "after_its_end",
+    ),
+    Mistake(
+        "carried: a message is dropped before the store has its job",
+        [
+            Change(
+                "brokers.carried:CarriedBroker._carry",
+                precede("parcels = self._in_hand", "self.transport.drop(self._in_hand)"),
+            )
+        ],
+        "tests/integration/test_carried.py",
+        "in_hand",
+    ),
+    Mistake(
+        "carried: what the store does not take is not held",
+        [Change("brokers.carried:CarriedBroker.claim", drop("with self._hand:\n    self._hold()"))],
+        "tests/integration/test_carried.py",
+        "kept_in_hand",
+    ),
+    Mistake(
+        "carried: what is full holds up what comes",
+        [
+            Change(
+                "brokers.carried:CarriedBroker.claim",
+                drop_operand("has_room or self._taken >= AHEAD", "self._taken >= AHEAD"),
+            )
+        ],
+        "tests/integration/test_carried.py",
+        "backlog",
+    ),
+    Mistake(
+        "carried: a message that the store refuses stops the others",
+        [Change("brokers.transport:as_message", replace("_can_be_stored(message)", "message"))],
+        "tests/integration/test_carried.py",
+        "refuse_for_ever",
+    ),
+    Mistake(
+        "carried: what nobody takes stays with the lookout",
+        [Change("brokers.carried:Lookout._bring", drop("self._transport.give_back(parcels)"))],
+        "tests/integration/test_carried.py",
+        "given_back",
+    ),
+    Mistake(
+        "IronMQ: a queue forgets its messages after a week",
+        [Change("brokers.ironmq:IronmqTransport._make", replace("KEPT_SECONDS", "604800"))],
+        "tests/integration/test_ironmq.py",
+        "keeps_what_it_is_given",
+    ),
+    Mistake(
+        "IronMQ: the reservation before a touch goes on to count",
+        [
+            Change(
+                "brokers.ironmq:IronmqTransport.hold",
+                replace(
+                    "_._replace(reservation_id=_)",
+                    "parcel.receipt._replace(reservation_id=str(known))",
+                ),
+            )
+        ],
+        "tests/integration/test_ironmq.py",
+        "new_reservation",
+    ),
+    Mistake(
+        "Disque: a job is on one node only",
+        [
+            Change(
+                "brokers.disque.transport:DisqueTransport._addjob",
+                replace("self._nodes.copies", "1"),
+            )
+        ],
+        "tests/integration/test_disque.py",
+        "takes_no_job_with_it",
+    ),
+    Mistake(
+        "Redis: a relay of long ago is accepted",
+        [
+            Change(
+                "brokers.redis.broker:RedisBroker._enqueue",
+                replace("(remember_seconds, until)", "(remember_seconds, 0.0)"),
+            )
+        ],
+        "tests/integration/test_redis_server.py",
+        "stopped_meanwhile",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a cluster that was asked to stop can be asked to go on",
+        [
+            Change(
+                "models.cluster:ClusterQuerySet.ask",
+                replace(
+                    "self.filter(pk=cluster_id).exclude(request=Cluster.Request.STOP)",
+                    "self.filter(pk=cluster_id)",
+                ),
+            )
+        ],
+        "tests/api/test_operating.py",
+        "clusters_are_asked",
+        database="postgres",
+    ),
+    Mistake(
+        "who finds nothing behind the marks believes that there is nothing",
+        [Change("brokers.orm.claim:Watermarks.guide", replace("is_more()", "True"))],
+        "tests/integration/test_watermarks.py",
+        "late or locked or random",
+        database="postgres",
+    ),
+    Mistake(
+        "what falls due is left behind a mark",
+        [Change("brokers.orm.broker:OrmBroker._promote_due", drop("self._marks.lower(promoted)"))],
+        "tests/integration/test_watermarks.py",
+        "falls_due",
+        database="postgres",
+    ),
+    Mistake(
+        "a claim begins at the start each time",
+        [Change("brokers.orm.claim:Watermarks.note", replace("row[JOB_ID]", "FIRST_ID"))],
+        "tests/integration/test_watermarks.py",
+        "walk",
+        database="postgres",
+    ),
+    Mistake(
+        "a deferred job that comes late is left behind a mark",
+        [
+            Change(
+                "brokers.orm.broker:OrmBroker.claim",
+                drop("has_looked = not self._marks.due_from_us"),
+            )
+        ],
+        "tests/integration/test_watermarks.py",
+        "deferred",
+        database="postgres",
+    ),
+    Mistake(
+        "a claim takes from paused queues",
+        [
+            Change(
+                "brokers.orm.broker:OrmBroker.claim.claim_ready",
+                replace("[name for name in named if name not in passed_over]", "[*named]"),
+            )
+        ],
+        "tests/conformance/test_claim.py",
+        "passed_over",
+    ),
+    Mistake(
+        "ack does not ask for the lease id",
+        [
+            Text(
+                "store/sql/claimed_ack.sql",
+                "lease_id = ((SELECT %(leases)s::jsonb) ->> encode",
+                "0 < ((SELECT %(leases)s::jsonb) ->> encode",
+            )
+        ],
+        "tests/lifecycle/test_finish.py",
+        "stale",
+        database="postgres",
+    ),
+    Mistake(
+        "release does not ask for the lease id",
+        [
+            Text(
+                "store/sql/claimed_give_back.sql",
+                "lease_id = ((SELECT %(returns)s::jsonb) -> encode",
+                "0 < ((SELECT %(returns)s::jsonb) -> encode",
+            )
+        ],
+        "tests/lifecycle/test_finish.py",
+        "stale",
+        database="postgres",
+    ),
+    Mistake(
+        "rescue takes leases that are not over",
+        [
+            Text(
+                "store/sql/claimed_claim_expired.sql",
+                "leased_until_us < (extract",
+                "leased_until_us <> (extract",
+                times=2,
+            )
+        ],
+        "tests/conformance/test_leases.py",
+        database="postgres",
+    ),
+    Mistake(
+        "a claim does not count the attempt",
+        [
+            Text(
+                "store/sql/claim.sql",
+                "queue, rank, attempts + 1, crashes",
+                "queue, rank, attempts, crashes",
+            )
+        ],
+        "tests/conformance/test_claim.py",
+        database="postgres",
+    ),
+    Mistake(
+        "a claim takes jobs of paused queues",
+        [
+            Text(
+                "store/sql/claim.sql",
+                "WHERE queue <> ALL (ARRAY(SELECT queue FROM stoker_pausedqueue))",
+                "WHERE queue <> ''",
+            )
+        ],
+        "tests/conformance/test_claim.py",
+        "sees_pauses",
+        database="postgres",
+    ),
+    Mistake(
+        "a plan that is kept reads a whole table",
+        [Text("store/prepared.py", "-c enable_seqscan=off ", "")],
+        "tests/conformance/test_plans.py",
+        "kept",
+        database="postgres",
+    ),
+    Mistake(
+        "of jobs that succeed together, a stale one is recorded with the others",
+        [
+            Change(
+                "models.claimed:ClaimedQuerySet.end_all",
+                replace("len(rows) < len(job_ids)", "not rows"),
+            )
+        ],
+        "tests/lifecycle/test_successes.py",
+        "stale",
+    ),
+    Mistake(
+        "a unique key is taken from whoever has it by now",
+        [
+            Text(
+                "store/sql/unique_take_over.sql",
+                "  AND stoker_unique.job_id = taking.old_job_id\n",
+                "",
+            )
+        ],
+        "tests/guards/test_unique_transactions.py",
+        "is_a_duplicate and ended",
+        database="postgres",
+    ),
+    Mistake(
+        "a unique key counts as taken whether the INSERT did anything or not",
+        [
+            Change(
+                "store.engines.postgresql:PostgreSQL.take_new_keys",
+                replace("_ == len(takings)", "True"),
+            )
+        ],
+        "tests/guards/test_unique_transactions.py",
+        "is_a_duplicate and new",
+        database="postgres",
+    ),
+    Mistake(
+        "a unique key is taken without asking once more whether its job has ended",
+        [Text("store/sql/unique_take_over.sql", "  AND {condition}\n", "")],
+        "tests/guards/test_unique_transactions.py",
+        "is_so_no_more",
+        database="postgres",
+    ),
+    Mistake(
+        "a job that is kept is not held",
+        [
+            Change(
+                "store.engines.rows:Rows.hold",
+                replace("f'FOR {lock}'", "'' if lock == 'SHARE' else f'FOR {lock}'"),
+            )
+        ],
+        "tests/guards/test_unique_transactions.py",
+        "does_not_start",
+        database="postgres",
+    ),
+    Mistake(
+        "upkeep deletes a unique key whose job is another by now",
+        [
+            Change(
+                "models.unique_key:UniqueKeyQuerySet._delete",
+                replace("over[pk] == job_id", "over[pk]"),
+            )
+        ],
+        "tests/guards/test_unique_transactions.py",
+        "just_been_taken",
+    ),
+    Mistake(
+        "what a broker delivers again is run again",
+        [
+            Change(
+                "brokers.fronted:FrontedBroker.claim_expired",
+                replace("self._done(over) if over else set()", "set[UUID]()"),
+            )
+        ],
+        "tests/integration/test_fronted.py",
+        "not_run_again",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a Redis whose memory is full lets no lease be extended",
+        [Text("brokers/redis/lua/extend.lua", "go_on_when_full()", "")],
+        "tests/integration/test_redis_server.py",
+        "full_memory",
+        needs_redis=True,
+    ),
+    Mistake(
+        "the driver sends again what Redis may have done",
+        [
+            Change(
+                "brokers.redis.connection:connect",
+                replace("Retry(NoBackoff(), 0)", "Retry(NoBackoff(), 3)"),
+            )
+        ],
+        "tests/integration/test_redis_server.py",
+        "repeated_by_the_driver",
+        needs_redis=True,
+    ),
+    Mistake(
+        "the slowest line of a queue's ready jobs is not looked at",
+        [
+            Text(
+                "store/sql/ready_fronts.sql",
+                "ready.{rank} > line.place",
+                "ready.{rank} < line.place",
+            )
+        ],
+        "tests/integration/test_stats.py",
+    ),
+    Mistake(
+        "on SQLite a claim takes a job that has got guards since it looked",
+        [
+            Text("store/sql/listed_lease.sql", " AND ready.guards = 0", ""),
+            Text("store/sql/listed_leave.sql", " AND ready.guards = 0", ""),
+        ],
+        "tests/integration/test_sqlite_claims.py",
+    ),
+    Mistake(
+        "on SQLite a stale lease ends the one that is valid",
+        [
+            Text(
+                "store/sql/listed_end.sql",
+                "\n        AND held.lease_id = json_extract(given.value, '$[1]')",
+                "",
+            )
+        ],
+        "tests/conformance/test_leases.py",
+    ),
+    Mistake(
+        "on SQLite nobody waits in the line of writers",
+        [
+            Change(
+                "store.sqlite:_try_within",
+                replace("if not is_busy or time.monotonic() >= until:\n    raise", "raise"),
+            )
+        ],
+        "tests/integration/test_sqlite_tuning.py",
+    ),
+    Mistake(
+        "on SQLite a report of a write is taken for its commit",
+        [Change("brokers.orm.wake:DataVersion._listen", replace("FIRST_LOOK_SECONDS", "None"))],
+        "tests/integration/test_sqlite_wake.py",
+    ),
+)

@@ -1,0 +1,256 @@
+"""Mistakes in the cluster and its command."""
+
+from tests.planted.mistake import Change, Mistake
+from tests.planted.operations import drop, drop_operand, last, negate, replace
+
+MISTAKES = (
+    Mistake(
+        "a monitor that stops forgets what it has counted",
+        [
+            Change(
+                "cluster.monitor:Monitor.run", last(drop("self.patience.call(self.tallies.write)"))
+            )
+        ],
+        "tests/cluster/test_metrics.py",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "a loop that hangs passes for one that turns",
+        [
+            Change(
+                "management.health:judge_loops",
+                replace("ages[slowest] > max_silence_seconds", "not ages"),
+            )
+        ],
+        "tests/cluster/test_service.py",
+        "turn_is_enough",
+    ),
+    Mistake(
+        "the watchdog is fed though a loop hangs",
+        [
+            Change(
+                "cluster.sentinel:ServiceManager.turn",
+                drop_operand(
+                    "_ and _ and self._watch.all_turn()",
+                    "self._watch.all_turn()",
+                ),
+            )
+        ],
+        "tests/cluster/test_service.py",
+        "no_watchdog",
+    ),
+    Mistake(
+        "a new pusher hurries a cluster that was asked to stop",
+        [
+            Change(
+                "cluster.sentinel:Sentinel._stop_for_good",
+                replace(
+                    "if self.stop_at is None:\n    self.stop('asked through the store')",
+                    "self.stop('asked through the store')",
+                ),
+            )
+        ],
+        "tests/cluster/test_requests.py",
+        "does_not_hurry",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "what was fetched of a paused queue is handed out again",
+        [
+            Change(
+                "cluster.pusher.flights:Flights.take_back",
+                drop_operand(
+                    "not flight.delivery.package or flight.delivery.queue in self.paused",
+                    "flight.delivery.queue in self.paused",
+                ),
+            )
+        ],
+        "tests/unit/cluster/test_pauses.py",
+    ),
+    Mistake(
+        "leases are never extended",
+        [Change("cluster.pusher.claims:Leases.extend_due", negate("if old:\n    ..."))],
+        "tests/unit/cluster/test_leases.py",
+    ),
+    Mistake(
+        "the fence counts from after the call",
+        [
+            Change(
+                "cluster.pusher.claims:Leases._note",
+                replace("flight.leased_at = now", "flight.leased_at = time.monotonic()"),
+            )
+        ],
+        "tests/unit/cluster/test_leases.py",
+    ),
+    Mistake(
+        "nobody heeds the fence",
+        [Change("cluster.watch:is_fenced", replace("bool(fence_ns)", "not fence_ns"))],
+        "tests/unit/cluster/test_watch.py",
+    ),
+    Mistake(
+        "what is given back keeps its attempt",
+        [
+            Change(
+                "cluster.pusher.claims:Claims.give_back",
+                replace(
+                    "flight.delivery.attempt - 1",
+                    "flight.delivery.attempt",
+                ),
+            )
+        ],
+        "tests/cluster/test_stop.py",
+        "interrupted and deadline",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "a recall does not look what was started",
+        [
+            Change(
+                "cluster.pusher.adoption:Recall.has_started",
+                drop_operand("not is_there or number <= last_started", "number <= last_started"),
+            )
+        ],
+        "tests/unit/cluster/test_roster.py",
+    ),
+    Mistake(
+        "a worker does not look whether a job was recalled",
+        [
+            Change(
+                "cluster.worker.worker:Worker.begin",
+                replace(
+                    "self._own[place.RECALLED_THROUGH] >= number",
+                    "self._own[place.RECALLED_THROUGH] < 0",
+                ),
+            )
+        ],
+        "tests/cluster/test_stop.py",
+        "prefetched",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "a worker takes jobs from the line of a dead pusher",
+        [
+            Change(
+                "cluster.worker.workload:Workload.take_in",
+                drop_operand("line is self._line and (not self.is_leaving)", "line is self._line"),
+            )
+        ],
+        "tests/unit/cluster/test_workload.py",
+    ),
+    Mistake(
+        "a worker forgets what it has reported before it is recorded",
+        [
+            Change(
+                "cluster.worker.workload:Workload.finish",
+                replace("self._reports[number] = report", "self._jobs.pop(number, None)"),
+            )
+        ],
+        "tests/unit/cluster/test_workload.py",
+    ),
+    Mistake(
+        "a new pusher gives back what it has not asked about",
+        [
+            Change(
+                "cluster.pusher.adoption:Adoption.is_open",
+                drop_operand(
+                    "self._expected is None or bool(self._expected)", "bool(self._expected)"
+                ),
+            )
+        ],
+        "tests/unit/cluster/test_adoption.py",
+    ),
+    Mistake(
+        "an old death is held against a new lease",
+        [
+            Change(
+                "cluster.pusher.adoption:Adoption._adopt_seen",
+                replace(
+                    "lease_mark(orphan.delivery.lease_id) == mark",
+                    "lease_mark(orphan.delivery.lease_id) != 0",
+                ),
+            )
+        ],
+        "tests/unit/cluster/test_adoption.py",
+    ),
+    Mistake(
+        "a death under a job is told once only",
+        [
+            Change(
+                "cluster.watch:Watch.explain", drop("self.unsettled[worker, incarnation] = death")
+            )
+        ],
+        "tests/unit/cluster/test_watch.py",
+    ),
+    Mistake(
+        "a message that does not fit is dropped",
+        [Change("cluster.channel:Control.flush", replace("return", "self._outgoing.clear()"))],
+        "tests/unit/cluster/test_channel.py",
+        "kept",
+    ),
+    Mistake(
+        "the monitor confirms what it could not record",
+        [Change("cluster.monitor:Monitor._finish", last(drop("return")))],
+        "tests/unit/cluster/test_monitor.py",
+    ),
+    Mistake(
+        "a transaction left open goes on into the next job",
+        [
+            Change(
+                "cluster.worker.connections:roll_back_open_transactions",
+                replace("alias != besides and _is_open(connection)", "not connection"),
+            )
+        ],
+        "tests/cluster/test_transactions.py",
+        "next_job",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "children of tasks ignore being told to end",
+        [
+            Change(
+                "cluster.process:_leave_stopping_to_the_sentinel",
+                replace("_do_nothing", "signal.SIG_IGN"),
+            )
+        ],
+        "tests/cluster/test_attempts.py",
+        "children_of_its_own",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "a connection that was opened early stays open in the sentinel",
+        [
+            Change("cluster.crew:Crew._start", replace("connections.close_all", "connections.all")),
+            Change("management.run:release_connections", drop("connections.close_all()")),
+        ],
+        "tests/cluster/test_cli.py",
+        "sentinel_has_no_connection",
+        database="postgres",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "a retry under concurrency reads the database on the event loop",
+        [
+            Change(
+                "cluster.worker.runners:ConcurrentRunner._attend",
+                drop_operand(
+                    "delivery.attempt > 1 or is_marked(delivery.job_id)", "delivery.attempt > 1"
+                ),
+            )
+        ],
+        "tests/cluster/test_concurrent_workers.py",
+        "tried_again",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "a cancelled task that goes on is left alone",
+        [
+            Change(
+                "cluster.watch:Watch._goes_on_though_cancelled",
+                replace("told_ns is None", "told_ns is not None"),
+            )
+        ],
+        "tests/cluster/test_cancel.py",
+        "does_not_listen",
+        needs_cluster=True,
+    ),
+)
