@@ -1,4 +1,4 @@
-"""What the history of metrics says: each number with what it counts."""
+"""The numbers in the history of metrics, and what each counts."""
 
 from __future__ import annotations
 
@@ -13,112 +13,111 @@ from stoker.values.histogram import percentile
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long something took, in seconds. Percentiles are told to within a tenth of themselves."""
+    """Distribution of a duration, in seconds. Percentiles have an error of up to 10 %."""
 
     count: int
-    """Of how many the other numbers tell."""
+    """Number of measurements."""
     mean: float | None
-    """None, as are the others, where nothing was counted."""
+    """Mean; this and the percentiles are None if nothing was measured."""
     p50: float | None
-    """Half of them took no longer."""
+    """Median."""
     p95: float | None
     p99: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What became of jobs in one stretch of time."""
+    """Outcomes of jobs in a period."""
 
     successful: int
-    """Jobs that ended well."""
+    """Jobs that succeeded."""
     failed: int
-    """Jobs that failed for good and became dead letters: also crashed, timed out or expired."""
+    """Jobs that became dead letters, crashed, timed out and expired ones included."""
     cancelled: int
-    """Jobs that a cluster ended as cancelled. Those withdrawn while they waited are not in it."""
+    """Jobs that a cluster ended as cancelled, without those that were withdrawn while they
+    waited."""
     retried: int
-    """Attempts that failed, crashed or timed out and are tried again: no end of a job."""
+    """Attempts that failed, crashed or timed out and are retried."""
     run: Times
-    """How long attempts ran, whatever they came to; of atomic tasks, and of those whose worker
-    died, too."""
+    """Duration of attempts, whatever their outcome, atomic tasks and crashed workers included."""
     wait: Times
-    """How long jobs waited for their first attempt: from when they were enqueued, or from
-    ``run_after`` on, until a worker began. Time in line, behind guards and in paused queues."""
+    """Time from the enqueue, or from ``run_after``, until the first attempt began. It includes time
+    in the queue, behind guards and in paused queues."""
 
     @property
     def finished(self) -> int:
-        """Jobs that ended, however they did."""
+        """Jobs that ended in any state."""
         return self.successful + self.failed + self.cancelled
 
     @property
     def failure_rate(self) -> float | None:
-        """The share of failed ones among those that ended well or failed, from 0 to 1. None where
-        none did."""
+        """Failed jobs as a share of failed and successful ones, from 0 to 1. None if there are
+        none."""
         judged = self.successful + self.failed
         return self.failed / judged if judged else None
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How many jobs were where: the highest number that was seen, by a look every minute. Of
-    several queues, their sum."""
+    """Number of jobs by state: the maximum of samples taken once a minute, summed over queues."""
 
     ready: int
-    """Could have started."""
+    """Jobs that could start."""
     deferred: int
-    """Waited for their moment, or for their next attempt."""
+    """Jobs that waited for their start time or their next attempt."""
     blocked: int
-    """A guard held them back."""
+    """Jobs that waited for a guard."""
     running: int
-    """Were leased to a cluster."""
+    """Jobs that were leased to a cluster."""
     oldest_ready_seconds: float | None
-    """How long the next ready job had waited, of any of the queues; None where none was ready."""
+    """Longest wait of the next ready job in any of the queues; None if none was ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One stretch of a history."""
+    """One step of a history."""
 
     start: datetime
-    """In UTC."""
+    """Start in UTC."""
     seconds: int
-    """How long it is."""
+    """Length in seconds."""
     figures: Figures
     backlog: Backlog | None
-    """None where nobody looked in that time, as in most steps that are shorter than a minute; and
-    in the history of one task."""
+    """None if no sample was taken in this step, as in most steps shorter than a minute; and in the
+    history of one task."""
 
     @property
     def per_second(self) -> float:
-        """Jobs that ended, per second. The last point of a history may not be over yet."""
+        """Jobs that ended per second. The last point of a history may still be in progress."""
         return self.figures.finished / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """One task over the whole time."""
+    """Figures of one task over a whole period."""
 
     task: str
-    """Its dotted path; "" = of packages that could not be opened."""
+    """Dotted path; "" = packages that could not be opened."""
     figures: Figures
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
-    """One queue over the whole time."""
+    """Figures of one queue over a whole period."""
 
     queue: str
     figures: Figures
     backlog: Backlog | None
-    """The highest of each number in that time; None where nobody looked."""
+    """Maximum of each number in the period; None if no sample was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What was ever counted of one task in one queue, also what ``KEEP_METRICS`` lets go."""
+    """All-time totals of one task in one queue, including what ``KEEP_METRICS`` has deleted."""
 
     queue: str
     task: str
-    """Its dotted path; "" = of packages that could not be opened."""
+    """Dotted path; "" = packages that could not be opened."""
     successful: int
     failed: int
     cancelled: int
@@ -128,7 +127,7 @@ class Total:
 
 
 def figures_of(sums: Sums) -> Figures:
-    """As screens want them."""
+    """Convert sums to figures."""
     return Figures(
         successful=sums.successful,
         failed=sums.failed,
@@ -151,7 +150,7 @@ def _times(classes: dict[int, int], seconds: float) -> Times:
 
 
 def backlog_of(samples: Iterable[Sample]) -> Backlog | None:
-    """The highest of what was seen at the same time; None of nothing."""
+    """Return the maximum of simultaneous samples, or None without samples."""
     seen = list(samples)
     if not seen:
         return None

@@ -1,4 +1,4 @@
-"""For screens: which guards hold jobs back, who has the places, and how many wait."""
+"""Guards that block jobs: their keys, the jobs that hold them and the number of waiting jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOLDERS = 10
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A job that has a place."""
+    """A job that holds a place."""
 
     job_id: str
     task: str
@@ -28,43 +28,43 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class CrowdedKey:
-    """One key that somebody waits for."""
+    """A key that jobs wait for."""
 
     name: str
     kind: str
     """``lock``, ``limit``, ``rate`` or ``sequence``."""
     places: int
-    """How many may run at once; of a rate, how many may start in a period."""
+    """Number of jobs that may run at once, or, for a rate, start in a period."""
     period_seconds: float | None
-    """None for all but rates."""
+    """Period of a rate; None for other guards."""
     holders: tuple[Holder, ...]
-    """Up to ten of those that have a place; none for rates, whose places are in the past."""
+    """Up to ten jobs that hold a place. Empty for rates, whose permits are in the past."""
     waiting: int
     is_exact: bool
-    """Whether those that wait were counted, not estimated."""
+    """Whether the number of waiting jobs was counted, not estimated."""
     next_start_seconds: float | None
-    """Until the next may start, of a rate."""
+    """For a rate: seconds until the next job may start."""
     halted_by: str | None
-    """The failed job that a sequence waits for: until its dead letter is requeued or discarded."""
+    """The failed job that halts a sequence until its dead letter is requeued or discarded."""
     is_set_by_hand: bool
-    """Whether ``set_limit`` says how many, not the task."""
+    """Whether ``set_limit`` overrides the task's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """The keys with a line."""
+    """The keys that block jobs."""
 
     keys: tuple[CrowdedKey, ...]
-    """The longest lines first, of those that were looked at."""
+    """Those with most waiting jobs first, among the keys that were read."""
     more: int
-    """How many other keys have a line."""
+    """Number of other keys that block jobs."""
 
 
 def crowded(settings: Settings) -> Crowded:
-    """Who holds what, and who waits for it.
+    """Return the keys that block jobs, with their holders.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     if not broker_for(settings).capabilities.guards:
         return Crowded((), 0)

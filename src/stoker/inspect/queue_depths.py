@@ -1,4 +1,4 @@
-"""How many jobs of each queue are where, and which queues are paused."""
+"""Number of jobs per queue and state, and paused queues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATES = ("ready", "deferred", "blocked", "running")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Since when a queue is paused, by whom, and why."""
+    """When a queue was paused, by whom, and why."""
 
     since: datetime
     by: str
@@ -36,29 +36,28 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """How many jobs of one queue are where."""
+    """Number of jobs of one queue by state."""
 
     name: str
     ready: int
     deferred: int
     blocked: int
     running: int
-    """Leased to a cluster: running in a worker, or about to."""
+    """Jobs that are leased to a cluster."""
     is_exact: bool
     """Whether the numbers are counted, not estimated."""
     oldest_ready_seconds: float | None
-    """How long the next job has waited since it might have started: of each priority the next one
-    is looked at, and the longest wait is told. None without a ready job, and where only the broker
-    could tell."""
+    """Longest wait among the next ready job of each priority. None if no job is ready, or if jobs
+    wait outside the database."""
     paused: Pause | None = None
-    """None = it is not."""
+    """None = not paused."""
 
 
 def queues(settings: Settings) -> tuple[QueueDepth, ...]:
-    """The queues that have a job, are paused, or are named by ``QUEUES``; by name.
+    """Return the queues that have jobs, are paused or are named in ``QUEUES``, by name.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     broker = broker_for(settings)
     paused = pauses(settings)
@@ -89,15 +88,17 @@ def queues(settings: Settings) -> tuple[QueueDepth, ...]:
 
 
 def pauses(settings: Settings) -> dict[str, Pause]:
-    """Queue -> its pause, of those that are paused. Raises: as ``queues``."""
+    """Return the pauses of queues, by queue. Raises: as ``queues``."""
     with explained(settings.database):
         rows = PausedQueue.objects.using(settings.database)
         return {row.queue: Pause(row.since, row.by, row.because) for row in rows}
 
 
 def _by_queue(alias: str, with_ready: Sequence[str]) -> dict[str, Shares]:
-    """Place -> how many jobs of each queue. One query for each two hundred queues, one more for
-    each place with more jobs than are counted, and one for each of several queues with so many.
+    """Return state -> number of jobs per queue.
+
+    Runs one query per two hundred queues, and one more for each state with more jobs than are
+    counted.
 
     Args:
         alias: of the database.
@@ -117,8 +118,11 @@ def _by_queue(alias: str, with_ready: Sequence[str]) -> dict[str, Shares]:
 
 
 def _ready(alias: str, counted: dict[str, int], limit: int) -> Shares:
-    """Those of each queue. What planners know of a single queue may be old, or nothing at all; how
-    many rows there are in all they know well: those are shared out."""
+    """Return the number of ready jobs per queue.
+
+    A planner's estimate for a single queue may be outdated, but its estimate of all rows is good,
+    so that number is distributed over the large queues.
+    """
     large = [queue for queue, number in counted.items() if number >= limit]
     if not large:
         return Shares(counted)
@@ -147,14 +151,14 @@ def _counts(alias: str, with_ready: Sequence[str], limit: int) -> list[tuple[str
 
 
 def _fronts(alias: str) -> list[tuple[str, UUID]]:
-    """Queue and job: the next ready one of each queue and priority, of which there are few."""
+    """Return (queue, job id) of the next ready job of each queue and priority."""
     connection = connections[alias]
     rows = engine_of(alias).fetch("ready_fronts", {}, rank=connection.ops.quote_name("rank"))
     return [(queue, as_uuid(job_id)) for queue, job_id in rows if job_id is not None]
 
 
 def _oldest_ready_seconds(alias: str, fronts: Sequence[tuple[str, UUID]]) -> dict[str, float]:
-    """Queue -> how long one of these jobs has waited, the longest wait of each queue."""
+    """Return the longest wait among these jobs, by queue."""
     since = _ready_since(alias, [job_id for _, job_id in fronts])
     now = timezone.now()
     waits: dict[str, float] = {}
@@ -166,7 +170,7 @@ def _oldest_ready_seconds(alias: str, fronts: Sequence[tuple[str, UUID]]) -> dic
 
 
 def _ready_since(alias: str, job_ids: Sequence[UUID]) -> dict[UUID, datetime]:
-    """Since when each might have started: not before its moment, nor while it was being tried."""
+    """Return when each job became ready: after its start time and its last attempt."""
     if not job_ids:
         return {}
     attempts = Attempt.objects.filter(job_id=OuterRef("pk")).order_by("-number")

@@ -1,7 +1,7 @@
-"""Read-only numbers for every screen.
+"""Read-only statistics for screens and commands.
 
-A look at the store must never be what slows it down: rows are found by an index, and very many of
-them are estimated, not counted (store/counting.py).
+Queries must not slow the store down: rows are found by an index, and large numbers are estimated
+instead of counted (store/counting.py).
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ from .queue_depths import QueueDepth, queues
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """One job that runs in a worker."""
+    """A job that runs in a worker."""
 
     job_id: str
     task: str
     queue: str
     attempt: int | None
     seconds: float
-    """How long this attempt has run."""
+    """Duration of this attempt so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker process, as its cluster's last sign of life showed it."""
+    """A worker process, as of its cluster's last heartbeat."""
 
     number: int
     pid: int
     jobs_done: int
     running: tuple[RunningJob, ...]
     resident_bytes: int = 0
-    """Of memory; 0 = not known."""
+    """Resident memory; 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """One cluster that has signed on and neither signed off nor been buried."""
+    """A cluster that has registered and not been removed since."""
 
     id: str
     name: str
     host: str
     pid: int
-    """Of its sentinel."""
+    """Process id of the sentinel."""
     state: str
-    """``running``, ``quiet`` (it takes no more jobs, as it was asked to) or ``stopping``."""
+    """``running``, ``quiet`` (takes no new jobs, on request) or ``stopping``."""
     request: str
-    """What it is asked to do: "", ``quiet`` or ``stop``."""
+    """The pending request: "", ``quiet`` or ``stop``."""
     started_at: datetime
     silent_seconds: float
-    """Since its last sign of life, on the database's clock."""
+    """Seconds since its last heartbeat, on the database's clock."""
     queues: tuple[str, ...]
-    """Those it serves; empty = all."""
+    """The queues that it serves; empty = all."""
     leases: int
     workers: tuple[WorkerState, ...]
     loops: Mapping[str, float] = field(default_factory=dict)
-    """``pusher``, ``monitor`` and ``scheduler``: how many seconds before that sign of life the loop
-    of each had turned last."""
+    """For ``pusher``, ``monitor`` and ``scheduler``: seconds between the last turn of its loop and
+    the heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedCounts:
-    """How many finished jobs are kept."""
+    """Number of stored jobs that have finished."""
 
     successful: int
     failed: int
@@ -85,7 +85,7 @@ class FinishedCounts:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCounts:
-    """How many dead letters are open, or carried on by a job."""
+    """Number of open and requeued dead letters."""
 
     total: int
     by_reason: Mapping[str, int]
@@ -94,15 +94,15 @@ class DeadLetterCounts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything at a glance."""
+    """Statistics of one backend."""
 
     backend: str
     cluster: str
-    """The name under ``CLUSTER``."""
+    """The setting ``CLUSTER``."""
     broker: str
-    """Its URL, as ``orm://default``."""
+    """Its URL, such as ``orm://default``."""
     server: str
-    """What answers there, as ``PostgreSQL 15.4``."""
+    """Name and version of the server, such as ``PostgreSQL 15.4``."""
     taken_at: datetime
     queues: tuple[QueueDepth, ...]
     clusters: tuple[ClusterState, ...]
@@ -111,10 +111,10 @@ class Overview:
 
 
 def overview(settings: Settings) -> Overview:
-    """All numbers of one backend.
+    """Return all statistics of one backend.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     broker = broker_for(settings).info()
     return Overview(
@@ -131,15 +131,16 @@ def overview(settings: Settings) -> Overview:
 
 
 def clusters(settings: Settings, *, facts: Facts | None = None) -> tuple[ClusterState, ...]:
-    """The clusters of this backend, the longest running first; one that died stands here, silent,
-    until upkeep has buried it.
+    """Return the clusters of this backend, the longest running first.
+
+    A dead cluster is included until upkeep removes it.
 
     Args:
         settings: the backend's.
-        facts: of the jobs that are wanted; None = of all that run.
+        facts: of the jobs to include; None = all running jobs.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     with explained(settings.database):
         known = Cluster.objects.using(settings.database).filter(name=settings.cluster)
@@ -155,7 +156,7 @@ def clusters(settings: Settings, *, facts: Facts | None = None) -> tuple[Cluster
 
 
 def finished(settings: Settings) -> FinishedCounts:
-    """The finished jobs that are kept. Raises: as ``overview``."""
+    """Count the stored jobs that have finished. Raises: as ``overview``."""
     with explained(settings.database):
         jobs = Job.objects.using(settings.database)
         counts = {status: count_of(jobs.filter(status=status)) for status in Job.Status}
@@ -164,7 +165,7 @@ def finished(settings: Settings) -> FinishedCounts:
 
 
 def dead_letters(settings: Settings) -> DeadLetterCounts:
-    """The dead letters by reason. Raises: as ``overview``."""
+    """Count the dead letters by reason. Raises: as ``overview``."""
     with explained(settings.database):
         shares = shares_of(DeadLetter.objects.using(settings.database).unclosed(), "reason")
     by_reason = dict(sorted(shares.numbers.items()))
@@ -175,7 +176,7 @@ def dead_letters(settings: Settings) -> DeadLetterCounts:
 
 
 Facts = Mapping[UUID, tuple[str, str, int | None]]
-"""Job id -> task, queue and attempt, of those that (still) run."""
+"""Job id -> task, queue and attempt of running jobs."""
 
 
 def _facts_of(settings: Settings, job_ids: set[UUID]) -> Facts:
@@ -189,13 +190,12 @@ def _facts_of(settings: Settings, job_ids: set[UUID]) -> Facts:
 
 
 def state_of(one: ClusterState, max_silence_seconds: float) -> str:
-    """Its state, in a word: ``silent`` where it has given no sign of life for longer than this, for
-    then nobody knows."""
+    """Return the state in a word: ``silent`` if the last heartbeat is too old to know."""
     return "silent" if one.silent_seconds > max_silence_seconds else one.state
 
 
 def longest_silence(settings: Settings) -> float:
-    """For how many seconds a cluster that is well may give no sign of life."""
+    """Return the longest normal time between two heartbeats, in seconds."""
     return max(
         3 * settings.heartbeat_seconds, settings.heartbeat_seconds + settings.database_seconds
     )
@@ -232,7 +232,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
 def _running(
     shown: Iterable[Mapping[str, Any]], silent_seconds: float, facts: Facts
 ) -> Iterable[RunningJob]:
-    """What ran at the last sign of life; what is not leased any more has ended since."""
+    """Return the jobs of the last heartbeat, without those whose lease has ended since."""
     for job in shown:
         job_id = UUID(job["job"])
         if job_id in facts:

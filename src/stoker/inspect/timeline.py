@@ -1,4 +1,4 @@
-"""Show a job's life as moments in order, read from the rows that are kept of it."""
+"""The timeline of a job: events in order, built from the stored rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from stoker.values.ids import is_step
 
 
 class MomentKind(TextChoices):
-    """What happened, or is so now."""
+    """Kind of an event, or of the current state."""
 
     ENQUEUED = "enqueued", "enqueued"
     SCHEDULED = "scheduled", "enqueued by a schedule"
@@ -67,42 +67,42 @@ class MomentKind(TextChoices):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One thing that happened to a job; or how it is now."""
+    """One event of a job, or its current state."""
 
     kind: MomentKind
     at: datetime | None = None
-    """None = nobody has written down when."""
+    """None = the time is unknown."""
     is_now: bool = False
-    """It has not ended: ``at`` is since when, as far as that is known."""
+    """Whether this is the current state; ``at`` is its beginning, if known."""
     text: str = ""
-    """What else is to be said in one line: a reason, a guard, the name of a schedule."""
+    """Details in one line: a reason, a guard, the name of a schedule."""
     until: datetime | None = None
-    """Of a wait: when it ends by itself."""
+    """End of a wait, if it is known."""
     seconds: float | None = None
-    """Of an attempt: how long it ran."""
+    """Duration of an attempt."""
     attempt: Attempt | None = None
-    """Of one that did not succeed: its row, with error and traceback."""
+    """Row of an unsuccessful attempt, with error and traceback."""
     number: int | None = None
-    """Of an attempt: its number, from 1."""
+    """Number of an attempt, from 1."""
     worker_id: str = ""
-    """Of one that runs: its host and process."""
+    """Host and process of an attempt."""
     by: str = ""
-    """Who did it, where a person did."""
+    """Person who triggered the event."""
     job_id: UUID | None = None
-    """The other job, which this one carries on, or which carries it on."""
+    """The other job of a requeue."""
     dead_letter_id: UUID | None = None
     workflow_id: UUID | None = None
     fraction: float | None = None
-    """How far the job said that it is, from 0 to 1."""
+    """Reported progress, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A job's life, as far as it is known."""
+    """The known events of a job."""
 
     job_id: UUID
     task: str
-    """"" = only its broker knows."""
+    """"" = only the broker knows it."""
     state: JobState
     moments: Sequence[Moment]
 
@@ -116,7 +116,7 @@ KIND_OF_ATTEMPT = {
 
 
 def of_attempt(failure: Attempt) -> Iterator[Moment]:
-    """One that did not succeed: how it began, and how it ended."""
+    """Yield the start and the end of an unsuccessful attempt."""
     number, worker_id = failure.number, failure.worker_id
     yield Moment(
         kind=MomentKind.ATTEMPT_BEGAN, at=failure.started_at, number=number, worker_id=worker_id
@@ -133,7 +133,8 @@ def of_attempt(failure: Attempt) -> Iterator[Moment]:
 
 
 def seconds_between(began: datetime | None, ended: datetime | None) -> float | None:
-    """None where one of them is not known, and where two clocks say what cannot be."""
+    """Return the seconds between two moments. None if one is unknown, or if clocks of two hosts
+    disagree."""
     if began is None or ended is None or ended < began:
         return None
     return (ended - began).total_seconds()
@@ -157,8 +158,8 @@ PLACES = {
 
 
 def row_of(settings: Settings, job_id: UUID, state: JobState) -> Any:
-    """Its row among those that wait or run; None where it has ended, has moved just now, or the
-    broker alone has it."""
+    """Return the job's row in its hot table. None if it has ended or just moved, or if only the
+    broker has it."""
     table: Any = PLACES.get(state)
     return table and table.objects.using(settings.database).filter(pk=job_id).first()
 
@@ -166,16 +167,16 @@ def row_of(settings: Settings, job_id: UUID, state: JobState) -> Any:
 def timeline(
     settings: Settings, job_id: UUID, progress: Progress | None = None, row: Any = None
 ) -> Timeline:
-    """What has happened to a job, in order. About ten look-ups by key, however many jobs there are.
+    """Return the events of a job in order, with about ten look-ups by key.
 
     Args:
         settings: the backend's.
         job_id: of the job.
-        progress: what is known of it already, where somebody has looked.
-        row: what ``row_of`` gives, likewise.
+        progress: the job's progress, if the caller has read it already.
+        row: the result of ``row_of``, if the caller has read it already.
 
     Raises:
-        TaskResultDoesNotExist: the job is not there (any more).
+        TaskResultDoesNotExist: the job does not exist (any more).
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     progress = progress or progress_of_one(settings, job_id)
@@ -185,7 +186,7 @@ def timeline(
 
 
 class _Life:
-    """One look at what is kept of a job."""
+    """Reads the stored rows of a job once."""
 
     def __init__(self, settings: Settings, job_id: UUID, progress: Progress, row: Any) -> None:
         self._row = row
@@ -225,7 +226,7 @@ class _Life:
 
     @cached_property
     def _requeues(self) -> list[Requeue]:
-        """In which this job is sent again, or carries on another; the oldest first."""
+        """Requeues from or to this job, oldest first."""
         rows = Requeue.objects.using(self._alias)
         found = rows.filter(from_job_id=self._id).union(rows.filter(pk=self._id), all=True)
         return sorted(found, key=lambda one: (one.requeued_at, one.pk))
@@ -254,7 +255,7 @@ class _Life:
 
     @cached_property
     def _begun(self) -> int:
-        """How many attempts were begun, the one that runs included."""
+        """Number of attempts that began, the running one included."""
         seen = max((one.number for one in self._failures), default=0)
         if self._job is not None and self._job.status is not None:
             return max(seen, self._job.attempts)
@@ -287,7 +288,7 @@ class _Life:
         )
 
     def _afterwards(self) -> Iterator[Moment]:
-        """What became of its dead letter."""
+        """Yield the events of its dead letter."""
         letter = self._letter
         is_last = letter is not None and letter.job_id == self._id
         if letter is not None and self._state == JobState.FAILED:
@@ -307,7 +308,7 @@ class _Life:
 
     @cached_property
     def _letter(self) -> DeadLetter | None:
-        """That of the logical job which this job is, or was."""
+        """The dead letter of its logical job."""
         letters = DeadLetter.objects.using(self._alias).defer("package", "traceback")
         mine = Q(job_id=self._id)
         if self._requeues:
@@ -351,7 +352,7 @@ class _Life:
 
     @cached_property
     def _place(self) -> Any:
-        """Its row among those that wait or run; None where the broker alone has it."""
+        """Its row in a hot table; None if only the broker has it."""
         return self._row or row_of(self._settings, self._id, self._state)
 
     def _noted(self) -> Iterator[Moment]:
@@ -365,14 +366,16 @@ class _Life:
 
 
 def _handed_on(kind: MomentKind, requeue: Requeue, job_id: UUID) -> Moment:
-    """One job carries on the other."""
+    """Return the event of a requeue."""
     text = requeue.because or WHO[Requeue.By(requeue.kind)]
     return Moment(kind=kind, at=requeue.requeued_at, job_id=job_id, by=requeue.by, text=text)
 
 
 def _seen_running(alias: str, claimed: Claimed) -> tuple[str, datetime | None]:
-    """Worker, and since when, as the cluster that has the lease showed it with its last sign of
-    life; nothing yet where the job is newer than that."""
+    """Return worker and start of a running job, from the last heartbeat of its cluster.
+
+    Both are empty if the job started after the heartbeat.
+    """
     cluster = Cluster.objects.using(alias).filter(pk=claimed.holder).first()
     for worker in cluster.info.get("workers", ()) if cluster is not None else ():
         for job in worker["running"]:

@@ -1,4 +1,4 @@
-"""Why a job is not running: one answer, read off the store.
+"""Explain why a job is not running.
 
 ::
 

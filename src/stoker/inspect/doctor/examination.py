@@ -1,4 +1,4 @@
-"""Run all checks of the doctor; those of guards, clusters and the schema are here."""
+"""Run all checks of the doctor. This module contains those of guards, clusters and the schema."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ A_MOMENT_SECONDS = 1.0
 
 
 class Needs(Look):
-    """They live as long as their jobs, and hold a place while these run."""
+    """Check that needs exist as long as their jobs, and hold places only while these run."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Need, "job_id", "kind", "halts", "holds", "fence"):
@@ -123,19 +123,23 @@ class Needs(Look):
         return set(jobs.values_list("pk", flat=True))
 
     def _halting(self, job_ids: Collection[UUID]) -> set[UUID]:
-        """Those that failed, and stop their sequence until somebody sees to the dead letter."""
+        """Return the failed jobs that halt their sequence until their dead letter is closed or
+        requeued."""
         letters = DeadLetter.objects.using(self.alias).unclosed().filter(job_id__in=job_ids)
         return set(letters.values_list("job_id", flat=True)) if job_ids else set()
 
     def _still_there(self, need_ids: Sequence[UUID]) -> list[UUID]:
-        """An end takes the needs away, so after it they are there no more."""
+        """Return the needs that still exist. Recording a job's end deletes its needs."""
         if not need_ids:
             return []
         rows = with_keys(Need.objects.using(self.alias), need_ids)
         return sorted(rows.values_list("pk", flat=True))
 
     def _unused(self, fences: Mapping[UUID, int]) -> list[UUID]:
-        """Each attempt has a fence of its own: under the same one it is still the same place."""
+        """Return the needs that still hold the same place although their job does not run.
+
+        Each attempt has its own fencing number, so an unchanged number means an unchanged place.
+        """
         if not fences:
             return []
         needs = with_keys(Need.objects.using(self.alias), fences.keys())
@@ -148,7 +152,7 @@ class Needs(Look):
 
 
 class BlockedLines(Look):
-    """Whoever is blocked waits under a key that is there, and for somebody."""
+    """Check that blocked jobs have an existing key, and that another job holds it."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         seen: set[UUID] = set()
@@ -176,8 +180,10 @@ class BlockedLines(Look):
         return len(stuck_ids)
 
     def _judge(self, key_ids: set[UUID]) -> tuple[set[UUID], list[UUID]]:
-        """The keys that are gone, and those under which nobody is called. With the keys locked, as
-        whoever blocks or calls has them."""
+        """Return the missing keys, and the keys whose blocked jobs nothing will make ready.
+
+        The keys are locked, as they are wherever jobs are blocked or made ready.
+        """
         with deciding(self.alias):
             keys = GuardKey.objects.using(self.alias).lock(key_ids)
             missing = key_ids - keys.keys()
@@ -205,7 +211,7 @@ class BlockedLines(Look):
         return has_room and not is_someone_called.exists()
 
     def _let_them_try(self, job_ids: Sequence[UUID]) -> int:
-        """The next claim makes the key, and decides."""
+        """Move blocked jobs to the ready table. The next claim creates the key and decides."""
         with deciding(self.alias):
             blocked = Blocked.objects.using(self.alias)
             rows = lock_by_key(blocked, job_ids, *PLACE_FIELDS, "key_id")
@@ -250,11 +256,11 @@ UNRELAYED = FindingKind(
     is_fault=False,
 )
 LONG_SECONDS = 300.0
-"""For which no living cluster leaves things as they are."""
+"""A live cluster would have repaired such a state within this time."""
 
 
 class LostClusters(Look):
-    """Leases that are over are taken over, and clusters that are gone are buried."""
+    """Check that ended leases are taken over, and dead clusters removed."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         settings = self.scene.settings
@@ -305,13 +311,13 @@ UNREADABLE = FindingKind(
     "become dead letters when their turn comes. Was a key rotated without SECRET_KEY_FALLBACKS?",
 )
 SAMPLED = 200
-"""Packages that are opened, of each line."""
+"""Number of packages to open, per hot table."""
 WRITTEN_BY_HAND = {"stoker_job": ("stoker_job_finished",)}
-"""Indexes that a migration makes and no model names."""
+"""Indexes that migrations create and models do not declare."""
 
 
 class Migrations(Look):
-    """All of them are applied."""
+    """Check that all migrations are applied."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         loader = MigrationLoader(connections[self.alias])
@@ -320,7 +326,7 @@ class Migrations(Look):
 
 
 class Indexes(Look):
-    """The tables have theirs."""
+    """Check that the tables have their indexes."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         connection = connections[self.alias]
@@ -340,7 +346,7 @@ class Indexes(Look):
 
 
 class Packages(Look):
-    """A sample of those that wait can be opened."""
+    """Check that a sample of waiting packages can be opened."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         sealer = sealer_for(self.scene.settings)
@@ -378,22 +384,22 @@ LOOKS: tuple[type[Look], ...] = (
     Packages,
 )  # fmt: skip
 OF_ANY_BROKER: tuple[type[Look], ...] = (Indexes, LostClusters, Letters)
-"""A broker outside the database has its jobs elsewhere."""
+"""The checks for brokers outside the database, which do not have their jobs in the store."""
 
 
 @dataclass(slots=True)
 class Finding:
-    """One kind of thing that is wrong."""
+    """A kind of problem, with the rows that have it."""
 
     name: str
     sentence: str
     is_fault: bool
-    """False: it is good to know, or upkeep will see to it; no promise is broken."""
+    """False: a notice, or something that upkeep repairs."""
     remedy: str
-    """What a repair does about it; "" = nothing would be safe."""
+    """What a repair does; "" = no repair is safe."""
     count: int = 0
     ids: list[str] = field(default_factory=list)
-    """Of the first 20."""
+    """Ids of the first 20 rows."""
     mended: int = 0
     error: str = ""
     """Why a repair failed."""
@@ -405,31 +411,31 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What an examination came to."""
+    """The result of an examination."""
 
     findings: list[Finding]
     looked_at: int
-    """Rows."""
+    """Number of rows."""
     cut_short: list[str]
-    """Tables of which rows were left out."""
+    """Tables that were not read completely."""
     seconds: float
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no promise is broken, or not any more."""
+        """Whether no guarantee is broken, or all broken ones were repaired."""
         return all(one.is_mended or not one.is_fault for one in self.findings)
 
 
 def examine(settings: Settings, *, repair: bool = False, most_rows: int = MOST_ROWS) -> Report:
-    """Look at the whole store of a backend, page by page.
+    """Check the whole store of a backend, page by page.
 
     Args:
         settings: the backend's.
-        repair: mend what is safe to mend.
-        most_rows: of one table; the rest is left out, which the report tells.
+        repair: repair what can be repaired safely.
+        most_rows: maximum number of rows per table; the report names tables with more.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     began = time.monotonic()
     broker = broker_for(settings)

@@ -1,4 +1,4 @@
-"""The doctor's checks of jobs, steps and dead letters."""
+"""Checks of the doctor: jobs, steps and dead letters."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from stoker.store.transactions import deciding
 from stoker.values.progress import come_so_far
 
 AT_ONCE = 500
-"""Rows of one page: no statement looks at more."""
+"""Number of rows per page and statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """One thing that may be wrong."""
+    """A kind of problem."""
 
     name: str
     sentence: str
     remedy: str = ""
-    """What a repair does about it; "" = nothing would be safe."""
+    """What a repair does; "" = no repair is safe."""
     is_fault: bool = True
-    """Whether a promise is broken. False: it is good to know, or upkeep will see to it."""
+    """Whether a guarantee is broken. False: a notice, or something that upkeep repairs."""
 
 
 @dataclass(slots=True)
 class Scene:
-    """The store that is looked at.
+    """The store to check.
 
     Args:
-        most: rows of one table, the rest is left out.
+        most: maximum number of rows per table.
     """
 
     settings: Settings
@@ -51,14 +51,14 @@ class Scene:
     most: int
     looked_at: int = 0
     cut_short: set[str] = field(default_factory=set)
-    """Tables of which rows were left out."""
+    """Tables that were not read completely."""
 
     @property
     def alias(self) -> str:
         return self.settings.database
 
     def pages(self, model: type[models.Model], *names: str) -> Iterator[Sequence[tuple[Any, ...]]]:
-        """A table along its primary key: that, and these fields."""
+        """Yield a table in pages along its primary key: the key and these fields."""
         rows = model._default_manager.using(self.alias).order_by("pk").values_list("pk", *names)
         after: Any = None
         seen = 0
@@ -76,7 +76,7 @@ class Scene:
 
 
 class Look(ABC):
-    """A look at one part of the store."""
+    """A check of one part of the store."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -84,10 +84,10 @@ class Look(ABC):
 
     @abstractmethod
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
-        """What is wrong, page by page: of what kind, and the ids of the rows."""
+        """Yield the problems page by page: kind, and ids of the rows."""
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
-        """Repair these, as far as they are still as they were seen. Returns how many."""
+        """Repair those rows that are still as they were read. Return the number."""
         raise NotImplementedError  # each look has its own
 
 
@@ -120,7 +120,7 @@ NEXT_TO_RUNNING = ("running", "ready", "blocked", "deferred")
 
 
 class Jobs(Look):
-    """Those that have not ended have a place."""
+    """Check that each unfinished job is in a hot table."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Job, "status"):
@@ -130,7 +130,8 @@ class Jobs(Look):
             yield LOST, sorted(self._alive(nowhere))
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
-        """With the job's row locked: whoever else mends it waits, and then finds it in line."""
+        """Put lost jobs into the ready table, with their rows locked so that concurrent repairs
+        wait."""
         with deciding(self.alias):
             names = ("id", "queue", "priority", "status")
             rows = lock_by_key(Job.objects.using(self.alias), ids, *names)
@@ -150,7 +151,7 @@ class Jobs(Look):
         return set(jobs.values_list("pk", flat=True))
 
     def _counts(self, job_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int, int]]:
-        """Attempts, crashes and needs, as they are written down elsewhere."""
+        """Return attempts, crashes and needs of each job, counted in other tables."""
         crashed = Count("pk", filter=Q(kind=Attempt.Kind.CRASHED))
         tried = Attempt.objects.using(self.alias).filter(job_id__in=job_ids).values_list("job_id")
         attempts = {row[0]: row[1:] for row in tried.annotate(last=Max("number"), crashed=crashed)}
@@ -160,7 +161,7 @@ class Jobs(Look):
 
 
 class Lines(Look):
-    """Whoever is in one of them is a job, is nowhere else, and has not ended."""
+    """Check that each row of a hot table belongs to an unfinished job and is the only one."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for name, table in PLACES.items():
@@ -193,7 +194,8 @@ class Lines(Look):
         return sorted(rows.values_list("pk", flat=True))
 
     def _unguarded(self, table: type[models.Model], guards: dict[UUID, int]) -> list[UUID]:
-        """Looked at again: it may have become another call meanwhile, with other guards."""
+        """Return the jobs whose needs are still missing at a second read. A replaced call has other
+        guards."""
         if not guards:
             return []
         needs = Need.objects.using(self.alias).filter(job_id__in=guards).values_list("job_id")
@@ -204,7 +206,8 @@ class Lines(Look):
         return [one for one in lacking if still.get(one) == guards[one]]
 
     def _let_go(self, ids: Sequence[UUID]) -> int:
-        """An end is for good, so that nothing has to be looked at again."""
+        """Remove finished jobs from the hot tables. No second check is needed, because an end is
+        final."""
         waiting = self.scene.broker.withdraw(ids)
         leased = with_keys(Claimed.objects.using(self.alias), ids)
         keys = list(leased.values_list("pk", "lease_id"))
@@ -225,7 +228,7 @@ class Lines(Look):
 
 
 def places_of(alias: str, job_ids: Collection[UUID]) -> dict[UUID, list[str]]:
-    """Job id -> every place where it is. One statement, so one moment."""
+    """Return the hot tables that contain each job, read in one statement."""
     if not job_ids:
         return {}
     found = [
@@ -249,7 +252,7 @@ LEFT_BEHIND = FindingKind(
 
 
 class StuckSteps(Look):
-    """The end of a job is what moves its workflow on, in one transaction."""
+    """Check that workflows have advanced after the end of each job."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Step, "state", "job_id"):
@@ -301,7 +304,7 @@ BY = "stoker doctor"
 
 
 class Letters(Look):
-    """An open one is of a job that failed, a requeued one is carried on."""
+    """Check that open dead letters belong to failed jobs, and requeued ones to live jobs."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(DeadLetter, "state", "job_id", "successor_id"):
@@ -333,7 +336,7 @@ class Letters(Look):
         return dict(jobs.values_list("pk", "status"))
 
     def _still(self, name: str, seen: dict[UUID, Any]) -> list[UUID]:
-        """Unchanged since, though the job had ended by then."""
+        """Return the dead letters that have not changed since they were read."""
         if not seen:
             return []
         rows = with_keys(DeadLetter.objects.using(self.alias).unclosed(), seen.keys())
@@ -341,7 +344,7 @@ class Letters(Look):
 
 
 class LeftoverNotes(Look):
-    """Rows that stand for nothing any more do no harm; they only grow in number."""
+    """Check for rows that are no longer used. They do no harm, but their number grows."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Requeue, "identity"):
@@ -370,7 +373,7 @@ class LeftoverNotes(Look):
         return sorted(rows.filter(~Exists(letter)).values_list("pk", flat=True))
 
     def _gone(self, job_ids: set[UUID]) -> set[UUID]:
-        """Those that are gone, and of which no dead letter tells."""
+        """Return the jobs that do not exist any more and that no dead letter refers to."""
         if not job_ids:
             return set()
         jobs = with_keys(Job.objects.using(self.alias), job_ids)

@@ -1,4 +1,4 @@
-"""What is answered when somebody asks why a job is not running."""
+"""The answers to the question why a job is not running."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from stoker.tasks.registry import find_task, task_of
 
 
 class Kind(TextChoices):
-    """What it is that a job waits for; or how it stands, if it waits for nothing."""
+    """What a job waits for; or its state, if it does not wait."""
 
     SUCCESSFUL = "successful"
-    """It ended well. Facts: finished_at, started_at, attempts, worker."""
+    """It succeeded. Facts: finished_at, started_at, attempts, worker."""
     CANCELLED = "cancelled"
-    """It was ended on purpose. Facts: finished_at, reason."""
+    """It was cancelled. Facts: finished_at, reason."""
     DEAD_LETTER = "dead_letter"
-    """It failed for good. Facts: finished_at, reason, attempts; of its dead letter, while that is
-    kept: dead_letter, dead_letter_state, carried_on_by, requeued_at_the_latest."""
+    """It failed for good. Facts: finished_at, reason, attempts; and while its dead letter is kept:
+    dead_letter, dead_letter_state, carried_on_by, requeued_at_the_latest."""
     UNREADABLE = "unreadable"
     """Its package cannot be opened. Facts: error; if it has ended, those of ``dead_letter``."""
     UNKNOWN_TASK = "unknown_task"
-    """Nobody has its task. Facts: error, due_at; if it has ended, those of ``dead_letter``."""
+    """No process has its task. Facts: error, due_at; if it has ended, those of ``dead_letter``."""
     RUNNING = "running"
-    """A worker has it. Facts: cluster, host, worker, pid, seconds, attempt, is_being_cancelled."""
+    """It runs in a worker. Facts: cluster, host, worker, pid, seconds, attempt,
+    is_being_cancelled."""
     HANDED_OUT = "handed_out"
-    """A cluster has it, and has not shown it running yet. Facts: cluster, host, attempt."""
+    """A cluster has claimed it and not yet reported it as running. Facts: cluster, host,
+    attempt."""
     CLUSTER_SILENT = "cluster_silent"
-    """The cluster that has it gives no sign of life. Facts: cluster, host, silent_seconds,
-    lease_seconds."""
+    """Its cluster sends no heartbeats. Facts: cluster, host, silent_seconds, lease_seconds."""
     RUN_AFTER = "run_after"
-    """Its moment has not come. Facts: due_at, seconds."""
+    """It is deferred. Facts: due_at, seconds."""
     RETRY = "retry"
-    """It failed, and is tried again. Facts: due_at, seconds, attempts, max_attempts, error."""
+    """It failed and will be retried. Facts: due_at, seconds, attempts, max_attempts, error."""
     PUT_BACK = "put_back"
-    """It was put back without having run. Facts: due_at, seconds."""
+    """It was released without having run. Facts: due_at, seconds."""
     LOCK = "lock"
     """Another job has its lock. Facts: key, holders, before, places."""
     LIMIT = "limit"
-    """As many run as its limit allows. Facts: as of ``lock``."""
+    """Its limit is reached. Facts: as of ``lock``."""
     RATE = "rate"
-    """As many were started as its rate allows. Facts: key, before, places, period_seconds,
-    next_start_seconds."""
+    """Its rate is reached. Facts: key, before, places, period_seconds, next_start_seconds."""
     SEQUENCE = "sequence"
-    """A job that comes before it in its sequence has not ended. Facts: key, holders, halted_by."""
+    """An earlier job of its sequence has not ended. Facts: key, holders, halted_by."""
     WORKFLOW = "workflow"
-    """It is a step whose turn has not come. Facts: workflow, workflow_state, waits_for."""
+    """It is a step that has not started yet. Facts: workflow, workflow_state, waits_for."""
     PAUSED = "paused"
     """Its queue is paused. Facts: since, by, because."""
     NO_CLUSTER = "no_cluster"
@@ -69,22 +69,22 @@ class Kind(TextChoices):
     NOT_SERVED = "not_served"
     """No cluster serves its queue. Facts: clusters, each with its queues."""
     CLUSTERS_QUIET = "clusters_quiet"
-    """The clusters that serve its queue take no more jobs. Facts: clusters, each with its state."""
+    """The clusters that serve its queue take no new jobs. Facts: clusters, each with its state."""
     IN_LINE = "in_line"
-    """It may start, and others are before it. Facts: before, is_exact, waited_seconds, per_second,
+    """It is ready, behind other jobs. Facts: before, is_exact, waited_seconds, per_second,
     expected_seconds, free_workers."""
     OUTBOX = "outbox"
-    """Its broker does not have it yet. Facts: database, enqueued_at."""
+    """It has not been relayed to its broker yet. Facts: database, enqueued_at."""
     AT_BROKER = "at_broker"
-    """A broker outside the database has it, which cannot say more. Facts: broker."""
+    """It is at a broker that cannot say more. Facts: broker."""
     LOST = "lost"
-    """It has a row, and waits nowhere. Facts: none."""
+    """It has a row, but is in no hot table. Facts: none."""
     UNKNOWN = "unknown"
-    """Nobody knows a job of this id. Facts: made_at, which the id itself says."""
+    """No job has this id. Facts: made_at, from the id itself."""
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether it will not run before somebody does something about it."""
+        """Whether it will not run without an intervention."""
         return self in HELD_UP
 
     @property
@@ -113,24 +113,24 @@ class Answer:
     job_id: UUID
     kind: Kind
     sentence: str
-    """For people."""
+    """Explanation for people."""
     advice: str = ""
-    """What to do about it; "" = nothing needs to be done."""
+    """What to do about it; "" = nothing."""
     task: str = ""
-    """The dotted path; "" where nobody knows it."""
+    """Dotted path; "" = unknown."""
     queue: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """For programs: those that the kind names, of numbers, texts, moments (aware, or as USE_TZ
-    says), None, and lists and dicts of these. Where one is not known it is None, or missing."""
+    """Data for programs, as the kind describes: numbers, texts, moments (aware, or as USE_TZ says),
+    None, and lists and dicts of these. Unknown values are None or missing."""
 
 
 def when(one: datetime | None) -> str:
-    """A moment, as sentences have it."""
+    """Format a moment for a sentence."""
     return "a moment that nobody noted" if one is None else one.isoformat(" ", "seconds")
 
 
 def at(microseconds: int) -> datetime:
-    """The moment of a due time."""
+    """Convert a due time to a datetime."""
     return moment(microseconds / 1e6)
 
 
@@ -138,11 +138,11 @@ M = TypeVar("M", bound=models.Model)
 
 
 class Asked:
-    """One job, seen at one moment.
+    """The job in question, read at one moment.
 
     Args:
-        seen: what somebody else has just seen of it.
-        row: its row of a narrow table, where somebody else has just read it.
+        seen: the job's progress, if the caller has read it already.
+        row: the job's row of a hot table, if the caller has read it already.
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class Asked:
         self.queue = self.job.queue if self.job is not None else ""
 
     def may_be(self, state: JobState) -> bool:
-        """Whether it is worth looking for it there."""
+        """Return whether the job may be in this state."""
         return self._seen is None or self._seen.state == state
 
     def row(self, model: type[M]) -> M | None:
-        """Its row of a narrow table."""
+        """Return the job's row of this hot table."""
         if isinstance(self._row, model):
             return self._row
         return model._default_manager.using(self.alias).filter(pk=self.job_id).first()
@@ -176,22 +176,23 @@ class Asked:
         return Answer(self.job_id, kind, sentence + stop, advice, self.task, self.queue, facts)
 
     def seconds_until(self, moment_us: int) -> float:
-        """From now on; negative when it is past."""
+        """Return the seconds until a moment; negative if it is past."""
         return (moment_us - self.now_us) / MICROSECONDS
 
     @cached_property
     def now_us(self) -> int:
-        """On the database's clock."""
+        """The time on the database's clock."""
         return database_now_us(self.alias)
 
     @cached_property
     def clusters(self) -> tuple[ClusterState, ...]:
-        """With this job, where one of them shows that it runs."""
+        """The clusters, with this job if one of them runs it."""
         own = {self.job_id: (self.task, self.queue, None)}
         return clusters(self.settings, facts=own)
 
     def is_alive(self, cluster: ClusterState) -> bool:
-        """Whether it has given a sign of life within a lease: after that, others take over."""
+        """Return whether the last heartbeat is younger than a lease. Later, other clusters take
+        over."""
         return cluster.silent_seconds <= self.settings.lease_seconds
 
     @cached_property
@@ -200,7 +201,8 @@ class Asked:
 
     @cached_property
     def package(self) -> Package | PackageError | None:
-        """Opened, but for its arguments; or why it can't be; None where the store has none."""
+        """The package, opened except for its arguments; an error if it cannot be opened; None if
+        the store has none."""
         if self.job is None or not self.job.package:
             return None
         try:
@@ -210,7 +212,7 @@ class Asked:
 
     @cached_property
     def unknown_task(self) -> UnknownTask | None:
-        """Why the task is not found here, with the code that this process has."""
+        """The error if this process does not have the task."""
         try:
             if isinstance(self.package, Package):
                 task_of(self.package)

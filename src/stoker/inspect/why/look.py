@@ -1,4 +1,4 @@
-"""Find where a job is, and let the part that knows answer why it is not running."""
+"""Find where a job is, and explain why it is not running."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Seat = tuple[ClusterState, WorkerState, RunningJob]
 
 
 def answer_running(asked: Asked, row: Claimed) -> Answer:
-    """Of a job that is leased in the store."""
+    """Answer for a job that is leased in the store."""
     asked.queue = row.queue
     cluster = _cluster_of(asked, row.holder)
     if cluster is None:
@@ -54,7 +54,7 @@ def answer_running(asked: Asked, row: Claimed) -> Answer:
 
 
 def answer_running_elsewhere(asked: Asked) -> Answer | None:
-    """Of a job that a broker outside the database may have: clusters show what they run."""
+    """Answer for a job of a broker outside the database, if a cluster reports it as running."""
     seat = _seat_of(asked)
     return None if seat is None else _answer_at_work(asked, seat, seat[2].attempt)
 
@@ -87,7 +87,7 @@ def _answer_at_work(asked: Asked, seat: Seat, attempt: int | None) -> Answer:
 
 
 def _answer_of_stranger(asked: Asked, row: Claimed) -> Answer | None:
-    """Of a job that a cluster of another backend has, whose queues are in the same store."""
+    """Answer for a job that a cluster of another backend on the same store has claimed."""
     clusters = Cluster.objects.using(asked.alias).alive_within(asked.settings.lease_seconds)
     cluster = clusters.filter(pk=row.holder).first()
     if cluster is None:
@@ -131,7 +131,7 @@ def _cluster_of(asked: Asked, holder: UUID) -> ClusterState | None:
 
 
 def _seat_of(asked: Asked) -> Seat | None:
-    """Where it runs, as of its cluster's last sign of life."""
+    """Return where the job ran at the last heartbeat."""
     for cluster in asked.clusters:
         for worker in cluster.workers:
             for running in worker.running:
@@ -197,7 +197,8 @@ REASONS = frozenset(DeadLetter.Reason.values)
 
 
 def _letter_of(asked: Asked) -> DeadLetter | None:
-    """The dead letter of its logical job: that is another job's by now if it was sent again."""
+    """Return the dead letter of the logical job, which a requeue may have assigned to another
+    job."""
     letters = DeadLetter.objects.using(asked.alias)
     own = letters.filter(job_id=asked.job_id).first()
     if own is not None:
@@ -220,26 +221,25 @@ def _advice(letter: DeadLetter | None) -> str:
 
 
 LOOKS = 3
-"""A job on the move from one table to the next may be missed by one look, not by several."""
+"""Number of reads. A job that moves between tables may be missed by one of them."""
 
 
 def why(
     settings: Settings, job_id: UUID, progress: Progress | None = None, row: Any = None
 ) -> Answer:
-    """Why this job is not running; or where it runs, or how it ended.
+    """Explain why a job is not running; or where it runs, or how it ended.
 
     Args:
-        settings: of the backend that has it.
+        settings: of the job's backend.
         job_id: of the job.
-        progress: what is known of it already, where somebody has looked.
-        row: its row among those that wait or run, likewise: see ``timeline.row_of``.
+        progress: the job's progress, if the caller has read it already.
+        row: the job's row of a hot table, likewise: see ``timeline.row_of``.
 
     Returns:
-        One answer: the first thing that would have to change. It is always one, also of an id that
-        nobody knows.
+        Exactly one answer, also for an unknown id: the first obstacle that would have to go.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store can't be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     with explained(settings.database):
         for look in range(LOOKS):
@@ -251,7 +251,7 @@ def why(
 
 
 def _look(asked: Asked) -> Answer | None:
-    """None: it is in no table; or it moved just now."""
+    """Return the answer, or None if the job is in no table or has just moved."""
     if asked.job is not None and asked.job.status is not None:
         return answer_ended(asked)
     if asked.may_be(JobState.DEFERRED) and (deferred := asked.row(Deferred)) is not None:
@@ -283,7 +283,7 @@ def _in_outbox(asked: Asked) -> Answer | None:
 
 
 def _at_broker(asked: Asked) -> Answer | None:
-    """What a broker outside the database can tell."""
+    """Answer from a broker outside the database."""
     broker = broker_for(asked.settings)
     if broker.capabilities.transactional:
         return None

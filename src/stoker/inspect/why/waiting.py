@@ -1,4 +1,4 @@
-"""Say why a job waits: for another step, a guard, its moment, or its turn in the queue."""
+"""Explain why a job waits: for another step, a guard, its start time, or its turn in the queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .answer import Answer, Asked, Kind, at, when
 
 SHOWN = 10
 LEAVES = 200
-"""Of what is under way before it, as many steps are looked at."""
+"""Maximum number of earlier steps to read."""
 
 
 def answer_step(asked: Asked, step: Step) -> Answer:
@@ -67,8 +67,8 @@ def answer_step(asked: Asked, step: Step) -> Answer:
 
 
 def _steps_before(asked: Asked, step: Step) -> list[dict[str, Any]]:
-    """The tasks under way in its workflow that must end before it: those below the nearest step
-    that stands before it and has not ended."""
+    """Return the unfinished tasks that must end first: those below the nearest earlier step that
+    has not ended."""
     steps = Step.objects.using(asked.alias).defer("sealed", "value")
     node = step
     while node.parent_id is not None:
@@ -88,7 +88,7 @@ def _steps_before(asked: Asked, step: Step) -> list[dict[str, Any]]:
 
 
 def _tasks_of(asked: Asked, found: list[Step]) -> list[dict[str, Any]]:
-    """The tasks among these steps and below them that are under way."""
+    """Return the unfinished tasks among these steps and below them."""
     steps = Step.objects.using(asked.alias).defer("sealed", "value")
     tasks: list[Step] = []
     while found and len(tasks) < SHOWN:
@@ -116,7 +116,7 @@ KINDS = {
 
 
 def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
-    """None: the key went away just now, and the job with it."""
+    """Return the answer, or None if the key and the job's row have just been removed."""
     asked.queue = row.queue
     key = GuardKey.objects.using(asked.alias).filter(pk=row.key_id).first()
     if key is None:
@@ -132,7 +132,7 @@ def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
 
 
 def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
-    """Of a lock or limit."""
+    """Answer for a lock or a limit."""
     holders = _shown(asked, Need.objects.using(asked.alias).holders([key.pk])[key.pk])
     room = "one may" if key.room == 1 else f"{key.room} may"
     turn = "It is next." if not facts["before"] else f"{facts['before']:,} are before it."
@@ -162,8 +162,8 @@ def _answer_rate(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
 
 
 def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
-    """A sequence is held by the job that runs; by one that has failed, until somebody sees to it;
-    else by the oldest that has not ended."""
+    """Answer for a sequence. It is held by the running job, or by a failed one that halts it, else
+    by the oldest unfinished job."""
     needs = Need.objects.using(asked.alias)
     holding = needs.holders([key.pk])[key.pk]
     first = None if holding else needs.firsts([key.pk])[key.pk]
@@ -184,7 +184,7 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
 
 
 def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
-    """Some of these jobs, each with its task and where it is."""
+    """Describe some of these jobs: id, task and state."""
     ids: list[UUID] = sorted(job_ids)[:HOLDERS]
     jobs = Job.objects.using(asked.alias)
     known = {row[0]: row[1:] for row in with_keys(jobs, ids).values_list("pk", "task", "status")}
@@ -205,11 +205,11 @@ def _by(holders: list[dict[str, Any]]) -> str:
 
 
 RATE_SECONDS = 300.0
-"""From so much of the history it is told how fast a queue moves."""
+"""Period from which the speed of a queue is computed."""
 
 
 def answer_ready(asked: Asked, row: Ready | None) -> Answer:
-    """Of a job that is ready; or would be, if a cluster looked (None)."""
+    """Answer for a job that is ready, or for an overdue deferred one (``row=None``)."""
     if row is not None:
         asked.queue = row.queue
     return (
@@ -252,7 +252,7 @@ def _paused(asked: Asked) -> Answer | None:
 
 
 def _not_served(asked: Asked) -> Answer | None:
-    """No cluster would fetch it."""
+    """Answer if no cluster would claim the job."""
     alive = [one for one in asked.clusters if asked.is_alive(one)]
     if not alive:
         silent = [_shown_seconds(one) for one in asked.clusters]
@@ -328,13 +328,13 @@ def _in_line(asked: Asked, row: Ready | None) -> Answer:
 
 
 def _before(asked: Asked, row: Ready) -> Number:
-    """Along the index of the claim."""
+    """Count the earlier ready jobs, along the index of the claim."""
     line = Ready.objects.using(asked.alias).filter(queue=row.queue)
     return count_of(line.filter(Q(rank__lt=row.rank) | Q(rank=row.rank, pk__lt=row.pk)))
 
 
 def _pace(asked: Asked) -> float | None:
-    """How many attempts end in a second in its queue, as of late; None where none did."""
+    """Return the attempts per second that recently ended in the queue; None if there were none."""
     return ended_lately(asked.settings, asked.queue, RATE_SECONDS) / RATE_SECONDS or None
 
 
@@ -363,7 +363,7 @@ def _shown_seconds(cluster: ClusterState) -> dict[str, Any]:
 
 
 LATE_SECONDS = 5.0
-"""A job that is due for longer is held up by the same as one that is ready."""
+"""A job that is overdue by more than this is explained like a ready one."""
 
 
 def answer_deferred(asked: Asked, row: Deferred) -> Answer:
