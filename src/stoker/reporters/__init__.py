@@ -1,1 +1,1 @@
-"""Who listens to what happens to jobs, and tells others. They change nothing about it."""
+"""Reporters: listeners that pass events about jobs on to logs, Sentry, Prometheus and others."""

@@ -1,4 +1,4 @@
-"""What a reporter is: see docs/howto/write-a-reporter.md."""
+"""The base class of reporters: see docs/howto/write-a-reporter.md."""
 
 from __future__ import annotations
 
@@ -13,48 +13,55 @@ from stoker.schedules.fire import Fired
 
 
 class Reporter:
-    """Tells somebody else what happens to jobs. Made once in each process that knows the settings,
-    with its options as keywords; what it does not override costs nothing.
+    """Passes events about jobs on to another system.
 
-    What a hook raises is told once in the log, and harms no job. ``on_enqueue``, ``on_start`` and
-    ``on_end`` stand in the way of each job: they must not wait for anything. ``on_failure`` and
-    ``on_tick`` may: they are called in a thread of the reporter's own, one after another. While a
-    hundred wait for their turn, more are dropped, and the log says so.
+    It is created once in each process that reads the settings, with its options as keyword
+    arguments. Hooks that a subclass does not override cost nothing.
+
+    Errors of a hook are logged once and do not affect jobs. ``on_enqueue``, ``on_start`` and
+    ``on_end`` delay each job, so they must not block. ``on_failure`` and ``on_tick`` may block:
+    they are called one after another in the reporter's own thread. If a hundred calls are waiting,
+    further ones are dropped and the log says so.
     """
 
     never_waits: ClassVar[bool] = False
-    """Whether ``on_failure`` and ``on_tick`` only hand over what they have to tell, too: then they
-    are called where it happens, in the context of the job."""
+    """Whether ``on_failure`` and ``on_tick`` do not block either. They are then called at once, in
+    the context of the job."""
 
     def begin(self, role: str) -> None:
-        """A process of a cluster begins: ``pusher``, ``monitor``, ``scheduler`` or ``worker``."""
+        """Called when a process of a cluster starts: ``pusher``, ``monitor``, ``scheduler`` or
+        ``worker``."""
 
     def on_enqueue(self, task: Any, job_id: UUID, metadata: dict[str, str]) -> None:
-        """A job is about to be made. What is added to ``metadata`` travels with it."""
+        """Called before a job is created. Entries added to ``metadata`` travel with the job."""
 
     def on_start(self, running: Running, result: Result[Any]) -> None:
-        """In the worker, before each attempt, where the task will run.
+        """Called in the worker before each attempt, in the thread or event loop of the task.
 
         Args:
-            running: which attempt of which job, and the job's metadata.
-            result: its TaskResult: arguments, when it was enqueued, when it was started.
+            running: the attempt, with the job's metadata.
+            result: its TaskResult, with arguments and times.
         """
 
     def on_end(self, running: Running, result: Result[Any], outcome: Outcome) -> None:
-        """In the worker, after each attempt, also when ``on_start`` failed. What crashes, or is
-        killed, does not come so far: of that only ``on_failure`` tells.
+        """Called in the worker after each attempt, even if ``on_start`` failed.
+
+        It is not called if the worker crashed or was killed; ``on_failure`` is.
 
         Args:
-            outcome: what it came to, see stoker.jobs.outcomes: ``outcome.kind`` is
-                ``succeeded``, ``failed``, ``retry``, ``snoozed`` or ``cancelled``.
+            outcome: see stoker.jobs.outcomes; ``outcome.kind`` is ``succeeded``, ``failed``,
+                ``retry``,
+                ``snoozed`` or ``cancelled``.
         """
 
     def on_failure(self, failure: Failure) -> None:
-        """An attempt failed, for good or to be tried again: once for each, before its ``on_end``.
-        In the monitor's process where the worker crashed or was killed."""
+        """Called once for each failed attempt, retried or not, before its ``on_end``.
+
+        If the worker crashed or was killed, the monitor's process calls it.
+        """
 
     def on_tick(self, fired: Fired) -> None:
-        """In the scheduler: a tick of a schedule became a job, or was left out."""
+        """Called in the scheduler after a tick of a schedule has enqueued a job or was skipped."""
 
     def flush(self, seconds: float) -> None:
-        """The process is about to end: send what is left, in so many seconds at most."""
+        """Called before the process exits: send what is left, within this many seconds."""

@@ -1,5 +1,7 @@
-"""The desk: the one place where signals become calls of reporters. Nothing is connected that no
-reporter wants, so a project without reporters pays nothing, and what a reporter raises stays here.
+"""Connect signals to the reporters.
+
+Only signals that a reporter handles are connected, so a project without reporters has no cost.
+Errors of reporters do not leave this module.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ OWN = {
 
 
 def load(alias: str, named: NamedReporter) -> Reporter:
-    """Make a reporter, with its options.
+    """Create a reporter with its options.
 
     Raises:
-        ConfigurationError: with a sentence that says why not.
+        ConfigurationError: the message says why it cannot be created.
     """
     where = f'TASKS["{alias}"]["OPTIONS"]["REPORTERS"]'
     kind = _find(where, named.name)
@@ -99,24 +101,26 @@ _mailboxes: WeakSet[Mailbox] = WeakSet()
 
 
 class Mailbox:
-    """That of one reporter in this process. Its thread begins with the first letter, and keeps no
-    process from ending."""
+    """The queue of calls to one reporter in this process.
+
+    Its thread starts with the first call, and does not keep the process from exiting.
+    """
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self.dropped = 0
-        """How many letters found no room."""
+        """Number of calls that were dropped because the queue was full."""
         self.begin_anew()
         _mailboxes.add(self)
 
     def begin_anew(self) -> None:
-        """In a forked child there is no thread, and the letters are the parent's to send."""
+        """Start with an empty queue and no thread, as a forked child must."""
         self._waiting: queue.Queue[Callable[[], object]] = queue.Queue(MOST_WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def put(self, send: Callable[[], object]) -> None:
-        """Have it called soon, unless too many wait already. ``send`` must not raise."""
+        """Call ``send`` soon, unless the queue is full. ``send`` must not raise."""
         try:
             self._start()
             self._waiting.put_nowait(send)
@@ -126,7 +130,7 @@ class Mailbox:
                 tell("reports_dropped", reporter=self._owner, count=self.dropped)
 
     def flush(self, seconds: float) -> None:
-        """Wait until all are sent, so long at most."""
+        """Wait until all calls are made, at most this long."""
         waiting = self._waiting
         with waiting.all_tasks_done:
             waiting.all_tasks_done.wait_for(lambda: not waiting.unfinished_tasks, seconds)
@@ -150,7 +154,8 @@ class Mailbox:
 
 
 def _is_round(number: int) -> bool:
-    """Whether it is 1, 10, 100, ...: how often to tell of something that goes on."""
+    """Return whether a count is 1, 10, 100, ..., so that repeated problems are logged ever less
+    often."""
     return str(number).rstrip("0") == "1"
 
 
@@ -173,7 +178,7 @@ HOOKS: dict[str, Signal] = {
 
 
 class LoadedReporter:
-    """One reporter at the desk."""
+    """A reporter with its queue of calls."""
 
     def __init__(self, name: str, reporter: Reporter) -> None:
         self.name = name
@@ -185,7 +190,7 @@ class LoadedReporter:
         return getattr(type(self._reporter), hook) is not getattr(Reporter, hook)
 
     def call(self, hook: str, *args: Any) -> None:
-        """Now. What it raises is told, once for each hook."""
+        """Call a hook now. Errors are logged, once for each hook."""
         try:
             getattr(self._reporter, hook)(*args)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it must harm no job
@@ -195,7 +200,7 @@ class LoadedReporter:
                 tell("reporter_failed", reporter=self.name, hook=hook, error=described)
 
     def send(self, hook: str, *args: Any) -> None:
-        """Now, if it never waits; else in its own thread."""
+        """Call a hook now if the reporter never blocks, else in its own thread."""
         if self._mailbox is None:
             self.call(hook, *args)
         else:
@@ -209,15 +214,15 @@ class LoadedReporter:
 
 
 class Desk:
-    """All reporters of this process, by the name of the backend under ``TASKS``."""
+    """All reporters of this process, by the alias of the backend in ``TASKS``."""
 
     def __init__(self) -> None:
         self._seats: dict[str, list[LoadedReporter]] = {}
         self.problems: list[str] = []
-        """Why reporters could not be had, a sentence each."""
+        """One sentence for each reporter that could not be loaded."""
 
     def open(self) -> None:
-        """Load the reporters that ``TASKS`` names, and listen for them."""
+        """Load the reporters that ``TASKS`` names, and connect their signals."""
         self._seats.clear()
         self.problems.clear()
         for alias in own_backends():
@@ -276,7 +281,7 @@ class Desk:
             seat.send("on_tick", fired)
 
     def _flush(self, *, seconds: float, **_: Any) -> None:
-        """All at once, and no longer than that, whatever they do."""
+        """Flush all reporters in parallel, within the given time."""
         until = time.monotonic() + seconds
         threads = [
             threading.Thread(target=seat.flush, args=[seconds], daemon=True)
@@ -293,6 +298,6 @@ desk = Desk()
 
 
 def check_reporters(**_: Any) -> list[CheckMessage]:
-    """What keeps reporters from being told anything."""
+    """Report the reporters that could not be loaded."""
     hint = "See docs/howto/report-errors.md."
     return [Error(problem, hint=hint, id="stoker.E010") for problem in desk.problems]

@@ -1,4 +1,4 @@
-"""What is told of a job, whoever is told."""
+"""The data about a job that reporters send."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Facts = dict[str, Any]
 
 
 class _Secrets(SafeExceptionReporterFilter):
-    """What sounds secret by its name is never told, in arguments and in what is inside of them:
-    Django's own rule for its error pages."""
+    """Hides values whose names sound secret, in nested containers too, by the rule of Django's
+    error pages."""
 
     cleansed_substitute = WITHHELD
 
@@ -35,7 +35,7 @@ _secrets = _Secrets()
 
 
 def facts_of_attempt(running: Running, result: Result[Any]) -> Facts:
-    """Of an attempt that runs here."""
+    """Return the data about a running attempt."""
     return {
         "job_id": str(running.job_id),
         "task": running.task,
@@ -66,7 +66,7 @@ def facts_of_failure(failure: Failure) -> Facts:
 
 
 def arguments_of_failure(failure: Failure) -> Facts:
-    """Name -> value, as far as they are known and may be told."""
+    """Return name -> value of the job's arguments. Secret values are hidden."""
     if failure.package is None:
         return {}
     args, kwargs = failure.package.args, failure.package.kwargs
@@ -84,7 +84,7 @@ def _origin(metadata: Mapping[str, str]) -> Facts:
 
 
 def _names(task: Any, count: int) -> list[str]:
-    """Of so many arguments given by position."""
+    """Return the names of this many positional arguments."""
     parameters = list(inspect.signature(task.func).parameters.values())
     names = [one.name for one in parameters if one.kind in BY_POSITION]
     if task.takes_context:

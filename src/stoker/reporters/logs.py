@@ -1,4 +1,4 @@
-"""Every log sentence of Stoker's, and the job's name on every record made inside a task."""
+"""All log messages of Stoker, and the job's name on every record that is made inside a task."""
 
 from __future__ import annotations
 
@@ -198,9 +198,11 @@ def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
 
 
 def install() -> None:
-    """Listen to events, and let every log record say which job it was made in:
-    ``stoker_job_id``, ``stoker_task``, ``stoker_queue`` and ``stoker_attempt`` (empty outside of
-    tasks)."""
+    """Log events, and add the current job to every log record.
+
+    The attributes are ``stoker_job_id``, ``stoker_task``, ``stoker_queue`` and ``stoker_attempt``;
+    they are empty outside of tasks.
+    """
     event.connect(put_into_words, dispatch_uid="stoker.reporters.logs")
     make = logging.getLogRecordFactory()
     if getattr(make, "names_the_job", False):

@@ -1,7 +1,7 @@
-"""OpenTelemetry: spans that are linked across the queue, and metrics of runs and waiting.
+"""OpenTelemetry: spans linked from enqueue to run, and metrics of run and wait times.
 
-Only the API is used: what is made of it, and where it is sent, is for the SDK that the project sets
-up. Names are those of the semantic conventions for messaging; see docs/howto/trace-jobs.md.
+Only the API is used. The project sets up the SDK that processes and exports the data. Names follow
+the semantic conventions for messaging; see docs/howto/trace-jobs.md.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ BUCKETS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
     30, 60, 300, 900, 3600,
 )  # fmt: skip
-"""The first line is that of the conventions; jobs may take longer than messages do."""
+"""The first line is that of the conventions; the second is for jobs that take longer than
+messages."""
 NANOSECONDS = 1_000_000_000
 
 Attributes = dict[str, Any]
 
 
 class _Begun(NamedTuple):
-    """An attempt that runs here."""
+    """A running attempt."""
 
     span: Span
     token: Token[Any]
     at: float
-    """Monotonic seconds."""
+    """Start in monotonic seconds."""
 
 
 _begun: ContextVar[_Begun | None] = ContextVar("stoker_opentelemetry", default=None)
 
 
 class OpenTelemetryReporter(Reporter):
-    """Reports to the tracer and meter providers that the project has set up.
+    """Reports to the tracer and meter providers of the project.
 
     Args:
-        new_trace: whether each run is a trace of its own that links to the enqueue, instead of a
-            part of the enqueue's trace: for jobs that run long after.
-        set_up: the dotted path of a function without arguments, called when a process of a cluster
-            begins: it sets up the SDK there, whose threads no process may inherit. None = the
-            project does so elsewhere.
+        new_trace: make each run a separate trace that links to the enqueue, instead of a part of
+            the enqueue's trace: for jobs that run much later.
+        set_up: dotted path of a function without arguments that sets up the SDK. It is called when
+            a process of a cluster starts, because the SDK's threads do not survive a fork. None =
+            the project sets it up elsewhere.
     """
 
     never_waits: ClassVar[bool] = True
@@ -134,8 +135,8 @@ class OpenTelemetryReporter(Reporter):
     # -- what never came to its end ---------------------------------------------------------------
 
     def on_failure(self, failure: Failure) -> None:
-        """Where the task raised, its span notes that. Where its worker was lost, so was the span:
-        one is made that says what is known."""
+        """Record an exception on the span. If the worker was lost with its span, create a new
+        one."""
         begun = _begun.get()
         if begun is not None:
             if failure.exception is not None:

@@ -1,8 +1,7 @@
-"""Prometheus: numbers of the store, to be scraped.
+"""Prometheus: metrics of the store, to be scraped.
 
-There is one truth, and any process can tell it: however many processes and hosts there are, one of
-them is scraped, and counters go on where they were when it is started anew. See
-docs/howto/monitor-with-prometheus.md.
+All numbers come from the store, so it suffices to scrape any one process, and counters continue
+after a restart. See docs/howto/monitor-with-prometheus.md.
 """
 
 from __future__ import annotations
@@ -90,16 +89,19 @@ Read = Callable[[Settings], Iterator[Sample]]
 
 
 class MetricSource(NamedTuple):
-    """Where numbers come from."""
+    """A function that reads metrics."""
 
     read: Read
     whose: Callable[[Settings], tuple[str, ...]]
-    """What they are numbers of: two backends may have it in common."""
+    """Returns the identity of what is measured, which two backends may share."""
 
 
 class Numbers(Collector):
-    """What the stores of these backends say now. What several of them have in common is told once,
-    under the name of the first: else sums would be wrong."""
+    """The current metrics of these backends.
+
+    Metrics that several backends share are reported once, under the first one, so that sums are
+    right.
+    """
 
     def __init__(self, backends: Iterable[Settings]) -> None:
         self._families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
@@ -120,7 +122,7 @@ class Numbers(Collector):
         yield from self._families.values()
 
     def _read(self, settings: Settings, read: Read) -> bool:
-        """What cannot be read is left out: nothing is told that is not so."""
+        """Read metrics. If the store cannot be read, report none instead of wrong ones."""
         try:
             samples = list(read(settings))
         except (StokerError, DatabaseError, InterfaceError):
@@ -191,18 +193,18 @@ SOURCES = (
 
 PATH = "/metrics"
 AGAIN_SECONDS = 5.0
-"""How often it is tried to have a port that another cluster of this host has."""
+"""Pause before retrying to bind a port that another cluster on this host uses."""
 PATIENCE_SECONDS = 10.0
-"""How long a client may take to say what it wants."""
+"""Time-out for a client to send its request."""
 
 Scrape = Callable[[str], tuple[bytes, str]]
 
 
 def serve(address: str, port: int, token: str, scrape: Scrape) -> None:
-    """Answer in a thread of its own until this process ends.
+    """Serve metrics in a separate thread until this process ends.
 
     Raises:
-        OSError: that address cannot be had, whoever has the port.
+        OSError: the address cannot be bound, for another reason than a used port.
     """
     first = _bind(address, port, token, scrape)
     threading.Thread(
@@ -220,7 +222,7 @@ def _serve(
 
 
 def _bind(address: str, port: int, token: str, scrape: Scrape) -> ThreadingHTTPServer | None:
-    """None = another has the port now."""
+    """Return a server, or None if the port is in use."""
     try:
         server = ThreadingHTTPServer((address, port), _handler(token, scrape))
     except OSError as error:
@@ -262,26 +264,26 @@ def _handler(token: str, scrape: Scrape) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
 
         def log_message(self, *_: Any) -> None:
-            """One line for every scrape helps nobody."""
+            """Do not log requests."""
 
     return Handler
 
 
 FRESH_SECONDS = 5.0
-"""So long numbers stand: more than one server may scrape, and more often than the store likes."""
+"""How long metrics are cached, because several servers may scrape often."""
 NAME = "prometheus"
 
 
 class PrometheusReporter(Reporter):
-    """Lets the numbers of its backend be scraped: by the view of ``stoker.reporters.urls``, and on
-    a port of its own in each cluster.
+    """Makes the metrics of its backend available for scraping, by the view of
+    ``stoker.reporters.urls`` and on a port of each cluster.
 
     Args:
-        token: what a scraper must send as ``Authorization: Bearer ...``. "" = on the port nobody is
-            asked for one; the view is then for users with the permission ``stoker.view_job`` only.
-        port: on which a cluster answers, at ``/metrics``; None = it does not. Where several
-            clusters run on one host, the first of them has it, and another one after it.
-        address: of that port. Whoever can reach it can scrape, if there is no token.
+        token: token that scrapers send as ``Authorization: Bearer ...``. "" = the port requires
+            none, and the view requires the permission ``stoker.view_job``.
+        port: port on which a cluster serves ``/metrics``; None = none. If several clusters run on
+            one host, the first has the port, and another takes over when it stops.
+        address: address of that port. Without a token everyone who can reach it can scrape.
     """
 
     def __init__(
@@ -294,13 +296,13 @@ class PrometheusReporter(Reporter):
         self._address = address
 
     def begin(self, role: str) -> None:
-        """One process of a cluster is enough."""
+        """Serve the port in the scheduler: one process of a cluster is enough."""
         if role == "scheduler" and self._port is not None:
             serve(self._address, self._port, self.token, scrape)
 
 
 def is_token(given: str) -> bool:
-    """Whether it is that of a backend whose numbers are told."""
+    """Return whether this is the token of a backend with this reporter."""
     reporters = [
         PrometheusReporter(**named.options)
         for settings in told_backends()
@@ -313,7 +315,7 @@ def is_token(given: str) -> bool:
 
 
 def told_backends() -> list[Settings]:
-    """Those that have this reporter."""
+    """Return the backends with this reporter."""
     found = []
     for alias in own_backends():
         try:
@@ -326,7 +328,7 @@ def told_backends() -> list[Settings]:
 
 
 class _Scrape:
-    """What was told last, and when. One at a time asks the store."""
+    """Cached metrics. One thread at a time reads the store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -346,13 +348,13 @@ _scrape = _Scrape()
 
 
 def scrape(accept: str) -> tuple[bytes, str]:
-    """All numbers, as text.
+    """Return all metrics as text.
 
     Args:
-        accept: the header of that name: OpenMetrics is spoken, too.
+        accept: the request's ``Accept`` header; OpenMetrics is supported.
 
     Returns:
-        The text, and its content type.
+        The text and its content type.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_scrape.numbers())
@@ -363,7 +365,7 @@ def scrape(accept: str) -> tuple[bytes, str]:
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """All numbers, as text."""
+    """Return all metrics as a text response."""
     if not told_backends():
         return _refuse(404, 'No backend of TASKS has "prometheus" under REPORTERS.')
     if not (_has_token(request) or _may_look(request)):

@@ -1,7 +1,7 @@
-"""Rollbar: an item for each job that failed.
+"""Rollbar: an item for each failed job.
 
-What reports may wait for the network, or start a thread that does: it is called in the thread of
-the mailbox, which waits for it, so that a server that does not answer holds up no job.
+Rollbar may block on the network or start a thread that does. It is called in the reporter's own
+thread, which waits for it, so a server that does not answer delays no job.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .facts import arguments_of_failure, facts_of_failure
 
 
 class RollbarReporter(Reporter):
-    """Reports as the project has set it up with ``rollbar.init()``.
+    """Reports with the project's ``rollbar.init()``.
 
     Args:
-        arguments: whether items show the job's arguments.
-        report_retries: whether attempts that are tried again are reported, too, as warnings.
-        init: all other options are those of ``rollbar.init()``, which is called if there are any.
+        arguments: whether items contain the job's arguments.
+        report_retries: whether failed attempts that will be retried are reported as warnings.
+        init: other options are passed to ``rollbar.init()``, which is called if there are any.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Sentry: errors, traces from enqueue to run, and a monitor for each schedule.
+"""Sentry: errors, traces from enqueue to run, and a cron monitor for each schedule.
 
-What the SDK has to send, it keeps in a short queue of its own and sends in a thread of its own;
-what finds no room there, it drops. So all hooks are called on the spot, in the job's context.
+The SDK sends events in its own thread, from a short queue that drops what does not fit. So all
+hooks are called at once, in the job's context.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ UNITS = {
     "quarters": ("month", 3),
     "years": ("year", 1),
 }
-"""Stoker's unit -> Sentry's, and how many of them it is."""
+"""Stoker's unit -> Sentry's unit, and the factor."""
 SECONDS_PER_MINUTE = 60
 
 
 def monitor_config(schedule: Schedule) -> dict[str, Any] | None:
-    """What Sentry needs to notice a tick that did not come; None where it knows no such rule: one
-    moment only, or fractions of a minute."""
+    """Return the schedule in Sentry's format, so that Sentry notices a missing tick.
+
+    Returns None for rules that Sentry does not support: a single moment, or fractions of a minute.
+    """
     rule = _rule(schedule)
     return None if rule is None else {"schedule": rule, "timezone": schedule.zone}
 
 
 def slug_of(name: str) -> str:
-    """The monitor's name: at most 50 of a-z, 0-9, _ and -; a long one is made short with a digest
-    of it, so that no two are the same."""
+    """Return the monitor's slug: at most 50 of a-z, 0-9, _ and -. Long names are cut and get a
+    digest to stay unique."""
     slug = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")
     if len(slug) <= LONGEST_SLUG and slug:
         return slug
@@ -87,19 +89,19 @@ MECHANISM = {"type": "stoker", "handled": False}
 TRACE, BAGGAGE = "sentry-trace", "sentry-baggage"
 """The metadata that carries the trace; "baggage" alone is OpenTelemetry's."""
 TOLD_HERE = {"attempt_failed", "dead_lettered", "worker_died", "worker_killed"}
-"""Log records of Stoker's about what is reported here anyway, and better."""
+"""Log events that are also reported by this class, with more detail."""
 
 STATUS = {"succeeded": "ok", "snoozed": "ok", "cancelled": "cancelled"}
-"""Outcome -> the status of its transaction; of others it is an error."""
+"""Outcome -> status of its transaction; for other outcomes it is an error."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """What is open around an attempt that runs here."""
+    """The open contexts of a running attempt."""
 
     stack: ExitStack
     began: float
-    """Monotonic seconds."""
+    """Start in monotonic seconds."""
     outcome: str = ""
 
 
@@ -107,17 +109,17 @@ _running: ContextVar[_Attempt | None] = ContextVar("stoker_sentry", default=None
 
 
 class SentryReporter(Reporter):
-    """Reports by the client that the project has set up with ``sentry_sdk.init()``.
+    """Reports with the project's ``sentry_sdk.init()``.
 
     Args:
-        arguments: whether errors show the job's arguments.
-        report_retries: whether attempts that are tried again are reported, too, as warnings.
-        tracing: whether traces go on from enqueue to run. How many are recorded is said by the
-            SDK's ``traces_sample_rate``.
+        arguments: whether errors contain the job's arguments.
+        report_retries: whether failed attempts that will be retried are reported as warnings.
+        tracing: whether traces continue from enqueue to run. The SDK's ``traces_sample_rate``
+            decides how many are recorded.
         monitors: whether each schedule has a cron monitor.
-        monitor_config: what monitors have beside their schedule, as Sentry names it: minutes of
+        monitor_config: further options of monitors, in Sentry's terms: minutes of
             ``checkin_margin`` and ``max_runtime``, ``failure_issue_threshold``, ...
-        init: other options are those of ``sentry_sdk.init()``, which is called if there are any.
+        init: other options are passed to ``sentry_sdk.init()``, which is called if there are any.
     """
 
     never_waits: ClassVar[bool] = True
@@ -142,8 +144,10 @@ class SentryReporter(Reporter):
         sentry_sdk.get_global_scope().add_event_processor(_leave_out_told)
 
     def begin(self, role: str) -> None:
-        """With a transport of its own: the one that a forked child has from its parent may count on
-        a thread that is not there. Django logs the errors that are reported here."""
+        """Create a new transport, because that of a forked parent may rely on a missing thread.
+
+        Django's own logging of task errors is ignored, because they are reported here.
+        """
         ignore_logger(TASKS_APP)
         if sentry_sdk.is_initialized():
             client = sentry_sdk.get_client()
@@ -225,7 +229,7 @@ class SentryReporter(Reporter):
 
     @contextmanager
     def _scope_of(self, metadata: Mapping[str, str]) -> Iterator[sentry_sdk.Scope]:
-        """That of the attempt; where none is running, one that goes on with its trace."""
+        """Return the scope of the attempt, or without one a new scope that continues its trace."""
         if _running.get() is not None:
             with sentry_sdk.new_scope() as scope:
                 yield scope
@@ -259,7 +263,7 @@ class SentryReporter(Reporter):
         *,
         config: Any = None,
     ) -> None:
-        """A job is one check-in, known by the job's id wherever it is told of."""
+        """Report a check-in. A job is one check-in, identified by the job's id in every process."""
         if self._monitors and sentry_sdk.is_initialized():
             capture_checkin(
                 monitor_slug=slug_of(schedule),
@@ -289,7 +293,7 @@ def _describe(scope: sentry_sdk.Scope, facts: Facts) -> None:
 
 
 def _event_of(failure: Failure) -> Any:
-    """What nothing raised here: by the text that is kept of it."""
+    """Return the event of a failure without an exception object, built from the stored text."""
     module, _, name = failure.fault.exception_class.rpartition(".")
     raised = {
         "type": name,

@@ -1,4 +1,4 @@
-"""``path("metrics", include("stoker.reporters.urls"))``: what Prometheus scrapes."""
+"""URLs to scrape Prometheus metrics: ``path("metrics", include("stoker.reporters.urls"))``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""The app that stands where ``django_q`` stood in ``INSTALLED_APPS``."""
+"""The app config that replaces ``django_q``, and its checks for ``manage.py check``.
+
+================ ===============================================================================
+Id               Meaning
+================ ===============================================================================
+django_q.E001    A key of ``Q_CLUSTER`` is unknown, has a wrong value, or names an unknown broker.
+django_q.E002    Django Q itself comes before this app in ``INSTALLED_APPS``.
+django_q.E003    A migration refers to Django Q's, and no installed app has its label.
+django_q.W001    A key of ``Q_CLUSTER`` has no effect or a different one.
+================ ===============================================================================
+"""
 
 from __future__ import annotations
 
@@ -26,7 +36,7 @@ class DjangoQConfig(AppConfig):
     label = "stoker_django_q"
     default_auto_field = "django.db.models.AutoField"
     stoker_subcommands = ("stoker.contrib.django_q.importing.ImportDjangoQ",)
-    """What it adds to ``manage.py stoker``."""
+    """Subcommands that the app adds to ``manage.py stoker``."""
 
     def __init__(self, app_name: str, app_module: Any) -> None:
         super().__init__(app_name, app_module)
@@ -35,7 +45,7 @@ class DjangoQConfig(AppConfig):
         allow_references()
 
     def import_models(self) -> None:
-        """Raises ImproperlyConfigured where Stoker itself is missing, which the models need."""
+        """Import the models. Raises ImproperlyConfigured if the app ``stoker`` is missing."""
         if not apps.is_installed("stoker"):
             raise ImproperlyConfigured(
                 "'stoker.contrib.django_q' is in INSTALLED_APPS, but 'stoker' is not: add it "
@@ -44,7 +54,7 @@ class DjangoQConfig(AppConfig):
         super().import_models()
 
     def ready(self) -> None:
-        """Register the checks, and pass on Stoker's signal of new processes."""
+        """Register the checks, and forward Stoker's signal of new processes."""
         checks.register(check_q_cluster)
         post_spawn.connect(_tell_of_process, dispatch_uid="stoker.contrib.django_q")
 
@@ -59,7 +69,7 @@ LABEL = re.compile(r"""["']django_q(["']|\.)""")
 
 
 def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """What there is to say about the settings of a project that comes from Django Q."""
+    """Check the settings of a project that comes from Django Q."""
     found: list[CheckMessage] = []
     names = [config.name for config in apps.get_app_configs()]
     if "django_q" in names and names.index("django_q") < names.index("stoker.contrib.django_q"):
@@ -92,8 +102,10 @@ def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
 
 
 def _migrations_of_before() -> Iterator[Path]:
-    """The files of the project's migrations that name Django Q's app. They are read, not imported:
-    what they import may be gone."""
+    """Yield the project's migrations that refer to Django Q.
+
+    The files are read, not imported, because their imports may no longer exist.
+    """
     modules: dict[str, str | None] = getattr(settings, "MIGRATION_MODULES", {})
     for config in apps.get_app_configs():
         module = modules.get(config.label, f"{config.name}.migrations")

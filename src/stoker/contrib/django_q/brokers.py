@@ -1,4 +1,4 @@
-"""``django_q.brokers``: a queue, asked for by its name. There is nothing to be connected to."""
+"""``django_q.brokers``: access to a queue by its name. No connection is needed."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from .results import queue_size
 
 
 class Queue:
-    """One queue of the backend that the shim uses.
+    """One queue of the shim's backend.
 
     Args:
-        list_key: its name; None = that of this process's cluster.
+        list_key: its name; None = the queue of this process's cluster.
     """
 
     def __init__(self, list_key: str | None = None) -> None:
         self.list_key = conf.queue(list_key)
 
     def queue_size(self) -> int:
-        """How many jobs wait."""
+        """Return the number of waiting jobs."""
         return queue_size(self)
 
     def lock_size(self) -> int:
-        """How many jobs run, or are about to."""
+        """Return the number of running or claimed jobs."""
         return sum(one.running for one in depths(conf.settings()) if one.name == self.list_key)
 
     def purge_queue(self) -> int:
-        """Cancel all jobs that wait. Returns how many."""
+        """Cancel all waiting jobs. Return the number."""
         return queues.clear(self.list_key, backend=conf.alias()).done
 
     delete_queue = purge_queue
 
     def ping(self) -> bool:
-        """Whether the store answers. Raises BrokerUnavailable where it does not."""
+        """Return whether the store answers. Raises BrokerUnavailable if it does not."""
         depths(conf.settings())
         return True
 
     def info(self) -> str:
-        """Where jobs wait."""
+        """Return the broker's URL."""
         return conf.settings().broker
 
 
 def get_broker(list_key: str | None = None) -> Queue:
-    """The queue of that name."""
+    """Return the queue of that name."""
     return Queue(list_key)

@@ -1,6 +1,7 @@
-"""The tasks of Stoker's that the shim's jobs are of. Which function one calls stands in its
-package, which is signed: whoever can only write to the database cannot have another one called.
-None of these tasks can be enqueued over HTTP.
+"""The tasks that run the shim's jobs.
+
+The name of the function to call is in the signed package, so write access to the database does not
+suffice to call another one. These tasks cannot be enqueued over HTTP.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ RECORD = "stoker.contrib.django_q.recording.record"
 
 
 class ItemsFailed(StokerError):
-    """Some calls of an ``async_iter`` have failed."""
+    """Some calls of an ``async_iter`` failed."""
 
 
 class RecordedTask(CallingTask):
-    """A task of which each job that has ended is recorded as a row of the shim's ``Task``."""
+    """A task whose finished jobs are recorded as rows of the shim's ``Task``."""
 
     recorder: ClassVar[str] = RECORD
 
     def enqueue(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a job; one of a schedule lets its row know."""
+        """Enqueue a job. If it belongs to a schedule, update the schedule's row."""
         spec = args[0] if args and isinstance(args[0], dict) else {}
         if "schedule" not in spec:
             return Task.enqueue(self, *args, **kwargs)
@@ -52,7 +53,7 @@ class RecordedTask(CallingTask):
 
 
 def call(spec: Spec, arguments: Any) -> Any:
-    """Call the function of an ``async_task``."""
+    """Run the function of an ``async_task``."""
     try:
         return _call(spec, arguments)
     except BaseException as error:
@@ -84,19 +85,20 @@ def _call(spec: Spec, arguments: Any) -> Any:
 
 
 def _as_text(moment: datetime) -> str:
-    """In ISO 8601: in UTC, or naive where USE_TZ is False, as the database has it."""
+    """Format a moment in ISO 8601: in UTC, or naive if USE_TZ is False."""
     if django_settings.USE_TZ:
         return moment.astimezone(UTC).isoformat()
     return timezone.make_naive(moment).isoformat()
 
 
 def call_item(spec: Spec, arguments: Any) -> list[Any]:
-    """One call of an ``async_iter``: in a list, so that one that failed can be told from None."""
+    """Run one call of an ``async_iter``. The result is in a list, to distinguish None from a
+    failure."""
     return [call(spec, arguments)]
 
 
 def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
-    """The results of an ``async_iter``, in the order of its items."""
+    """Return the results of an ``async_iter`` in the order of its items. Raises ItemsFailed."""
     failed = sum(one is None for one in found)
     if failed:
         raise ItemsFailed(
@@ -106,12 +108,13 @@ def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
 
 
 def run_hook(hook: str, task_id: str) -> None:
-    """Call a hook with the Task that it is about."""
+    """Call a hook with its Task."""
     function_at(hook)(_model("Task").of_job(task_id))
 
 
 def _model(name: str) -> Any:
-    """Return a model of this app by its name. The models import this module."""
+    """Return a model of this app by its name. It is looked up late because the models import this
+    module."""
     return apps.get_model("stoker_django_q", name)
 
 

@@ -1,5 +1,5 @@
-"""``Conf``: what ``Q_CLUSTER`` says, by the names that Django Q has for it; and which backend of
-``TASKS`` the shim uses."""
+"""The settings in ``Q_CLUSTER``, also under Django Q's names (``Conf``), and the backend that the
+shim uses."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from stoker.tasks.decorator import own_backends
 from .translation import CACHED_SECONDS, entry_of, read_cluster
 
 OWN = "django_q"
-"""The alias of the backend that is made of Q_CLUSTER beside those that the project names."""
+"""Alias of the backend that is derived from Q_CLUSTER if the project has other backends."""
 
 
 def configured() -> Mapping[str, Any]:
-    """Q_CLUSTER, as it is written."""
+    """Return Q_CLUSTER as written."""
     found = getattr(django_settings, "Q_CLUSTER", None)
     return found if isinstance(found, Mapping) else {}
 
 
 def given() -> dict[str, Any]:
-    """Q_CLUSTER, as it is in force in this process."""
+    """Return Q_CLUSTER as in force in this process."""
     return read_cluster(configured())
 
 
 _derived: set[str] = set()
-"""The alias of the backend that was made of Q_CLUSTER, if one was."""
+"""Alias of the backend that was derived from Q_CLUSTER, if any."""
 
 
 def install() -> None:
-    """Where TASKS has no backend of Stoker's, add one that is made of Q_CLUSTER: as "default" where
-    the project has not set TASKS, as "django_q" where it has. Called again, it makes that anew, as
-    Q_CLUSTER_NAME says now."""
+    """Add a backend derived from Q_CLUSTER, if TASKS has none of Stoker's.
+
+    Its alias is "default" if the project has not set TASKS, else "django_q". A further call
+    rebuilds it with the current Q_CLUSTER_NAME.
+    """
     for known in _derived:
         _put(known, {**django_settings.TASKS, known: entry_of(configured())})
         return
@@ -52,7 +54,7 @@ def install() -> None:
 
 
 def is_derived() -> bool:
-    """Whether the backend was made of Q_CLUSTER."""
+    """Return whether the backend was derived from Q_CLUSTER."""
     return alias() in _derived
 
 
@@ -80,7 +82,7 @@ def _is_own(entry: Mapping[str, Any]) -> bool:
 
 
 def alias() -> str:
-    """The backend that the shim uses, by its name under TASKS."""
+    """Return the alias in TASKS of the backend that the shim uses."""
     found = own_backends()
     for name in (OWN, "default", *found):
         if name in found:
@@ -89,12 +91,12 @@ def alias() -> str:
 
 
 def settings() -> Settings:
-    """Those of that backend."""
+    """Return the settings of that backend."""
     return settings_for(alias())
 
 
 def database() -> str:
-    """The alias of the database in which the shim's tables are read and written."""
+    """Return the alias of the database that contains the shim's tables."""
     try:
         return settings().database
     except Exception:  # noqa: BLE001 - a query set may be made before anything is configured
@@ -102,7 +104,7 @@ def database() -> str:
 
 
 def queue(cluster: str | None = None) -> str:
-    """The queue of a cluster; None = of that of this process."""
+    """Return the queue of a cluster; None = the cluster of this process."""
     if cluster:
         return cluster
     served = settings().queues
@@ -111,14 +113,14 @@ def queue(cluster: str | None = None) -> str:
 
 
 def cached_seconds(cached: Any) -> float | None:
-    """How long a result stays in the cache; None = it is not put there."""
+    """Return how long a result stays in the cache; None = it is not cached."""
     if cached is True:
         return CACHED_SECONDS
     return float(cached) if cached else None
 
 
 class _Conf:
-    """Django Q's own view of its settings."""
+    """The settings under Django Q's names."""
 
     @property
     def PREFIX(self) -> str:  # noqa: N802 - Django Q's name

@@ -1,6 +1,8 @@
-"""Import: what waits and what was kept in the tables of Django Q is copied into Stoker's. Nothing
-is changed there. Each copy and the note that it was made are one transaction, so it may be
-interrupted and begun again, and nothing comes twice.
+"""``manage.py stoker import_django_q``: copy waiting jobs, schedules and results from Django Q's
+tables.
+
+Those tables are not changed. Each copy and the record of it are one transaction, so the import can
+be interrupted and repeated without copying anything twice.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ MOST_BYTES = 64 << 20
 
 
 class NotReadable(ValueError):
-    """It is not read, and why."""
+    """The value is not read; the message says why."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -71,13 +73,13 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_package(payload: str, name: str) -> dict[str, Any]:
-    """The package of a job that waits.
+    """Return the package of a waiting job.
 
     Args:
-        name: of Q_CLUSTER, with which it was salted.
+        name: the name in Q_CLUSTER, which salts the signature.
 
     Raises:
-        NotReadable: its signature is wrong, or it cannot be unpickled here.
+        NotReadable: the signature is wrong, or the package cannot be unpickled here.
     """
     signer = TimestampSigner(
         key=settings.SECRET_KEY, salt=name, fallback_keys=settings.SECRET_KEY_FALLBACKS
@@ -98,10 +100,10 @@ def read_package(payload: str, name: str) -> dict[str, Any]:
 
 
 def read_plain(text: str | None) -> Any:
-    """An argument or a result that was kept.
+    """Return a stored argument or result.
 
     Raises:
-        NotReadable: it is not made of plain values.
+        NotReadable: it contains other than plain values.
     """
     if not text:
         return None
@@ -192,12 +194,12 @@ class OldPackage(models.Model):
 
 
 def is_there(model: type[models.Model], alias: str) -> bool:
-    """Whether the database has this table."""
+    """Return whether the database has the table of this model."""
     return model._meta.db_table in connections[alias].introspection.table_names()
 
 
 def rows(model: type[models.Model], alias: str) -> Iterator[dict[str, Any]]:
-    """All rows, in the order of their ids, as dicts of the columns that there are."""
+    """Yield all rows in the order of their ids, as dicts of the existing columns."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         found = connection.introspection.get_table_description(cursor, model._meta.db_table)
@@ -227,32 +229,32 @@ TASK_COLUMNS = (
 
 @dataclass(slots=True)
 class Copied:
-    """What became of the rows of one table."""
+    """The outcome for one table."""
 
     table: str
     found: int = 0
     copied: int = 0
-    """Or would be, with ``dry_run``."""
+    """Number of copied rows; with ``dry_run`` of those that would be copied."""
     known: int = 0
-    """Copied before."""
+    """Number of rows that were copied before."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Why -> how many."""
+    """Reason -> number of rows."""
 
 
 class _Left(Exception):
-    """A row is not copied, and why."""
+    """A row is skipped; the message says why."""
 
 
 def import_tables(alias: str, name: str, *, dry_run: bool) -> list[Copied]:
     """Copy schedules, waiting packages, results and failures.
 
     Args:
-        alias: the database that has the tables of Django Q.
-        name: of Q_CLUSTER, with which packages were signed.
-        dry_run: everything is done but the copying.
+        alias: the database with Django Q's tables.
+        name: the name in Q_CLUSTER, with which packages were signed.
+        dry_run: roll back every copy.
 
     Returns:
-        What became of each table that there is.
+        The outcome for each existing table.
     """
     steps: tuple[tuple[type[models.Model], Callable[[Mapping[str, Any]], None]], ...] = (
         (OldSchedule, _copy_schedule),
@@ -272,7 +274,7 @@ def import_tables(alias: str, name: str, *, dry_run: bool) -> list[Copied]:
 
 
 def _set_sequence() -> None:
-    """The next schedule gets an id above those that were kept."""
+    """Set the sequence of schedule ids above the imported ones."""
     connection = connections[conf.database()]
     with connection.cursor() as cursor:
         for statement in connection.ops.sequence_reset_sql(no_style(), [Schedule]):
@@ -286,7 +288,7 @@ def _one(
     *,
     dry_run: bool,
 ) -> None:
-    """One row, in a transaction of its own, with the note that it was copied."""
+    """Copy one row and record that, in one transaction."""
     report.found += 1
     alias = conf.database()
     notes = Imported.objects.using(alias)
@@ -341,7 +343,7 @@ def _copy_package(row: Mapping[str, Any], name: str) -> None:
 
 
 def _enqueue(package: Mapping[str, Any], key: str) -> None:
-    """A job of the same call; its Task has the id that the old one would have had."""
+    """Enqueue a job for the same call. Its Task keeps the old id."""
     settings = conf.settings()
     options = {**package, "task_name": package.get("name"), "cluster": package.get("cluster")}
     spec = {**spec_of(package["func"], options), "id": str(package["id"])}
@@ -402,7 +404,7 @@ def _copy_task(row: Mapping[str, Any]) -> None:
 
 
 def _cluster(name: str | None) -> str | None:
-    """The default queue needs no name: it may have another one some day."""
+    """Return the name of another queue, or None for the default one, which may be renamed later."""
     return None if not name or name == conf.queue() else name
 
 
@@ -411,7 +413,7 @@ def _now() -> datetime:
 
 
 def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:
-    """What became of the tables, in lines."""
+    """Yield lines that describe the outcome."""
     if not done:
         yield "There is no table of Django Q's here."
     for report in done:

@@ -1,5 +1,8 @@
-"""``sync=True``: the call is made here and now, as a job: sealed, claimed, executed and recorded as
-any other, once. What the function raises is raised to the caller, after the failure is recorded."""
+"""``sync=True``: run the call at once in this process, as a job.
+
+It is sealed, claimed, executed and recorded like any other job, with one attempt. An exception of
+the function is raised to the caller after the failure was recorded.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +30,29 @@ from . import conf
 
 WORKER_ID = "sync"
 LEASE_SECONDS = 86_400
-"""Nobody extends it. Where the process dies, the job becomes a dead letter by then."""
+"""The lease is not extended. If the process dies, the job becomes a dead letter when it ends."""
 
 
 @dataclass(slots=True)
 class Inline:
-    """A job that runs in the process of its caller."""
+    """A job that runs in its caller's process."""
 
     error: BaseException | None = None
-    """What its function has raised."""
+    """Exception of the function."""
     announcements: list[Callable[[], object]] = field(default_factory=list)
-    """What is done once its end is recorded, though the caller's transaction may still be open:
-    the caller asks for the result next."""
+    """Callbacks to run after the end was recorded, even if the caller's transaction is still open,
+    because the caller reads the result next."""
 
 
 inline: ContextVar[Inline | None] = ContextVar("stoker.django_q.inline", default=None)
 
 
 def run_here(task: Any, *args: Any) -> str:
-    """Run one job of this task. Returns its id.
+    """Run one job of this task. Return its id.
 
     Raises:
-        Exception: what the function has raised.
-        JobFailed: it failed without an exception of the function's.
+        Exception: any exception of the function.
+        JobFailed: the job failed before its function was called.
     """
     run = Inline()
     token = inline.set(run)
@@ -67,7 +70,7 @@ def run_here(task: Any, *args: Any) -> str:
 
 
 def _run(task: Any, *args: Any) -> tuple[str, bool]:
-    """The id of the job, and whether it succeeded."""
+    """Return the id of the job, and whether it succeeded."""
     settings = conf.settings()
     broker = broker_for(settings)
     once = task.using(max_attempts=1, backend=settings.alias)
@@ -88,7 +91,7 @@ def _run(task: Any, *args: Any) -> tuple[str, bool]:
 
 
 def _claimed(alias: str, job_id: UUID) -> Delivery:
-    """The job, moved from where it waits to where it runs, in the open transaction."""
+    """Claim the job in the open transaction."""
     Ready.objects.using(alias).withdraw([job_id])
     job = Job.objects.using(alias).get(pk=job_id)
     lease_id = new_lease_id()

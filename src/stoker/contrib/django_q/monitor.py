@@ -1,4 +1,4 @@
-"""``django_q.monitor``: what runs, for a terminal."""
+"""``django_q.monitor``: the state of clusters, for a terminal."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 def get_ids() -> list[str]:
-    """The ids of the clusters that live."""
+    """Return the ids of the live clusters."""
     return [stat.cluster_id for stat in Stat.get_all()]
 
 
 def lines_of_clusters() -> Iterator[str]:
-    """One line for each cluster, below a heading."""
+    """Yield a heading and one line for each cluster."""
     yield f"{'Host':<24} {'Id':<14} {'Status':<9} {'Jobs':>6} {'Workers':>7} {'Done':>9} {'Up':>9}"
     for stat in Stat.get_all():
         hours, seconds = divmod(int(stat.uptime()), 3600)
@@ -37,7 +37,7 @@ def lines_of_clusters() -> Iterator[str]:
 
 
 def lines_of_info() -> Iterator[str]:
-    """How many there are of what."""
+    """Yield lines with the number of clusters, workers, jobs and tasks."""
     day_ago = timezone.now() - timedelta(days=1)
     yield f"Name {conf.Conf.PREFIX}, queue {conf.queue()}, broker {conf.settings().broker}"
     yield f"Clusters      {len(Stat.get_all())}"
@@ -51,7 +51,7 @@ def lines_of_info() -> Iterator[str]:
 
 
 def show_until_stopped(command: BaseCommand, lines: Any, *, once: bool) -> None:
-    """Show these lines, again and again, at the same place of a terminal."""
+    """Write these lines repeatedly, at the same place of a terminal."""
     try:
         while True:
             text = "\n".join(lines())

@@ -1,5 +1,7 @@
-"""Record: what a job of the shim has come to becomes a row of ``Task``, and its hook a job, in the
-transaction that records the job's end. What is to be in the cache is put there after the commit.
+"""Record finished jobs of the shim as rows of ``Task``, enqueue their hooks, and prune old rows.
+
+Rows and hooks are written in the transaction that records the job's end; caching and pruning follow
+after the commit. Pruning keeps ``save_limit`` successes.
 """
 
 from __future__ import annotations
@@ -32,11 +34,10 @@ logger = logging.getLogger("stoker")
 
 
 def record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
-    """Called for jobs of a RecordedTask that have ended, with their packages, in the open
-    transaction.
+    """Record finished jobs of a RecordedTask, in the open transaction.
 
-    Nothing that is wrong here may keep the end itself from being recorded: where something is, it
-    is tried with each alone.
+    An error here must not prevent the end of the jobs from being recorded: on an error each job is
+    recorded separately, and a failing one is logged.
     """
     try:
         with transaction.atomic(using=settings.database):
@@ -77,7 +78,7 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
 
 
 def _tell_all(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
-    """After the commit. What one cannot be told of keeps nobody from being told of the others."""
+    """Announce tasks after the commit. An error with one does not affect the others."""
     for spec, row, is_saved in told:
         try:
             _tell(spec, row, is_saved=is_saved)
@@ -109,7 +110,7 @@ def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
 
 
 def _is_saved(spec: dict[str, Any], has_succeeded: bool) -> bool:
-    """Failures always are."""
+    """Return whether to keep a row. Failures are always kept."""
     return not has_succeeded or bool(spec.get("save", conf.Conf.SAVE_LIMIT >= 0))
 
 
@@ -119,7 +120,7 @@ _next_at = 0.0
 
 
 def prune_if_due() -> None:
-    """Remove what is beyond ``save_limit``, at most once in a while."""
+    """Prune at most once every ``EVERY_SECONDS``."""
     global _next_at
     now = time.monotonic()
     if now >= _next_at:
@@ -128,7 +129,7 @@ def prune_if_due() -> None:
 
 
 def prune() -> int:
-    """Remove what is beyond ``save_limit``, the oldest first. Returns how many rows."""
+    """Delete successes beyond ``save_limit``, oldest first. Return the number of rows."""
     limit = conf.Conf.SAVE_LIMIT
     if limit <= 0:
         return 0

@@ -1,5 +1,17 @@
-"""Results and groups: asked for by their ids or names. ``wait`` is in milliseconds, as Django Q has
-it; -1 = as long as it takes."""
+"""Results and groups by id or name, from the database or from Django's cache.
+
+``wait`` is in milliseconds, as in Django Q; -1 = no limit. The cache holds results of
+``cached=True`` (a day) or ``cached=seconds``:
+
+::
+
+    django_q:NAME:ID                 a Task, as a dict
+    django_q:NAME:name:TASK_NAME     its id
+    django_q:NAME:group:GROUP:3      the id of the group's third finished task
+
+A slot of a group is taken by ``add``, which is atomic, so no member is lost when several end at the
+same time.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +34,10 @@ Found = TypeVar("Found")
 
 
 def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
-    """What a task returned; None where it has not ended, or its result is not kept.
+    """Return a task's return value; None if it has not ended or is not kept.
 
     Raises:
-        JobFailed: it failed. ``fetch`` gives its Task, of which the result is the error, as text.
+        JobFailed: the task failed. ``fetch`` returns its Task, whose result is the error as text.
     """
     row = fetch(task_id, wait, cached)
     if row is None:
@@ -37,19 +49,19 @@ def result(task_id: str, wait: int = 0, cached: Any = None) -> Any:
 
 
 def result_cached(task_id: str, wait: int = 0, broker: Any = None) -> Any:
-    """The same from the cache."""
+    """Return a task's return value from the cache."""
     return result(task_id, wait, cached=True)
 
 
 def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
-    """The Task of that id or name, once it has ended; None = it has not, or is not kept."""
+    """Return the Task with that id or name; None = it has not ended or is not kept."""
     if _is_cached(cached):
         return _seen(lambda: look_up(str(task_id)), wait)
     return _seen(lambda: Task.get_task(str(task_id)), wait)
 
 
 def fetch_cached(task_id: str, wait: int = 0, broker: Any = None) -> Task | None:
-    """The same from the cache."""
+    """Return the Task from the cache."""
     return fetch(task_id, wait, cached=True)
 
 
@@ -60,12 +72,12 @@ def result_group(
     count: int | None = None,
     cached: Any = None,
 ) -> list[Any] | None:
-    """What the tasks of a group returned.
+    """Return the results of a group's tasks.
 
     Args:
-        failures: with the errors of those that failed, as text.
-        wait: for how long; for so many as ``count`` says, or for the first.
-        count: how many must have ended, failed ones included.
+        failures: include failed tasks, with the error as text.
+        wait: milliseconds to wait for ``count`` tasks, or for the first one.
+        count: number of tasks that must have ended, failed ones included.
     """
     rows = fetch_group(group_id, failures, wait, count, cached)
     return None if rows is None else [row.result for row in rows]
@@ -78,7 +90,7 @@ def result_group_cached(
     count: int | None = None,
     broker: Any = None,
 ) -> list[Any] | None:
-    """The same from the cache."""
+    """Return the results of a group's tasks from the cache."""
     return result_group(group_id, failures, wait, count, cached=True)
 
 
@@ -89,8 +101,10 @@ def fetch_group(
     count: int | None = None,
     cached: Any = None,
 ) -> Any:
-    """The Tasks of a group that have ended: a query set, or of the cache a list. Arguments as
-    ``result_group`` has them. None = there are none, or not ``count``."""
+    """Return the finished Tasks of a group: a query set, or a list from the cache.
+
+    Arguments as for ``result_group``. None = there are none, or fewer than ``count``.
+    """
     is_cached = _is_cached(cached)
 
     def look() -> Any:
@@ -111,13 +125,15 @@ def fetch_group_cached(
     count: int | None = None,
     broker: Any = None,
 ) -> Any:
-    """The same from the cache."""
+    """Return the finished Tasks of a group from the cache."""
     return fetch_group(group_id, failures, wait, count, cached=True)
 
 
 def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
-    """How many tasks of a group have ended; with ``failures=True`` only those that failed. None =
-    the cache knows no such group."""
+    """Return the number of a group's finished tasks; with ``failures=True`` of failed ones.
+
+    None = the cache has no such group.
+    """
     if _is_cached(cached):
         if not has_group(group_id):
             return None
@@ -127,17 +143,17 @@ def count_group(group_id: str, failures: bool = False, cached: Any = None) -> in
 
 
 def count_group_cached(group_id: str, failures: bool = False, broker: Any = None) -> int | None:
-    """The same from the cache."""
+    """Return the number of a group's finished tasks from the cache."""
     return count_group(group_id, failures, cached=True)
 
 
 def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> Any:
-    """Take the group's name off its Tasks; with ``tasks=True`` delete them. Of the cache they are
+    """Remove the group's name from its Tasks; with ``tasks=True`` delete them. Cached ones are
     always deleted.
 
     Returns:
-        What the query set returns: how many rows were changed; with ``tasks=True`` the tuple of
-        ``QuerySet.delete()``. Of the cache, how many results there were.
+        The result of the query set: the number of changed rows, or with ``tasks=True`` the tuple
+        of ``QuerySet.delete()``. From the cache, the number of results.
     """
     if _is_cached(cached):
         return forget_group(group_id)
@@ -145,17 +161,17 @@ def delete_group(group_id: str, tasks: bool = False, cached: Any = None) -> Any:
 
 
 def delete_group_cached(group_id: str, broker: Any = None) -> Any:
-    """The same from the cache."""
+    """Delete the cached results of a group."""
     return delete_group(group_id, cached=True)
 
 
 def delete_cached(task_id: str, broker: Any = None) -> bool:
-    """Take a result out of the cache. False: it is not there."""
+    """Delete a cached result. Return False if it is not cached."""
     return forget(str(task_id))
 
 
 def queue_size(broker: Any = None) -> int:
-    """How many jobs wait in the queue of this cluster; those that run are not among them."""
+    """Return the number of waiting jobs in the queue of this cluster, without running ones."""
     name = getattr(broker, "list_key", None) or conf.queue()
     return sum(
         one.ready + one.deferred + one.blocked
@@ -169,7 +185,7 @@ def _is_cached(cached: Any) -> bool:
 
 
 def _seen(look: Callable[[], Found | None], wait: int) -> Found | None:
-    """The first that is not None."""
+    """Call ``look`` until it returns a value or the time is over."""
     timeout = None if wait < 0 else wait / 1000
     found = look()
     for pause in pauses(timeout, LONGEST_PAUSE_SECONDS) if wait else ():
@@ -185,7 +201,7 @@ FIELDS = (
     "stopped", "success", "attempt_count",
 )  # fmt: skip
 GONE = ""
-"""A slot whose result was deleted: those after it still count."""
+"""A slot of a deleted result. Later slots still count."""
 
 
 def keep(row: Task, seconds: float) -> None:
@@ -201,7 +217,7 @@ def keep(row: Task, seconds: float) -> None:
 
 
 def look_up(task_id: str) -> Task | None:
-    """The result of that id or name."""
+    """Return the cached result with that id or name."""
     cache = _cache()
     found = cache.get(_key(_id(task_id)))
     if found is None:
@@ -210,25 +226,25 @@ def look_up(task_id: str) -> Task | None:
 
 
 def has_group(group_id: str) -> bool:
-    """Whether any result of that group was put there, and the group was not deleted."""
+    """Return whether the cache has results of the group."""
     return next(_members(group_id), None) is not None
 
 
 def look_up_group(group_id: str) -> list[Task]:
-    """The results of a group, in the order in which they ended."""
+    """Return the cached results of a group, in the order in which they ended."""
     found = _cache().get_many([_key(one) for one in _members(group_id) if one != GONE])
     rows = [Task(**values) for values in found.values()]
     return sorted(rows, key=lambda row: row.stopped)
 
 
 def forget(task_id: str) -> bool:
-    """Take a result out of the cache. False: it is not there."""
+    """Delete a cached result. Return False if it is not cached."""
     row = look_up(task_id)
     return row is not None and bool(_cache().delete(_key(row.pk)))
 
 
 def forget_group(group_id: str) -> int:
-    """Take a group out of the cache. Returns how many results it had."""
+    """Delete the cached results of a group. Return the number."""
     members = [one for one in _members(group_id) if one != GONE]
     count = len(_cache().get_many([_key(one) for one in members]))
     _cache().delete_many([_key(one) for one in members])

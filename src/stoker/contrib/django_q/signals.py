@@ -1,7 +1,8 @@
-"""The signals of Django Q. ``task`` is a dict with the keys id, name, func, args, kwargs, started,
-and those of hook, group and cluster that were given. The sender is the text "django_q".
+"""The signals of Django Q.
 
-A receiver that raises is logged and harms nothing.
+``task`` is a dict with the keys id, name, func, args, kwargs, started, and those of hook, group and
+cluster that were given. The sender is the text "django_q". Errors in receivers are logged and
+otherwise ignored.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ SENDER = "django_q"
 
 
 class _BeforeEnqueue(Signal):
-    """Sent where Stoker makes the job, which is where the id is known. Stoker's own signal is only
-    listened to once somebody listens to this one."""
+    """Forwards Stoker's ``pre_enqueue``, in which the id is known. Connects to it with the first
+    receiver."""
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         super().connect(*args, **kwargs)
@@ -38,13 +39,13 @@ def _relay(task: Any, args: tuple[Any, ...], job_id: Any, **_: Any) -> None:
 
 
 pre_enqueue = _BeforeEnqueue()
-"""Before a job is made, of which the id is known. ``task``."""
+"""Sent before a job is created. ``task``."""
 post_spawn = Signal()
-"""In each process of a cluster, once it has begun. ``proc_name``."""
+"""Sent in each process of a cluster after its start. ``proc_name``."""
 pre_execute = Signal()
-"""In the worker, before the function is called. ``func``, ``task``."""
+"""Sent in the worker before the function is called. ``func``, ``task``."""
 post_execute_in_worker = Signal()
-"""In the worker, after the function has returned or raised. ``func``, ``task``, with success and
-result."""
+"""Sent in the worker after the function has returned or raised. ``func``, ``task``, with success
+and result."""
 post_execute = Signal()
-"""In the monitor, after the result was committed. ``task``, with success and result."""
+"""Sent in the monitor after the result was committed. ``task``, with success and result."""

@@ -1,8 +1,8 @@
-"""What a job of the shim is: which function with what, and what the shim has to know of it.
+"""The call that a job of the shim makes, and the functions that it names.
 
-A job carries ``(spec, arguments)``. The spec is a dict of plain values, so that the monitor can
-read it; the arguments are ``[args, kwargs]``, and with SERIALIZER "pickle" the bytes of each of the
-two, signed, so that nobody but the worker unpickles them.
+A job's arguments are ``(spec, arguments)``. The spec is a dict of plain values that the monitor can
+read; the arguments are ``[args, kwargs]``. With SERIALIZER "pickle" each of the two is signed
+bytes, so that only the worker unpickles them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ OPTIONS = (
     "hook", "group", "save", "sync", "cached", "ack_failure", "iter_count", "iter_cached", "chain",
     "broker", "cluster", "timeout", "task_name",
 )  # fmt: skip
-"""Keywords of ``async_task`` that are not the function's."""
+"""Keyword arguments of ``async_task`` that are not passed to the function."""
 LONGEST_FUNCTION = 256
 LONGEST = 100
 
 
 def spec_of(function: Any, options: Mapping[str, Any]) -> Spec:
-    """What is to be known of a call.
+    """Return the spec of a call.
 
     Raises:
-        UnknownFunction: no worker would find the function, or the hook.
+        UnknownFunction: a worker could not import the function or the hook.
         ValueError: a name is too long.
     """
     spec: Spec = {"func": path_of(function)}
@@ -61,7 +61,7 @@ def spec_of(function: Any, options: Mapping[str, Any]) -> Spec:
 
 
 def packed(settings: Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The arguments as a job carries them."""
+    """Return the arguments as a job carries them."""
     both: list[Any] = [list(args), dict(kwargs)]
     if settings.serializer != "pickle":
         return as_references(both)
@@ -70,7 +70,7 @@ def packed(settings: Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def unpacked(settings: Settings, arguments: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments again. Raises PackageError."""
+    """Return the arguments that a job carries. Raises PackageError."""
     args, kwargs = (
         sealer_for(settings).open_value(one) if isinstance(one, bytes) else one for one in arguments
     )
@@ -78,7 +78,7 @@ def unpacked(settings: Settings, arguments: Any) -> tuple[list[Any], dict[str, A
 
 
 def name_of(spec: Spec, job_id: UUID | str) -> str:
-    """Its name: the one it was given, or the function's with a part of the id."""
+    """Return the given name, or the function's name with a part of the id."""
     given = spec.get("name")
     if given:
         return str(given)
@@ -87,21 +87,21 @@ def name_of(spec: Spec, job_id: UUID | str) -> str:
 
 
 def as_dict(spec: Spec, job_id: UUID | str, args: Sequence[Any], kwargs: Any) -> dict[str, Any]:
-    """The task as Django Q's signals have it."""
+    """Return the task as in Django Q's signals."""
     identity = job_id.hex if isinstance(job_id, UUID) else str(job_id)
     found = {"id": identity, "name": name_of(spec, job_id), "args": tuple(args), "kwargs": kwargs}
     return {**spec, **found}
 
 
 class UnknownFunction(StokerError, ValueError):
-    """No worker would find this function."""
+    """A worker could not import this function."""
 
 
 def path_of(function: Any) -> str:
-    """The dotted path by which a worker finds this function.
+    """Return the dotted path by which a worker imports this function.
 
     Raises:
-        UnknownFunction: it has none, or another function is found there.
+        UnknownFunction: it has no path, or another function has that path.
     """
     if isinstance(function, str):
         return function
@@ -125,10 +125,10 @@ def path_of(function: Any) -> str:
 
 
 def function_at(path: str) -> Callable[..., Any]:
-    """The function, class or method of that path. A task counts as its function.
+    """Return the function, class or method at that path. For a task, return its function.
 
     Raises:
-        UnknownTask: there is none.
+        UnknownTask: it does not exist.
     """
     found = _look_up(path)
     if is_task(found):
@@ -167,10 +167,10 @@ def _look_up(path: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class CallingTask(Task[..., Any]):
-    """A task that calls a function, under the name of which its jobs are shown."""
+    """A task that calls a function. Its jobs are shown under the function's name."""
 
     path: str = ""
-    """That of the function; "" = the task's own."""
+    """Path of the function; "" = the task's own."""
 
     @property
     def module_path(self) -> str:
@@ -186,11 +186,12 @@ class CallingTask(Task[..., Any]):
 
     @property
     def via(self) -> str:
-        """What the packages of its jobs say runs them: see ``stoker.finding.task_of``."""
+        """Path of this task, which the packages of its jobs carry: see
+        ``stoker.tasks.registry.task_of``."""
         return self.own_path if self.path else ""
 
     def under(self, path: str) -> Self:
-        """This task for the function at that path."""
+        """Return this task for the function at that path."""
         return replace(self, path=path)
 
     def __reduce__(self) -> Any:

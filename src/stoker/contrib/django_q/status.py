@@ -1,4 +1,4 @@
-"""Clusters that run, as the screens of Django Q show them."""
+"""``django_q.status``: the running clusters."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from . import conf
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """One cluster, as its last sign of life showed it."""
+    """One cluster, as of its last heartbeat."""
 
     cluster_id: str
     host: str
     pid: int
-    """Of its sentinel."""
+    """Process id of the sentinel."""
     status: str
     """Idle, Working or Stopping."""
     workers: tuple[int, ...]
-    """Their process ids."""
+    """Process ids of the workers."""
     task_q_size: int
-    """Jobs that it has claimed, those that run among them."""
+    """Number of claimed jobs, running ones included."""
     tob: datetime
-    """When it began."""
+    """Time of its start."""
     jobs_done: int
     silent_seconds: float
-    """Since its last sign of life."""
+    """Seconds since its last heartbeat."""
 
     @classmethod
     def get_all(cls) -> list[Self]:
-        """All clusters that live."""
+        """Return all live clusters."""
         return [cls._of(state) for state in clusters(conf.settings())]
 
     @classmethod
     def get(cls, pid: int, cluster_id: str | None = None) -> Self | None:
-        """That one; without an id, that of this host."""
+        """Return the cluster with that process id; without a cluster id, on this host."""
         for stat in cls.get_all():
             is_here = stat.host == socket.gethostname()
             if stat.pid == pid and (stat.cluster_id == cluster_id if cluster_id else is_here):
@@ -49,11 +49,11 @@ class Stat:
         return None
 
     def uptime(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since its start."""
         return (timezone.now() - self.tob).total_seconds()
 
     def empty_queues(self) -> bool:
-        """Whether it has nothing to do."""
+        """Return whether it has no jobs."""
         return self.task_q_size == 0
 
     @classmethod

@@ -1,4 +1,4 @@
-"""``django_q.tasks``, on Stoker."""
+"""``django_q.tasks``: enqueue calls, chains and iterations, and create schedules."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ Options = dict[str, Any]
 
 
 def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
-    """Make a job of a call. Inside a transaction, it is there when that commits.
+    """Enqueue a call. Inside a transaction, the job exists when the transaction commits.
 
     Args:
-        func: a function of a module, or its dotted path.
-        args, kwargs: the function's, but for those of ``spec.OPTIONS``, which are taken out of
-            kwargs, and for ``q_options``, a dict of such options, which come before those.
+        func: a module-level function, or its dotted path.
+        args, kwargs: the function's arguments. The options in ``spec.OPTIONS`` are taken out of
+            kwargs, and so is ``q_options``, a dict of options that takes precedence.
 
     Returns:
         The id of the job and of its Task: 32 hexadecimal digits.
 
     Raises:
-        UnknownFunction: no worker would find the function.
-        NotSerializable, PackageTooLarge: the arguments cannot travel.
-        Exception: with ``sync=True``, what the function raises.
+        UnknownFunction: a worker could not import the function.
+        NotSerializable, PackageTooLarge: the arguments cannot be serialised.
+        Exception: with ``sync=True``, any exception of the function.
     """
     options = taken_out(kwargs)
     spec = spec_of(func, options)
@@ -71,12 +71,12 @@ def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
-    """Call a function once for each of these arguments, side by side. The results, in the order of
-    the arguments, are that of one Task.
+    """Call a function once for each set of arguments, in parallel. One Task holds all results, in
+    order.
 
     Args:
-        args_iter: of each call: its positional arguments as a tuple or list, or its one argument.
-        kwargs: options, as ``async_task`` has them.
+        args_iter: for each call its positional arguments as a tuple or list, or its only argument.
+        kwargs: options of ``async_task``.
 
     Returns:
         The id of that Task.
@@ -109,24 +109,20 @@ def async_chain(
     sync: bool | None = None,
     broker: Any = None,
 ) -> str:
-    """Run calls one after the other, each when the one before has succeeded.
+    """Run calls one after the other, each after the previous one has succeeded.
 
     Args:
-        chain: of each step: ``(func, args, kwargs)``, of which the last two may be left out.
+        chain: for each step ``(func, args, kwargs)``, of which the last two may be omitted.
 
     Returns:
-        The name of the group that the steps are in.
+        The name of the steps' group.
     """
     options = {"group": group, "cached": cached, "sync": sync, "broker": broker}
     return _chain(chain, options)[1]
 
 
 def taken_out(kwargs: dict[str, Any]) -> Options:
-    """The options among these keywords, which are left without them.
-
-    Raises:
-        ValueError: a broker is given: which one is used is said in the settings.
-    """
+    """Remove the options from these keyword arguments and return them."""
     options: Options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     options |= kwargs.pop("q_options", None) or {}
     broker = options.pop("broker", None)
@@ -141,7 +137,7 @@ def is_sync(options: Mapping[str, Any]) -> bool:
 
 
 def varied(task: Any, path: str, options: Mapping[str, Any]) -> Any:
-    """The task for the function at that path, with what these options say."""
+    """Return the task for the function at that path, with these options."""
     changes: dict[str, Any] = {"backend": conf.alias(), "queue_name": conf.queue()}
     if options.get("cluster"):
         changes["queue_name"] = conf.queue(str(options["cluster"]))
@@ -153,13 +149,16 @@ def varied(task: Any, path: str, options: Mapping[str, Any]) -> Any:
 
 
 def as_id(job_id: str) -> str:
-    """As Django Q writes them."""
+    """Return a job id in Django Q's format, without hyphens."""
     return job_id.replace("-", "")
 
 
 def call_here(spec: Spec, arguments: Any, options: Mapping[str, Any]) -> str:
-    """Make the call here and now, and its hook's. Raises what the function raises; what goes wrong
-    with the hook is logged, as the call is over by then."""
+    """Make the call and its hook's in this process. Return the id.
+
+    Exceptions of the function are raised. Exceptions of the hook are logged, because the call has
+    ended.
+    """
     job_id = run_here(varied(call_task, spec["func"], options), {**spec, "sync": True}, arguments)
     if spec.get("hook"):
         try:
@@ -170,7 +169,7 @@ def call_here(spec: Spec, arguments: Any, options: Mapping[str, Any]) -> str:
 
 
 def _chain(chain: Sequence[Any], options: Options) -> tuple[str, str]:
-    """The id of the first step, and the group."""
+    """Enqueue a chain. Return the id of the first step, and the group."""
     settings = conf.settings()
     name = str(options.get("group") or uuid4().hex)
     steps = []
@@ -197,7 +196,7 @@ def _chain_here(steps: Sequence[tuple[Options, Spec, Any]]) -> str:
 
 
 def _parts(step: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Of a step of a chain: ``func`` or ``(func, args, kwargs)``."""
+    """Split a step of a chain: ``func`` or ``(func, args, kwargs)``."""
     if not isinstance(step, tuple | list):
         return step, (), {}
     func, *rest = step
@@ -216,18 +215,16 @@ def _as_arguments(one: Any) -> list[Any]:
 
 
 def _last_job(workflow_id: str) -> str:
-    """The job in which the results are put together: the second step of the chord. Its id is known
-    from the beginning."""
+    """Return the job that collects the results: the second step of the chord. Its id is known from
+    the start."""
     steps = Step.objects.using(conf.database()).filter(workflow_id=workflow_id)
     row = steps.filter(parent_id=workflow_id, position=1).exclude(job_id=None)
     return as_id(str(row.values_list("job_id", flat=True).get()))
 
 
 class AsyncTask:
-    """A call with its options, which can be changed until it is run.
-
-    Each option of ``async_task`` is an attribute.
-    """
+    """A call with options that can be changed until it runs. Each option of ``async_task`` is an
+    attribute."""
 
     def __init__(self, func: Any, *args: Any, **kwargs: Any) -> None:
         self.func = func
@@ -239,7 +236,7 @@ class AsyncTask:
         self.started = False
 
     def run(self) -> str:
-        """Make the job. Returns its id."""
+        """Enqueue the job. Return its id."""
         self.id = async_task(self.func, *self.args, **self.kwargs)
         self.started = True
         return self.id
@@ -299,13 +296,13 @@ class Iter:
         self.started = False
 
     def append(self, *args: Any) -> int:
-        """Add a call. Returns how many there are."""
+        """Add a call. Return the number of calls."""
         self.args.append(args)
         self.started = False
         return self.length()
 
     def run(self) -> str:
-        """Make the jobs. Returns the id of the Task that has their results."""
+        """Enqueue the jobs. Return the id of the Task with the results."""
         options = {"cached": self.cached, "sync": self.sync, "broker": self.broker}
         given = {name: value for name, value in options.items() if value is not None}
         self.id = async_iter(self.func, self.args, **{**self.kwargs, **given})
@@ -313,7 +310,7 @@ class Iter:
         return self.id
 
     def result(self, wait: int = 0) -> Any:
-        """The results in the order of the calls. See ``tasks.result``."""
+        """Return the results in the order of the calls. See ``tasks.result``."""
         return result(self.id, wait, self.cached) if self.started and self.id else None
 
     def fetch(self, wait: int = 0) -> Any:
@@ -321,12 +318,12 @@ class Iter:
         return fetch(self.id, wait, self.cached) if self.started and self.id else None
 
     def length(self) -> int:
-        """How many calls there are."""
+        """Return the number of calls."""
         return len(self.args)
 
 
 class Chain:
-    """Calls one after the other: see ``async_chain``."""
+    """Calls that run one after the other: see ``async_chain``."""
 
     def __init__(
         self,
@@ -344,36 +341,36 @@ class Chain:
         self.started = False
 
     def append(self, func: Any, *args: Any, **kwargs: Any) -> int:
-        """Add a step. Returns how many there are."""
+        """Add a step. Return the number of steps."""
         self.chain.append((func, args, kwargs))
         self.started = False
         return self.length()
 
     def run(self) -> str:
-        """Make the jobs. Returns the name of their group."""
+        """Enqueue the jobs. Return the name of their group."""
         self.group = async_chain(list(self.chain), self.group, self.cached, self.sync, self.broker)
         self.started = True
         return self.group
 
     def result(self, wait: int = 0) -> list[Any] | None:
-        """The results of all steps, when all have ended; those of steps before one that failed,
-        never."""
+        """Return the results of all steps after all have ended. If a step fails, they are never
+        complete."""
         rows = self.fetch(failures=True, wait=wait)
         return None if rows is None else [row.result for row in rows]
 
     def fetch(self, failures: bool = True, wait: int = 0) -> Any:
-        """The Tasks of all steps in their order, when all have ended."""
+        """Return the Tasks of all steps in order, after all have ended."""
         if not self.started or self.group is None:
             return None
         rows = fetch_group(self.group, failures, wait, self.length(), self.cached)
         return None if rows is None else sorted(rows, key=lambda row: row.stopped)
 
     def current(self) -> int | None:
-        """How many steps have ended; None = it was not run."""
+        """Return the number of finished steps; None = the chain has not been run."""
         return count_group(str(self.group), cached=self.cached) if self.started else None
 
     def length(self) -> int:
-        """How many steps there are."""
+        """Return the number of steps."""
         return len(self.chain)
 
 
@@ -381,17 +378,18 @@ COLUMNS = ("hook", "minutes", "cron", "cluster", "intended_date_kwarg")
 
 
 def schedule(func: Any, *args: Any, **kwargs: Any) -> Schedule:
-    """Let a function run at certain times.
+    """Create a row of ``Schedule``, which calls a function at certain times.
 
     Args:
-        func: a function of a module, or its dotted path.
-        args, kwargs: the function's: plain values. In kwargs also: ``name``, ``hook``,
-            ``schedule_type``, ``minutes``, ``repeats``, ``next_run``, ``cron``, ``cluster``,
-            ``intended_date_kwarg``; and ``q_options``, a dict of options of ``async_task``.
+        func: a module-level function, or its dotted path.
+        args, kwargs: the function's arguments: plain values. kwargs may also contain ``name``,
+            ``hook``, ``schedule_type``, ``minutes``, ``repeats``, ``next_run``, ``cron``,
+            ``cluster``, ``intended_date_kwarg``, and ``q_options``, a dict of options of
+            ``async_task``.
 
     Raises:
-        IntegrityError: there is one of that name.
-        InvalidSchedule: with a sentence for what is wrong.
+        IntegrityError: a schedule of that name exists.
+        InvalidSchedule: the message says which value is wrong.
     """
     name = kwargs.pop("name", None)
     options = kwargs.get("q_options") or {}

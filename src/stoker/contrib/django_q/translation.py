@@ -1,4 +1,4 @@
-"""``Q_CLUSTER`` turned into an entry of ``TASKS``, key by key; and what cannot be."""
+"""Translate ``Q_CLUSTER`` to an entry of ``TASKS``, and find what cannot be translated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REDIS_OWN = {
     "retry_on_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options",
     "socket_read_size", "socket_timeout", "socket_type",
 }  # fmt: skip
-"""Arguments of the Redis client for which Stoker has values of its own."""
+"""Arguments of the Redis client that Stoker sets itself."""
 REDIS_READ = {"host", "port", "db", "username", "password", "ssl", "unix_socket_path"}
 MONGO_READ = {"host", "port", "username", "password"}
 IRON_READ = {"host", "port", "protocol", "project_id", "token", "api_version"}
@@ -40,7 +40,8 @@ SQS_CREDENTIALS = (
 
 
 class NotTranslated(ValueError):
-    """A broker cannot be written as a URL, and why. ``key`` is that of Q_CLUSTER."""
+    """A broker cannot be written as a URL; the message says why. ``key`` is the key of
+    Q_CLUSTER."""
 
     def __init__(self, key: str, problem: str, advice: str) -> None:
         super().__init__(problem)
@@ -49,10 +50,10 @@ class NotTranslated(ValueError):
 
 
 def broker_url(given: Mapping[str, Any]) -> str:
-    """The broker that Django Q would use with these settings; with none of them, the database.
+    """Return the URL of the broker that Django Q would use; by default the database.
 
     Raises:
-        NotTranslated: naming the key and saying what to write instead.
+        NotTranslated: it names the key, and says what to write instead.
     """
     if given.get("broker_class"):
         raise NotTranslated(
@@ -171,7 +172,7 @@ TRANSLATIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "django_redis": _django_redis,
     "redis": _redis,
 }
-"""In the order in which Django Q looks at them."""
+"""Brokers by key, in Django Q's order of precedence."""
 
 
 def _login(terms: Mapping[str, Any]) -> str:
@@ -182,7 +183,7 @@ def _login(terms: Mapping[str, Any]) -> str:
 
 
 def _prefix(name: str) -> str:
-    """The name of the cluster as SQS allows it in the names of queues."""
+    """Return the cluster's name with the characters that SQS allows in names of queues."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
     if plain == name and len(name) <= LONGEST_PREFIX:
         return name
@@ -218,7 +219,7 @@ def _refuse_unknown(key: str, terms: Mapping[str, Any], known: set[str]) -> None
 
 KEPT_SECONDS = 7 * 86400
 CACHED_SECONDS = 86400
-"""How long a result stays in the cache where ``cached`` is only True."""
+"""How long a result is cached if ``cached`` is True."""
 
 OPTIONS = {
     "workers": "WORKERS",
@@ -231,15 +232,15 @@ OPTIONS = {
     "compress": "COMPRESS",
     "serializer": "SERIALIZER",
 }
-"""Keys whose value is that of an option."""
+"""Keys whose value is passed to an option unchanged."""
 READ = (
     "name", "cluster_name", "ALT_CLUSTERS", "max_rss", "ack_failures", "max_attempts", "catch_up",
     "time_zone", "save_limit", "save_limit_per", "cached", "cache", "sync", "label", "log_level",
     "error_reporter",
 )  # fmt: skip
-"""Keys that have a meaning of their own."""
+"""Keys with a meaning of their own."""
 REPORTERS = ("rollbar", "sentry")
-"""Of ``error_reporter``."""
+"""Known values of ``error_reporter``."""
 NEEDLESS = {
     "bulk": "jobs are always claimed in batches, as many as workers can take",
     "guard_cycle": "the sentinel waits for events, and looks at the clock ten times a second",
@@ -256,7 +257,7 @@ UNTRANSLATED = {
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """What is to be said about one key."""
+    """A problem with one key."""
 
     key: str
     sentence: str
@@ -265,10 +266,10 @@ class SettingProblem:
 
 
 def read_cluster(configured: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Q_CLUSTER as it is in force in this process.
+    """Return Q_CLUSTER as in force in this process.
 
     Args:
-        name: the cluster of ALT_CLUSTERS; None = as the environment's Q_CLUSTER_NAME says.
+        name: the cluster of ALT_CLUSTERS; None = the environment's Q_CLUSTER_NAME.
     """
     name = os.environ.get("Q_CLUSTER_NAME") if name is None else name
     found = dict(configured)
@@ -284,7 +285,7 @@ def read_cluster(configured: Mapping[str, Any], name: str | None = None) -> dict
 
 
 def entry_of(configured: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of ``TASKS`` that Q_CLUSTER comes to."""
+    """Return the entry of ``TASKS`` for Q_CLUSTER."""
     given = read_cluster(configured)
     options: dict[str, Any] = {
         OPTIONS[key]: value
@@ -313,7 +314,7 @@ def entry_of(configured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reporters(given: Any) -> dict[str, Mapping[str, Any]]:
-    """Those that there are under the same name, with the same options."""
+    """Return the reporters that Stoker has under the same name, with their options."""
     if not isinstance(given, Mapping):
         return {}
     return {
@@ -332,7 +333,7 @@ def _retention(save_limit: Any) -> Any:
 
 
 def problems(configured: Any) -> Iterator[SettingProblem]:
-    """What cannot be taken over, or not as it was."""
+    """Yield the keys that cannot be translated, or that change their meaning."""
     if not isinstance(configured, Mapping):
         yield SettingProblem("", "Q_CLUSTER must be a dict.", "See the settings of Django Q.")
         return
@@ -355,7 +356,7 @@ def problems(configured: Any) -> Iterator[SettingProblem]:
 def _broker_problems(
     where: str, given: Mapping[str, Any], merged: Mapping[str, Any]
 ) -> Iterator[SettingProblem]:
-    """What is wrong with the broker that these settings name, or inherit."""
+    """Yield the problems of the broker that these settings name or inherit."""
     if not any(given.get(key) for key in BROKERS):
         return
     try:

@@ -1,3 +1,5 @@
-"""Stands for ``django_q`` in the migrations of a project that has moved over: those that depend on
-it, have a foreign key to its tables or fill them still run, without Django Q.
+"""Replacement for ``django_q`` in migrations of a project that has moved to Stoker.
+
+Migrations that depend on Django Q, have foreign keys to its tables or fill them still run without
+it.
 """

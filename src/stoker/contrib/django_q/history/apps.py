@@ -1,4 +1,4 @@
-"""The app that has Django Q's label, and migrations of the names that Django Q's have."""
+"""The app with Django Q's label, and with migrations of the same names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ class HistoryConfig(AppConfig):
     default_auto_field = "django.db.models.AutoField"
 
     def ready(self) -> None:
-        """Take over what migrations of the project write into tables that are new."""
+        """Import what the project's migrations write into new tables."""
         post_migrate.connect(_import_if_new, sender=self, dispatch_uid=self.name)
 
 
 def _import_if_new(using: str, plan: Any = None, **_: Any) -> None:
-    """Copy the rows that migrations have made in a database that was empty: those of a database
-    that Django Q has used are copied by ``stoker import_django_q``, when somebody says so."""
+    """Import rows that migrations have inserted into an empty database.
+
+    In a database that Django Q has used, rows are imported by ``stoker import_django_q`` instead.
+    """
     is_new = any(
         not is_backwards and (migration.app_label, migration.name) == (HistoryConfig.label, FIRST)
         for migration, is_backwards in plan or ()

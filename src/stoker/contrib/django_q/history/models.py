@@ -1,5 +1,5 @@
-"""The tables of Django Q 2, for the migrations that speak of them. Nothing reads or writes these
-models: use ``stoker.contrib.django_q.models``."""
+"""The tables of Django Q 2, for migrations that refer to them. Use
+``stoker.contrib.django_q.models`` in code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``stoker import_django_q`` has copied, so that it is not copied a second time."""
+"""Records of what ``stoker import_django_q`` has copied, so that nothing is copied twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 class Imported(models.Model):
     table = models.CharField(max_length=32)
     key = models.CharField(max_length=32)
-    """The primary key there."""
+    """Primary key in the old table."""
 
     class Meta:
         constraints = (

@@ -1,4 +1,4 @@
-"""``OrmQ``: the jobs that wait or run, as Django Q's table of packages showed them."""
+"""``OrmQ``: the waiting and running jobs, in the form of Django Q's table of packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.values.ticks import as_moment
 
 class OrmQQuerySet(models.QuerySet["OrmQ"]):
     def delete(self) -> tuple[int, dict[str, int]]:
-        """Cancel these jobs: those that wait at once, those that run as soon as they notice."""
+        """Cancel these jobs: waiting ones at once, running ones as soon as they notice."""
         count = sum(row.cancel() for row in self)
         return count, {OrmQ._meta.label: count}
 
@@ -32,7 +32,7 @@ class OrmQManager(models.Manager.from_queryset(OrmQQuerySet)):  # type: ignore[m
 
 
 class OrmQ(Job):
-    """A row of Stoker's own table of jobs. ``key`` is its queue, ``payload`` its package."""
+    """A row of Stoker's table of jobs. ``key`` is its queue, ``payload`` its package."""
 
     objects: ClassVar[OrmQManager] = OrmQManager()
 
@@ -43,12 +43,12 @@ class OrmQ(Job):
 
     @property
     def lock(self) -> datetime | None:
-        """Until when a cluster has it for certain; None = it waits."""
+        """End of the lease; None = the job waits."""
         claimed = Claimed.objects.using(conf.database()).filter(pk=self.pk).first()
         return None if claimed is None else as_moment(claimed.leased_until_us)
 
     def cancel(self) -> bool:
-        """Withdraw the job, or have it ended. False: it has ended."""
+        """Withdraw the job, or ask it to stop. Return False if it has ended."""
         return cancel(conf.settings(), Job(pk=self.pk, queue=self.queue, task=self.task_path), "")
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
@@ -57,12 +57,11 @@ class OrmQ(Job):
 
     @property
     def task_path(self) -> str:
-        """The dotted path of Stoker's task; of a job of the shim, that which calls its function."""
+        """Dotted path of the job's task, which for jobs of the shim is that of the function."""
         return str(Job._meta.get_field("task").value_from_object(self))
 
     def call(self) -> dict[str, Any]:
-        """What is called, as Django Q's signals have it; of a job that is none of the shim's, its
-        task."""
+        """Return the call as in Django Q's signals, or the task if it is not a job of the shim."""
         try:
             package = sealer_for(conf.settings()).open(bytes(self.package))
         except PackageError as error:

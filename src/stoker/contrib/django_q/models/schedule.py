@@ -1,6 +1,8 @@
-"""``Schedule``: a row that says what is to run when, as Django Q has it. Stoker's own schedule,
-under the name of the row, is what fires: it is changed in the transaction that changes the row, and
-the row shows how far it has come."""
+"""``Schedule``: a schedule as a row, as in Django Q.
+
+One of Stoker's own schedules, with the name of the row, fires. It is changed in the transaction
+that changes the row, and rows show its progress when they are read.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def now() -> datetime:
 
 
 def validate_cron(value: str) -> None:
-    """Raises ValidationError for what is no rule of five fields, or six."""
+    """Raise ValidationError unless the value is a cron rule of five or six fields."""
     try:
         Cron(value)
     except InvalidSchedule as error:
@@ -72,7 +74,7 @@ class ScheduleRowQuerySet(models.QuerySet["Schedule"]):
 
 
 class ScheduleManager(models.Manager.from_queryset(ScheduleRowQuerySet)):  # type: ignore[misc] # made at run time
-    """Where the rows are written, they are read."""
+    """Reads rows from the database in which the shim writes them."""
 
     def get_queryset(self) -> ScheduleRowQuerySet:
         rows: ScheduleRowQuerySet = super().get_queryset()
@@ -103,20 +105,20 @@ class Schedule(models.Model):
     kwargs = models.TextField(null=True, blank=True, help_text="e.g. x=1, y=2")  # noqa: DJ001 - as above
     schedule_type = models.CharField(max_length=2, choices=TYPE, default=ONCE)
     minutes = models.PositiveIntegerField(null=True, blank=True)
-    """Of type I."""
+    """Interval of type I."""
     repeats = models.IntegerField(default=-1, help_text="n = n times, -1 = forever")
     next_run = models.DateTimeField(default=now, null=True)
     cron = models.CharField(  # noqa: DJ001 - as above
         max_length=100, null=True, blank=True, validators=[validate_cron]
     )
     task = models.CharField(max_length=100, null=True, editable=False)  # noqa: DJ001 - as above
-    """The id of its last task."""
+    """Id of the last task."""
     cluster = models.CharField(max_length=100, default=None, null=True, blank=True)  # noqa: DJ001 - as above
     intended_date_kwarg = models.CharField(max_length=100, null=True, blank=True)  # noqa: DJ001 - as above
-    """The keyword in which the function is given the moment that was meant, in ISO 8601."""
+    """Keyword argument that receives the intended moment, in ISO 8601."""
 
     own_id = models.UUIDField(null=True, editable=False)
-    """Of Stoker's schedule, which fires."""
+    """Id of Stoker's schedule, which fires."""
 
     objects: ClassVar[ScheduleManager] = ScheduleManager()
 
@@ -129,10 +131,10 @@ class Schedule(models.Model):
         return self.name or self.func
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Write the row, and let it be so from now on.
+        """Write the row and update Stoker's schedule.
 
         Raises:
-            InvalidSchedule: with a sentence for what is wrong; nothing was written then.
+            InvalidSchedule: a value is wrong; nothing was written.
         """
         kwargs.setdefault("using", conf.database())
         is_new = self._state.adding and self._meta.pk.value_from_object(self) is None
@@ -146,7 +148,7 @@ class Schedule(models.Model):
     def refresh(cls, schedule_id: int) -> None:
         """Write the progress of Stoker's schedule into the row. Called after the commit of a tick.
 
-        A row that was to run once and not to be kept is deleted, as Django Q does.
+        A row that was to run once and not to be kept is deleted, as in Django Q.
         """
         plain = cls._base_manager.using(conf.database()).filter(pk=schedule_id)
         row = plain.first()
@@ -163,16 +165,16 @@ class Schedule(models.Model):
         plain.update(next_run=row.next_run, repeats=row.repeats, task=row.task)
 
     def calculate_next_run(self, next_run: datetime | None = None) -> datetime | None:
-        """The moment after ``next_run``, or after the one that the row has."""
+        """Return the moment after ``next_run``, or after the row's own."""
         return moment_after(self, next_run or self.next_run or now())
 
     def success(self) -> bool | None:
-        """Whether its last task succeeded; None = it has not ended, or is not kept."""
+        """Return whether the last task succeeded; None = it has not ended or is not kept."""
         row = Task.get_task(self.task) if self.task else None
         return None if row is None else row.success
 
     def last_run(self) -> str | None:
-        """The name of its last task."""
+        """Return the name of the last task."""
         row = Task.get_task(self.task) if self.task else None
         return None if row is None else row.name
 
@@ -185,7 +187,7 @@ post_delete.connect(_remove, sender=Schedule, dispatch_uid="stoker.contrib.djang
 
 
 PROGRESS = {"task"}
-"""Columns that only show how far it has come."""
+"""Columns that only show progress."""
 UNITS = {
     Schedule.MINUTES: ("minutes", 1),
     Schedule.HOURLY: ("hours", 1),
@@ -200,8 +202,8 @@ UNITS = {
 
 
 def name_of(row: Schedule) -> str:
-    """The name of Stoker's schedule: that of the row, or its function's where it has none; with its
-    number where another schedule has that name."""
+    """Return the name of Stoker's schedule: the row's name, or its function's. The row's id is
+    added if another schedule has that name."""
     wanted = str(row.name or row.func)
     others = schedules.find(backend=conf.alias()).filter(name=wanted)
     if row.own_id is not None:
@@ -210,13 +212,13 @@ def name_of(row: Schedule) -> str:
 
 
 def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
-    """Let Stoker's schedule be what the row says, in the open transaction.
+    """Update Stoker's schedule to match the row, in the open transaction.
 
     Args:
-        keeps_moment: its next moment was not changed, whatever the row shows.
+        keeps_moment: keep the next moment, even if the row shows another one.
 
     Raises:
-        InvalidSchedule: with a sentence for what is wrong.
+        InvalidSchedule: the message says which value is wrong.
     """
     if row.repeats == 0 or row.next_run is None:
         remove(row)
@@ -241,14 +243,14 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
 
 
 def remove(row: Schedule) -> None:
-    """Delete Stoker's schedule of a row that is gone, or will not run any more."""
+    """Delete Stoker's schedule of a row that was deleted or has ended."""
     known = _find(row)
     if known is not None:
         schedules.delete(known.name, backend=conf.alias())
 
 
 def show_progress(rows: Sequence[Schedule]) -> None:
-    """Let these rows show how far they have come."""
+    """Update the attributes of these rows from Stoker's schedules."""
     wanted = {row.own_id: row for row in rows if row.own_id is not None}
     if wanted:
         for own in schedules.find(backend=conf.alias()).filter(pk__in=wanted):
@@ -256,7 +258,7 @@ def show_progress(rows: Sequence[Schedule]) -> None:
 
 
 def moment_after(row: Schedule, moment: datetime) -> datetime | None:
-    """The next moment of this row's rule; None = there is none."""
+    """Return the next moment of this row's rule, or None if there is none."""
     when = _when(row, None)
     if isinstance(when, Once):
         return None
@@ -265,8 +267,8 @@ def moment_after(row: Schedule, moment: datetime) -> datetime | None:
 
 
 def first_moment(row: Schedule) -> datetime | None:
-    """When a new row is due for the first time. Only a cron rule leaves anything to be found out:
-    its first moment from ``next_run`` on, or from now on where that is past."""
+    """Return when a new row is first due: ``next_run``, or for a cron rule its first moment from
+    then on."""
     start = row.next_run
     if start is None or not row.cron:
         return start
@@ -276,8 +278,11 @@ def first_moment(row: Schedule) -> datetime | None:
 
 
 def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
-    """The row as Stoker writes it. A known schedule goes on from the anchor that it has: the 31st
-    stays the 31st, though the next run is on the 30th."""
+    """Return the row as a schedule of Stoker's.
+
+    An existing interval keeps its anchor, so that the 31st stays the 31st after a month with 30
+    days.
+    """
     zone = conf.Conf.TIME_ZONE or str(django_settings.TIME_ZONE)
     assert row.next_run is not None
     start = _aware(row.next_run).replace(microsecond=0)
@@ -331,10 +336,10 @@ def _spec(row: Schedule) -> Spec:
 
 
 def _arguments(row: Schedule) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What is written as text.
+    """Parse the columns ``args`` and ``kwargs``.
 
     Raises:
-        InvalidSchedule: it is no list of plain values.
+        InvalidSchedule: they do not contain plain values.
     """
     args: Any = _read(row.args, "args", lambda text: f"({text},)") if row.args else ()
     if row.args and isinstance(args, tuple) and len(args) == 1 and str(row.args).strip()[:1] == "(":
@@ -356,7 +361,7 @@ def _read(text: Any, column: str, wrap: Any) -> Any:
 
 
 def _named(text: str) -> dict[str, Any]:
-    """Of "x=1, y='two'"."""
+    """Parse "x=1, y='two'"."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
         assert isinstance(call, ast.Call)
@@ -370,7 +375,7 @@ def _named(text: str) -> dict[str, Any]:
 
 
 def _find(row: Schedule) -> OwnSchedule | None:
-    """Stoker's schedule of this row; None = it has none."""
+    """Return Stoker's schedule of this row, or None."""
     if row.own_id is None:
         return None
     return schedules.find(backend=conf.alias()).filter(pk=row.own_id).first()

@@ -1,4 +1,4 @@
-"""A column that keeps any value that can travel, as Stoker keeps return values."""
+"""A model field that stores any serialisable value, in the format of Stoker's return values."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from stoker.jobs.package import sealer_for
 
 
 class Raw(bytes):
-    """A value that is sealed already."""
+    """A value that is already sealed."""
 
     __slots__ = ()
 
 
 class Unreadable(str):
-    """Stands for a value that cannot be read here, and says why."""
+    """Replaces a value that cannot be read here, and contains the reason."""
 
     __slots__ = ()
 
 
 class SealedField(models.BinaryField):  # type: ignore[type-arg] # generic in the stubs only
-    """JSON with the codec's tags; signed and pickled where SERIALIZER is "pickle"."""
+    """Stores JSON with the codec's tags, or a signed pickle if SERIALIZER is "pickle"."""
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         if value is None:

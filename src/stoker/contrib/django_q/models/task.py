@@ -1,5 +1,8 @@
-"""``Task``: what became of a job of the shim. A row is written in the transaction that records the
-job's end, and stays until ``save_limit`` or somebody deletes it."""
+"""``Task``: the outcome of a job of the shim.
+
+A row is written in the transaction that records the job's end, and kept until ``save_limit`` or a
+user deletes it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class TaskQuerySet(models.QuerySet["Task"]):
         return self.filter(group=group_id)
 
     def named(self, task_id: Any) -> Task | None:
-        """The row of that id or name; of several of one name the newest."""
+        """Return the row with that id or name; the newest of several with the same name."""
         text = str(task_id)
         if len(text.replace("-", "")) == LONGEST_ID:
             row = self.filter(pk=text.replace("-", "")).first()
@@ -44,10 +47,10 @@ class TaskQuerySet(models.QuerySet["Task"]):
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc] # made at run time
-    """Where the rows are written, they are read.
+    """Reads rows from the database in which the shim writes them.
 
     Args:
-        success: only these; None = all.
+        success: only rows with this value; None = all.
     """
 
     use_in_migrations = False
@@ -65,18 +68,18 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 
 class Task(models.Model):
     id = models.CharField(max_length=LONGEST_ID, primary_key=True, default=new_id, editable=False)
-    """The job's, without hyphens."""
+    """The job's id without hyphens."""
     name = models.CharField(max_length=100, editable=False)
     func = models.CharField(max_length=256)
     hook = models.CharField(max_length=256, null=True)  # noqa: DJ001 - as Django Q has it
     args = SealedField(null=True)
     kwargs = SealedField(null=True)
     result = SealedField(null=True)
-    """What it returned; of a failure its error, as text."""
+    """Return value, or the error as text."""
     group = models.CharField(max_length=100, editable=False, null=True)  # noqa: DJ001 - as above
     cluster = models.CharField(max_length=100, default="", null=True, blank=True)  # noqa: DJ001 - as above
     started = models.DateTimeField(editable=False, default=timezone.now)
-    """When it was enqueued, as Django Q has it."""
+    """Time of the enqueue, as in Django Q."""
     stopped = models.DateTimeField(editable=False, default=timezone.now)
     success = models.BooleanField(default=True, editable=False)
     attempt_count = models.IntegerField(default=0)
@@ -117,18 +120,18 @@ class Task(models.Model):
 
     @classmethod
     def get_task(cls, task_id: str) -> Self | None:
-        """The row of that id or name."""
+        """Return the row with that id or name."""
         return cls.objects.named(task_id)  # type: ignore[no-any-return] # a manager made at run time
 
     @classmethod
     def get_result(cls, task_id: str) -> Any:
-        """What it returned; of a failure the error, as text."""
+        """Return the result, or for a failure its error as text."""
         row = cls.get_task(task_id)
         return None if row is None else row.result
 
     @classmethod
     def get_task_group(cls, group_id: str | None, failures: bool = True) -> TaskQuerySet | None:
-        """The rows of a group; with ``failures=False`` without those that failed."""
+        """Return the rows of a group; with ``failures=False`` only the successful ones."""
         if not group_id:
             return None
         rows: TaskQuerySet = cls.objects.of_group(group_id)
@@ -141,7 +144,7 @@ class Task(models.Model):
 
     @classmethod
     def get_group_count(cls, group_id: str | None, failures: bool = False) -> int | None:
-        """How many have ended; with ``failures=True`` only those that failed."""
+        """Return the number of finished tasks; with ``failures=True`` of failed ones."""
         if not group_id:
             return None
         rows = cls.objects.of_group(group_id)
@@ -149,8 +152,10 @@ class Task(models.Model):
 
     @classmethod
     def delete_group(cls, group_id: str | None, objects: bool = False) -> Any:
-        """Take the group's name off its rows; with ``objects=True`` delete them. Returns what the
-        query set returns: the number of rows, or the tuple of ``delete()``."""
+        """Remove the group's name from its rows; with ``objects=True`` delete them.
+
+        Returns the result of the query set: the number of rows, or the tuple of ``delete()``.
+        """
         if not group_id:
             return None
         rows = cls.objects.of_group(group_id)
@@ -239,7 +244,7 @@ def spec_in(package: Package) -> dict[str, Any]:
 
 
 def _story(settings: Settings, ended: Ended) -> str:
-    """Of a failure: its message and its traceback, as Django Q has it."""
+    """Return the message and traceback of a failure in Django Q's format."""
     attempts = Attempt.objects.using(settings.database)
     last = attempts.filter(job_id=ended.job_id).order_by("-number").first()
     traceback = last.traceback if last is not None else ""

@@ -1,4 +1,4 @@
-"""``manage.py qcluster``: ``stoker run``, as Q_CLUSTER says."""
+"""``manage.py qcluster``: ``stoker run`` with the settings of Q_CLUSTER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py qinfo``: how many there are of what."""
+"""``manage.py qinfo``: show numbers, settings or ids of clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py qmemory``: how much memory the clusters of this host take."""
+"""``manage.py qmemory``: show the memory use of the clusters on this host."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _lines(workers: bool) -> Iterator[str]:
 
 
 def _memory(stat: Stat) -> tuple[int, list[int]]:
-    """Bytes of all processes, and of each worker."""
+    """Return the resident bytes of all processes, and of each worker."""
     import psutil
 
     sizes: dict[int, int] = {}

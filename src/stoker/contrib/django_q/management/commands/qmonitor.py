@@ -1,4 +1,4 @@
-"""``manage.py qmonitor``: the clusters, again and again."""
+"""``manage.py qmonitor``: show the clusters until Ctrl-C."""
 
 from __future__ import annotations
 
