@@ -25,7 +25,7 @@ def test_a_dead_letter_is_sent_again_by_the_clusters_upkeep(tmp_path: Path) -> N
         wait_for(lambda: state() == "resolved", cluster.tail)
     letter = DeadLetter.objects.get()
     assert (letter.requeued_count, letter.failure_count) == (1, 1)
-    assert "1 dead letters were sent again by themselves" in cluster.text()
+    assert "1 dead letters were requeued automatically" in cluster.text()
 
 
 def test_an_atomic_task_resolves_its_entry(tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ def test_hook_that_does_not_return_holds_up_no_record(tmp_path: Path) -> None:
             wait_for(lambda result=result: add.get_result(result.id).is_finished, cluster.tail)
         assert cluster.crew()["monitor"] == crew["monitor"], cluster.tail()
         assert cluster.stop() == 0
-        assert "1 calls of receivers and hooks were left out" not in cluster.text()
+        assert "1 calls of receivers and hooks were dropped" not in cluster.text()
     until.touch()

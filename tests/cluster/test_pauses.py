@@ -61,7 +61,7 @@ def test_a_drain_is_over_when_only_paused_queues_have_jobs_and_says_so(tmp_path:
     waits, runs = mail.enqueue(), tasks.add.enqueue(1, 2)
     with running_cluster(tmp_path, "--drain") as cluster:
         assert cluster.wait() == 0
-        assert "Drained, but for what is paused: jobs of mail are left waiting." in cluster.text()
+        assert "Drained, except paused queues: jobs of mail are still waiting." in cluster.text()
     assert Job.objects.get(pk=runs.id).status == Job.Status.SUCCESSFUL
     assert list(Ready.objects.values_list("pk", "attempts")) == [
         (Job.objects.get(pk=waits.id).pk, 0)

@@ -145,7 +145,7 @@ class TestBrokerAway:
             with transaction.atomic():
                 add.enqueue(1, 2)
         assert (away, Outgoing.objects.count()) == ([0, 1], 3)
-        assert "wait in the outbox until the broker can be had: It is away." in caplog.text
+        assert "wait in the outbox until the broker is reachable: It is away." in caplog.text
 
     def test_a_relay_that_fails_loses_nothing(self, away: list[int]) -> None:
         with transaction.atomic():

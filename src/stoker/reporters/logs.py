@@ -19,13 +19,13 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "cluster_asked": (logging.INFO, "{by} asked the cluster {cluster_id}: {what}."),
     "cluster_quiet": (
         logging.INFO,
-        "This cluster was asked to take no more jobs; what runs goes on.",
+        "This cluster was asked to take no more jobs; running jobs go on.",
     ),
     "cluster_resumed": (logging.INFO, "This cluster takes jobs again."),
     "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
     "drained_but_paused": (
         logging.WARNING,
-        "Drained, but for what is paused: jobs of {queues} are left waiting.",
+        "Drained, except paused queues: jobs of {queues} are still waiting.",
     ),
     "cluster_reloading": (logging.INFO, "Reloading the code: {why}."),
     "reload_refused": (
@@ -34,12 +34,12 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "shutdown_deadline": (
         logging.WARNING,
-        "The time to finish is over: {count} running jobs are interrupted and given back.",
+        "The time to finish is over: {count} running jobs are interrupted and released.",
     ),
     "process_died": (logging.ERROR, "The {role} died ({how}); starting another."),
     "process_not_started": (
         logging.ERROR,
-        "Another {role} could not be started ({error}); it is tried again later.",
+        "Another {role} could not be started ({error}); retrying later.",
     ),
     "transaction_left_open": (
         logging.ERROR,
@@ -47,12 +47,12 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "process_hung": (logging.ERROR, "The {role} has not moved for {seconds:.0f} s; killing it."),
     "worker_died": (logging.ERROR, "Worker {worker} died ({how}) while running {jobs}."),
-    "worker_idle_died": (logging.ERROR, "Worker {worker} died ({how}) while it ran nothing."),
+    "worker_idle_died": (logging.ERROR, "Worker {worker} died ({how}) while idle."),
     "worker_killed": (logging.WARNING, "Worker {worker} was killed: {why}."),
     "worker_recycled": (logging.INFO, "Worker {worker} is replaced: {why}."),
     "lease_lost": (
         logging.WARNING,
-        "The lease of job {job_id} is lost, or another transaction holds it. It is stopped here.",
+        "The lease of job {job_id} is lost, or another transaction holds it. The job is stopped.",
     ),
     "broker_unreachable": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
     "rows_locked": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
@@ -63,25 +63,25 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "results_not_read": (
         logging.WARNING,
-        "The cache {name!r} could not be asked for results ({error}): it is as if it had none.",
+        "The cache {name!r} could not be read ({error}): its results count as missing.",
     ),
     "parcels_not_dropped": (
         logging.WARNING,
-        "What the broker has brought could not be deleted there, and will come again: {error}",
+        "Delivered messages could not be deleted at the broker and will come again: {error}",
     ),
     "record_failed": (
         logging.ERROR,
-        "The outcome of job {job_id} cannot be recorded as it is ({error}): it counts as failed.",
+        "The outcome of job {job_id} cannot be recorded ({error}): the job counts as failed.",
     ),
     "records_wait": (
         logging.WARNING,
-        "The outcomes of {count} jobs wait: other transactions hold rows that they need.",
+        "The outcomes of {count} jobs wait for rows that other transactions have locked.",
     ),
     "record_put_off": (
         logging.ERROR,
-        "The outcome of job {job_id} could not be recorded ({error}); it is kept and tried again.",
+        "The outcome of job {job_id} could not be recorded ({error}); it is kept and retried.",
     ),
-    "put_back": (logging.INFO, "Job {job_id} is put back for {seconds:.1f} s: {reason}"),
+    "put_back": (logging.INFO, "Job {job_id} is released for {seconds:.1f} s: {reason}"),
     "attempt_failed": (
         logging.WARNING,
         "Attempt {attempt} of job {job_id} failed ({error}); the next follows in {seconds:.1f} s.",
@@ -92,12 +92,12 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "dead_letters_requeued": (
         logging.INFO,
-        "{count} dead letters were sent again by themselves: their cool-down was over.",
+        "{count} dead letters were requeued automatically after their cool-down.",
     ),
     "dead_letters_purged": (logging.INFO, "{count} old dead letters were removed."),
     "not_requeued": (
         logging.ERROR,
-        "The dead letter {dead_letter_id} could not be sent again by itself: {because}",
+        "The dead letter {dead_letter_id} could not be requeued automatically: {because}",
     ),
     "hook_failed": (logging.ERROR, "The {hook} of {task} raised {error!r}."),
     "callback_stuck": (
@@ -107,7 +107,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "callback_failed": (logging.ERROR, "The {what} raised {error!r}."),
     "callbacks_left_out": (
         logging.ERROR,
-        "{count} calls of receivers and hooks were left out: those before them do not return.",
+        "{count} calls of receivers and hooks were dropped: earlier calls do not return.",
     ),
     "stale_outcome": (
         logging.WARNING,
@@ -115,9 +115,9 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "relay_put_off": (
         logging.WARNING,
-        "Jobs that were just committed wait in the outbox until the broker can be had: {error}",
+        "Jobs that were just committed wait in the outbox until the broker is reachable: {error}",
     ),
-    "relayed": (logging.INFO, "{count} jobs that were left in an outbox are on their way."),
+    "relayed": (logging.INFO, "{count} jobs that were left in an outbox were relayed."),
     "clock_set_ahead": (
         logging.WARNING,
         "The database's clock was set {seconds:.1f} s ahead. No rescue for {pause_seconds:.0f} s.",
@@ -129,43 +129,43 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "places_freed": (
         logging.WARNING,
-        "{count} places under guards were taken back from jobs that do not run any more.",
+        "{count} places of guards were freed: their jobs do not run any more.",
     ),
     "guards_put_off": (
         logging.WARNING,
-        "Jobs with guards were left waiting for the next claim: {error}",
+        "Jobs with guards wait for the next claim: {error}",
     ),
     "steps_gone_on": (
         logging.WARNING,
-        "{count} steps of workflows went on whose jobs had ended without them.",
+        "{count} steps of workflows were advanced after their jobs had ended unnoticed.",
     ),
     "pruned": (logging.INFO, "{count} old results were removed."),
-    "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and is tried again later: {error}"),
+    "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and will be retried: {error}"),
     "tick": (logging.DEBUG, "Schedule {name}: {outcome}, {seconds:.3f} s after it was due."),
-    "ticks_missed": (logging.WARNING, "Schedule {name}: ticks were missed, and are left out."),
+    "ticks_missed": (logging.WARNING, "Schedule {name}: missed ticks are skipped."),
     "schedule_declared": (logging.INFO, "Schedule {name} is declared: {words}."),
     "schedule_dropped": (
         logging.INFO,
         "Schedule {name} is removed: neither code nor settings declare it any more.",
     ),
-    "schedule_refused": (logging.ERROR, "Schedule {name} is left as it is: {because}"),
+    "schedule_refused": (logging.ERROR, "Schedule {name} is not changed: {because}"),
     "schedules_not_declared": (
         logging.ERROR,
-        "The schedules of code and settings are left as they are, as importing failed: {error}",
+        "The schedules of code and settings are not updated, because an import failed: {error}",
     ),
     "schedule_failed": (
         logging.ERROR,
-        "Schedule {name} could not be fired, and is tried again: {because}",
+        "Schedule {name} could not be fired and will be retried: {because}",
     ),
     "schedule_paused": (logging.ERROR, "Schedule {name} is paused: {because}"),
     "lock_lost": (
         logging.WARNING,
-        "The lock {name!r} is lost: {because}. Another may have it while its holder here goes on.",
+        "The lock {name!r} is lost: {because}. Another holder may take it while this one goes on.",
     ),
     "lock_not_renewed": (
         logging.WARNING,
         (
-            "The lease of lock {name!r} could not be renewed ({error}); it is tried again until "
+            "The lease of lock {name!r} could not be renewed ({error}); retrying until "
             "the lease ends in {seconds:.1f} s."
         ),
     ),
@@ -173,13 +173,13 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "The lock {name!r} was not released ({because}): it is free when its lease ends.",
     ),
-    "metrics_served": (logging.INFO, "Metrics are told at http://{address}:{port}/metrics."),
-    "reporter_not_loaded": (logging.ERROR, "A reporter is left out: {because}"),
+    "metrics_served": (logging.INFO, "Metrics are served at http://{address}:{port}/metrics."),
+    "reporter_not_loaded": (logging.ERROR, "A reporter is not loaded: {because}"),
     "reporter_failed": (
         logging.WARNING,
         (
-            "The {hook} of the reporter {reporter!r} raised {error}. No job is harmed, and it is "
-            "not said again in this process."
+            "The {hook} of the reporter {reporter!r} raised {error}. Jobs are not affected. "
+            "Further errors of this hook are not logged in this process."
         ),
     ),
     "reports_dropped": (
