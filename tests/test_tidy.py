@@ -12,6 +12,7 @@ import pytest
 
 import noxfile
 
+from tests import structure
 from tests.conftest import CHOSEN_ON_MARIADB, HOMES
 from tests.planted.mistake import Mistake
 from tests.planted.mistakes import MISTAKES
@@ -30,6 +31,81 @@ MOST_PARAMETERS = 6
 NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler"}
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+
+MOST_IMPORTS_IN_FUNCTIONS = 33
+SLICES = {
+    "admin/dead_letter_lists.py": "the pages of dead letters, which are longer than any other",
+    "api/root.py": "the NinjaAPI object, which the URLs mount",
+    "brokers/carried.py": "a kind of broker, chosen by the adapters",
+    "brokers/disque/nodes.py": "the nodes of a Disque cluster, without its messages",
+    "brokers/mongodb/documents.py": "the format of documents",
+    "brokers/orm/claim.py": "the claim, which other brokers do not have",
+    "brokers/orm/wake.py": "the listeners of three databases",
+    "brokers/redis/connection.py": "connections to single servers, sentinels and clusters",
+    "brokers/sqs/queues.py": "the queues of SQS, without their messages",
+    "cluster/crew.py": "the processes of a cluster, without the decisions of its sentinel",
+    "cluster/pusher/claims.py": "claiming ahead, without handing over",
+    "cluster/relays.py": "a thread of its own beside the scheduler's loop",
+    "cluster/worker/runners.py": "one runner for each kind of concurrency",
+    "contrib/django_q/models/sealed.py": "named by a migration",
+    "contrib/django_q/tasks.py": "the public module of Django Q",
+    "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
+    "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
+    "jobs/announce.py": "what follows a commit, without the record",
+    "locks/holding.py": "the renewal of leases: with the public object 620 lines",
+    "locks/stores/database.py": "one of the stores of locks",
+    "management/dead_changes.py": "subcommands: with the reading ones over 500 lines",
+    "reporters/prometheus.py": "a reporter, loaded only if it is configured",
+    "workflows/control.py": "cancel and retry: with the results 580 lines",
+}
+"""Modules with one importer in their own folder, each with the reason for which it is not a part of
+that importer."""
+
+STILTED = (
+    "whoever", "somebody", "nobody", "everybody", "who has", "who is", "who had", "who finds",
+    "who wants", "who waits", "who sends", "who asks", "who adds", "who dies", "who looks",
+    "who knows", "who keeps", "who takes", "what it has", "what it is given", "what comes of",
+    "what became of", "what is to be", "what there is to", "so many", "so long as", "so often",
+    "as often as", "sign of life", "signs of life", "by itself", "by themselves", "told of",
+    "is told", "come to its end", "carries on", "carried on", "carry on", "sent again",
+    "tried again", "given back", "gives back", "to be seen to", "look after", "looks after",
+    "looked after",
+)  # fmt: skip
+STILTED_PHRASE = re.compile(rf"\b(?:{'|'.join(STILTED)})\b", re.IGNORECASE)
+STILTED_BEGINNING = re.compile(r"(?:Those|One that|Of|As|The same|But|Also|Not|Where|Who)\b")
+STILTED_DOCSTRINGS = {
+    "admin": 26,
+    "api": 37,
+    "brokers": 84,
+    "cluster": 101,
+    "dashboard": 39,
+    "jobs": 85,
+    "management": 14,
+    "models": 104,
+    "operations": 26,
+    "store": 104,
+    "templatetags": 1,
+}
+STILTED_STRINGS = {
+    "admin": 7,
+    "cluster": 1,
+    "dashboard": 12,
+    "jobs": 4,
+    "management": 27,
+    "models": 1,
+    "operations": 27,
+    "templates": 16,
+}
+STILTED_LINES = {
+    "README.md": 4,
+    "docs": 17,
+    "docs/decisions": 113,
+    "docs/explanation": 91,
+    "docs/howto": 129,
+    "docs/reference": 39,
+    "docs/upgrading": 3,
+}
+"""Folder -> the most stilted texts that it may have: these numbers may only sink."""
 
 
 def test_files_are_short() -> None:
@@ -175,6 +251,57 @@ def test_pins_name_no_registry() -> None:
         if "://" in line or line.startswith("-")
     ]
     assert not found, _list(found)
+
+
+def test_no_module_is_in_an_import_circle() -> None:
+    """Imports inside functions count: they hide a circle, and do not remove it."""
+    assert not structure.circles(), _list(structure.circles())
+
+
+def test_imports_inside_functions_are_few() -> None:
+    """Their number may only sink."""
+    _, inside = structure.imports()
+    assert len(inside) <= MOST_IMPORTS_IN_FUNCTIONS, _list(inside)
+
+
+def test_module_with_one_importer_beside_it_has_a_reason() -> None:
+    """Such a module is a slice: fold it into its importer, or list it with a reason."""
+    found = [f"{name} <- {only}" for name, only in structure.slices().items() if name not in SLICES]
+    assert not found, _list(found)
+
+
+def test_docstrings_are_plain_english() -> None:
+    """See STILTED: write who does what, with the standard technical word."""
+    stilted = [
+        (path, line, text)
+        for path, line, text in structure.docstrings()
+        if STILTED_PHRASE.search(text) or STILTED_BEGINNING.match(text)
+    ]
+    _assert_no_more(stilted, STILTED_DOCSTRINGS)
+
+
+def test_messages_labels_and_help_are_plain_english() -> None:
+    stilted = [one for one in structure.strings() if STILTED_PHRASE.search(one[2])]
+    _assert_no_more(stilted, STILTED_STRINGS)
+
+
+def test_documentation_is_plain_english() -> None:
+    stilted = [one for one in structure.prose() if STILTED_PHRASE.search(one[2])]
+    _assert_no_more(stilted, STILTED_LINES)
+
+
+def _assert_no_more(stilted: Sequence[tuple[Path, int, str]], most: dict[str, int]) -> None:
+    """Raise AssertionError with the texts of each folder that has more than its number."""
+    by_folder: dict[str, list[str]] = {}
+    for path, line, text in stilted:
+        if SOURCE in path.parents:
+            folder = path.relative_to(SOURCE).parts[0]
+        else:
+            folder = _name(path.parent if path.parent != ROOT else path)
+        by_folder.setdefault(folder, []).append(f"{_name(path)}:{line} {text[:90]}")
+    for folder, found in by_folder.items():
+        allowed = most.get(folder, 0)
+        assert len(found) <= allowed, f"{folder}: {len(found)}, allowed {allowed}{_list(found)}"
 
 
 def _name(path: Path) -> str:

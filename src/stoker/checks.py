@@ -294,7 +294,7 @@ def _times(settings: Settings) -> Iterator[CheckMessage]:
         yield Warning(
             f"{where}: LEASE_SECONDS ({settings.lease_seconds:g}) is less than "
             f"{HEARTBEATS_PER_LEASE} times HEARTBEAT_SECONDS ({settings.heartbeat_seconds:g}): one "
-            "late sign of life may cost a cluster its jobs.",
+            "late heartbeat may cost a cluster its jobs.",
             hint="Make leases longer, or heartbeats more frequent.",
             id="stoker.W003",
         )
@@ -311,8 +311,8 @@ def _times(settings: Settings) -> Iterator[CheckMessage]:
 def _serializer(settings: Settings) -> Iterator[CheckMessage]:
     if settings.serializer == "pickle":
         yield Warning(
-            f'TASKS["{settings.alias}"]["OPTIONS"]["SERIALIZER"] is "pickle": who knows SECRET_KEY '
-            "and can write to the queue can run any code in the workers.",
+            f'TASKS["{settings.alias}"]["OPTIONS"]["SERIALIZER"] is "pickle": anyone with '
+            "SECRET_KEY and write access to the queue can run any code in the workers.",
             hint='Pass plain values and keep "json", or silence this warning.',
             id="stoker.W005",
         )

@@ -90,17 +90,17 @@ class Settings:
     )  # fmt: skip
     lease_seconds: float = option(
         "LEASE_SECONDS", 60.0, seconds(1),
-        "How long a claimed job belongs to its cluster without a sign of life. Extended all "
-        "the while the job runs, so it limits no task; it only decides how soon another "
+        "How long a claimed job belongs to its cluster without a heartbeat. Extended as long as "
+        "the job runs, so it limits no task; it only decides how soon another "
         "cluster takes over.",
     )  # fmt: skip
     max_attempts: int = option(
         "MAX_ATTEMPTS", 3, whole(1, 10_000),
-        "How often a job is tried, unless its task says otherwise.",
+        "Maximum number of attempts, unless the task sets its own.",
     )  # fmt: skip
     max_crashes: int = option(
         "MAX_CRASHES", 3, whole(1, 10_000),
-        "How often a job may take its worker process down before it is dead-lettered, "
+        "How often a job may crash its worker process before it becomes a dead letter, "
         "whatever attempts it has left.",
     )  # fmt: skip
     backoff: Any = option(
@@ -134,7 +134,7 @@ class Settings:
     )  # fmt: skip
     dead_letters: tuple[tuple[str, DeadLetters], ...] = option(
         "DEAD_LETTERS", (), letter_policies,
-        "When dead letters are sent again by themselves: a `DeadLetters`, or a dict of queue and "
+        "When dead letters are requeued automatically: a `DeadLetters`, or a dict of queue and "
         "`DeadLetters`. A task's own `dead_letters` comes first. Default: they are not.",
     )  # fmt: skip
     keep_dead_letters: LetterRetention = option(
@@ -150,7 +150,7 @@ class Settings:
     )  # fmt: skip
     keep_ticks: int = option(
         "KEEP_TICKS", 1000, whole(10, 1_000_000),
-        "How many ticks of each schedule are kept to be looked at.",
+        "Number of ticks to keep for each schedule.",
     )  # fmt: skip
     keep_metrics_seconds: float = option(
         "KEEP_METRICS", 30 * 86400.0, seconds(0),
@@ -165,12 +165,12 @@ class Settings:
     )  # fmt: skip
     poll_seconds: float = option(
         "POLL_SECONDS", 1.0, seconds(0.01),
-        "How often an idle cluster looks for jobs when nothing wakes it.",
+        "Interval at which an idle cluster polls for jobs if nothing wakes it.",
     )  # fmt: skip
     shutdown_seconds: float = option(
         "SHUTDOWN_SECONDS", 25.0, seconds(0),
         "How long running jobs may go on after SIGTERM before they are interrupted and "
-        "given back.",
+        "released.",
     )  # fmt: skip
     recycle_jobs: int | None = option(
         "RECYCLE_JOBS", None, optional(whole(1)),
@@ -186,7 +186,7 @@ class Settings:
     )  # fmt: skip
     heartbeat_seconds: float = option(
         "HEARTBEAT_SECONDS", 5.0, seconds(0.1),
-        "How often a cluster writes its sign of life.",
+        "How often a cluster writes a heartbeat.",
     )  # fmt: skip
     upkeep_seconds: float = option(
         "UPKEEP_SECONDS", 10.0, seconds(0.1),
@@ -201,14 +201,14 @@ class Settings:
     database_seconds: float = option(
         "DATABASE_SECONDS", 15.0, seconds(1),
         "The deadline of every call that the cluster's own processes make to the database. The "
-        "server is told of it; where PostgreSQL does not answer, the process gives the connection "
-        "up a second later. They wait for a locked row for a quarter of it, and a second at most; "
-        "the server ends a transaction of theirs that is silent for so long, or for a third of a "
-        "lease.",
+        "server applies it, too; if PostgreSQL does not answer, the process closes the connection "
+        "a second later. The processes wait for a locked row for a quarter of it, at most a "
+        "second; the server ends a transaction of theirs that is idle for so long, or for a third "
+        "of a lease.",
     )  # fmt: skip
     reporters: tuple[NamedReporter, ...] = option(
         "REPORTERS", (), reporters,
-        "Who is told of failures, runs and ticks: names (`sentry`, `rollbar`, `opentelemetry`, "
+        "Reporters of failures, runs and ticks: names (`sentry`, `rollbar`, `opentelemetry`, "
         "`prometheus`) or dotted paths; in a dict, each with its options.",
     )  # fmt: skip
     sqlite_tuning: bool = option(

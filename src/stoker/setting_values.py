@@ -205,13 +205,13 @@ class ApiSettings:
 
     session: bool = option(
         "SESSION", True, flag,
-        "Whether users who are signed in to the site may use the API. Calls that change something "
+        "Whether users signed in to the site may use the API. Calls that change something "
         "need the CSRF token then, as forms do.",
     )  # fmt: skip
     token_user: str | None = option(
         "TOKEN_USER", None, optional(text),
-        "The dotted path of a function that is given the token of `Authorization: Bearer TOKEN`, "
-        "and returns the user that it is of, or None. Default: no tokens are taken.",
+        "Dotted path of a function that receives the token of `Authorization: Bearer TOKEN` "
+        "and returns its user, or None. Default: tokens are not accepted.",
     )  # fmt: skip
     docs: bool = option(
         "DOCS", False, flag,
@@ -219,11 +219,11 @@ class ApiSettings:
     )  # fmt: skip
     max_body_bytes: int = option(
         "MAX_BODY_BYTES", 1 << 20, whole(1024),
-        "The largest request that is read.",
+        "Maximum size of a request.",
     )  # fmt: skip
     max_bulk: int = option(
         "MAX_BULK", 1000, whole(1, 100_000),
-        "How many dead letters, or jobs of a queue, one call may change.",
+        "Maximum number of dead letters, or jobs of a queue, that one call may change.",
     )  # fmt: skip
 
     def find_user_of(self, token: str) -> Any:

@@ -40,7 +40,7 @@ def test_the_entry_is_as_it_was_and_the_job_says_who() -> None:
     assert (answer.fate, answer.job_id) == (Fate.TAKEN_BACK, sent.job_id)
     assert fields_of(letter) == before
     job = Job.objects.get(pk=sent.job_id)
-    assert (job.status, job.reason) == ("CANCELLED", "sent again, and taken back by bob: it is not")
+    assert (job.status, job.reason) == ("CANCELLED", "requeued, and undone by bob: it is not")
     assert not work_off()
     assert Requeue.objects.get().because == f"the bank is back ({job.reason})"
 

@@ -191,7 +191,7 @@ def test_it_ran_when_its_cluster_was_heard_last() -> None:
     cluster = sign_on(silent_seconds=30)
     claim(1, cluster.pk)
     at_work(cluster, result)
-    assert "no sign of life" in asked(result).sentence
+    assert "no heartbeat" in asked(result).sentence
 
 
 def test_a_cluster_of_another_backend_has_it() -> None:

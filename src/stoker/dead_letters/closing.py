@@ -105,7 +105,7 @@ class Bulk:
     done: int
     """Number that were requeued, discarded or purged; 0 with ``dry_run``."""
     others: Sequence[LetterAnswer] = ()
-    """Those that were not, with the reason."""
+    """The others, with the reason."""
 
 
 def each(
@@ -125,7 +125,7 @@ def each(
     checked_limit(limit)
     if wanted.state not in (DeadLetter.State.OPEN, "unclosed"):
         raise ValueError(
-            f"state={wanted.state!r}: only those that are open are sent again or discarded. Leave "
+            f"state={wanted.state!r}: only open dead letters can be requeued or discarded. Leave "
             "state out."
         )
     with explained(settings.database):

@@ -339,7 +339,7 @@ def _take_back(
     job_id = seen.successor_id
     if job_id is None or not is_alive(alias, job_id):
         return LetterAnswer(seen.pk, LetterFate.NOT_REQUEUED, None, "no job carries it on")
-    told = f"sent again, and taken back{f' by {by}' if by else ''}"
+    told = f"requeued, and undone{f' by {by}' if by else ''}"
     reason = stored_text(f"{told}: {because}" if because else told, 255)
     with transaction_for(alias, [job_id]):
         halts = halts_of(alias, job_id)

@@ -55,7 +55,7 @@ class Crowded:
     """The keys that block jobs."""
 
     keys: tuple[CrowdedKey, ...]
-    """Those with most waiting jobs first, among the keys that were read."""
+    """The keys with most waiting jobs first, among those that were read."""
     more: int
     """Number of other keys that block jobs."""
 

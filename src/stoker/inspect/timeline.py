@@ -40,18 +40,18 @@ class MomentKind(TextChoices):
 
     ENQUEUED = "enqueued", "enqueued"
     SCHEDULED = "scheduled", "enqueued by a schedule"
-    CARRIES_ON = "carries_on", "carries on a job that failed"
+    CARRIES_ON = "carries_on", "continues a failed job"
     IN_WORKFLOW = "in_workflow", "a step of a workflow"
     DEFERRED = "deferred", "not before"
     ATTEMPT_BEGAN = "attempt_began", "attempt began"
     ATTEMPT_FAILED = "attempt_failed", "attempt failed"
-    ATTEMPT_TIMED_OUT = "attempt_timed_out", "attempt ran out of time"
+    ATTEMPT_TIMED_OUT = "attempt_timed_out", "attempt timed out"
     ATTEMPT_CRASHED = "attempt_crashed", "attempt crashed"
     ATTEMPT_CANCELLED = "attempt_cancelled", "attempt was cancelled"
-    ATTEMPT_UNKNOWN = "attempt_unknown", "attempt of which nothing is known"
-    NOTED = "noted", "said how far it is"
-    CANCEL_ASKED = "cancel_asked", "told to end"
-    WAITS_FOR_MOMENT = "waits_for_moment", "waits for its moment"
+    ATTEMPT_UNKNOWN = "attempt_unknown", "attempt with unknown outcome"
+    NOTED = "noted", "reported progress"
+    CANCEL_ASKED = "cancel_asked", "asked to stop"
+    WAITS_FOR_MOMENT = "waits_for_moment", "waits for its start time"
     WAITS_FOR_RETRY = "waits_for_retry", "waits for its next attempt"
     WAITS_FOR_GUARD = "waits_for_guard", "blocked by a guard"
     WAITS_FOR_WORKER = "waits_for_worker", "ready, waits for a worker"
@@ -60,7 +60,7 @@ class MomentKind(TextChoices):
     FAILED = "failed", "failed for good"
     CANCELLED = "cancelled", "cancelled"
     DEAD_LETTERED = "dead_lettered", "became a dead letter"
-    REQUEUED = "requeued", "sent again as another job"
+    REQUEUED = "requeued", "requeued as another job"
     RESOLVED = "resolved", "dead letter resolved"
     DISCARDED = "discarded", "dead letter discarded"
 
@@ -144,7 +144,7 @@ __all__ = ["Moment", "MomentKind", "Timeline", "timeline"]
 
 WHO = {
     Requeue.By.PERSON: "",
-    Requeue.By.POLICY: "by itself",
+    Requeue.By.POLICY: "automatically",
     Requeue.By.SUCCESSOR: "a newer job of the same unique key",
 }
 

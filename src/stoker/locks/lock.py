@@ -361,7 +361,7 @@ class NamedLock:
     def _misused(self, what: str) -> LockMisused:
         return LockMisused(
             f"The lock {self.name!r} {what}. Release it first, or make another object with "
-            "stoker.lock() for each use: it then waits like everybody else."
+            "stoker.lock() for each use: it then waits like any other holder."
         )
 
 

@@ -195,7 +195,7 @@ def _conclude(span: Span, outcome: Outcome) -> None:
 
 
 def _measured(queue: str, task: str) -> Attributes:
-    """What metrics are told apart by: nothing that is different for each job."""
+    """Return the attributes of metrics, without values that differ for each job."""
     return {**SYSTEM, **PROCESS, "messaging.destination.name": queue, "stoker.task": task}
 
 

@@ -44,8 +44,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Jobs that ended, by outcome: successful, failed (dead letters), cancelled.",
         (*PLACE, "outcome"),
     ),
-    "stoker_retries": ("Attempts that failed, after which the job is tried again.", PLACE),
-    "stoker_run_seconds": ("Seconds that attempts ran, whatever they came to.", PLACE),
+    "stoker_retries": ("Failed attempts that are retried.", PLACE),
+    "stoker_run_seconds": ("Run time of attempts in seconds, whatever their outcome.", PLACE),
     "stoker_wait_seconds": (
         "Seconds that jobs waited for their first attempt since they were due.",
         PLACE,
@@ -65,12 +65,12 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "stoker_dead_letters": ("Dead letters that are not closed, by reason.", ("backend", "reason")),
     "stoker_clusters": ("Clusters, by state: running, quiet, stopping.", ("backend", "state")),
     "stoker_cluster_silent_seconds": (
-        "Since the last sign of life of a cluster.",
+        "Seconds since the last heartbeat of a cluster.",
         ("backend", "cluster", "host"),
     ),
     "stoker_workers": ("Worker processes.", ("backend", "cluster", "host")),
     "stoker_jobs_running": (
-        "Jobs that ran at a cluster's last sign of life.",
+        "Jobs that ran at a cluster's last heartbeat.",
         ("backend", "cluster", "host"),
     ),
     "stoker_task_run_seconds": (

@@ -56,8 +56,8 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
 def retry(settings: Settings, workflow_id: UUID, by: str, because: str) -> int:
     """Retry the failed steps of a workflow. See ``WorkflowResult.retry``.
 
-    Each failed job is sent again in its own transaction, which also reopens the steps above it. So
-    if this process dies, everything that was sent again continues.
+    Each failed job is requeued in its own transaction, which also reopens the steps above it. So if
+    this process dies, everything that was requeued continues.
     """
     alias = settings.database
     workflow = Workflow.objects.using(alias).filter(pk=workflow_id).first()

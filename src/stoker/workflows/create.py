@@ -57,7 +57,7 @@ class StepPlace:
 
 
 def make(settings: Settings, node: Node, name: str = "") -> UUID:
-    """Store and start a workflow, in the open transaction or one of its own. Return its id.
+    """Store and start a workflow, in the open transaction or a new one. Return its id.
 
     Raises: see ``Node.enqueue``.
     """

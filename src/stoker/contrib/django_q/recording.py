@@ -83,7 +83,7 @@ def _tell_all(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
         try:
             _tell(spec, row, is_saved=is_saved)
         except Exception:
-            logger.exception("Task %s has ended, and nobody was told of it.", row.pk)
+            logger.exception("Task %s has ended, but signals could not be sent.", row.pk)
 
 
 def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:

@@ -347,7 +347,7 @@ def problems(configured: Any) -> Iterator[SettingProblem]:
         yield SettingProblem(
             "max_attempts",
             'Q_CLUSTER["max_attempts"] is 0, which meant for ever: Stoker tries 3 times, and then '
-            "keeps the job as a dead letter, which can be sent again.",
+            "keeps the job as a dead letter, which can be requeued.",
             "Write how often a job is to be tried, up to 10000.",
             is_error=False,
         )

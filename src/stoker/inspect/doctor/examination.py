@@ -57,12 +57,12 @@ NEEDLESS = FindingKind(
     "needs_without_job",
     "These needs are of jobs that have ended or are gone; in a sequence, all that come after them "
     "wait.",
-    "they are deleted, and the next ones called",
+    "they are deleted, and blocked jobs become ready",
 )
 UNUSED = FindingKind(
     "places_of_nobody",
     "These needs hold a place, but their jobs do not run: others wait in vain.",
-    "the places are given up, and the next ones called",
+    "the places are freed, and blocked jobs become ready",
 )
 OVERFULL = FindingKind(
     "locks_held_twice",
@@ -70,13 +70,13 @@ OVERFULL = FindingKind(
 )
 KEYLESS = FindingKind(
     "blocked_without_key",
-    "These jobs are blocked under keys that are gone: nobody would ever call them.",
+    "These jobs are blocked under keys that are gone: nothing would ever make them ready.",
     "they are ready again, and wait for their turn anew",
 )
 STUCK = FindingKind(
     "blocked_with_room",
-    "Jobs are blocked under these keys though there is room, and nobody is before them.",
-    "the next ones are called",
+    "Jobs are blocked under these keys though there is room, and no other job is before them.",
+    "blocked jobs become ready",
 )
 PLACE_FIELDS = Place._fields
 A_MOMENT_SECONDS = 1.0
@@ -228,13 +228,13 @@ class BlockedLines(Look):
 
 ABANDONED = FindingKind(
     "abandoned_leases",
-    "The leases of these jobs ended long ago, and nobody has taken them over: does a cluster run?",
-    "they are taken over: tried again, or dead letters when out of tries",
+    "The leases of these jobs ended long ago, and no cluster has taken them over: does one run?",
+    "they are taken over: retried, or dead letters if they have used up their attempts",
 )
 SILENT = FindingKind(
     "silent_clusters",
-    "These clusters have given no sign of life for longer than a lease.",
-    "they are buried, and what they held is taken over when its lease ends",
+    "These clusters have sent no heartbeat for longer than a lease.",
+    "they are removed, and their jobs are taken over when the leases end",
     is_fault=False,
 )
 OVERDUE = FindingKind(
@@ -251,7 +251,7 @@ UNHEARD = FindingKind(
 )
 UNRELAYED = FindingKind(
     "unrelayed_jobs",
-    "These jobs have long been in the outbox, and nobody has sent them on to their broker: does a "
+    "These jobs have long been in the outbox, and were not relayed to their broker: does a "
     "cluster of this backend run?",
     is_fault=False,
 )

@@ -93,7 +93,7 @@ class Look(ABC):
 
 LOST = FindingKind(
     "lost_jobs",
-    "These jobs have not ended, and are in no line: nobody would ever run them.",
+    "These jobs have not ended, and wait nowhere: no cluster would ever run them.",
     "they are ready again",
 )
 DOUBLE = FindingKind(
@@ -108,8 +108,8 @@ ENDED = FindingKind(
 )
 WITHOUT_JOB = FindingKind(
     "places_without_job",
-    "There is a place for these jobs, but their packages are gone: whoever claims one makes a dead "
-    "letter of it.",
+    "There is a place for these jobs, but their packages are gone: a claim makes a dead "
+    "letter of such a job.",
 )
 UNGUARDED = FindingKind(
     "jobs_without_their_guards",
@@ -277,8 +277,8 @@ UNRESOLVED = FindingKind(
 )
 DESERTED = FindingKind(
     "deserted_dead_letters",
-    "These dead letters were requeued, and the new job is gone or was cancelled: nobody carries "
-    "them on.",
+    "These dead letters were requeued, and the new job is gone or was cancelled: no job "
+    "continues them.",
     "they are open again",
     is_fault=False,
 )

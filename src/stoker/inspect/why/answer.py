@@ -126,7 +126,7 @@ class Answer:
 
 def when(one: datetime | None) -> str:
     """Format a moment for a sentence."""
-    return "a moment that nobody noted" if one is None else one.isoformat(" ", "seconds")
+    return "an unknown time" if one is None else one.isoformat(" ", "seconds")
 
 
 def at(microseconds: int) -> datetime:

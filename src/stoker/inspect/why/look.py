@@ -46,7 +46,7 @@ def answer_running(asked: Asked, row: Claimed) -> Answer:
     return asked.answer(
         Kind.HANDED_OUT,
         f"The cluster on {cluster.host} (process {cluster.pid}) has it, and had not begun it at "
-        f"its last sign of life, {in_words(cluster.silent_seconds)} ago: it waits there for a free "
+        f"its last heartbeat, {in_words(cluster.silent_seconds)} ago: it waits there for a free "
         "worker, or has begun since.",
         attempt=row.attempts,
         **where,
@@ -79,10 +79,10 @@ def _answer_at_work(asked: Asked, seat: Seat, attempt: int | None) -> Answer:
     )
     if cluster.silent_seconds > longest_silence(asked.settings):
         silence = in_words(cluster.silent_seconds)
-        sentence += f" So it was {silence} ago: that cluster has given no sign of life since."
+        sentence += f" So it was {silence} ago: that cluster has sent no heartbeat since."
     if asks is not None:
         because = f" ({asks.reason})" if asks.reason else ""
-        sentence += f" It was told to end{because}."
+        sentence += f" It was asked to stop{because}."
     return asked.answer(Kind.RUNNING, sentence, **facts)
 
 
@@ -113,7 +113,7 @@ def _answer_silent(asked: Asked, row: Claimed, cluster: ClusterState | None) -> 
     who = "The cluster that had it is gone"
     if cluster is not None:
         silence = in_words(cluster.silent_seconds)
-        who = f"The cluster on {cluster.host} that has it has given no sign of life for {silence}"
+        who = f"The cluster on {cluster.host} that has it has sent no heartbeat for {silence}"
     others = [one for one in asked.clusters if asked.is_alive(one)]
     return asked.answer(
         Kind.CLUSTER_SILENT,
@@ -152,7 +152,7 @@ def answer_ended(asked: Asked) -> Answer:
     if job.status == Job.Status.SUCCESSFUL:
         return asked.answer(
             Kind.SUCCESSFUL,
-            f"It ended well at {when(job.finished_at)}, in attempt {job.attempts}.",
+            f"It succeeded at {when(job.finished_at)}, in attempt {job.attempts}.",
             finished_at=job.finished_at,
             started_at=job.started_at,
             attempts=job.attempts,
@@ -212,11 +212,11 @@ def _advice(letter: DeadLetter | None) -> str:
     if letter is None:
         return "Its dead letter is not kept any more: enqueue it anew if it is still wanted."
     if letter.state == DeadLetter.State.OPEN:
-        again = " It is also sent again by itself." if letter.requeue_due_us is not None else ""
+        again = " It is also requeued automatically." if letter.requeue_due_us is not None else ""
         requeue = f"`manage.py stoker dead requeue {letter.pk}`"
-        return f"Mend the cause, then {requeue}, or `discard`.{again}"
+        return f"Fix the cause, then {requeue}, or `discard`.{again}"
     if letter.state == DeadLetter.State.REQUEUED:
-        return f"It was sent again, as job {letter.successor_id}: ask about that one."
+        return f"It was requeued as job {letter.successor_id}: ask about that one."
     return f"Nothing: its dead letter is {letter.state}."
 
 
@@ -322,12 +322,12 @@ def _nowhere(asked: Asked) -> Answer:
         return asked.answer(
             Kind.LOST,
             "It has not ended and waits nowhere: no cluster will find it.",
-            "`manage.py stoker doctor` says how that is mended.",
+            "`manage.py stoker doctor` says how to repair that.",
         )
     made_at = (asked.job_id.int >> 80) / 1000 if asked.job_id.version == 7 else None
     return asked.answer(
         Kind.UNKNOWN,
-        "Nobody knows a job of this id: it was never committed, or is not kept any more.",
+        "No job has this id: it was never committed, or is not kept any more.",
         "Look at KEEP_RESULTS, and whether the transaction that enqueued it was rolled back; or it "
         "belongs to another backend of TASKS (--backend).",
         made_at=None if made_at is None else datetime.fromtimestamp(made_at, UTC),

@@ -304,7 +304,9 @@ def _in_line(asked: Asked, row: Ready | None) -> Answer:
     waited = _waited_seconds(asked)
     expected = before.number / pace if pace else None
     about = "" if before.is_exact else "about "
-    line = f"{about}{before.number:,} are before it" if before.number else "nobody is before it"
+    line = (
+        f"{about}{before.number:,} are before it" if before.number else "no other job is before it"
+    )
     if row is None:
         line = "it waits at its broker"
     sentence = f"It may start, in the queue {asked.queue or 'of its broker'}: {line}"
@@ -384,7 +386,7 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
     if asked.unknown_task is not None:
         return asked.answer(
             Kind.UNKNOWN_TASK,
-            f"No cluster that saw it had its task, nor is it known here; tried again {soon}.",
+            f"No cluster that saw it had its task, nor is it known here; it is retried {soon}.",
             "Deploy the code that has the task, or cancel the job. After "
             "UNKNOWN_TASK_GRACE_SECONDS it becomes a dead letter.",
             error=str(asked.unknown_task),
@@ -405,7 +407,7 @@ def _answer_retry(asked: Asked, row: Deferred, soon: str, facts: dict[str, Any])
     told = f" ({error})" if error else ""
     return asked.answer(
         Kind.RETRY,
-        f"Attempt {row.attempts}{of} failed{told}; it is tried again {soon}.",
+        f"Attempt {row.attempts}{of} failed{told}; it is retried {soon}.",
         attempts=row.attempts,
         max_attempts=most,
         error=error,
@@ -417,11 +419,11 @@ def _answer_put_back(asked: Asked, row: Deferred, soon: str, facts: dict[str, An
     needs = Need.objects.using(asked.alias).of_jobs({asked.job_id: row.guards})[asked.job_id]
     busy = [need.name for need in needs if need.on_busy == "retry"]
     if busy:
-        sentence = f"{' or '.join(busy)} was taken when its turn came; it looks again {soon}."
+        sentence = f"{' or '.join(busy)} was taken when its turn came; it is checked again {soon}."
         return asked.answer(Kind.PUT_BACK, sentence, **facts)
     return asked.answer(
         Kind.PUT_BACK,
-        f"It was put back without having run; it is tried again {soon}.",
+        f"It was released without having run; it is retried {soon}.",
         "If it goes on: the clusters' log says why. Perhaps one of them runs older code, which "
         "does not have the task.",
         **facts,

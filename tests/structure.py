@@ -1,0 +1,163 @@
+"""Imports, classes and texts of the source, for the tidy tests."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "stoker"
+Edges = dict[str, set[str]]
+DOCUMENTED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+
+
+@cache
+def modules() -> dict[str, tuple[Path, ast.Module]]:
+    """Return name -> path and syntax tree of all modules but migrations."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "migrations" not in path.parts:
+            parts = ["stoker", *path.relative_to(SOURCE).with_suffix("").parts]
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = path, ast.parse(path.read_text())
+    return found
+
+
+@cache
+def imports() -> tuple[Edges, list[str]]:
+    """Return module -> imported modules, and the lines of imports inside functions."""
+    edges: Edges = defaultdict(set)
+    inside: list[str] = []
+    for name, (path, tree) in modules().items():
+        for node, in_function in _import_nodes(tree, in_function=False):
+            targets = _targets(name, path, node) - {name}
+            edges[name] |= targets
+            if in_function and targets:
+                inside.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+    return edges, inside
+
+
+def circles() -> list[str]:
+    """Return the groups of modules that import each other, directly or through others."""
+    edges, _ = imports()
+    reached = {name: _reached(name, edges) for name in edges}
+    knots = {
+        frozenset(other for other in found if name in reached.get(other, ())) | {name}
+        for name, found in reached.items()
+        if name in found
+    }
+    return sorted(" <-> ".join(sorted(knot)) for knot in knots)
+
+
+def slices() -> dict[str, str]:
+    """Return the modules that only one module of the same folder imports -> that module."""
+    importers: Edges = defaultdict(set)
+    for name, targets in imports()[0].items():
+        for target in targets:
+            importers[target].add(name)
+    found = {}
+    for name, (path, _) in modules().items():
+        only = next(iter(importers[name])) if len(importers[name]) == 1 else ""
+        if path.name != "__init__.py" and _folder(only) == _folder(name):
+            found[str(path.relative_to(SOURCE))] = only
+    return found
+
+
+def classes() -> dict[str, list[str]]:
+    """Return class name -> the files that define it, for names with several."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, tree in modules().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name not in ("Meta", "Command"):
+                found[node.name].append(str(path.relative_to(SOURCE)))
+    return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def docstrings() -> Iterator[tuple[Path, int, str]]:
+    """Yield path, line and text of all docstrings, those of attributes included."""
+    for path, tree in modules().values():
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+                yield path, getattr(node, "lineno", 1), " ".join(text.split())
+            if isinstance(node, ast.ClassDef | ast.Module):
+                yield from ((path, line, text) for line, text in _of_attributes(node))
+
+
+def prose() -> Iterator[tuple[Path, int, str]]:
+    """Yield path, line and text of the lines of documentation, without code blocks."""
+    for path in [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]:
+        blocks = re.split(r"^```", path.read_text(), flags=re.MULTILINE)
+        line = 1
+        for number, block in enumerate(blocks):
+            for text in block.split("\n"):
+                if number % 2 == 0 and text.strip():
+                    yield path, line, text
+                line += 1
+            line -= 1
+
+
+def _of_attributes(node: ast.ClassDef | ast.Module) -> Iterator[tuple[int, str]]:
+    for before, after in zip(node.body, node.body[1:], strict=False):
+        match before, after:
+            case (ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text)))):
+                yield after.lineno, " ".join(text.split())
+
+
+def _import_nodes(
+    node: ast.AST, *, in_function: bool
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, in_function
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _import_nodes(child, in_function=in_function or is_function)
+
+
+def _targets(name: str, path: Path, node: ast.Import | ast.ImportFrom) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names} & set(modules())
+    base = node.module or ""
+    if node.level:
+        package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        package = package[: len(package) - node.level + 1]
+        base = ".".join([*package, *([node.module] if node.module else [])])
+    full = {f"{base}.{alias.name}" for alias in node.names}
+    return {one if one in modules() else base for one in full} & set(modules())
+
+
+def _reached(name: str, edges: Edges) -> set[str]:
+    found: set[str] = set()
+    ahead = set(edges.get(name, ()))
+    while ahead:
+        found |= ahead
+        ahead = {target for one in ahead for target in edges.get(one, ())} - found
+    return found
+
+
+def _folder(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def strings() -> Iterator[tuple[Path, int, str]]:
+    """Yield path, line and text of messages, labels and help: string constants with a blank."""
+    for path, tree in modules().values():
+        documented = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and " " in node.value
+                and id(node) not in documented
+            ):
+                yield path, node.lineno, " ".join(node.value.split())
+    for path in sorted(SOURCE.rglob("*.html")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            yield path, number, line
