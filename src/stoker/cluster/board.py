@@ -1,13 +1,15 @@
-"""The board: a small file that every process of one cluster maps, where each writes what it is
-doing and the sentinel reads it. No locks: every number has one writer.
+"""The board: a memory-mapped file in which the processes of a cluster write what they are doing.
 
-A worker also lists the jobs it finished last, since nobody else knows of them until the monitor has
-recorded them: if all processes that have the report die, their attempts still count. For the same
-reason the sentinel adds the jobs that a dead worker was running before it clears their slots.
+The sentinel reads it. There are no locks: every number has one writer.
 
-The file also tells the next cluster on this host what was going on: all processes share one open
-file with an exclusive ``flock``, which the kernel drops when the last of them is gone, however they
-ended. Who gets the lock knows for certain that none of them runs any more.
+Workers also list the jobs that they finished last, because nothing else knows of them until the
+monitor has recorded them: if all processes that have the report die, the attempts still count. For
+the same reason the sentinel lists the jobs that a dead worker was running before it clears its
+slots.
+
+The file also informs the next cluster on this host: all processes share one open file with an
+exclusive ``flock``, which the kernel releases when the last of them has ended. A process that gets
+the lock knows that none of them runs any more.
 
 ::
 
@@ -21,7 +23,7 @@ ended. Who gets the lock knows for certain that none of them runs any more.
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
                          LEASE (see lease_mark), COMPLETING (the delivery that records itself now)
     per worker again:    FENCED (the incarnation that killed itself at the fence), NEXT (the place
-                         of the next job that is over)
+                         of the next finished job)
        FINISHED times:   DELIVERY, JOB (two numbers), LEASE
 """
 
@@ -59,36 +61,38 @@ _PER_SLOT = 8
 FENCED, NEXT = range(2)
 _BEFORE_FINISHED = 2
 FINISHED = 4096
-"""How many jobs of each worker that are over are listed."""
+"""Number of finished jobs to list per worker."""
 MOST_UNRECORDED = FINISHED // 2
-"""How many reports a worker may have that are not recorded: it starts no more jobs then. The other
-places are for those of the worker that had its number before."""
+"""Number of unrecorded reports at which a worker starts no more jobs. The other places are for the
+previous worker with its number."""
 _PER_FINISHED = 4
 _PER_LIST = _BEFORE_FINISHED + FINISHED * _PER_FINISHED
 
 _HALVES = struct.Struct(">qq")
 _REST = struct.Struct("6q")
-"""From JOB_HIGH to LEASE."""
+"""The fields from JOB_HIGH to LEASE."""
 _REST_AT = 8 * JOB_HIGH
-"""In bytes, from where the slot begins."""
+"""Offset in bytes within the slot."""
 _ENDED = struct.Struct(f"{_PER_FINISHED}q")
 
 _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def lease_clock_ns() -> int:
-    """Nanoseconds on the clock by which a cluster knows how old its leases are. It goes on while
-    the machine is suspended, which the monotonic clock of Linux does not."""
+    """Return nanoseconds on the clock for the age of leases.
+
+    Unlike Linux's monotonic clock it includes the time for which the machine was suspended.
+    """
     return time.monotonic_ns() if _LEASE_CLOCK is None else time.clock_gettime_ns(_LEASE_CLOCK)
 
 
 def lease_clock() -> float:
-    """The same in seconds."""
+    """Return seconds on the clock for the age of leases."""
     return lease_clock_ns() / 1e9
 
 
 class Occupied(NamedTuple):
-    """One slot in which a job runs."""
+    """A slot in which a job runs."""
 
     delivery: int
     job_id: UUID
@@ -99,25 +103,25 @@ class Occupied(NamedTuple):
 
 
 class FinishedDelivery(NamedTuple):
-    """One finished job, as its worker lists it."""
+    """A finished job in the list of its worker."""
 
     worker: int
     delivery: int
 
 
 JobLease = tuple[bytes, int]
-"""A job's id and the mark of the lease under which it ran."""
+"""Id of a job, and the mark of its lease."""
 
 
 class Slot:
-    """One slot, for the worker whose it is: where it stands is found once, and not for each job."""
+    """A slot, for the worker that owns it. Its position is computed once, not for each job."""
 
     def __init__(self, numbers: memoryview[int]) -> None:
         self._numbers = numbers
 
     def occupy(self, delivery: int, job_id: bytes, *rest: int) -> None:
-        """Say what begins to run in it: the fields of Occupied. The delivery number is written
-        last: it makes it count."""
+        """Write the job that starts: the fields of Occupied. The delivery number is written last,
+        and makes the slot count."""
         _REST.pack_into(self._numbers, _REST_AT, *_HALVES.unpack(job_id), *rest)
         self._numbers[DELIVERY] = delivery
 
@@ -125,28 +129,28 @@ class Slot:
         self._numbers[DEADLINE_NS] = deadline_ns
 
     def complete(self) -> None:
-        """Say that what runs in it is about to record itself, and its lease to go with that."""
+        """Mark that the running job is about to record itself and end its lease."""
         self._numbers[COMPLETING] = self._numbers[DELIVERY]
 
     def vacate(self) -> None:
         self._numbers[DELIVERY] = 0
 
     def ended(self) -> tuple[int, int, int, int]:
-        """What the list of finished jobs keeps of the job in it."""
+        """Return the numbers of this job for the list of finished jobs."""
         numbers = self._numbers
         return numbers[DELIVERY], numbers[JOB_HIGH], numbers[JOB_LOW], numbers[LEASE]
 
 
 class Finished:
-    """The list of the jobs that were over last in one worker, for that worker, and for the sentinel
-    while there is none.
+    """The list of a worker's last finished jobs. The worker writes it; while there is none, the
+    sentinel does.
 
-    A job that is not recorded yet keeps its place, also one of the worker that had this number
-    before. The others are overwritten.
+    Unrecorded jobs keep their place, also those of the previous worker with this number. Other
+    entries are overwritten.
 
     Args:
-        numbers: its part of the board, from NEXT on.
-        is_unrecorded: tells of a delivery number whether its report is still to be recorded.
+        numbers: the worker's part of the board, from NEXT on.
+        is_unrecorded: returns whether the report of a delivery number is still to be recorded.
     """
 
     def __init__(self, numbers: memoryview[int], is_unrecorded: Callable[[int], bool]) -> None:
@@ -155,7 +159,7 @@ class Finished:
         self._deliveries = numbers[1::_PER_FINISHED].tolist()
 
     def add(self, ended: tuple[int, int, int, int]) -> None:
-        """Write down a job before its slot is vacated."""
+        """List a job, before its slot is vacated."""
         at = self._numbers[0]
         for _ in range(FINISHED):
             if not self._is_unrecorded(self._deliveries[at]):
@@ -167,7 +171,7 @@ class Finished:
 
 
 class Board:
-    """One cluster's board, mapped into this process."""
+    """The board of one cluster, mapped into this process."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor = descriptor
@@ -178,7 +182,7 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, workers: int, slots: int) -> Board:
-        """A fresh board, locked for as long as any process of this cluster lives."""
+        """Create a board. It is locked while any process of this cluster lives."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 8 * _length(workers, slots))
@@ -188,8 +192,11 @@ class Board:
 
     @classmethod
     def of_the_dead(cls, path: Path) -> Board | None:
-        """The board of a cluster of which no process is left; None when one is, or none can say,
-        as with the board of another version of Stoker."""
+        """Return the board of a cluster without live processes.
+
+        Returns None if a process lives, or if the board cannot be read, for example after an
+        upgrade.
+        """
         try:
             descriptor = os.open(path, os.O_RDWR)
         except OSError:
@@ -207,7 +214,7 @@ class Board:
 
     @classmethod
     def of_the_living(cls, path: Path) -> Board | None:
-        """The board of a cluster of which a process is left; None when none is, or none can say."""
+        """Return the board of a cluster with a live process, or None."""
         try:
             descriptor = os.open(path, os.O_RDWR)
         except OSError:
@@ -238,20 +245,20 @@ class Board:
         self._numbers[self._worker_start(worker) + place] = number
 
     def of_worker(self, worker: int) -> memoryview[int]:
-        """What is kept for a worker, for itself: by the same places."""
+        """Return the numbers of a worker, for that worker, at the same indexes."""
         return self._part(self._worker_start(worker), _PER_WORKER)
 
     def slot(self, worker: int, slot: int) -> Slot:
         return Slot(self._part(self._slot_start(worker, slot), _PER_SLOT))
 
     def finished_of(self, worker: int, is_unrecorded: Callable[[int], bool]) -> Finished:
-        """The list of a worker's finished jobs, for itself."""
+        """Return the list of finished jobs, for their worker."""
         start = self._list_start(worker) + NEXT
         return Finished(self._part(start, 1 + FINISHED * _PER_FINISHED), is_unrecorded)
 
     def finished(self) -> dict[JobLease, FinishedDelivery]:
-        """The jobs that workers finished last, or ran when they died. Most of them are recorded:
-        their leases are over."""
+        """Return the jobs that workers finished last or ran when they died. Most have been
+        recorded."""
         found = {}
         for worker in range(self[WORKERS]):
             start = self._list_start(worker) + _BEFORE_FINISHED
@@ -263,7 +270,7 @@ class Board:
         return found
 
     def begun(self) -> set[JobLease]:
-        """What workers run, and what was over last in them."""
+        """Return the running jobs and those that workers finished last."""
         running = {
             (job.job_id.bytes, job.lease)
             for worker in range(self[WORKERS])
@@ -272,20 +279,20 @@ class Board:
         return running | set(self.finished())
 
     def note_fenced(self, worker: int, incarnation: int) -> None:
-        """Say that this worker kills itself now, because of the fence."""
+        """Record that this worker kills itself now, because its fence has been reached."""
         self._numbers[self._list_start(worker) + FENCED] = incarnation
 
     def was_fenced(self, worker: int, incarnation: int) -> bool:
-        """Return whether this worker killed itself because of the fence."""
+        """Return whether this worker killed itself because its fence had been reached."""
         return self._numbers[self._list_start(worker) + FENCED] == incarnation
 
     def is_completing(self, worker: int, delivery: int) -> bool:
-        """Whether a delivery is recording itself, or was the last in its slot to do so."""
+        """Return whether a delivery is recording itself, or was the last in its slot to do so."""
         starts = [self._slot_start(worker, slot) for slot in range(self[SLOTS])]
         return any(self._numbers[start + COMPLETING] == delivery for start in starts)
 
     def occupied(self, worker: int) -> Iterator[Occupied]:
-        """What runs in a worker now."""
+        """Yield the running jobs of a worker."""
         numbers = self._numbers
         for slot in range(self[SLOTS]):
             start = self._slot_start(worker, slot)
@@ -304,16 +311,18 @@ class Board:
                 )
 
     def clear_worker(self, worker: int) -> None:
-        """Forget a worker that is gone: first who it was, so that nobody takes the rest for its.
-        The jobs that it finished stay listed, and what it ran is listed, too: some may not be
-        recorded yet."""
+        """Clear the numbers of a dead worker, its identity first, and list its running jobs as
+        finished.
+
+        Finished jobs stay listed, because some may not be recorded yet.
+        """
         self._list_running(worker)
         start = self._worker_start(worker)
         for place in range(start, start + _PER_WORKER + self[SLOTS] * _PER_SLOT):
             self._numbers[place] = 0
 
     def _list_running(self, worker: int) -> None:
-        """Add what runs in a worker, which is gone, to the jobs that are over."""
+        """Add the running jobs of a dead worker to the list of finished jobs."""
         if not any(self.occupied(worker)):
             return
         start = self._list_start(worker) + NEXT
@@ -326,7 +335,8 @@ class Board:
                         over.add(Slot(slot_numbers).ended())
 
     def running_jobs(self) -> dict[UUID, int]:
-        """Job id -> attempt, for everything that runs (or ran when the cluster died)."""
+        """Return job id -> attempt of all running jobs, or of those that ran when the cluster
+        died."""
         return {
             job.job_id: job.attempt
             for worker in range(self[WORKERS])
@@ -334,7 +344,7 @@ class Board:
         }
 
     def close(self) -> None:
-        """Let go of it. The last process that does so frees the lock."""
+        """Close the board. The last process that does so releases the lock."""
         for part in self._parts:
             part.release()
         self._numbers.release()
@@ -361,12 +371,12 @@ class Board:
 
 
 def _length(workers: int, slots: int) -> int:
-    """Of a board, in numbers."""
+    """Return the length of a board in numbers."""
     return _HEADER + workers * (_PER_WORKER + slots * _PER_SLOT + _PER_LIST)
 
 
 def lease_mark(lease_id: int | str) -> int:
-    """The lease as one number, by which it is recognised again."""
+    """Return a number that identifies the lease."""
     if isinstance(lease_id, int):
         return lease_id
     return int.from_bytes(hashlib.blake2b(lease_id.encode(), digest_size=8).digest()) >> 1
@@ -382,12 +392,12 @@ def store_mark(settings: Settings) -> int:
 
 
 def job_lease(delivery: Delivery) -> JobLease:
-    """By which a delivery is found on a board."""
+    """Return the key by which a delivery is found on a board."""
     return delivery.job_id.bytes, lease_mark(delivery.lease_id)
 
 
 def board_path(cluster_id: UUID) -> Path:
-    """Where a cluster of this user keeps its board."""
+    """Return the path of the board of a cluster of this user."""
     folder = Path(tempfile.gettempdir()) / f"stoker-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     owner = folder.stat()

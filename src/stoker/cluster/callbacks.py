@@ -1,8 +1,6 @@
-"""Calls of project code in the monitor and the scheduler: receivers of signals, on_dead_letter.
+"""Calls of project code in the monitor and the scheduler: receivers of signals, ``on_dead_letter``.
 
-They run in a thread beside the work, one after the other. One that does not return in time keeps
-its thread, and another thread goes on with the next call. So project code cannot hold up what the
-process is there for.
+They run one after another in a separate thread, because they may block or never return.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from stoker.signals import tell
 
 LIMIT_SECONDS = 30.0
 MOST_STUCK = 3
-"""More calls that do not return are not left alone; what comes after them waits."""
+"""Maximum number of abandoned calls. Later calls wait behind a further one that does not return."""
 MOST_WAITING = 1000
 MOVING_SECONDS = 1.0
-"""A full queue is waited for while no call takes longer than that."""
+"""A full queue is waited for while calls return within this time."""
 TELL_SECONDS = 60.0
 
 
@@ -28,7 +26,7 @@ class Callbacks:
     """The calls that one process has to make.
 
     Args:
-        beat: called while there is no room for another call: a sign of life.
+        beat: called as a heartbeat while the queue is full.
     """
 
     def __init__(self, beat: Callable[[], None], limit_seconds: float = LIMIT_SECONDS) -> None:
@@ -38,12 +36,12 @@ class Callbacks:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running: dict[threading.Thread, tuple[str, float]] = {}
-        """Thread -> what it calls, and since when; the current one and those that are stuck."""
+        """Thread -> its call and the start; the current thread and those that are stuck."""
         self._left_out = 0
         self._tell_at = 0.0
 
     def put(self, what: str, call: Callable[[], object]) -> None:
-        """Have this called soon. It is left out if too many calls wait and none returns."""
+        """Queue a call. It is dropped if the queue is full and no call returns."""
         while len(self._waiting) >= MOST_WAITING and self._is_moving():
             self._beat()
             time.sleep(0.002)
@@ -57,8 +55,8 @@ class Callbacks:
             self._changed.notify_all()
 
     def look(self) -> None:
-        """Leave a call alone that takes too long, and tell of what was left out. To be called every
-        second or so."""
+        """Abandon a call that takes too long, and log dropped calls. To be called every second or
+        so."""
         now = time.monotonic()
         with self._changed:
             thread = self._thread

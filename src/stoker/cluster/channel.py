@@ -1,11 +1,11 @@
-"""How the cluster's processes talk: one socket pair between each two, nothing shared that a killed
-process could hold.
+"""Communication between the cluster's processes: one socket pair for each two of them.
 
-``Stream`` carries frames of plain values (marshal: same interpreter, same host, no code).
-``Control`` is the sentinel's line to a child; it can carry a file descriptor with a message.
+They share nothing that a killed process could hold. ``Stream`` carries frames of plain values
+(marshal: same interpreter, same host, no code). ``Control`` connects the sentinel with a child; its
+messages can carry a file descriptor.
 
-The sockets themselves block; who must not wait says so call by call. So one thread may read while
-another one writes, and neither changes what a call of the other does.
+The sockets block by default; non-blocking calls say so. So one thread can read while another
+writes, without affecting each other.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ RECEIVE_BYTES = 1 << 18
 MESSAGE_BYTES = 1 << 14
 DESCRIPTORS_AT_ONCE = 16
 TRY_LATER = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
-"""The other side has not read enough yet, or the kernel has too much on its hands."""
+"""Errors that mean that the buffer of the other side is full, or that the kernel is short of
+resources."""
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The other side has closed the connection."""
 
 
 class Stream:
-    """Frames over one end of a socket pair. Reading and writing can be done without blocking."""
+    """Frames over one end of a socket pair, with optional blocking."""
 
     def __init__(self, endpoint: socket.socket) -> None:
         self.socket = endpoint
@@ -54,7 +55,7 @@ class Stream:
         return len(self._outgoing)
 
     def send(self, message: Any) -> None:
-        """Send a frame, blocking until it is out. Raises Closed."""
+        """Send a frame, blocking until it is written. Raises Closed."""
         self.queue(message)
         try:
             self.socket.sendall(self._outgoing)
@@ -64,13 +65,13 @@ class Stream:
             self._outgoing.clear()
 
     def queue(self, message: Any) -> None:
-        """Put a frame in line; ``flush`` sends it."""
+        """Queue a frame for ``flush``."""
         body = marshal.dumps(message)
         self._outgoing += HEADER.pack(len(body))
         self._outgoing += body
 
     def flush(self) -> None:
-        """Send what the socket takes without blocking. Raises Closed."""
+        """Write queued frames as far as possible without blocking. Raises Closed."""
         try:
             while self._outgoing:
                 part = memoryview(self._outgoing)[:RECEIVE_BYTES]
@@ -83,7 +84,7 @@ class Stream:
             raise Closed from error
 
     def receive(self, *, block: bool) -> list[Any]:
-        """The frames that are complete; with ``block``, at least one. Raises Closed at the end."""
+        """Return the complete frames; with ``block``, at least one. Raises Closed at the end."""
         frames = self._complete()
         flags = 0 if block else socket.MSG_DONTWAIT
         while not frames:
@@ -100,11 +101,11 @@ class Stream:
         return frames
 
     def waits(self, seconds: float) -> bool:
-        """Wait so long at most for something to be read. Whether there is."""
+        """Wait until data can be read, at most this long. Return whether it can."""
         return is_readable(seconds, self)
 
     def stop_reading(self) -> None:
-        """Whoever reads here meets the end, once he has read what came before."""
+        """Let the reader of this end get the end of file after the data that has arrived."""
         with suppress(OSError):  # it is over already
             self.socket.shutdown(socket.SHUT_RD)
 
@@ -127,9 +128,9 @@ class Stream:
 
 
 class Control:
-    """Small messages between the sentinel and one child, each with a file descriptor at most.
+    """Small messages between the sentinel and one child, each with at most one file descriptor.
 
-    Neither side ever waits for the other: what a stopped process does not read is kept here.
+    Neither side waits for the other: messages that a stopped process does not read are kept here.
     """
 
     def __init__(self, endpoint: socket.socket) -> None:
@@ -146,15 +147,15 @@ class Control:
         return bool(self._outgoing)
 
     def send(self, *message: Any, descriptor: int | None = None) -> None:
-        """Send a message; what does not fit now goes with the next ``send`` or ``flush``. Raises
-        Closed when the other side is gone."""
+        """Send a message. The rest of it follows with the next ``send`` or ``flush``. Raises
+        Closed."""
         body = marshal.dumps((*message, descriptor is not None))
         own = None if descriptor is None else os.dup(descriptor)
         self._outgoing.append((HEADER.pack(len(body)) + body, own))
         self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes without blocking. Raises Closed."""
+        """Write as much as possible without blocking. Raises Closed."""
         while self._outgoing:
             frame, descriptor = self._outgoing[0]
             rights = array.array("i", [] if descriptor is None else [descriptor])
@@ -174,11 +175,11 @@ class Control:
     def receive(
         self, *, block: bool, most: int | None = None
     ) -> list[tuple[tuple[Any, ...], int | None]]:
-        """Messages with their descriptors. Raises Closed when the other side is gone.
+        """Return messages with their descriptors. Raises Closed.
 
         Args:
             block: wait until there is one.
-            most: leave further ones for the next call.
+            most: maximum number; the others are left for the next call.
         """
         messages = self._complete(most)
         flags = 0 if block else socket.MSG_DONTWAIT
@@ -220,7 +221,7 @@ class Control:
 
 
 def _receive(endpoint: socket.socket, flags: int) -> tuple[bytes, list[int]]:
-    """Bytes, and the descriptors that came with them. ``socket.recv_fds`` forgets its flags."""
+    """Return bytes and their descriptors. ``socket.recv_fds`` ignores its flags."""
     rights = array.array("i")
     room = socket.CMSG_LEN(DESCRIPTORS_AT_ONCE * rights.itemsize)
     data, ancillary, _, _ = endpoint.recvmsg(MESSAGE_BYTES, room, flags)
@@ -231,13 +232,15 @@ def _receive(endpoint: socket.socket, flags: int) -> tuple[bytes, list[int]]:
 
 
 def is_readable(seconds: float, *readers: Any) -> bool:
-    """Wait so long at most until one of these can be read."""
+    """Wait until one of these can be read, at most this long. Return whether one can."""
     return bool(who_is_readable(seconds, *readers))
 
 
 def who_is_readable(seconds: float, *readers: Any) -> set[int]:
-    """The same, and the descriptors of those that can. Not by ``select``, which takes none above
-    1023, nor by a selector, which takes ten times as long to make."""
+    """Wait until one of these can be read, at most this long. Return the readable descriptors.
+
+    ``select`` supports no descriptors above 1023, and creating a selector takes ten times as long.
+    """
     watched = select.poll()
     for reader in readers:
         watched.register(reader, select.POLLIN)
@@ -245,7 +248,7 @@ def who_is_readable(seconds: float, *readers: Any) -> set[int]:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends, wide enough for a batch of packages."""
+    """Return two connected sockets with room for a batch of packages."""
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in (first, second):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVE_BYTES)
@@ -253,13 +256,13 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def take_stream(descriptor: int | None) -> Stream:
-    """A stream over a descriptor that came with a control message."""
+    """Return a stream over a descriptor from a control message."""
     assert descriptor is not None
     return Stream(socket.socket(fileno=descriptor))
 
 
 def set_interest(selector: selectors.BaseSelector, stream: Stream) -> None:
-    """Watch a registered stream for room to write for as long as it has something to write."""
+    """Watch a registered stream for writability while it has queued data."""
     wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.has_outgoing else 0)
     key = selector.get_key(stream)
     if key.events != wanted:
@@ -269,7 +272,7 @@ def set_interest(selector: selectors.BaseSelector, stream: Stream) -> None:
 def watch_instead(
     selector: selectors.BaseSelector, watched: int | None, wanted: int | None
 ) -> int | None:
-    """Watch another descriptor in the place of one, only to be woken by it. Returns the other."""
+    """Watch another descriptor instead of the previous one, as a wake-up only. Return it."""
     if watched != wanted:
         if watched is not None:
             selector.unregister(watched)

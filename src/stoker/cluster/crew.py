@@ -1,4 +1,4 @@
-"""The sentinel's children: started, connected with one another, replaced when they die."""
+"""The sentinel's children: start, connect and replace them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEDULER: Key = ("scheduler", 0)
 
 
 class Crew:
-    """All processes of one cluster but the sentinel."""
+    """All processes of a cluster except the sentinel."""
 
     def __init__(self, plan: Plan, board: Board, watch: Watch) -> None:
         self._plan = plan
@@ -62,7 +62,7 @@ class Crew:
             self._start(("worker", number))
 
     def start_missing(self) -> None:
-        """Start again what died, when its moment has come. A stopping cluster needs no workers."""
+        """Restart dead processes after their pause. A stopping cluster needs no workers."""
         for key in self._restarts.due():
             if not (self.is_stopping and key[0] == "worker"):
                 self._start(key)
@@ -92,8 +92,10 @@ class Crew:
             self._connect(started)
 
     def _introduce(self, pusher: Started) -> None:
-        """Tell a new pusher who died, whom to expect, and give it a line to each of them. The dead
-        come first: where one of them was, a living worker has its line by now."""
+        """Tell a new pusher which workers died and which live, and connect it with these.
+
+        The deaths are sent first, because a new worker may have the number of a dead one.
+        """
         for death in self._watch.unsettled.values():
             pusher.tell("died", *death)
         others = [started for started in self if started.role in ("monitor", "worker")]
@@ -105,7 +107,7 @@ class Crew:
             pusher.tell("stop")
 
     def _connect(self, started: Started) -> None:
-        """Give a worker or monitor and the pusher a line to each other."""
+        """Connect a worker or the monitor with the pusher."""
         pusher = self.get(*PUSHER)
         if pusher is None:
             return
@@ -147,13 +149,14 @@ class Crew:
             pusher.tell("died", *death)
 
     def kill_worker(self, number: int, why: str, delivery: int) -> None:
-        """Kill a worker for a delivery, once. The pusher is told why when it is dead."""
+        """Kill a worker because of a delivery, once. The pusher learns the reason when it is
+        dead."""
         started = self.get("worker", number)
         if started is not None and self._watch.blame(number, started.incarnation, why, delivery):
             started.kill()
 
     def suspend(self) -> None:
-        """Stop this process and the workers, as for Ctrl-Z, until it is told to go on. A terminal
+        """Stop this process and the workers, as for Ctrl-Z, until they are continued. A terminal
         reaches only the sentinel's own process group."""
         workers = [started for started in self if started.role == "worker"]
         for worker in workers:
@@ -163,7 +166,7 @@ class Crew:
             worker.send_signal(signal.SIGCONT)
 
     def dismiss(self, within_seconds: float) -> None:
-        """Let all end by themselves, so long at most for each role."""
+        """Let all processes end normally, within this time for each role."""
         for role in ("worker", "scheduler", "pusher", "monitor"):
             members = [started for started in self if started.role == role]
             for started in members:
@@ -191,10 +194,8 @@ Key = tuple[str, int]
 
 
 def share_code(plan: Plan) -> None:
-    """Import the code and the driver of all roles once, so that forked processes share its memory.
-
-    The garbage collector skips frozen objects. Otherwise its marks would copy their pages.
-    """
+    """Import the code and the driver of all roles once, so that forked processes share its
+    memory."""
     if start_method(plan) != "fork":
         return
     for module in ENTRANCES.values():
@@ -205,15 +206,15 @@ def share_code(plan: Plan) -> None:
 
 
 class Restarts:
-    """The processes that are to be started, each with its moment."""
+    """The processes to restart, each with its time."""
 
     def __init__(self) -> None:
         self._due: dict[Key, float] = {}
         self._short_lives: dict[Key, int] = {}
 
     def plan(self, key: Key, lived_seconds: float, *, is_failure: bool) -> None:
-        """Start ``key`` again: at once after a long life or a clean end, later and later after
-        short ones."""
+        """Plan to restart ``key``: at once after a long life or a clean end, after growing pauses
+        otherwise."""
         if lived_seconds >= SHORT_LIFE_SECONDS or not is_failure:
             self._short_lives.pop(key, None)
         else:
@@ -225,7 +226,7 @@ class Restarts:
         self._due[key] = time.monotonic() + pause
 
     def due(self) -> list[Key]:
-        """Those whose moment has come; each is named once."""
+        """Return the processes to restart now. Each is returned once."""
         now = time.monotonic()
         keys = [key for key, moment in self._due.items() if moment <= now]
         for key in keys:

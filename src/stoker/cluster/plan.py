@@ -30,7 +30,7 @@ class Plan:
     cluster_id: UUID = field(default_factory=uuid4)
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-    """Of the sentinel."""
+    """Process id of the sentinel."""
 
     @property
     def settings(self) -> Settings:

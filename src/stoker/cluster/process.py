@@ -1,4 +1,4 @@
-"""How the sentinel's children begin and end."""
+"""Start and end of the sentinel's children."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """The resident memory of a process now; 0 where it can't be read.
+    """Return the resident memory of a process; 0 if it cannot be read.
 
     Args:
         pid: None = this process.
@@ -42,9 +42,9 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 ORPHANED = 70
-"""The exit code of a process whose sentinel is gone."""
+"""Exit code of a process whose sentinel is gone."""
 LAST_WORDS_SECONDS = 2.0
-"""How long what was logged and reported may take to go out, when a process ends."""
+"""Time for logs and reports to be written when a process ends."""
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULTS = {signal.SIGINT: signal.default_int_handler}
@@ -55,18 +55,18 @@ ENTRANCES = {
     "scheduler": "stoker.cluster.scheduler",
     "worker": "stoker.cluster.worker.worker",
 }
-"""Role -> the module whose ``main(child)`` is that process."""
+"""Role -> the module with the ``main(child)`` of that process."""
 
 _sentinel_board: list[Board] = []
-"""The sentinel's board. A forked child closes it, and maps the one that it is sent: what a task
-forks would otherwise hold the lock of a board that nobody knows of there."""
+"""The sentinel's board. A forked child closes it and maps the one that it receives: processes that
+a task forks would otherwise hold its lock."""
 _sentinel_ends: set[socket.socket] = set()
-"""The sentinel's ends of all control lines. A forked child closes them: a line must break when the
-sentinel is gone, not when the last sibling is."""
+"""The sentinel's ends of all control lines. A forked child closes them, so that a line breaks when
+the sentinel dies."""
 
 
 class Child:
-    """What a child process has to work with."""
+    """The context of a child process."""
 
     def __init__(
         self, role: str, number: int, incarnation: int, plan: Plan, control: Control
@@ -83,7 +83,7 @@ class Child:
         return f"{self.role} {self.number}" if self.role == "worker" else self.role
 
     def _receive_board(self) -> Board:
-        """The first message from the sentinel."""
+        """Receive the board, which is the first message from the sentinel."""
         from pathlib import Path
 
         ((_, path), descriptor), *_ = self.control.receive(block=True, most=1)
@@ -92,7 +92,7 @@ class Child:
 
 
 class Started:
-    """A child, as the sentinel sees it."""
+    """A child process, from the sentinel's point of view."""
 
     def __init__(self, role: str, number: int, incarnation: int, plan: Plan, board: Board) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -103,7 +103,7 @@ class Started:
         self.incarnation = incarnation
         self.control = Control(ours)
         self.is_deaf = False
-        """Its end of the line is closed: it is gone, or about to be."""
+        """The child has closed its end of the line: it has ended or is about to."""
         self.started = time.monotonic()
         context = multiprocessing.get_context(start_method(plan))
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined] # of every context
@@ -124,14 +124,14 @@ class Started:
         self.tell("board", str(board.path), descriptor=board.descriptor)
 
     def tell(self, *message: Any, descriptor: int | None = None) -> None:
-        """Send a message; a child that is dying is noticed by its exit, not here."""
+        """Send a message. A dying child is noticed by its exit, not here."""
         try:
             self.control.send(*message, descriptor=descriptor)
         except Closed:
             self.is_deaf = True
 
     def heard(self) -> list[tuple[Any, ...]]:
-        """What the child has said since the last call."""
+        """Return the child's messages since the last call."""
         try:
             return [message for message, _ in self.control.receive(block=False)]
         except Closed:
@@ -139,7 +139,7 @@ class Started:
             return []
 
     def tell_the_rest(self) -> None:
-        """Send what the child had no room for."""
+        """Send the rest of queued messages."""
         if self.control.has_outgoing:
             try:
                 self.control.flush()
@@ -151,19 +151,22 @@ class Started:
             self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process; to a worker, with all that its tasks have started."""
+        """Send a signal to the process; to a worker, also to all processes that its tasks have
+        started."""
         if self.role == "worker" and self._signal_group(number):
             return
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def kill_children(self) -> None:
-        """Kill what the tasks of a dead worker have started: they are about to be tried again."""
+        """Kill the processes that tasks of a dead worker have started, because the tasks will be
+        retried."""
         if self.role == "worker":
             self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: int) -> bool:
-        """Whether there was a group of this worker: it makes one as its first step."""
+        """Return whether this worker has a process group. Creating it is the worker's first
+        step."""
         try:
             os.killpg(self.pid, number)
         except OSError:
@@ -171,7 +174,7 @@ class Started:
         return True
 
     def bury(self) -> int:
-        """Close what belonged to the dead child. Returns its exit code (negative = signal)."""
+        """Release the resources of a dead child. Return its exit code (negative = signal)."""
         self.process.join()
         code = self.process.exitcode
         self.process.close()
@@ -181,15 +184,18 @@ class Started:
 
 
 def start_method(plan: Plan) -> str:
-    """``fork`` shares the loaded code between processes, and is safe here: the sentinel has one
-    thread and no connection. Elsewhere than on Linux system libraries may not survive it."""
+    """Return the start method of processes.
+
+    ``fork`` shares loaded code and is safe here: the sentinel has one thread and no connection.
+    Outside of Linux, system libraries may not survive it.
+    """
     return plan.settings.start_method or ("fork" if sys.platform == "linux" else "spawn")
 
 
 def run_child(
     role: str, number: int, incarnation: int, plan: Plan, endpoint: socket.socket
 ) -> None:
-    """The first function in every child process."""
+    """Run a child process. This is its first function."""
     _leave_the_parent(role)
     import django
 
@@ -210,9 +216,11 @@ def run_child(
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, without waiting for threads or running anybody's clean-up. What it has
-    logged and printed still goes out, unless that takes long: somebody may hold the lock of a log,
-    or not read the pipe."""
+    """End this process now, without waiting for threads or running clean-up code.
+
+    Logs and output are still written, within a time limit, because a thread may hold the lock of a
+    log or the reader of a pipe may hang.
+    """
     last_resort = threading.Timer(LAST_WORDS_SECONDS, os._exit, [code])
     last_resort.daemon = True
     last_resort.start()
@@ -228,8 +236,10 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_forked_child() -> NoReturn:
-    """End a process that a task has forked, where it comes back from the task. Connections, threads
-    and children are the worker's: they are left alone."""
+    """End a process that a task has forked and that returned from the task.
+
+    The connections, threads and children belong to the worker and are not touched.
+    """
     last_resort = threading.Timer(LAST_WORDS_SECONDS, os._exit, [1])
     last_resort.daemon = True
     last_resort.start()
@@ -242,15 +252,18 @@ def leave_forked_child() -> NoReturn:
 
 
 def say_goodbye(seconds: float) -> None:
-    """Let who listens send what he still has to send."""
+    """Let receivers of ``pre_exit`` send their remaining data."""
     from stoker.signals import pre_exit
 
     pre_exit.send_robust(Child, seconds=seconds)
 
 
 def log_to_console(level: str, *, as_json: bool = False) -> None:
-    """Stoker's own log lines from this level on: to wherever the project's logging sends them, else
-    to standard error. A level that the project has given the logger stays."""
+    """Show Stoker's log messages from this level on.
+
+    They go to the handlers of the project's logging, else to standard error. A level that the
+    project has set for the logger is kept.
+    """
     logger = logging.getLogger("stoker")
     if logger.level == logging.NOTSET:
         logger.setLevel(level)
@@ -267,7 +280,7 @@ def log_to_console(level: str, *, as_json: bool = False) -> None:
 
 
 def _leave_the_parent(role: str) -> None:
-    """Stand on own feet: no descriptor and no signal handling of the sentinel's."""
+    """Drop the descriptors and signal handlers inherited from the sentinel."""
     if role == "worker":
         _lead_a_group()
     for end in list(_sentinel_ends):
@@ -287,15 +300,18 @@ def _leave_the_parent(role: str) -> None:
 
 
 def _lead_a_group() -> None:
-    """Put this process, and so whatever its tasks start, into a process group of its own: it can be
-    killed as a whole."""
+    """Create a process group for this process and the processes of its tasks, so that all can be
+    killed together."""
     with suppress(OSError):  # it leads a session, and so a group
         os.setpgid(0, 0)
 
 
 def _leave_stopping_to_the_sentinel() -> None:
-    """Let signals that ask to stop do nothing here. They are not ignored, which whatever a task
-    starts would inherit: there ``terminate()`` has to work."""
+    """Make stop signals do nothing in this process.
+
+    They are not ignored, because processes started by tasks would inherit that, and ``terminate()``
+    must work there.
+    """
 
     def listen_again() -> None:
         for number in STOPPING:
@@ -307,11 +323,11 @@ def _leave_stopping_to_the_sentinel() -> None:
 
 
 def _do_nothing(_number: int, _frame: Any) -> None:
-    """Be interrupted, and go on."""
+    """Interrupt system calls, and continue."""
 
 
 def _die_with_parent(role: str) -> None:
-    """The kernel kills us when the sentinel is gone, whatever we are doing (prctl(2))."""
+    """Let the kernel kill this process when the sentinel dies (prctl(2))."""
     set_parent_death_signal, set_name = 1, 15
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)

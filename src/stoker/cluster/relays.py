@@ -1,8 +1,8 @@
-"""The relays from the outboxes of other databases than the store's.
+"""Relays from the outboxes of other databases than the store's.
 
-Such a database may be away, or accept connections and never answer. That must not hold up the
-scheduler, upkeep, or the relay from another database. So each database has a thread and connections
-of its own, deadlines, and pauses that grow while it fails.
+Such a database may be unreachable, or accept connections and never answer. That must not delay the
+scheduler, upkeep or other relays. So each database has its own thread and connections, deadlines,
+and growing pauses while it fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
 
 
 class Relays:
-    """One thread for each database but the store's that may have an outbox of this backend."""
+    """One thread for each other database that may have an outbox of this backend."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class Relays:
             thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Let them end; a database that does not answer is left alone after so many seconds."""
+        """Stop the threads. A database that does not answer is abandoned after this time."""
         self._is_over.set()
         until = time.monotonic() + seconds
         for thread in self._threads:

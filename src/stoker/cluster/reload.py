@@ -1,9 +1,9 @@
-"""Fresh code: when a file changes (``--reload``) or somebody asks (SIGHUP), the cluster starts
-again as the same process, but only with code that starts.
+"""Reload code: when a file changes (``--reload``) or on SIGHUP, restart the cluster in the same
+process, if the new code starts.
 
-The new code is tried first, in a process that does all that ``stoker run`` does before it runs, and
-then ends. A mistake in it is told and stops nothing: the old code goes on, until the next change.
-Everything here is asked from the sentinel's loop: no thread, and nothing that blocks.
+The new code is tried first in a separate process that does everything that ``stoker run`` does
+before it runs jobs. An error is logged and the old code goes on until the next change. All of this
+is polled from the sentinel's loop, without threads and without blocking.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from stoker.signals import tell
 
 LOOK_SECONDS = 1.0
 TRIAL = "STOKER_TRIAL"
-"""Set in the environment of a process that only tries whether the code starts."""
+"""Environment variable of a process that only tries whether the code starts."""
 TRIAL_SECONDS = 120.0
 SHOWN_CHARACTERS = 10_000
 IGNORED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 
 
 class Reloader:
-    """Says when a cluster should start again.
+    """Decides when a cluster should restart.
 
     Args:
-        watches_files: as with ``--reload``; else it only does what it is asked.
+        watches_files: watch files, as with ``--reload``; else restart on request only.
     """
 
     def __init__(self, *, watches_files: bool) -> None:
@@ -45,13 +45,13 @@ class Reloader:
         self._look_at = 0.0
 
     def ask(self, why: str) -> None:
-        """Start again with the code as it is now, if that starts."""
+        """Restart with the present code, if it starts."""
         self.close()
         self.why = why
         self._trial = Trial()
 
     def has_changed(self) -> bool:
-        """Whether there is new code, and it starts. To be asked again and again."""
+        """Return whether there is new code that starts. Polled."""
         if self._trial is not None:
             return self._trial.is_over and self._judge(self._trial)
         if self._files is not None and time.monotonic() >= self._look_at:
@@ -62,7 +62,7 @@ class Reloader:
         return False
 
     def settle(self) -> None:
-        """Files may have changed further while the cluster stopped: wait for code that starts."""
+        """Wait for code that starts, if files changed again while the cluster stopped."""
         if self._files is None:
             return
         changed = self._files.changed()
@@ -75,7 +75,7 @@ class Reloader:
                 changed = self._files.changed()
 
     def close(self) -> None:
-        """End what is under way."""
+        """End the running trial."""
         if self._trial is not None:
             self._trial.close()
             self._trial = None
@@ -90,7 +90,7 @@ class Reloader:
 
 
 class Trial:
-    """A process that starts as this one did, and ends where it would begin to run."""
+    """A process that starts like this one, and exits before it would run jobs."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + TRIAL_SECONDS
@@ -106,7 +106,7 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or has taken too long."""
+        """Whether it has ended or timed out."""
         return self._process.poll() is not None or time.monotonic() > self._until
 
     def wait(self) -> None:
@@ -115,7 +115,7 @@ class Trial:
         self.close()
 
     def close(self) -> None:
-        """Note how it ended; tell what was wrong."""
+        """Record how it ended, and log an error."""
         is_over = self.is_over
         if self._process.poll() is None:
             self._process.kill()
@@ -133,8 +133,8 @@ class Trial:
 
 
 class WatchedFiles:
-    """The files of the project: those that Django's own reloader watches, and every Python file of
-    its packages, for the sentinel itself has loaded no tasks."""
+    """The project's files: those that Django's reloader watches, and all Python files of its
+    packages, because the sentinel has loaded no tasks."""
 
     def __init__(self) -> None:
         from django.utils import autoreload
@@ -146,8 +146,10 @@ class WatchedFiles:
         self.changed()
 
     def changed(self) -> Path | None:
-        """A file that has changed since the last call. A new one counts from its next change: what
-        uses it had to change as well."""
+        """Return a file that has changed since the last call.
+
+        A new file counts from its next change: the code that uses it must have changed as well.
+        """
         found = None
         for path in self._paths():
             try:
@@ -166,7 +168,8 @@ class WatchedFiles:
 
 
 def project_folders() -> list[Path]:
-    """Where the project's own packages are, installed ones left out; none is inside another."""
+    """Return the folders of the project's own packages, without installed ones and without nested
+    ones."""
     from django.apps import apps
 
     candidates = [Path(config.path) for config in apps.get_app_configs()]
@@ -200,18 +203,21 @@ def _worth_a_look(folders: Iterable[str]) -> list[str]:
 
 
 def is_trial() -> bool:
-    """Whether this process is to end where it would begin to run."""
+    """Return whether this process is a trial, which exits before it would run jobs."""
     return TRIAL in os.environ
 
 
 def command_line() -> list[str]:
-    """How this process was started, whether by ``manage.py``, ``django-admin`` or ``-m django``."""
+    """Return the command that started this process: ``manage.py``, ``django-admin`` or ``-m
+    django``."""
     return [sys.executable, *sys.orig_argv[1:]]
 
 
 def start_again() -> NoReturn:
-    """Become a fresh process with the same id and arguments. SIGHUP waits for it meanwhile: until
-    it listens, one would end it."""
+    """Replace this process by a new one with the same id and arguments.
+
+    SIGHUP is blocked meanwhile, because it would end a process that does not handle it yet.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,5 +1,7 @@
-"""The scheduler: fires schedules on time. Upkeep and the relays from other databases run beside it,
-in threads of their own: nothing that they do may hold up a tick."""
+"""The scheduler process: fire schedules on time.
+
+Upkeep and relays run beside it in separate threads, so that they cannot delay a tick.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def main(child: Child) -> None:
 
 
 class Scheduler:
-    """One cluster's scheduler, with its upkeep."""
+    """The scheduler of one cluster, with its upkeep."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -79,7 +81,8 @@ class Scheduler:
             connections.close_all()  # those of this thread
 
     def _listen(self, seconds: float) -> bool:
-        """Wait for so long, or until the sentinel says something. Whether it is over."""
+        """Wait for a message from the sentinel, at most this long. Return whether the process must
+        end."""
         if is_readable(seconds, self.child.control):
             for message, _ in self.child.control.receive(block=False):
                 if message[0] == "exit":
@@ -95,5 +98,5 @@ class Scheduler:
         self._show()
 
     def _show(self) -> None:
-        """It hangs when either of the two does."""
+        """Write the older of both heartbeats: the process counts as hung if either loop hangs."""
         self.child.board[place.SCHEDULER_BEAT_NS] = min(self._beat_ns, self._upkeep_beat_ns)

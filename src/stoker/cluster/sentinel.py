@@ -1,8 +1,8 @@
-"""The sentinel: starts the others, watches them, replaces what died, stops them. It opens no
-database and no broker and runs no task, so there is nothing that could make it hang.
+"""The sentinel: start, watch, replace and stop the other processes.
 
-What it can know about a worker it reads off the board; what it finds out, it tells the pusher:
-which jobs a dead worker was running, and how it died.
+It uses no database and no broker and runs no tasks, so nothing can make it hang. It reads the state
+of workers from the board, and tells the pusher which jobs a dead worker was running and how it
+died.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .watch import Watch, fence_margin_ns
 
 TICK_SECONDS = 0.1
 CALM_SECONDS = 0.25
-"""While no job runs there is no time-out to look at: what else happens, calls."""
+"""Length of a turn while no job runs and no time-out is pending; other events interrupt it."""
 COUNT_SECONDS = 0.5
-"""How often to look who is alive, unasked: what a task has forked may keep the news of its worker's
-death from coming by itself."""
+"""How often to check which processes live. A process forked by a task can hide the death of its
+worker."""
 EXIT_SECONDS = 5.0
-"""How long a process may take to end once it has nothing left to do."""
+"""Time for a process to end when it has nothing left to do."""
 RECORD_SECONDS = 15.0
-"""How long outcomes and releases may take to reach the store after the shutdown deadline."""
+"""Time for outcomes and releases to reach the store after the shutdown deadline."""
 
 
 class Sentinel:
-    """One running cluster."""
+    """The sentinel of one cluster."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -62,7 +62,7 @@ class Sentinel:
         self._wake_reader, self._wake_writer = socket.socketpair()
 
     def run(self) -> bool:
-        """Run until stopped. True when the cluster should start again with fresh code."""
+        """Run until stopped. Return True if the cluster should restart with new code."""
         if self.plan.console:
             log_to_console(self.plan.log_level, as_json=self.plan.logs_json)
         self._listen_to_signals()
@@ -133,7 +133,7 @@ class Sentinel:
     # -- ending -----------------------------------------------------------------------------------
 
     def stop(self, why: str = "") -> None:
-        """Let running jobs finish, at most ``SHUTDOWN_SECONDS`` long; asked twice: at once."""
+        """Let running jobs finish within ``SHUTDOWN_SECONDS``; a second call stops them at once."""
         now = time.monotonic()
         if self.stop_at is None:
             self.stop_at = now + self.settings.shutdown_seconds
@@ -201,13 +201,14 @@ class Sentinel:
                 self.stop(signal.Signals(number).name)
 
     def _stop_for_good(self) -> None:
-        """As it was asked to through the store. A new pusher says it again: that hurries nobody."""
+        """Stop on a request through the store. A new pusher repeats the request, which changes
+        nothing."""
         self.reload_requested = False
         if self.stop_at is None:
             self.stop("asked through the store")
 
     def _stop_listening(self) -> None:
-        """From here on signals do what they do by default; who came before is still heard."""
+        """Restore the default handling of signals. Earlier signals are still processed."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -236,11 +237,7 @@ class Sentinel:
 
 
 class ServiceManager:
-    """Who is told how the cluster is; nobody, where no socket is given.
-
-    Args:
-        environment: of the process, with NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID.
-    """
+    """Reports the cluster's state to a service manager such as systemd, if one is configured."""
 
     def __init__(
         self, board: Board, watch: Watch, environment: Mapping[str, str] = os.environ
@@ -258,7 +255,7 @@ class ServiceManager:
         self._first_beats = {role: self._board[beat] for role, beat in self._watch.beats.items()}
 
     def turn(self) -> None:
-        """Tell what is due. Called by the sentinel's loop: if that hangs, nothing is told."""
+        """Send due notifications. Called by the sentinel's loop, so a hanging loop sends none."""
         if not self._address:
             return
         if not self._is_ready and self._have_begun():

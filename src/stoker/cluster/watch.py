@@ -1,4 +1,4 @@
-"""What the sentinel reads off the board: who is overdue, who hangs, and how somebody died."""
+"""The sentinel's view of the board: overdue jobs, hung processes, and how workers died."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ LOOPS = {
     "monitor": place.MONITOR_BEAT_NS,
     "scheduler": place.SCHEDULER_BEAT_NS,
 }
-"""Role -> where its last turn stands."""
+"""Role -> place of its heartbeat."""
 
 
 def loop_ages(board: Board) -> dict[str, float]:
-    """Role -> how many seconds ago its loop turned last."""
+    """Return role -> seconds since the last turn of its loop."""
     now_ns = time.monotonic_ns()
     return {role: round(max(0, now_ns - board[beat]) / 1e9, 3) for role, beat in LOOPS.items()}
 
 
 def local_clusters(settings: Settings) -> Iterator[tuple[Path, Mapping[str, float]]]:
-    """The boards of this backend's clusters on this host that run as this user and have a process
-    left, each with the ages of its loops."""
+    """Yield the boards of live clusters of this backend, host and user, with the ages of their
+    loops."""
     mark = store_mark(settings)
     folder = board_path(Plan().cluster_id).parent
     for path in sorted(folder.glob("cluster-*.board")):
@@ -44,14 +44,14 @@ def local_clusters(settings: Settings) -> Iterator[tuple[Path, Mapping[str, floa
 
 LONGEST_MARGIN_NS = 5_000_000_000
 MOST_CANCELLED = 10_000
-"""Of the deliveries that were to be ended, as many are remembered."""
+"""Number of cancelled deliveries to remember."""
 
 Running = tuple[int, bytes, float, int]
-"""Delivery number, job id, for how many seconds it ran, and the mark of its lease."""
+"""Delivery number, job id, run time in seconds, and the mark of the lease."""
 
 
 class Death(NamedTuple):
-    """How a worker died, as the pusher is told."""
+    """How a worker died, as reported to the pusher."""
 
     worker: int
     incarnation: int
@@ -59,15 +59,15 @@ class Death(NamedTuple):
     why: str
     """crash, timeout, cancel, lost, fence, stop, or exit (on purpose)."""
     blamed: int
-    """The delivery it was killed for; 0 = none."""
+    """Delivery for which the worker was killed; 0 = none."""
     running: tuple[Running, ...]
     detail: str
     last_started: int = 0
-    """The delivery that it began last; 0 = none."""
+    """The last delivery that the worker started; 0 = none."""
 
 
 class Watch:
-    """Keeps an eye on one cluster."""
+    """Watches the processes of one cluster."""
 
     def __init__(self, settings: Settings, board: Board) -> None:
         self._settings = settings
@@ -75,15 +75,15 @@ class Watch:
         self._blamed: dict[tuple[int, int], tuple[str, int]] = {}
         self.interrupted: set[int] = set()
         self.unsettled: dict[tuple[int, int], Death] = {}
-        """The deaths under a job, by worker and incarnation, until the pusher says that what they
-        mean for the job is recorded: a pusher that dies before it, takes the knowledge with it."""
+        """Deaths under a job, by worker and incarnation, until the pusher has recorded their
+        effect. A new pusher needs them if the old one died before."""
         self._cancelled: dict[int, tuple[int, str]] = {}
-        """Delivery -> when its worker was told to end it, in nanoseconds, and why."""
+        """Delivery -> when its worker was asked to stop it, in nanoseconds, and why."""
         self.hang_seconds = hang_seconds(settings)
         self.beats = LOOPS
 
     def overdue(self) -> Iterator[tuple[int, str, int]]:
-        """Workers to be killed now: number, why, delivery."""
+        """Yield the workers to kill now: number, reason, delivery."""
         now_ns = time.monotonic_ns()
         must_stop = is_fenced(self._board, self._settings)
         for number in range(self._settings.workers):
@@ -99,12 +99,12 @@ class Watch:
                     break
 
     def is_calm(self) -> bool:
-        """Whether no worker runs anything."""
+        """Return whether all workers are idle."""
         return not any(map(any, map(self._board.occupied, range(self._settings.workers))))
 
     def note_cancelled(self, delivery: int, reason: str) -> None:
-        """Its worker is told now. The reason is kept for its death: who has told us, may be gone
-        by then."""
+        """Record that the worker is asked to stop this delivery, with the reason for a later
+        kill."""
         while len(self._cancelled) >= MOST_CANCELLED:
             del self._cancelled[next(iter(self._cancelled))]
         self._cancelled[delivery] = (time.monotonic_ns(), reason)
@@ -117,13 +117,13 @@ class Watch:
         return now_ns >= max(told_ns, job.started_ns) + grace_ns
 
     def all_turn(self) -> bool:
-        """Whether every loop has moved within the time that it may take."""
+        """Return whether every loop has turned within its time limit."""
         now_ns = time.monotonic_ns()
         ages_ns = [now_ns - self._board[beat] for beat in self.beats.values()]
         return max(ages_ns) <= self.hang_seconds * 1e9
 
     def hung(self) -> Iterator[str]:
-        """Roles that have not moved for too long."""
+        """Yield the roles whose loop has not turned for too long."""
         now_ns = time.monotonic_ns()
         for role, beat in self.beats.items():
             if now_ns - self._board[beat] > self.hang_seconds * 1e9:
@@ -131,7 +131,8 @@ class Watch:
                 yield role
 
     def blame(self, worker: int, incarnation: int, why: str, delivery: int) -> bool:
-        """Note why this worker is about to be killed. False when it was noted before."""
+        """Record why this worker is about to be killed. Return False if that was recorded
+        before."""
         key = (worker, incarnation)
         if key in self._blamed:
             return False
@@ -141,7 +142,7 @@ class Watch:
         return True
 
     def explain(self, worker: int, incarnation: int, exit_code: int) -> Death:
-        """How a worker died, from its exit code, its slots, and what it was blamed for."""
+        """Return how a worker died, from its exit code, its slots and the recorded reason."""
         running = list(self._board.occupied(worker))
         why, blamed = self._blamed.pop((worker, incarnation), ("", 0))
         if not why and self._board.was_fenced(worker, incarnation):
@@ -178,13 +179,15 @@ class Watch:
 
 
 def hang_seconds(settings: Settings) -> float:
-    """For how long a loop may not move until its process is taken for hung."""
+    """Return after how many seconds without a turn a process counts as hung."""
     return 2 * settings.database_seconds + 8.0
 
 
 def is_fenced(board: Board, settings: Settings) -> bool:
-    """Whether the first lease held here is about to end, for want of an extension: nothing may run
-    on, and nothing may start. The margin is what it takes to stop it."""
+    """Return whether the first lease held here is about to end because it was not extended.
+
+    Then no job may run or start. The margin is the time that it takes to stop jobs.
+    """
     fence_ns = board[place.FENCE_NS]
     left_ns = fence_ns - lease_clock_ns()
     return left_ns <= LONGEST_MARGIN_NS and bool(fence_ns) and left_ns <= fence_margin_ns(settings)
@@ -205,7 +208,7 @@ REASONS = {
 
 
 def describe_exit(exit_code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if exit_code < 0:
         try:
             name = signal.Signals(-exit_code).name

@@ -12,11 +12,11 @@
                          ("leaving",)                               enqueued)
     pusher -> monitor    ("reports", [(report, job without package), ...])
                                                           with it, where the store has none
-                         ("counted", the same)            of what workers have recorded themselves
+                         ("counted", the same)            outcomes that workers have recorded
     monitor -> pusher    ("recorded", [number, ...])
 
-A permit is when a job of a rate can be started at the latest: nanoseconds on the lease clock, which
-all processes of a host share; 0 = whenever its lease lasts.
+A permit is the latest start of a job with a rate, in nanoseconds on the lease clock, which all
+processes of a host share; 0 = while its lease lasts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str, int, flo
 Report = tuple[int, float | None, float, str, tuple[Any, ...], str, float | None]
 Reported = tuple[Report, Job]
 RECORDED = ("recorded",)
-"""Stands in a report for an outcome that needs no recording any more."""
+"""Replaces an outcome in a report if it needs no recording any more."""
 
 
 def pack_job(
@@ -70,8 +70,8 @@ def pack_job(
 
 
 def pack_for_monitor(job: Job) -> Job:
-    """Without the package, unless the job has no row yet: it comes from outside the store then, and
-    its lease's id is a string."""
+    """Remove the package, unless the job comes from outside the store and has no row yet. Its lease
+    id is a string then."""
     return job if isinstance(job[2], str) else (*job[:3], b"", *job[4:])
 
 
@@ -147,8 +147,8 @@ def open_report(report: Report, job: Job) -> Attempted:
 
 
 def parted(reported: Sequence[Reported]) -> list[list[Reported]]:
-    """Those that have succeeded and from which nothing follows, and the others: each part may be
-    recorded in its own way."""
+    """Split reports into successes without consequences and the others, which are recorded
+    differently."""
     plain: list[Reported] = []
     rest: list[Reported] = []
     for one in reported:
@@ -159,8 +159,8 @@ def parted(reported: Sequence[Reported]) -> list[list[Reported]]:
 
 
 def open_successes(reported: Sequence[Reported]) -> Successes | None:
-    """The columns of these, if each of them has succeeded, on a job that has its row in the store;
-    else None."""
+    """Return these reports as columns if all are successes of jobs with a row in the store; else
+    None."""
     reports, jobs = zip(*reported, strict=True)
     _, started_at, finished_at, worker_ids, outcomes, tasks, enqueued_at = zip(
         *reports, strict=True
@@ -178,7 +178,7 @@ def open_successes(reported: Sequence[Reported]) -> Successes | None:
 
 
 def as_failed(reported: Reported, failed: Failed) -> Reported:
-    """The same attempt, had it come to that."""
+    """Return the report with this failure as its outcome."""
     report, job = reported
     return (*report[:4], pack_outcome(failed), *report[5:]), job
 
