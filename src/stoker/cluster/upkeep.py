@@ -1,8 +1,8 @@
-"""Upkeep: what keeps the store in order, at a cluster's start and for ever after.
+"""Upkeep: repair and clean the store, at a cluster's start and regularly.
 
-One cluster at a time does it, by a lease. Each step stands by itself: it checks its own condition
-in the statement that changes something, works in bounded batches, and a failure of it is reported
-and stops neither the others nor the cluster.
+One cluster at a time does it, under a lease. Each step is independent: it checks its condition in
+the statement that changes something, works in bounded batches, and its failure is logged and stops
+neither the other steps nor the cluster.
 """
 
 from __future__ import annotations
@@ -63,27 +63,28 @@ BATCH = 500
 LOCK = "stoker:upkeep"
 VACUUM_SECONDS = 2.0
 VACUUM_SHARE, LONGEST_VACUUM_SECONDS = 10, 20.0
-"""A vacuum may take one part of so many of the time, but comes so often at least: while somebody
-holds a snapshot open it removes nothing, and looks at more and more."""
+"""Vacuum uses at most one tenth of the time, but runs at least this often: while a snapshot is open
+it removes nothing and takes longer and longer."""
 REST_RUNS = 6
-"""So many runs do once what had nothing to do before."""
+"""A step that had nothing to do runs once in this many runs."""
 OLD_BOARD_SECONDS = 86_400.0
 JUMP_SHARE = 0.1
-"""A clock that gained more than this part of a lease since the last look was set ahead."""
+"""A clock that gained more than this part of a lease since the last check was set ahead."""
 HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Schedule)
 
 
 class Grave(NamedTuple):
-    """A cluster that is gone, and its board, which says what its workers had begun; None = nobody
-    can say."""
+    """A dead cluster and its board, which shows the started jobs; None = the board is
+    unavailable."""
 
     cluster: Cluster
     board: Board | None
 
 
 class DatabaseClock:
-    """Notices that the database's clock was set ahead: by that clock, leases of living clusters are
-    over then. They are extended within a lease by the monotonic clock, or their jobs are stopped.
+    """Detects that the database's clock was set ahead, by which leases of live clusters would end.
+
+    Live clusters extend their leases within one lease by the monotonic clock, or stop their jobs.
 
     Args:
         alias: of the database.
@@ -97,7 +98,7 @@ class DatabaseClock:
         self._good_at = 0.0
 
     def can_be_trusted(self) -> bool:
-        """Whether a lease that is over by this clock is over."""
+        """Return whether leases that have ended by this clock have really ended."""
         asked_at = time.monotonic()
         now_us = database_now_us(self._alias)
         answered_at = time.monotonic()
@@ -112,7 +113,7 @@ class DatabaseClock:
 
 
 class Upkeep:
-    """The upkeep of one store, done by one cluster. ``beat`` is called again and again."""
+    """The upkeep of one store by one cluster. ``beat`` is called often, as a heartbeat."""
 
     def __init__(
         self, plan: Plan, settings: Settings, broker: Broker, beat: Callable[[], None]
@@ -122,13 +123,13 @@ class Upkeep:
         self._broker = broker
         self._beat = beat
         self._rescuer = uuid4()
-        """Holds what is being rescued: not the cluster, whose pusher has no book on it."""
+        """Holder of rescued leases. It is not the cluster, whose pusher does not know of them."""
         self._alias = settings.database
         self._clock = DatabaseClock(self._alias, settings.lease_seconds)
         self._holds_lease = False
         self._vacuum_at = 0.0
         self._dead: Mapping[str, int] = {}
-        """Table -> how many of its rows had died at the last look."""
+        """Table -> number of dead rows at the last check."""
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
         self._pruning = Pruning(settings, beat)
@@ -136,18 +137,18 @@ class Upkeep:
         self._history = History(settings, beat)
         self._tallies = Tallies(settings)
         self._rests: dict[str, int] = {}
-        """Step -> how many runs leave it out."""
+        """Step -> number of runs that still skip it."""
         self.leftovers = Leftovers(self._alias, beat)
 
     def clean_up_at_start(self) -> None:
-        """Free at once what earlier clusters of this host left behind; needs no upkeep lease."""
+        """Free at once what earlier clusters of this host left behind. Needs no upkeep lease."""
         self._step("clusters of this host", self.bury_clusters_of_this_host)
         self._step("rescue", self.rescue)
         self._step("guards", self._guards.sweep)
         self._step("boards", self.remove_old_boards)
 
     def run(self) -> None:
-        """Everything that is due, if this cluster holds the upkeep lease."""
+        """Run all due steps, if this cluster holds the upkeep lease."""
         self._holds_lease = self._step("lease", self._take_lease)
         if self._holds_lease:
             self._step("clusters", self.bury_clusters_of_this_host)
@@ -172,7 +173,11 @@ class Upkeep:
             self._step("tallies", self._tallies.write)
 
     def vacuum_if_due(self) -> None:
-        """Remove dead rows from the hot tables. One cluster at a time is enough."""
+        """Vacuum the hot tables of PostgreSQL.
+
+        Claims read from the start of an index, where dead rows must disappear within seconds,
+        earlier than autovacuum would remove them.
+        """
         now = time.monotonic()
         if not self._holds_lease or now < self._vacuum_at:
             return
@@ -182,15 +187,17 @@ class Upkeep:
         self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
 
     def relay(self) -> None:
-        """Relay what is left in the outbox of the store's own database, if it has one. Every
-        cluster does, without the upkeep lease. For other databases see ``Relays``."""
+        """Relay the outbox of the store's own database, if it has one.
+
+        Every cluster does so, without the upkeep lease. For other databases see ``Relays``.
+        """
         if self._alias in outboxes_of(self._settings):
             self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
 
     # -- rescue -----------------------------------------------------------------------------------
 
     def bury_clusters_of_this_host(self) -> int:
-        """Clusters of which no process is left on this host: their board says so for certain."""
+        """Remove clusters on this host that have no process left, as their board shows."""
         freed = 0
         others = Cluster.objects.using(self._alias).filter(host=self._plan.host)
         for cluster in others.exclude(pk=self._plan.cluster_id):
@@ -202,8 +209,8 @@ class Upkeep:
         return freed
 
     def remove_old_boards(self) -> None:
-        """Boards that no row speaks of any more. A cluster of another project of this user has had
-        a day to read its own."""
+        """Delete boards without a row. They are kept for a day, for clusters of this user's other
+        projects."""
         folder = board_path(self._plan.cluster_id).parent
         for path in folder.glob("cluster-*.board"):
             with suppress(FileNotFoundError):
@@ -213,7 +220,7 @@ class Upkeep:
                         board.remove()
 
     def bury_silent_clusters(self) -> int:
-        """Clusters without a sign of life for a whole lease: whatever they held has run out."""
+        """Remove clusters without a heartbeat for a whole lease; their leases have ended."""
         if not self._clock.can_be_trusted():
             return 0
         silent = Cluster.objects.using(self._alias).silent_for(self._settings.lease_seconds)
@@ -222,9 +229,11 @@ class Upkeep:
         )
 
     def _bury(self, grave: Grave) -> int:
-        """Free what a dead cluster held: what it had not started at once and uncounted, the rest,
-        which ran or was finished and not recorded, by the ordinary rescue. The cluster's row goes
-        last."""
+        """Free the jobs of a dead cluster, and delete its row last.
+
+        Jobs that had not started are released without counting the attempt. Jobs that ran, or were
+        finished but not recorded, are left to ``rescue``.
+        """
         cluster = grave.cluster
         count = 0
         if grave.board is not None:
@@ -250,8 +259,10 @@ class Upkeep:
         return count
 
     def rescue(self) -> int:
-        """Jobs whose lease is over, until none is left: each is taken over under a fresh lease, and
-        its lost attempt is recorded as a crash: tried again, or dead-lettered when out of tries."""
+        """Take over all jobs whose lease has ended, and record the lost attempts as crashes.
+
+        The jobs are retried, or become dead letters if they have used up their attempts.
+        """
         rescued = 0
         if not self._clock.can_be_trusted():
             return 0
@@ -268,8 +279,8 @@ class Upkeep:
         return rescued
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:
-        """Record these. What the store refuses, found by halving, and what other transactions have
-        locked, waits for its lease to end once more."""
+        """Record these outcomes. Those that the store refuses, found by halving, or that are locked
+        by other transactions, wait until their new lease ends."""
         try:
             finish(self._settings, self._broker, attempted, tallies=self._tallies)
         except (StokerError, OperationalError, InterfaceError) as error:
@@ -290,7 +301,7 @@ class Upkeep:
             self._finish(attempted[middle:])
 
     def prune(self) -> int:
-        """Remove results that are past their keeping. Returns how many."""
+        """Delete results whose retention has ended. Return the number."""
         return self._pruning.prune()
 
     # -- the lease, the vacuum, the error boundary ------------------------------------------------
@@ -302,7 +313,7 @@ class Upkeep:
         return locks.take(LOCK, self._plan.cluster_id, lease_seconds)
 
     def leave(self) -> None:
-        """This cluster ends: let another do it."""
+        """Release the upkeep lease when this cluster ends."""
         self._step("tallies", self._tallies.write)
         self._step(
             "lease",
@@ -314,13 +325,13 @@ class Upkeep:
         self._dead = engine_of(self._alias).vacuum(names, self._dead)
 
     def _now_and_then(self, name: str, function: Callable[[], object]) -> None:
-        """A step that may wait when it had nothing to do the last time."""
+        """Run a step, unless it recently had nothing to do."""
         rest = self._rests.get(name, 0)
         has_done = rest == 0 and self._step(name, function)
         self._rests[name] = 0 if has_done else (rest or REST_RUNS) - 1
 
     def _step(self, name: str, function: Callable[[], object]) -> bool:
-        """Run one step inside its own error boundary. Whether it said yes."""
+        """Run one step and log its errors. Return whether it did something."""
         self._beat()
         try:
             return bool(function())
@@ -332,28 +343,28 @@ class Upkeep:
 
 
 MOST_FOLDS = 200
-"""In one go. There are a few each minute; more after a time without upkeep."""
+"""Maximum number per run. A few are due each minute, and more after a time without upkeep."""
 
 
 class History:
-    """The history of one store.
+    """The history of metrics of one store.
 
     Args:
-        beat: called again and again: a sign of life.
+        beat: called often, as a heartbeat.
     """
 
     def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
         self._settings = settings
         self._beat = beat
         self._noted_start = 0
-        """The minute of the last look."""
+        """The minute of the last sample."""
         self._tables = (
             Tally.objects.using(settings.database),
             Sample.objects.using(settings.database),
         )
 
     def note_backlogs(self) -> None:
-        """One look at the queues for each minute, whoever does it."""
+        """Store one sample of the queues per minute, across all clusters."""
         if not self._settings.keep_metrics_seconds:
             return
         start = int(time.time()) // SAMPLE_SECONDS * SAMPLE_SECONDS
@@ -373,7 +384,8 @@ class History:
         self._noted_start = start
 
     def tidy(self) -> int:
-        """Fold what has grown old, and forget what is past its keeping. Returns how often."""
+        """Fold old rows, and delete rows whose retention has ended. Return the number of folds and
+        deletions."""
         now = time.time()
         return self._fold(now) + self._forget(now - self._settings.keep_metrics_seconds)
 
@@ -401,7 +413,7 @@ class Pruning:
     """The results of one store.
 
     Args:
-        beat: called again and again: a sign of life.
+        beat: called often, as a heartbeat.
     """
 
     def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
@@ -410,7 +422,7 @@ class Pruning:
         self._beat = beat
 
     def prune(self) -> int:
-        """Remove results that are past their keeping, in batches, by index."""
+        """Delete results whose retention has ended, in batches along an index."""
         keep = self._settings.keep_results
         limits = (
             ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),

@@ -1,8 +1,8 @@
-"""Jobs as screens want them: by state, filtered, page by page along an index.
+"""Search jobs: by state, with filters, in pages along an index.
 
-What no index answers (a task, a part of its name, the queue of jobs that have ended) is looked for
-among the next ``LOOKED_AT`` jobs of the order in which they are shown; then the page says how far
-it has looked, and the next page goes on from there.
+Filters without an index (task, part of a name, queue of finished jobs) scan the next ``LOOKED_AT``
+jobs in the order of the list. Such a page says how far it has scanned, and the next one continues
+from there.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ ENDED = tuple(str(status) for status in Job.Status)
 STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
 LOOKED_AT = 10_000
 COUNTED = 10_000
-"""Of each state, so many are counted."""
+"""Maximum count of each state."""
 LONGEST_TEXT = 200
 MARK = "~"
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs; "" = any."""
+    """A filter of jobs; "" = any."""
 
     state: str = ""
     queue: str = ""
     task: str = ""
     """Dotted path."""
     text: str = ""
-    """Somewhere in the task's dotted path, or in the reason why the job failed or was cancelled."""
+    """Text in the task's dotted path or in the reason of a failure or cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Some jobs, in the order that fits their state."""
+    """A page of jobs, in an order that depends on the state."""
 
     jobs: Sequence[Job]
     """Without package and value."""
     next: str | None
-    """Where the next page begins; None = there is none."""
+    """Start of the next page; None = this is the last page."""
     is_cut: bool = False
-    """Whether there may be more among jobs that were not looked at."""
+    """Whether jobs that were not scanned may match as well."""
 
 
 def tally(alias: str) -> dict[str, int]:
-    """State -> how many jobs are in it, counted up to ``COUNTED`` + 1. One query."""
+    """Return the number of jobs by state, counted up to ``COUNTED`` + 1, with one query."""
     rows = engine_of(alias).fetch("job_tally", {}, limit=str(COUNTED + 1))
     return dict(rows)
 
 
 class JobSearch:
-    """Jobs of one store that a filter finds.
+    """A search for jobs in one store.
 
     Raises:
-        ValueError: there is no such state.
+        ValueError: the state is unknown.
     """
 
     def __init__(self, alias: str, wanted: JobFilter) -> None:
@@ -78,14 +78,14 @@ class JobSearch:
         self._jobs = Job.objects.using(alias).defer("package", "value")
 
     def page(self, limit: int, after: str | None = None) -> JobPage:
-        """Up to so many jobs.
+        """Return a page of jobs.
 
         Args:
-            limit: how many.
-            after: ``JobPage.next`` of the page before.
+            limit: maximum number.
+            after: ``JobPage.next`` of the previous page.
 
         Raises:
-            ValueError: ``after`` is no such thing.
+            ValueError: ``after`` is invalid.
         """
         rows, order = self._rows()
         place = None if after is None else _place(after, len(order))
@@ -105,12 +105,14 @@ class JobSearch:
         return JobPage(page.jobs, _mark(edge), is_cut=True)
 
     def slowest(self, limit: int, since: datetime) -> list[Job]:
-        """Those of its task whose last attempt ran longest, each with ``ran``, of the newest jobs
-        that have succeeded since then. Looks at as many as a page does.
+        """Return the jobs of the task with the longest last attempt, each with the attribute
+        ``ran``.
+
+        Scans as many recent successful jobs as a page does.
 
         Args:
-            limit: how many.
-            since: they ended after that.
+            limit: maximum number.
+            since: earliest end of the jobs.
         """
         ended = Job.objects.using(self._alias).filter(status=Job.Status.SUCCESSFUL)
         ended = ended.filter(finished_at__gte=since).order_by("-finished_at", "-id")
@@ -123,7 +125,7 @@ class JobSearch:
         return [_with_ran(jobs[pk], ran[pk]) for pk in longest if pk in jobs]
 
     def _rows(self) -> tuple[models.QuerySet[Any], tuple[str, ...]]:
-        """In which table to look, and in which order: that of an index."""
+        """Return the table to read, and an order for which it has an index."""
         state, queue = self._wanted.state, self._wanted.queue
         if state in ENDED:
             rows = Job.objects.using(self._alias).filter(status=state)
@@ -139,7 +141,7 @@ class JobSearch:
         return waiting, ("-job_id",)
 
     def _condition(self, model: type[models.Model]) -> Q | None:
-        """What no index answers; None = nothing."""
+        """Return the condition that no index covers, or None."""
         wanted, text = self._wanted, stored_text(self._wanted.text, LONGEST_TEXT)
         of_job = Q()
         if wanted.task:
@@ -158,7 +160,7 @@ class JobSearch:
         return rows.values_list(*(name.lstrip("-") for name in order))
 
     def _shown(self, found: Sequence[Sequence[Any]], limit: int) -> JobPage:
-        """The jobs of these keys, in the same order."""
+        """Return the jobs with these keys, in the same order."""
         shown = found[:limit]
         jobs = self._jobs.in_bulk([key[-1] for key in shown])
         mark = _mark(shown[-1]) if len(found) > limit else None
@@ -171,7 +173,7 @@ def _with_ran(job: Job, seconds: float) -> Job:
 
 
 def _beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
-    """What comes after a place in this order."""
+    """Return the condition for rows after a position in this order."""
     first, last = order[0], order[-1]
     name, key = first.lstrip("-"), last.lstrip("-")
     then = "lt" if last.startswith("-") else "gt"

@@ -64,8 +64,8 @@ class Scheduled(ABC):
     tz: str | None = None
     """Time zone of the wall clock, as in "Europe/Berlin". None = Django's ``TIME_ZONE``."""
     name: str = ""
-    """Name of the schedule. "" = the task's name, numbered from the second schedule of a task on.
-    """
+    """Name of the schedule. "" = the task's name, numbered from the second schedule of a task
+    on."""
     args: Sequence[Any] = field(default=(), hash=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     start: datetime | None = None
@@ -176,8 +176,8 @@ class Every(Scheduled):
     count: int
     unit: str
     anchor: datetime | None = None
-    """One of the schedule's moments; None = midnight of Monday, 1 January 2001, on the wall clock.
-    """
+    """One of the schedule's moments; None = midnight of Monday, 1 January 2001, on the wall
+    clock."""
 
     def rule(self, default_zone: str) -> Rule:
         zone = self.zone(default_zone)

@@ -204,8 +204,8 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     InSequence."""
 
     atomic: bool = option(False, yes_or_no)
-    """Whether the job's writes to the queue's database and its completion are committed together.
-    """
+    """Whether the job's writes to the queue's database and its completion are committed
+    together."""
 
     at_most_once: bool = option(False, yes_or_no)
     """Whether a job is never started a second time. It becomes a dead letter instead. Implies
