@@ -40,13 +40,13 @@ PAGES = {
 }
 ACTIONS = {
     "cancel-job": "stoker.cancel_job",
-    "run-again": "stoker.add_job",
+    "again-job": "stoker.add_job",
     "pause-queue": "stoker.pause_queue",
     "resume-queue": "stoker.pause_queue",
     "clear-queue": "stoker.clear_queue",
-    "requeue": "stoker.requeue_deadletter",
-    "undo-requeue": "stoker.requeue_deadletter",
-    "discard": "stoker.discard_deadletter",
+    "requeue-letter": "stoker.requeue_deadletter",
+    "undo-letter": "stoker.requeue_deadletter",
+    "discard-letter": "stoker.discard_deadletter",
     "run-schedule": "stoker.run_schedule",
     "pause-schedule": "stoker.pause_schedule",
     "resume-schedule": "stoker.pause_schedule",
@@ -165,11 +165,13 @@ def test_dead_letters_are_sent_again_taken_back_and_discarded(anna: Client) -> N
     assert {one.state for one in letters.all()} == {"open"}
 
     frail.broken.clear()
-    assert "Requeued as job" in done(anna, "requeue", letter=str(letters[0].pk))
+    assert "Requeued as job" in done(anna, "requeue-letter", letter=str(letters[0].pk))
     drain()
     assert letters.filter(state="resolved").count() == 1
-    assert "it is resolved" in done(anna, "requeue", letter=str(letters.get(state="resolved").pk))
-    said = done(anna, "discard", fingerprint=fault, because="known")
+    assert "it is resolved" in done(
+        anna, "requeue-letter", letter=str(letters.get(state="resolved").pk)
+    )
+    said = done(anna, "discard-letter", fingerprint=fault, because="known")
     assert said == "2 of 2 dead letters discarded."
     assert letters.filter(state="discarded", closed_by="anna", closed_because="known").count() == 2
     assert anna.post(f"{PREFIX}dead-letters/discard").status_code == 400, "none was named"

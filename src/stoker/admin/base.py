@@ -178,7 +178,7 @@ class StoreAdmin(Registered):
         """Return the buttons of the operations that the user may perform."""
         return [
             {
-                "label": operation.label,
+                "label": operation.title,
                 "url": visit.at(f"{self.opts.model_name}_{operation.word}", object_id),
                 "asks": operation.question,
                 "is_grave": operation.is_grave,
@@ -205,7 +205,7 @@ class StoreAdmin(Registered):
             return self.confirm(
                 visit,
                 operation,
-                title=operation.label,
+                title=operation.title,
                 question=operation.question.format(name=object_id),
                 action=visit.at(f"{self.opts.model_name}_{operation.word}", object_id),
                 back=self._back(visit, object_id),
@@ -221,7 +221,7 @@ class StoreAdmin(Registered):
         Args:
             context: ``question``, ``action``, ``back``; ``fields`` to send, ``items`` to list.
         """
-        shown = {"title": title, "label": operation.label, "is_grave": operation.is_grave}
+        shown = {"title": title, "label": operation.title, "is_grave": operation.is_grave}
         return self.show(visit, "confirm", {**shown, **context})
 
     def done(self, visit: AdminContext, done: Done, back: str) -> HttpResponseRedirect:

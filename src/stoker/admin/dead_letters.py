@@ -217,8 +217,8 @@ class DeadLetterAdmin(StoreAdmin):
         return self.confirm(
             visit,
             operation,
-            title=f"{operation.label}: {number:,} dead letters",
-            question=f"{operation.label}: these {number:,} dead letters{chosen.words}?",
+            title=f"{operation.title}: {number:,} dead letters",
+            question=f"{operation.title}: these {number:,} dead letters{chosen.words}?",
             action=visit.at("deadletter_together"),
             back=back,
             items=chosen.ids,

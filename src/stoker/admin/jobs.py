@@ -120,8 +120,8 @@ class JobAdmin(StoreAdmin):
         return self.confirm(
             visit,
             operation,
-            title=f"{operation.label}: {len(ids):,} jobs",
-            question=f"{operation.label}: these {len(ids):,} jobs?",
+            title=f"{operation.title}: {len(ids):,} jobs",
+            question=f"{operation.title}: these {len(ids):,} jobs?",
             action=visit.at("job_together"),
             back=back,
             items=ids,

@@ -235,6 +235,28 @@ class Open(Enum):
 class Routes(Router):
     """The routes of one kind of thing. Every route declares its ``permissions``."""
 
+    def show(self, path: str, permission: str, shape: Any) -> Callable[[View], View]:
+        """Declare a route that changes nothing."""
+        return self.route("GET", path, permissions=(permission,), answers={200: shape})
+
+    def change(
+        self,
+        path: str,
+        operation: Operation | str,
+        shape: Any,
+        *,
+        may_conflict: bool = False,
+        example: Any = None,
+    ) -> Callable[[View], View]:
+        """Declare a route that performs an operation; 409 = nothing was changed.
+
+        Args:
+            operation: The operation, or the permission of a change that no page offers.
+        """
+        needed = operation if isinstance(operation, str) else operation.permission
+        answers = {200: shape, 409: ...} if may_conflict else {200: shape}
+        return self.route("POST", path, permissions=(needed,), answers=answers, example=example)
+
     def route(
         self,
         method: str,

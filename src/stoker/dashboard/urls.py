@@ -16,29 +16,18 @@ from .views import perform
 autodiscover_modules("tasks")
 
 app_name = "stoker-dashboard"
-ADDRESSES = {
-    "jobs/cancel": "cancel-job",
-    "jobs/again": "run-again",
-    "queues/pause": "pause-queue",
-    "queues/resume": "resume-queue",
-    "queues/clear": "clear-queue",
-    "dead-letters/requeue": "requeue",
-    "dead-letters/undo-requeue": "undo-requeue",
-    "dead-letters/discard": "discard",
-    "schedules/run": "run-schedule",
-    "schedules/pause": "pause-schedule",
-    "schedules/resume": "resume-schedule",
-    "workflows/cancel": "cancel-workflow",
-    "workflows/retry": "retry-workflow",
-    "clusters/quiet": "quiet-cluster",
-    "clusters/resume": "resume-cluster",
-    "clusters/stop": "stop-cluster",
+FOLDERS = {
+    "job": "jobs",
+    "queue": "queues",
+    "letter": "dead-letters",
+    "schedule": "schedules",
+    "workflow": "workflows",
+    "cluster": "clusters",
 }
-"""Address -> name of the operation."""
 ON_MANY = {
-    "requeue": dead_letters.perform_on_letters,
-    "discard": dead_letters.perform_on_letters,
-    "undo-requeue": dead_letters.undo_requeues,
+    "requeue-letter": dead_letters.perform_on_letters,
+    "discard-letter": dead_letters.perform_on_letters,
+    "undo-letter": dead_letters.undo_requeues,
 }
 """Operations whose form may name more than one target."""
 
@@ -60,7 +49,8 @@ urlpatterns = [
     path("workflows/<uuid:workflow_id>", workflows.show_one, name="workflow"),
     path("clusters/", clusters.show, name="clusters"),
     *(
-        path(address, perform(OPERATIONS[name], ON_MANY.get(name)), name=name)
-        for address, name in ADDRESSES.items()
+        path(f"{FOLDERS[one.target]}/{one.word}", perform(one, ON_MANY.get(name)), name=name)
+        for name, one in OPERATIONS.items()
+        if name != "delete-schedule"  # in the admin only, which also adds schedules
     ),
 ]

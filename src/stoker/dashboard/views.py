@@ -90,7 +90,7 @@ def perform(
         done = (act or perform_on_target)(visit, operation)
         to = visit.at("job", done.job_id) if done.job_id else _way_back(visit)
         response = HttpResponseRedirect(to)
-        undo = operation.undo if done.undo else ""
+        undo = f"{operation.undo}-{operation.target}" if done.undo else ""
         notice = [done.sentence[:LONGEST_NOTICE], not done.is_good, undo, [*done.undo.items()]]
         response.set_cookie(
             NOTICE,

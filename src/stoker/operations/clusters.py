@@ -137,27 +137,21 @@ def _asking(ask: Callable[..., bool], request: str, result: str) -> Callable[...
 
 
 QUIET = Operation(
-    "quiet-cluster",
     "quiet",
     "cluster",
-    "Quiet",
     "stoker.quiet_cluster",
     _asking(quiet, "take no more jobs", "running jobs continue"),
-    undo="resume-cluster",
+    undo="resume",
 )
 RESUME = Operation(
-    "resume-cluster",
     "resume",
     "cluster",
-    "Resume",
     "stoker.quiet_cluster",
     _asking(resume, "take jobs again", "it does so within a second"),
 )
 STOP = Operation(
-    "stop-cluster",
     "stop",
     "cluster",
-    "Stop",
     "stoker.stop_cluster",
     _asking(stop, "stop", "running jobs have SHUTDOWN_SECONDS to finish"),
     question="Stop the cluster {name}, as SIGTERM does? Running jobs have SHUTDOWN_SECONDS to "

@@ -185,30 +185,25 @@ def _answered(answer: Answer) -> Done:
 
 REQUEUE = Operation(
     "requeue",
-    "requeue",
     "letter",
-    "Requeue",
     "stoker.requeue_deadletter",
     _requeue,
-    undo="undo-requeue",
+    undo="undo",
     things="dead letters",
     done="requeued",
 )
 UNDO = Operation(
-    "undo-requeue",
     "undo",
     "letter",
-    "Undo the requeue",
     "stoker.requeue_deadletter",
     _undo,
+    label="Undo the requeue",
     things="requeues",
     done="undone",
 )
 DISCARD = Operation(
     "discard",
-    "discard",
     "letter",
-    "Discard",
     "stoker.discard_deadletter",
     _discard,
     question="Discard? Nothing will be done about it. It is kept as closed.",

@@ -210,10 +210,8 @@ def _run_again(operator: Operator, job_id: str) -> Done:
 
 
 CANCEL = Operation(
-    "cancel-job",
     "cancel",
     "job",
-    "Cancel",
     "stoker.cancel_job",
     _cancel,
     question="Cancel this job? If it runs, it is told to end.",
@@ -222,12 +220,11 @@ CANCEL = Operation(
     done="cancelled",
 )
 RUN_AGAIN = Operation(
-    "run-again",
     "again",
     "job",
-    "Run again",
     "stoker.add_job",
     _run_again,
+    label="Run again",
     things="jobs",
     done="enqueued again",
 )

@@ -84,26 +84,34 @@ class Done:
 class Operation:
     """Something that an operator can do to one thing."""
 
-    name: str
-    """Unique: the name of its address in the dashboard, such as ``pause-queue``."""
     word: str
-    """The last part of its address in the admin, such as ``pause``."""
+    """The verb, and the last part of its address in pages, such as ``pause``."""
     target: str
     """What it is done to: queue, job, letter, schedule, workflow or cluster."""
-    label: str
-    """The text of the button."""
     permission: str
     act: Callable[..., Done]
     """Takes the operator, the target's name or id, and options of this operation."""
+    label: str = ""
+    """The text of the button; "" = the verb."""
     question: str = ""
     """What to ask before; ``{name}`` stands for the target. "" = do it at once."""
     is_grave: bool = False
     undo: str = ""
-    """The name of the operation that undoes this one."""
+    """The verb of the operation that undoes this one."""
     things: str = ""
     """The plural of its target, for operations on many at once."""
     done: str = ""
     """The past participle, such as ``requeued``."""
+
+    @property
+    def name(self) -> str:
+        """Return a unique name: that of its address in the dashboard, such as ``pause-queue``."""
+        return f"{self.word}-{self.target}"
+
+    @property
+    def title(self) -> str:
+        """Return the text of the button."""
+        return self.label or self.word.capitalize()
 
     def attempt(self, operator: Operator, name: str, **options: Any) -> Done:
         """Perform the operation; a refusal becomes an answer.

@@ -58,22 +58,18 @@ def _clear(
 
 
 PAUSE = Operation(
-    "pause-queue",
     "pause",
     "queue",
-    "Pause",
     "stoker.pause_queue",
     _pause,
     question="Pause the queue {name}? Running jobs continue; no other job of this queue starts "
     "until the queue is resumed.",
-    undo="resume-queue",
+    undo="resume",
 )
-RESUME = Operation("resume-queue", "resume", "queue", "Resume", "stoker.pause_queue", _resume)
+RESUME = Operation("resume", "queue", "stoker.pause_queue", _resume)
 CLEAR = Operation(
-    "clear-queue",
     "clear",
     "queue",
-    "Clear",
     "stoker.clear_queue",
     _clear,
     question=f"Cancel the jobs that wait in the queue {{name}}, up to {LIMIT:,} of them? Running "

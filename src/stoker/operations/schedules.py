@@ -127,25 +127,19 @@ def _delete(operator: Operator, name: str) -> Done:
     return Done(f"The schedule {name} is deleted.")
 
 
-RUN = Operation("run-schedule", "run", "schedule", "Run now", "stoker.run_schedule", _run)
+RUN = Operation("run", "schedule", "stoker.run_schedule", _run, label="Run now")
 PAUSE = Operation(
-    "pause-schedule",
     "pause",
     "schedule",
-    "Pause",
     "stoker.pause_schedule",
     _pause,
     question="Pause the schedule {name}? Ticks that fall due until it is resumed are skipped.",
-    undo="resume-schedule",
+    undo="resume",
 )
-RESUME = Operation(
-    "resume-schedule", "resume", "schedule", "Resume", "stoker.pause_schedule", _resume
-)
+RESUME = Operation("resume", "schedule", "stoker.pause_schedule", _resume)
 DELETE = Operation(
-    "delete-schedule",
     "delete",
     "schedule",
-    "Delete",
     "stoker.delete_schedule",
     _delete,
     question="Delete the schedule {name} and its history? The jobs that it enqueued stay.",

@@ -28,20 +28,16 @@ def _retry(operator: Operator, workflow_id: str) -> Done:
 
 
 CANCEL = Operation(
-    "cancel-workflow",
     "cancel",
     "workflow",
-    "Cancel",
     "stoker.change_workflow",
     _cancel,
     question="Cancel this workflow? No further step starts; running jobs are told to end.",
     is_grave=True,
 )
 RETRY = Operation(
-    "retry-workflow",
     "retry",
     "workflow",
-    "Retry",
     "stoker.change_workflow",
     _retry,
     question="Retry this workflow? The jobs that failed are enqueued again, and it continues from "

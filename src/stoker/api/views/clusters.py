@@ -17,53 +17,33 @@ from stoker.operations.operation import Operation
 routes = Routes(tags=["clusters"])
 
 
-@routes.route("GET", "/clusters", permissions=("stoker.view_cluster",), answers={200: ClusterList})
+@routes.show("/clusters", "stoker.view_cluster", ClusterList)
 def list_clusters(request: HttpRequest, backend: Backend = None) -> Any:
     """The clusters with their workers, and what each of them runs."""
     return {"clusters": clusters.find(backend=settings_of(backend).alias)}
 
 
-@routes.route(
-    "GET",
-    "/clusters/{cluster_id}",
-    permissions=("stoker.view_cluster",),
-    answers={200: ClusterState},
-)
+@routes.show("/clusters/{cluster_id}", "stoker.view_cluster", ClusterState)
 def get_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
     """One cluster with its workers."""
     return clusters.get(cluster_id, backend=settings_of(backend).alias)
 
 
-@routes.route(
-    "POST",
-    "/clusters/{cluster_id}/quiet",
-    permissions=("stoker.quiet_cluster",),
-    answers={200: ClusterState, 409: ...},
-)
+@routes.change("/clusters/{cluster_id}/quiet", clusters.QUIET, ClusterState, may_conflict=True)
 def quiet_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
-    """Ask a cluster to take no more jobs; what runs goes on. It does so within a second."""
+    """Ask a cluster to take no more jobs; running jobs continue. It does so within a second."""
     return _ask(request, clusters.QUIET, cluster_id, backend)
 
 
-@routes.route(
-    "POST",
-    "/clusters/{cluster_id}/resume",
-    permissions=("stoker.quiet_cluster",),
-    answers={200: ClusterState, 409: ...},
-)
+@routes.change("/clusters/{cluster_id}/resume", clusters.RESUME, ClusterState, may_conflict=True)
 def resume_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
-    """Ask a cluster that is quiet to take jobs again."""
+    """Ask a quiet cluster to take jobs again."""
     return _ask(request, clusters.RESUME, cluster_id, backend)
 
 
-@routes.route(
-    "POST",
-    "/clusters/{cluster_id}/stop",
-    permissions=("stoker.stop_cluster",),
-    answers={200: ClusterState, 409: ...},
-)
+@routes.change("/clusters/{cluster_id}/stop", clusters.STOP, ClusterState, may_conflict=True)
 def stop_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
-    """Ask a cluster to stop, as SIGTERM does. Whatever started it may start another."""
+    """Ask a cluster to stop, as SIGTERM does. Its process manager may start it again."""
     return _ask(request, clusters.STOP, cluster_id, backend)
 
 

@@ -32,9 +32,7 @@ routes = Routes(tags=["dead letters"])
 AS_IT_WAS = Requeueing()
 
 
-@routes.route(
-    "GET", "/dead-letters", permissions=("stoker.view_deadletter",), answers={200: LetterPageShape}
-)
+@routes.show("/dead-letters", "stoker.view_deadletter", LetterPageShape)
 def list_dead_letters(
     request: HttpRequest, wanted: Query[LetterPageQuery], backend: Backend = None
 ) -> Any:
@@ -44,12 +42,7 @@ def list_dead_letters(
     return {"letters": page.letters, "next": cursor_of(page.next)}
 
 
-@routes.route(
-    "GET",
-    "/dead-letters/stats",
-    permissions=("stoker.view_deadletter",),
-    answers={200: LetterStats},
-)
+@routes.show("/dead-letters/stats", "stoker.view_deadletter", LetterStats)
 def count_dead_letters(
     request: HttpRequest, wanted: Query[LetterStatsQuery], backend: Backend = None
 ) -> Any:
@@ -58,11 +51,10 @@ def count_dead_letters(
     return dead_letters.stats(groups=wanted.groups, backend=alias, **wanted.given())
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/dead-letters/requeue",
-    permissions=("stoker.requeue_deadletter",),
-    answers={200: BulkShape},
+    REQUEUE,
+    BulkShape,
     example={"filters": {"task": "shop.tasks.charge"}, "limit": 100, "dry_run": True},
 )
 def requeue_dead_letters(
@@ -74,11 +66,10 @@ def requeue_dead_letters(
     return _bulk(bulk, body.dry_run)
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/dead-letters/discard",
-    permissions=("stoker.discard_deadletter",),
-    answers={200: BulkShape},
+    DISCARD,
+    BulkShape,
     example={"filters": {"fingerprint": "5f0c1e"}, "because": "known, mended"},
 )
 def discard_dead_letters(
@@ -89,11 +80,10 @@ def discard_dead_letters(
     return _bulk(dead_letters.discard_many(**body.selection(), **signed), body.dry_run)
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/dead-letters/purge",
-    permissions=("stoker.purge_deadletter",),
-    answers={200: BulkShape},
+    "stoker.purge_deadletter",
+    BulkShape,
     example={"older_than_seconds": 2592000, "dry_run": True},
 )
 def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = None) -> BulkShape:
@@ -109,12 +99,7 @@ def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = N
     return _bulk(bulk, body.dry_run)
 
 
-@routes.route(
-    "GET",
-    "/dead-letters/{letter_id}",
-    permissions=("stoker.view_deadletter",),
-    answers={200: StoryShape},
-)
+@routes.show("/dead-letters/{letter_id}", "stoker.view_deadletter", StoryShape)
 def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = None) -> Any:
     """Show one dead letter, by its id or that of the job that failed last, with the error of every
     attempt and all requeues."""
@@ -129,11 +114,11 @@ def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = No
     }
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/dead-letters/{letter_id}/requeue",
-    permissions=("stoker.requeue_deadletter",),
-    answers={200: AnswerShape, 409: ...},
+    REQUEUE,
+    AnswerShape,
+    may_conflict=True,
     example={"because": "the bank is back"},
 )
 def requeue_dead_letter(
@@ -146,11 +131,11 @@ def requeue_dead_letter(
     return _answer(perform(REQUEUE, operator, letter_id, **options).value)
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/dead-letters/{letter_id}/undo-requeue",
-    permissions=("stoker.requeue_deadletter",),
-    answers={200: AnswerShape, 409: ...},
+    UNDO,
+    AnswerShape,
+    may_conflict=True,
     example={"because": "the bank is not back"},
 )
 def undo_requeue_of_dead_letter(
@@ -161,11 +146,11 @@ def undo_requeue_of_dead_letter(
     return _answer(perform(UNDO, operator_of(request, backend, body.because), letter_id).value)
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/dead-letters/{letter_id}/discard",
-    permissions=("stoker.discard_deadletter",),
-    answers={200: AnswerShape, 409: ...},
+    DISCARD,
+    AnswerShape,
+    may_conflict=True,
     example={"because": "known, mended"},
 )
 def discard_dead_letter(

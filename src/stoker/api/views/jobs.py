@@ -161,7 +161,7 @@ class EnqueuedJob(Shape):
     """No job was enqueued: this one has the unique key or the Idempotency-Key already."""
 
 
-@routes.route("GET", "/tasks", permissions=("stoker.add_job",), answers={200: TaskList})
+@routes.show("/tasks", "stoker.add_job", TaskList)
 def list_tasks(request: HttpRequest) -> Any:
     """List the tasks that may be enqueued, with their parameters."""
     shown = [
@@ -218,15 +218,13 @@ def enqueue_job(
     return Status(200 if result.was_duplicate else 201, shape)
 
 
-@routes.route("GET", "/jobs/{job_id}", permissions=("stoker.view_job",), answers={200: JobShape})
+@routes.show("/jobs/{job_id}", "stoker.view_job", JobShape)
 def get_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     """Show a job: its state, attempts, errors and return value."""
     return shape_of(settings_of(backend), job_id)
 
 
-@routes.route(
-    "GET", "/jobs/{job_id}/why", permissions=("stoker.view_job",), answers={200: WhyShape}
-)
+@routes.show("/jobs/{job_id}/why", "stoker.view_job", WhyShape)
 def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     """Show why a job is not running and what to do, where it runs, or how it ended."""
     answer = why(settings_of(backend), job_id)
@@ -243,11 +241,11 @@ def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     )
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/jobs/{job_id}/cancel",
-    permissions=("stoker.cancel_job",),
-    answers={200: JobShape, 409: ...},
+    CANCEL,
+    JobShape,
+    may_conflict=True,
     example={"because": "ordered twice"},
 )
 def cancel_job(

@@ -33,17 +33,16 @@ class ClearedShape(Shape):
     dry_run: bool
 
 
-@routes.route("GET", "/queues", permissions=("stoker.view_job",), answers={200: QueueList})
+@routes.show("/queues", "stoker.view_job", QueueList)
 def list_queues(request: HttpRequest, backend: Backend = None) -> Any:
     """List the queues: number of jobs in each state; whether it is paused, and by whom."""
     return {"queues": queues.list(backend=settings_of(backend).alias)}
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/queues/{path:queue}/pause",
-    permissions=("stoker.pause_queue",),
-    answers={200: QueueDepth},
+    PAUSE,
+    QueueDepth,
     example={"because": "the provider is down"},
 )
 def pause_queue(
@@ -55,12 +54,7 @@ def pause_queue(
     return queues.get(queue, backend=operator.alias)
 
 
-@routes.route(
-    "POST",
-    "/queues/{path:queue}/resume",
-    permissions=("stoker.pause_queue",),
-    answers={200: QueueDepth},
-)
+@routes.change("/queues/{path:queue}/resume", RESUME, QueueDepth)
 def resume_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
     """Let the jobs of this queue be started again."""
     operator = operator_of(request, backend)
@@ -68,11 +62,10 @@ def resume_queue(request: HttpRequest, queue: QueueName, backend: Backend = None
     return queues.get(queue, backend=operator.alias)
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/queues/{path:queue}/clear",
-    permissions=("stoker.clear_queue",),
-    answers={200: ClearedShape},
+    CLEAR,
+    ClearedShape,
     example={"limit": 100, "dry_run": True},
 )
 def clear_queue(
@@ -86,9 +79,7 @@ def clear_queue(
 
 
 # Last: a name may have slashes in it, and end as the addresses above.
-@routes.route(
-    "GET", "/queues/{path:queue}", permissions=("stoker.view_job",), answers={200: QueueDepth}
-)
+@routes.show("/queues/{path:queue}", "stoker.view_job", QueueDepth)
 def get_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
     """One queue."""
     return queues.get(queue, backend=settings_of(backend).alias)

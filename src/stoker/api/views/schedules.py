@@ -73,9 +73,7 @@ class ScheduledJob(Shape):
     job_id: UUID
 
 
-@routes.route(
-    "GET", "/schedules", permissions=("stoker.view_schedule",), answers={200: SchedulePage}
-)
+@routes.show("/schedules", "stoker.view_schedule", SchedulePage)
 def list_schedules(
     request: HttpRequest,
     limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
@@ -99,11 +97,10 @@ def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend 
     return Status(201, ScheduledJob(job_id=UUID(done.job_id)))
 
 
-@routes.route(
-    "POST",
+@routes.change(
     "/schedules/{path:schedule}/pause",
-    permissions=("stoker.pause_schedule",),
-    answers={200: ScheduleShape},
+    PAUSE,
+    ScheduleShape,
     example={"because": "the printer is broken"},
 )
 def pause_schedule(
@@ -116,12 +113,7 @@ def pause_schedule(
     return shape_of(PAUSE.act(operator_of(request, backend, body.because), schedule).value)
 
 
-@routes.route(
-    "POST",
-    "/schedules/{path:schedule}/resume",
-    permissions=("stoker.pause_schedule",),
-    answers={200: ScheduleShape, 409: ...},
-)
+@routes.change("/schedules/{path:schedule}/resume", RESUME, ScheduleShape, may_conflict=True)
 def resume_schedule(
     request: HttpRequest, schedule: ScheduleName, backend: Backend = None
 ) -> ScheduleShape:
@@ -133,12 +125,7 @@ def resume_schedule(
 
 
 # Last: a name may have slashes in it, and end as the addresses above.
-@routes.route(
-    "GET",
-    "/schedules/{path:schedule}",
-    permissions=("stoker.view_schedule",),
-    answers={200: ScheduleShape},
-)
+@routes.show("/schedules/{path:schedule}", "stoker.view_schedule", ScheduleShape)
 def get_schedule(
     request: HttpRequest, schedule: ScheduleName, backend: Backend = None
 ) -> ScheduleShape:
