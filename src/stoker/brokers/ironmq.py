@@ -1,7 +1,7 @@
-"""IronMQ, by version 3 of its API.
+"""IronMQ, version 3 of its API.
 
-A message is reserved, and deleted when the store has its job (see ``carried``). The reservation's
-id is IronMQ's fencing token: a release, a touch or a deletion that comes too late is refused.
+A message is reserved, and deleted when the store has its job (see ``carried``). The reservation id
+is IronMQ's fencing token: a release, touch or deletion with an old id is refused.
 
 Queues are named ``stoker-<cluster>-<band>-<queue>``; the band is the sign of the priority.
 """
@@ -41,13 +41,14 @@ from .transport import (
 )
 
 AT_ONCE = 100
-"""The most messages that IronMQ takes or gives in one request."""
+"""IronMQ's limit of messages per request, in both directions."""
 LOAD_BYTES = 1 << 20
-"""Of messages in one request, about."""
+"""Approximate limit of bytes per request."""
 
 
 def escaped(name: str) -> str:
-    """The same for the same, in characters that need no escape in a URL; it can be read back."""
+    """Return the name with reserved characters replaced, so that it needs no escapes in a URL.
+    ``unescaped`` reverses this."""
     return quote(name, safe="").replace("~", "%7E").replace("%", "~")
 
 
@@ -56,7 +57,7 @@ def unescaped(name: str) -> str:
 
 
 def posted(message: Message) -> dict[str, Any]:
-    """A message as IronMQ takes it."""
+    """Return the message in the form of IronMQ's API."""
     what: dict[str, Any] = {"body": b64encode(as_body(message)).decode()}
     if message.run_after is not None:
         what["delay"] = max(0, math.ceil(message.run_after - time.time()))
@@ -64,15 +65,16 @@ def posted(message: Message) -> dict[str, Any]:
 
 
 def opened(body: str) -> bytes:
-    """What was posted."""
+    """Return the bytes of a message's body."""
     try:
         return b64decode(body, validate=True)
-    except (Base64Error, ValueError):  # it will be a dead letter that says so
+    # the package cannot be opened later, and becomes a dead letter that says so
+    except (Base64Error, ValueError):
         return body.encode(errors="replace")
 
 
 def loads(some: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
-    """As many at once as IronMQ takes."""
+    """Split messages into loads that IronMQ accepts in one request."""
     start, load_bytes = 0, 0
     for place, one in enumerate(some):
         load_bytes += len(one["body"])
@@ -85,7 +87,7 @@ def loads(some: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
 BUSY = (429, 502, 503, 504)
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 FEWEST_TRIES = 2
-"""A connection that was kept open may have been closed meanwhile."""
+"""An idle connection may have been closed by the server, so a request is tried at least twice."""
 ADVICE = {
     401: "Check the token in BROKER: ironmq://PROJECT:TOKEN@HOST.",
     404: "Check the project and the host in BROKER: ironmq://PROJECT:TOKEN@HOST.",
@@ -93,13 +95,13 @@ ADVICE = {
 
 
 class Refused(BrokerUnavailable):
-    """IronMQ answered, and did not do it."""
+    """IronMQ answered with an error."""
 
     status: int = 0
 
 
 class Service:
-    """One project of ``ironmq://PROJECT:TOKEN@HOST``.
+    """HTTP requests to one project, ``ironmq://PROJECT:TOKEN@HOST``.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -115,12 +117,14 @@ class Service:
     def ask(
         self, verb: str, path: str, what: Any = None, *, wait_seconds: float = 0.0
     ) -> dict[str, Any]:
-        """The answer to a request. While IronMQ is busy, it is repeated with growing pauses, for as
-        long as ``DATABASE_SECONDS`` say. Whatever is asked here may be done twice.
+        """Send a request and return the answer.
+
+        While IronMQ is busy, the request is repeated with growing pauses for up to
+        ``DATABASE_SECONDS``. So a request may be carried out twice.
 
         Raises:
-            Refused: IronMQ says that it cannot be done.
-            BrokerUnavailable: it did not answer, or is still busy.
+            Refused: IronMQ answered with an error.
+            BrokerUnavailable: IronMQ did not answer, or is still busy.
         """
         until = time.monotonic() + self._settings.database_seconds
         pause, tries = FIRST_PAUSE_SECONDS, 0
@@ -140,14 +144,14 @@ class Service:
                 failure.__cause__ = error
                 if tries < FEWEST_TRIES:
                     continue
-            pause_seconds = pause * random.uniform(0.5, 1.0)  # noqa: S311 - to get out of step
+            pause_seconds = pause * random.uniform(0.5, 1.0)  # noqa: S311 - to spread the retries
             if time.monotonic() + pause_seconds > until:
                 raise failure
             time.sleep(pause_seconds)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Hang up; the next request connects again."""
+        """Close the connection. The next request connects again."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None and self._process_id == os.getpid():
@@ -216,19 +220,19 @@ def _demand(is_so: bool, otherwise: str) -> None:
 
 
 MESSAGE_BYTES = 64 << 10
-"""Of a message, on every plan."""
+"""IronMQ's limit of bytes per message on every plan."""
 KEPT_SECONDS = 30 * 86_400
-"""IronMQ drops messages after that, at the latest."""
+"""Longest time that IronMQ keeps a message."""
 LINES_SECONDS = 2.0
-"""How long the names of queues are good for."""
+"""How long a list of queue names is used."""
 LONGEST_WAIT_SECONDS = 30
 SHORTEST_RESERVATION_SECONDS = 30.0
 GONE = (403, 404)
-"""The reservation is over, or the message or queue is not there."""
+"""Statuses for a reservation that has ended, or a message or queue that does not exist."""
 
 
 class Reservation(NamedTuple):
-    """By what a message is touched, released and deleted."""
+    """Identifies a reserved message, to touch, release or delete it."""
 
     line: Line
     message_id: str
@@ -236,7 +240,7 @@ class Reservation(NamedTuple):
 
 
 class IronmqTransport(Transport):
-    """One project.
+    """Send and receive messages through the queues of one IronMQ project.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -272,7 +276,8 @@ class IronmqTransport(Transport):
                 self._service.ask("POST", self._path(line, "messages"), {"messages": load})
 
     def _make(self, line: Line) -> None:
-        """With a message, IronMQ would make a queue that keeps it for a week only."""
+        """Create the queue if it does not exist. A queue that IronMQ creates itself on the first
+        message keeps messages only for a week."""
         if line in self._made:
             return
         kept = {"message_timeout": round(self.parcel_seconds), "message_expiration": KEPT_SECONDS}
@@ -294,7 +299,8 @@ class IronmqTransport(Transport):
         passed_over: Collection[str] = (),
         wait_seconds: float = 0.0,
     ) -> list[Parcel]:
-        """Each queue is a request: where there are several, IronMQ waits in one at a time."""
+        """Reserve messages with one request per queue. If several queues are empty, wait in only
+        one of them per call."""
         self._turn += 1
         lines = list(in_turn(self._wanted(queues, passed_over), self._turn))
         parcels: list[Parcel] = []
@@ -360,7 +366,8 @@ class IronmqTransport(Transport):
         except Refused as refusal:
             if refusal.status not in GONE:
                 raise
-            for one in receipts:  # somebody else has one of them, and will find that it is known
+            # another cluster has reserved one of them: delete the others one by one
+            for one in receipts:
                 with suppress(Refused):
                     path = self._path(line, "messages", one.message_id)
                     self._service.ask("DELETE", path, {"reservation_id": one.reservation_id})

@@ -1,5 +1,8 @@
-"""The memory broker: packages wait in this process, for tests. The contract's twin: it does what
-the contract says and nothing more, so what passes on it says something about the others."""
+"""The memory broker: packages wait in this process, for tests.
+
+It does exactly what the contract says and nothing more. So a test that passes on it checks the
+contract, and not a feature of one server.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +54,17 @@ class _Job:
 
     @property
     def place_in_line(self) -> tuple[int, UUID]:
-        """Ids made later sort later, so that the id says who came first."""
+        """Sort key of waiting jobs. Ids of newer jobs sort later, so that the oldest job comes
+        first."""
         return (-self.priority, self.job_id)
 
 
 class MemoryBroker(Broker):
-    """Jobs in dictionaries of one process (``memory://``). Safe to share by threads.
+    """Jobs in dictionaries of one process (``memory://``). Threads may share it.
 
     Args:
-        settings: of the backend.
-        clock: seconds since 1970; a test may turn one by hand.
+        settings: settings of the backend.
+        clock: returns seconds since 1970. A test may pass a clock that it sets by hand.
     """
 
     capabilities = Capabilities(transactional=False, shared=False)
@@ -178,7 +182,7 @@ class MemoryBroker(Broker):
             return len(self.withdraw([job.job_id for job in waiting if job.queue == queue]))
 
     def ping(self) -> None:
-        """It is always here."""
+        """Do nothing: the memory broker is always reachable."""
 
     def info(self) -> dict[str, Any]:
         return {"broker": "memory://", "server": "this process"}
@@ -196,14 +200,14 @@ class MemoryBroker(Broker):
             return None if first is None else max(0.0, first - self._clock())
 
     def bring_forward(self, queues: Sequence[str]) -> None:
-        """Let everything deferred in these queues be due; no queue named = in every queue."""
+        """Make all deferred jobs of the queues due. No queue named: those of every queue."""
         with self._lock:
             for job in self._deferred.values():
                 if not queues or job.queue in queues:
                     job.due_at = 0.0
 
     def waiting(self) -> list[Message]:
-        """Every job that waits, as it was enqueued, in that order."""
+        """Return the messages of all waiting jobs in the order of their ids, oldest first."""
         with self._lock:
             jobs = [*self._ready.values(), *self._deferred.values()]
             return [job.message for job in sorted(jobs, key=lambda job: job.job_id)]
@@ -245,7 +249,7 @@ class MemoryBroker(Broker):
 
 
 class _Counted(Wake):
-    """Counts wake-ups; whoever sleeps on it has to look."""
+    """Compare a count of wake-ups with the last one seen. The sleeper has to poll it."""
 
     max_sleep_seconds = 0.005
 

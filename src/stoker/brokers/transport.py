@@ -1,10 +1,10 @@
-"""The contract of a server that brings messages, and no more than that.
+"""The contract of a server that only transports messages (SQS, Disque, IronMQ).
 
-Such a server hands a message out again when its time is over, to whoever asks, and takes anybody's
-word for it that a message is done with. Nothing in it says who has a job, or that it has ended
-before. So its messages are carried into the store (see ``carried``), which does.
+Such a server hands out a message again when its time-out is over, and lets any client delete it. It
+does not record which cluster runs a job, or that a job has ended. So its messages are moved into
+the store, which does (see ``carried``).
 
-A message travels as one line of JSON, which says what the broker must know, and the package.
+A message's body is one line of JSON with the fields that the broker needs, followed by the package.
 """
 
 from __future__ import annotations
@@ -27,46 +27,49 @@ if TYPE_CHECKING:
 
 
 HEAD_BYTES = 2000
-"""What the line before the package takes at most."""
+"""Upper limit for the line of JSON before the package, in bytes."""
 LONGEST_QUEUE, LONGEST_TASK = 100, 255
-"""As the store keeps them."""
+"""Limits of the store's columns, in characters."""
 LAST_SECOND = 253_402_300_799.0
-"""Of the year 9999."""
+"""The last second of the year 9999."""
 
 
 class Parcel(NamedTuple):
-    """A message that was received. It comes again, unless it is dropped."""
+    """A received message. The server hands it out again unless it is dropped."""
 
     message: Message
     receipt: Any
-    """By which its transport knows it."""
+    """Identifies the message for its transport."""
 
 
 class Transport(ABC):
-    """One server that brings messages. Methods may raise BrokerUnavailable: try again then."""
+    """A connection to a server that transports messages.
+
+    Every method may raise BrokerUnavailable; the caller may then try again.
+    """
 
     capabilities: Capabilities = Capabilities()
-    """Its largest package and its longest delay, and whether it keeps priorities apart."""
+    """Largest package, longest delay, and whether priorities are supported."""
     wait_seconds: float = 2.0
-    """How long one request of a cluster that sleeps waits: a queue may have come into being
+    """How long one request waits for messages. It is short, because a new queue may be created
     meanwhile."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.parcel_seconds = max(1.0, settings.lease_seconds)
-        """How long after it was received a message comes again."""
+        """How long a received message stays hidden from other receivers."""
 
     def another(self) -> Self:
-        """One with connections of its own, for another thread."""
+        """Return a transport with connections of its own, for use in another thread."""
         return type(self)(self.settings)
 
     def takes(self, message: Message) -> bool:
-        """Whether it does everything for this job that is asked for."""
+        """Return whether the server supports everything that this job asks for."""
         return self.capabilities.allow(message)
 
     @abstractmethod
     def send(self, messages: Sequence[Message]) -> None:
-        """Send each once. Raises after some of them were sent, too."""
+        """Send each message once. If this raises, some messages may have been sent."""
 
     @abstractmethod
     def receive(
@@ -77,49 +80,52 @@ class Transport(ABC):
         passed_over: Collection[str] = (),
         wait_seconds: float = 0.0,
     ) -> list[Parcel]:
-        """Receive up to so many that are due, of these queues or of all, but of none of
-        ``passed_over``. Waits up to so long for the first."""
+        """Receive up to ``limit`` due messages of the given queues. No queue named: of all queues.
+        Skip the queues in ``passed_over``. Wait up to ``wait_seconds`` for the first message."""
 
     @abstractmethod
     def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """Let these come again later than they would. Returns those that were not given to others
-        meanwhile, as far as the server knows that, with the receipts that count from now on."""
+        """Hide the messages for another ``parcel_seconds``. Leave out
+        messages that another receiver has got meanwhile, as far as the server knows. Return the
+        others, with their new receipts."""
 
     @abstractmethod
     def drop(self, parcels: Sequence[Parcel]) -> None:
-        """Let these not come again: the store has their jobs."""
+        """Delete the messages, because the store has their jobs."""
 
     @abstractmethod
     def give_back(self, parcels: Sequence[Parcel]) -> None:
-        """Let these come again at once. Best effort: must not raise."""
+        """Make the messages visible to other receivers at once. Best effort: must not raise."""
 
     @abstractmethod
     def counts(self) -> dict[str, int]:
-        """Queue -> about how many messages it has; those that are not due may be left out."""
+        """Return the approximate number of messages by queue. Messages that are not due may be left
+        out."""
 
     @abstractmethod
     def purge(self, queue: str) -> int:
-        """Drop every message of a queue. Returns about how many."""
+        """Delete every message of a queue. Return their approximate number."""
 
     @abstractmethod
     def ping(self) -> None:
-        """Raises BrokerUnavailable when the server does not answer."""
+        """Raise BrokerUnavailable if the server does not answer."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """What it is, for screens: ``{"broker": ..., "server": ...}``."""
+        """Return the broker's address and the server's version for screens: ``{"broker": ...,
+        "server": ...}``."""
 
     def weaknesses(self) -> list[str]:
-        """As that of a broker."""
+        """Return a sentence for each setting of the server that may lose jobs."""
         return []
 
     @abstractmethod
     def close(self) -> None:
-        """Give connections back; the next call opens new ones."""
+        """Close the connections. The next call opens new ones."""
 
 
 def as_body(message: Message) -> bytes:
-    """The bytes by which a message travels."""
+    """Return the bytes of a message's body."""
     head = [
         message.job_id.hex,
         message.task,
@@ -132,11 +138,14 @@ def as_body(message: Message) -> bytes:
 
 
 def as_message(body: bytes, queue: str) -> Message:
-    """The message that travelled as these bytes. What nobody can read becomes a job with the bytes
-    as its package, which will be a dead letter that says so; the same one each time it comes.
+    """Parse the body of a message.
+
+    If it cannot be parsed, return a job whose package is the whole body. It becomes a dead letter
+    that says so. The job's id is derived from the body, so that the same body gives the same job
+    each time.
 
     Args:
-        queue: where it was found.
+        queue: the queue where the message was found.
     """
     head, _, package = body.partition(b"\n")
     try:
@@ -159,8 +168,12 @@ def as_message(body: bytes, queue: str) -> Message:
 
 
 def _can_be_stored(message: Message) -> bool:
-    """One that the store refuses would be received again and again, and others with it. Raises
-    ValueError for names with halves of characters, which no database takes."""
+    """Return whether the store's columns can hold the message. A message that the store refused
+    would be received again and again, and would block others.
+
+    Raises:
+        ValueError: a name contains unpaired surrogates, which no database stores.
+    """
     (message.queue + message.task).encode()
     moments = [message.enqueued_at]
     if message.run_after is not None:
@@ -179,7 +192,7 @@ BANDS = ("high", "usual", "low")
 
 
 class Line(NamedTuple):
-    """One line."""
+    """A waiting line of the server: one priority band of one queue."""
 
     band: str
     queue: str
@@ -192,12 +205,13 @@ def band_of(priority: int) -> str:
 
 
 def lines_of(queues: Iterable[str]) -> list[Line]:
-    """Every line that these queues may have."""
+    """Return all possible lines of the given queues."""
     return [Line(band, queue) for queue in dict.fromkeys(queues) for band in BANDS]
 
 
 def in_turn(lines: Collection[Line], turn: int) -> Iterator[Line]:
-    """Urgent ones first; of equally urgent ones another one first each time."""
+    """Yield the lines, most urgent band first. Within a band, start with another line at each
+    turn."""
     urgent_first = sorted(lines, key=lambda line: (BANDS.index(line.band), line.queue))
     for _, some in itertools.groupby(urgent_first, key=lambda line: line.band):
         alike = list(some)

@@ -1,7 +1,8 @@
-"""The nodes of a Disque: which of them is asked, and what happens when one does not answer.
+"""The nodes of a Disque cluster: choose a node for each command, and avoid nodes that fail.
 
-Any node takes any command. One is preferred: that from which most jobs come, for each other must
-fetch them there first. A node that does not answer is left alone for a while.
+Any node accepts any command. The client prefers the node that most jobs come from, because every
+other node must fetch those jobs from it first. A node that does not answer is avoided for some
+seconds.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 PORT = 7711
 USUAL_COPIES = 2
 AWAY_SECONDS = 5.0
-"""How long a node that did not answer is asked after the others only."""
+"""How long a node that did not answer is asked only after all others."""
 SHORTEST_SECONDS = 0.5
 ORIGIN_LENGTH = 8
-"""The beginning of a node's id, which is in the ids of its jobs: ``D-<origin>-...``."""
+"""Length of the node id's prefix that job ids contain: ``D-<origin>-...``."""
 ENOUGH_JOBS = 200
-"""How many jobs it takes to say from where most of them come."""
+"""Number of received jobs after which the preferred node is chosen again."""
 FAILURES = (RedisError, OSError)
 TOO_FEW_COPIES = "NOREPL"
 ADVICE = {
@@ -47,15 +48,15 @@ Command = Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where a node is."""
+    """Address of a node."""
 
     host: str
     port: int
 
 
 class Nodes:
-    """The nodes that ``disque://:PASSWORD@HOST:PORT,HOST:PORT?replicate=N`` names, and those that
-    they know.
+    """The nodes named by ``disque://:PASSWORD@HOST:PORT,HOST:PORT?replicate=N``, and the nodes that
+    those know.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -65,7 +66,7 @@ class Nodes:
         self._settings = settings
         self._password, self._named, self.copies = _parsed(settings)
         self.seconds = max(SHORTEST_SECONDS, settings.database_seconds / len(self._named))
-        """What one node has for an answer: all of them have ``DATABASE_SECONDS``."""
+        """Deadline for the answer of one node. All nodes together have ``DATABASE_SECONDS``."""
         self.copy_milliseconds = round(self.seconds * 1000 / 2)
         """How long a node may wait for copies of a job. A node answers ``NOREPL`` only after that
         time, so it must be well below the socket's time-out."""
@@ -79,10 +80,10 @@ class Nodes:
     # -- asking -----------------------------------------------------------------------------------
 
     def ask(self, command: Command, *, wait_seconds: float = 0.0) -> Any:
-        """The answer of the first node that gives one.
+        """Send a command to one node after another and return the first answer.
 
         Raises:
-            BrokerUnavailable: none does.
+            BrokerUnavailable: no node answers.
         """
         failure: Exception | None = None
         for node in self.each():
@@ -93,10 +94,10 @@ class Nodes:
         raise self.explain(failure)
 
     def first_answer(self, command: Command) -> Any:
-        """The first answer that is not empty.
+        """Ask the reachable nodes in order and return the first answer that is not empty, or None.
 
         Raises:
-            BrokerUnavailable: nobody answers.
+            BrokerUnavailable: no node answers.
         """
         answers: list[Any] = []
         for node in self.reachable():
@@ -110,8 +111,8 @@ class Nodes:
     def answers(
         self, node: Node | None, commands: Sequence[Command], *, wait_seconds: float = 0.0
     ) -> list[Any]:
-        """The answers of this node, or of the preferred one. What it refuses, and what it does not
-        answer, is an exception in their place."""
+        """Send the commands to ``node``, or to the preferred node, and return its answers in order.
+        A command that is refused or not answered has an exception in its place."""
         if not commands:
             return []
         asked = next(self.each()) if node is None else node
@@ -143,12 +144,13 @@ class Nodes:
                     return
             is_clean = True
         finally:
-            if not is_clean:  # more answers may come, which belong to no later command
+            if not is_clean:  # unread answers must not be taken for answers to later commands
                 connection.disconnect()
             pool.release(connection)
 
     def each(self) -> Iterator[Node]:
-        """The preferred node, the others, and at last those that did not answer just now."""
+        """Yield the preferred node, then the others in random order, then the nodes that failed
+        recently."""
         now = time.monotonic()
         others = [node for node in self._all() if node != self._current]
         random.shuffle(others)
@@ -156,7 +158,7 @@ class Nodes:
         yield from sorted(line, key=lambda node: self._away_until.get(node, 0.0) > now)
 
     def reachable(self) -> Iterator[Node]:
-        """Those that have not failed to answer just now; all, if none is left."""
+        """Yield the nodes that have not failed recently, or all nodes if every one has failed."""
         now, line = time.monotonic(), list(self.each())
         near = [node for node in line if self._away_until.get(node, 0.0) <= now]
         yield from near or line
@@ -164,7 +166,8 @@ class Nodes:
     # -- which of them ----------------------------------------------------------------------------
 
     def note_origins(self, job_ids: Iterable[bytes]) -> None:
-        """Learn from which node jobs come, and go there when it is another one."""
+        """Count which nodes these jobs come from. Prefer the node that more than half of them come
+        from."""
         origins = [
             job_id.partition(b"-")[2][:ORIGIN_LENGTH].decode(errors="replace") for job_id in job_ids
         ]
@@ -184,7 +187,7 @@ class Nodes:
             self._current = node
 
     def _meet(self) -> None:
-        """Ask who there is."""
+        """Ask a node for the list of all nodes, and remember their addresses by id prefix."""
         for node in list(self.reachable()):
             (answer,) = self.answers(node, [["HELLO"]])
             if isinstance(answer, Exception):
@@ -232,7 +235,7 @@ class Nodes:
     # -- words ------------------------------------------------------------------------------------
 
     def explain(self, error: Exception | None) -> BrokerUnavailable:
-        """The error with what is to be done about it."""
+        """Return an error that names the broker, the reason and a remedy."""
         said = str(error or "no node is known").rstrip(".")
         advice = ADVICE.get(said.partition(" ")[0], "")
         if isinstance(error, AuthenticationError):
@@ -243,7 +246,11 @@ class Nodes:
         return told
 
     def weaknesses(self) -> list[str]:
-        """What about the nodes may lose jobs. Raises: BrokerUnavailable."""
+        """Return a sentence for each problem of the nodes that may lose jobs.
+
+        Raises:
+            BrokerUnavailable: no node answers.
+        """
         self.ask(["PING"])
         found = []
         away = [node for node in self._named if not self._answers(node)]
@@ -261,7 +268,11 @@ class Nodes:
 
 
 def _answer(connection: Any, deadline: float) -> Any:
-    """Read an answer, or a refusal as an exception. Raises: RedisError or OSError."""
+    """Read one answer. Return a refusal as an exception.
+
+    Raises:
+        RedisError, OSError: the connection failed or the deadline has passed.
+    """
     if time.monotonic() > deadline:
         raise RedisTimeoutError("the answers to all commands took too long")
     try:
@@ -275,7 +286,7 @@ def _says(answer: Any, code: str) -> bool:
 
 
 def without_password(settings: Settings) -> str:
-    """The URL as it may be shown."""
+    """Return the broker's URL without its password."""
     head, at, rest = settings.broker.rpartition("@")
     return f"{head.partition('://')[0]}://{rest}" if at else settings.broker
 

@@ -1,11 +1,11 @@
-"""Disque: any number of nodes, each of which takes and hands out jobs.
+"""Disque: a cluster of nodes, each of which accepts and hands out jobs.
 
-A job is acknowledged when the store has it (see ``carried``). Disque keeps copies on several nodes,
-hands a job out again when its retry time is over, and may do so more than once: the store knows
-what has come before. So whatever fails here can be tried again, on another node.
+A job is acknowledged when the store has it (see ``carried``). Disque keeps copies of a job on
+several nodes, and hands it out again after its retry time, possibly more than once. The store
+recognises jobs that it already has. So any failed call can be repeated on another node.
 
 Queues are named ``stoker:<cluster>:<band>:<queue>``; the band is the sign of the priority. A claim
-takes urgent jobs first; within a band, Disque's order counts until a job is in the store.
+takes urgent jobs first. Within a band, jobs reach the store in Disque's order.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from .nodes import Node, Nodes, without_password
 
 AT_ONCE = 500
 TTL_SECONDS = 10 * 365 * 86_400
-"""Disque drops jobs after that. No cluster runs for longer than anybody would wait."""
+"""Disque drops jobs after this time. It is longer than any job waits."""
 NAMES_SECONDS = 1.0
-"""How long the names of queues are good for."""
+"""How long a list of queue names is used."""
 
 
 class DisqueTransport(Transport):
-    """The nodes that the URL names, and those that they name.
+    """Send and receive jobs through the Disque nodes of the broker's URL.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -73,7 +73,7 @@ class DisqueTransport(Transport):
             self._send(commands[start : start + AT_ONCE])
 
     def _send(self, commands: list[list[Any]]) -> None:
-        """What one node does not take, the next may."""
+        """Send the commands to a node, and the commands that it refuses to the next node."""
         failures: list[Exception] = []
         for node in self._nodes.each():
             answers = self._nodes.answers(node, commands)
@@ -104,8 +104,11 @@ class DisqueTransport(Transport):
         passed_over: Collection[str] = (),
         wait_seconds: float = 0.0,
     ) -> list[Parcel]:
-        """From the node that is nearest to where the jobs come from. One that has none asks the
-        others while it lets somebody wait; who does not wait asks them himself."""
+        """Receive jobs from the preferred node.
+
+        A node without jobs asks the other nodes itself if the request may wait. If it may not wait,
+        this asks the nodes one after another.
+        """
         lines = self._wanted(queues, passed_over)
         if not lines or limit <= 0:
             time.sleep(wait_seconds / 4)
@@ -142,13 +145,14 @@ class DisqueTransport(Transport):
             self._nodes.ask(["ACKJOB", *job_ids[start : start + AT_ONCE]])
 
     def give_back(self, parcels: Sequence[Parcel]) -> None:
-        with suppress(BrokerUnavailable):  # they come again when their retry time is over
+        with suppress(BrokerUnavailable):  # they come again after their retry time
             self._nodes.ask(["NACK", *[parcel.receipt for parcel in parcels]])
 
     # -- looking ----------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """Leave out queues without a job: a node names a queue for a while after its last job."""
+        """Count the jobs of each queue. Leave out empty queues, because a node lists a queue for a
+        while after its last job."""
         counts: Counter[str] = Counter()
         for node in self._nodes.reachable():
             lines = list(self._found_on(node))
@@ -159,7 +163,7 @@ class DisqueTransport(Transport):
         return counts
 
     def purge(self, queue: str) -> int:
-        """Also what is not due yet."""
+        """Remove all waiting jobs of the queue, including jobs that are not due yet."""
         names = [self._name(line) for line in lines_of([queue])]
         states = [word for one in ("queued", "active") for word in ("STATE", one)]
         job_ids = {
@@ -217,7 +221,7 @@ class DisqueTransport(Transport):
             if isinstance(answer, ResponseError):
                 raise self._nodes.explain(answer)
             if isinstance(answer, Exception):
-                return  # the node is away, and the others tell of what they have
+                return  # the node is away; the other nodes list their own entries
             cursor, found = answer
             yield from found
             if int(cursor) == 0:

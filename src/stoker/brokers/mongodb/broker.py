@@ -1,15 +1,15 @@
-"""MongoDB: jobs in one collection of a database, one document each.
+"""MongoDB: jobs in one collection, one document each.
 
-A document's ``state`` says where the job is. It only changes in updates that name the state or the
-lease that it must have had; the server's clock (``$$NOW``) decides about leases and due times::
+A document's ``state`` is the state of the job. Updates change it only if the document still has the
+expected state or lease. The server's clock (``$$NOW``) decides about leases and due times::
 
     ready     queue, rank (minus the priority), package, attempts, crashes
     deferred  the same, and due
     running   the same, and lease, holder, until
-    over      nothing but when: a job that came from an outbox, remembered for a day
+    over      only the time: a job that was relayed from an outbox, remembered for a day
 
-There are no transactions: jobs that are enqueued together may come in part when the connection is
-lost in between. Whoever enqueues is told so, and may repeat it.
+The broker uses no transactions. If the connection is lost during an enqueue of several jobs, only
+some of them may be stored. The caller gets an error and may repeat the call.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from .documents import (
 )
 
 SETTLING_SECONDS = 60.0
-"""How long nobody else can take a job over while its end is being carried out."""
+"""Lease of a job while it is acked or released, so that no rescuer takes it over meanwhile."""
 DUPLICATE_KEY = 11000
 WAITING = {"$in": ["ready", "deferred"]}
 OVER = [{"$replaceWith": {"_id": "$_id", "state": "over", "over": "$$NOW"}}]
@@ -138,7 +138,8 @@ class MongodbBroker(Broker):
     def _lease(
         self, ids: list[UUID], still: dict[str, Any], holder: UUID, lease_seconds: float
     ) -> list[Any]:
-        """Lease those of these that are ``still`` so: another may be quicker."""
+        """Lease the jobs that still match ``still``. Another cluster may have claimed the
+        others."""
         lease_id = f"{new_lease_id():x}"
         change: dict[str, Any] = {
             "state": "running",
@@ -210,7 +211,8 @@ class MongodbBroker(Broker):
             return int(jobs.update_many(theirs, {"$set": {"until": LONG_AGO}}).matched_count)
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
-        """With their packages: no other place has them."""
+        """Return the jobs leased by the holder, always with their packages: only the broker stores
+        them."""
         with self._asked() as jobs:
             return as_deliveries(jobs.find({"holder": holder, "state": "running"}))
 
@@ -230,7 +232,8 @@ class MongodbBroker(Broker):
         return self._remove({"queue": queue, "state": WAITING})
 
     def _remove(self, wanted: dict[str, Any]) -> int:
-        """What came from an outbox is remembered: it must not come again."""
+        """Remove the matching jobs. Remember those that came from an outbox, so that they are not
+        added twice."""
         with self._asked() as jobs:
             kept = jobs.update_many({**wanted, "relayed": True}, OVER).matched_count
             return int(kept + jobs.delete_many(wanted).deleted_count)
@@ -286,7 +289,7 @@ class MongodbBroker(Broker):
         return self._connection.jobs()
 
     def _now(self) -> datetime:
-        """What the server's clock says."""
+        """Return the time of the server's clock."""
         now: datetime = self._collection().database.command("hello")["localTime"]
         return now.replace(tzinfo=UTC)
 
@@ -301,20 +304,23 @@ class MongodbBroker(Broker):
 
 RECONNECT_SECONDS = 2.0
 WAIT_MS = 500
-"""How long the server keeps a question open; the longest that ``close`` waits."""
+"""How long the server waits before it answers a request for changes, and the longest that ``close``
+waits."""
 CAME = [
     {"$match": {"operationType": {"$in": ["insert", "update", "replace"]}}},
     {"$match": {"fullDocument.state": {"$in": ["ready", "deferred"]}}},
     {"$project": {"_id": 1, "operationType": 1}},
 ]
-"""Of updates too: jobs that are released. What is leased by now is not told of."""
+"""Includes updates, because a released job is an update. Jobs that are leased meanwhile are left
+out."""
 
 
 def open_mongodb_wake(connect: Callable[[], tuple[Any, Any]]) -> Wake:
-    """Something to sleep on, or nothing where the server has no change streams.
+    """Return a wake that listens to the change stream, or ``NoWake`` if the server has no change
+    streams.
 
     Args:
-        connect: opens a client, and gives it and the jobs.
+        connect: opens a client and returns it with the collection of jobs.
     """
     try:
         client, jobs = connect()
@@ -328,7 +334,7 @@ def open_mongodb_wake(connect: Callable[[], tuple[Any, Any]]) -> Wake:
 
 
 class MongodbWake(Wake):
-    """A thread that listens on a connection of its own, and writes to a pipe."""
+    """A thread that listens to the change stream on its own connection and writes to a pipe."""
 
     def __init__(self, client: Any, jobs: Any) -> None:
         self._client = client
@@ -371,7 +377,7 @@ class MongodbWake(Wake):
         options = {"full_document": "updateLookup", "max_await_time_ms": WAIT_MS}
         with self._jobs.watch(CAME, **options) as changes:
             if self._is_listening.is_set():
-                self._call()  # something may have come between two connections
+                self._call()  # jobs may have arrived between the two connections
             self._is_listening.set()
             while changes.alive and not self._is_over.is_set():
                 if changes.try_next() is not None:

@@ -1,4 +1,4 @@
-"""What the MongoDB broker keeps, and how it reaches it: connection, documents, indexes."""
+"""The MongoDB broker's connection, documents and indexes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker.exceptions import ConfigurationError
 
 AT_ONCE = 1000
 REMEMBERED_SECONDS = 24 * 3600
-"""How long the id of a job that came from an outbox is kept after its end."""
+"""How long the id of a job that came from an outbox is remembered after the job has ended."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 INDEXES = [
     IndexModel([("state", 1), ("queue", 1), ("rank", 1), ("_id", 1)], name="line"),
@@ -38,7 +38,7 @@ INDEXES = [
 
 
 class Connection:
-    """A client of this process: it does not survive a fork. It connects when it is used."""
+    """The client of this process. It connects on first use, and again after a fork."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -49,7 +49,7 @@ class Connection:
         self._lock = threading.Lock()
 
     def jobs(self) -> Any:
-        """The collection of the jobs, with its indexes."""
+        """Return the collection of jobs. Create its indexes on first use."""
         with self._lock:
             if self._client is None or self._process_id != os.getpid():
                 self._client, self._jobs = connect(self._settings)
@@ -60,7 +60,7 @@ class Connection:
             return self._jobs
 
     def close(self) -> None:
-        """Hang up; the next use connects again."""
+        """Close the connection. The next use connects again."""
         with self._lock:
             client, self._client = self._client, None
             if client is not None and self._process_id == os.getpid():
@@ -68,7 +68,7 @@ class Connection:
 
 
 def connect(settings: Settings) -> tuple[Any, Any]:
-    """A client, and the collection of the jobs. It connects when it is used.
+    """Return a client, and the collection of jobs. The client connects on first use.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -120,7 +120,8 @@ def as_document(message: Message) -> dict[str, Any]:
 
 
 def in_seconds(seconds: float) -> dict[str, Any]:
-    """So much later than now, on the server's clock, which counts in milliseconds."""
+    """Return an expression for the time ``seconds`` from now on the server's clock, in whole
+    milliseconds."""
     return {"$add": ["$$NOW", math.ceil(seconds * 1000)]}
 
 
@@ -146,8 +147,11 @@ def batches(ids: Sequence[UUID]) -> Iterator[list[UUID]]:
 
 
 def as_deliveries(jobs: Iterable[dict[str, Any]]) -> list[Delivery]:
-    """In their order. What lacks something was written by others, and will be a dead letter; what
-    has no id of ours is no job."""
+    """Return deliveries, highest priority first, then oldest first.
+
+    A document with missing fields was written by another program: it gets an empty package and
+    becomes a dead letter. A document whose id is not a UUID is ignored.
+    """
     found = [_as_delivery(job) for job in jobs if isinstance(job["_id"], UUID)]
     return sorted(found, key=lambda one: (-one.priority, one.job_id))
 

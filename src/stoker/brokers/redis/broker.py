@@ -1,9 +1,9 @@
-"""Redis and Valkey, alone, by sentinels, or as a cluster.
+"""Redis and Valkey: a single server, Sentinel or Redis Cluster.
 
-One script for each step, so that each happens whole or not at all. Leases and delays are judged by
-the server's clock. A reply that is lost leaves nothing in doubt for long: what a claim leased is
-found by its holder, a relay and a settlement can be repeated. The keys are named at the top of
-``lua/common.lua``; all have one tag, so that a Redis cluster keeps them in one slot.
+Each step is one Lua script, so it happens completely or not at all. The server's clock decides
+about leases and delays. If a reply is lost, the step can be repeated: the holder finds the jobs
+that its claim leased, and relays and settlements have no effect the second time. ``lua/common.lua``
+lists the keys. All keys have the same hash tag, so that a Redis cluster keeps them in one slot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
 
 
 class RedisBroker(Broker):
-    """Jobs in one Redis, kept under names that begin with the cluster's."""
+    """Jobs in Redis, under keys that begin with the cluster's prefix."""
 
     capabilities = Capabilities(announces=True)
 
@@ -54,20 +54,26 @@ class RedisBroker(Broker):
         self.prefix = f"{{stoker:{settings.cluster}}}"
         self._keys = [f"{self.prefix}:{name}" for name in KEYS]
         self.channel = f"{self.prefix}:wake"
-        with suppress(BrokerUnavailable):  # of a cluster nobody answers now: the next call connects
+        # no node of a Redis cluster answers yet: the next call connects
+        with suppress(BrokerUnavailable):
             _ = self.client
         self._clock = ServerClock(lambda: int(self._run("now", [])))
         self._scripts: dict[str, Callable[..., Any]] = {}
 
     @cached_property
     def client(self) -> Any:
-        """Raises: BrokerUnavailable."""
+        """Return the client of this process.
+
+        Raises:
+            BrokerUnavailable: no node of a Redis cluster answers.
+        """
         return connect(self.settings)
 
     # -- in ---------------------------------------------------------------------------------------
 
     def enqueue(self, messages: Sequence[Message]) -> None:
-        """All or none of as many as Redis takes at once: see ``redis_relay.LOAD_JOBS``."""
+        """Enqueue the messages in loads of up to ``LOAD_JOBS`` jobs. Each load is added completely
+        or not at all."""
         self._enqueue(messages)
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
@@ -148,7 +154,8 @@ class RedisBroker(Broker):
         return int(self._run("expire_holder", [holder.hex]))
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
-        """With their packages: no other place has them."""
+        """Return the jobs leased by the holder, with their packages unless the caller needs none:
+        only the broker stores them."""
         found = []
         for ids in self._pages("leases"):
             for job_id, known in zip(ids, self._run("look", ids), strict=True):
@@ -197,7 +204,7 @@ class RedisBroker(Broker):
         removed = 0
         ready = f"{self.prefix}:ready:{queue}"
         seen: list[bytes] = []
-        while (ids := self._first(ready)) != seen:  # what is damaged stays
+        while (ids := self._first(ready)) != seen:  # damaged jobs cannot be withdrawn and stay
             removed += len(self._run("withdraw", ids))
             seen = ids
         for ids in list(self._pages("deferred")):
@@ -252,7 +259,7 @@ class RedisBroker(Broker):
             return list(self.client.zrange(key, 0, AT_ONCE - 1))
 
     def _pages(self, place: str) -> Iterator[list[bytes]]:
-        """All ids of a sorted set, as they are found while it changes."""
+        """Yield the ids of a sorted set page by page. The set may change meanwhile."""
         key, cursor = f"{self.prefix}:{place}", 0
         while True:
             with self._explained():
@@ -285,7 +292,8 @@ def _lease_id() -> str:
 
 
 def named(leases: Sequence[Lease]) -> str:
-    """In one argument: each of its own would cost more than what is done with it."""
+    """Return the leases as a single script argument. One argument per lease would cost more time
+    than the script needs."""
     return "".join([f"{job_id.hex},{lease_id};" for job_id, lease_id in leases])
 
 
@@ -322,52 +330,53 @@ def state(known: Sequence[Any]) -> str:
 
 AT_ONCE = 500
 RELAY_SECONDS = 60.0
-"""How long after an outbox was read what was found there may be added."""
+"""How long after an outbox was read its jobs may be added."""
 LATE_SECONDS = 600.0
-"""How long a job is remembered that its outbox has no more: longer than anybody can be late, with
-room for a server's clock that is set back."""
+"""How long a job's id is remembered after its outbox row is gone. It is longer than any relay can
+be late, and leaves room for a server's clock that is set back."""
 TOO_LATE = (
     f"What was read from the outbox reached Redis more than {RELAY_SECONDS:.0f} seconds later, and "
     "was not added: it will be read again."
 )
 REMEMBERED_SECONDS = 24 * 3600.0
-"""The same, of one that may still be in its outbox, because who relayed it died."""
+"""How long a job's id is remembered while its outbox row may still exist, because the relaying
+process died."""
 LOAD_JOBS = 100_000
-"""Redis takes a million words in one command, and a job has five."""
+"""Redis accepts a million arguments in one command, and a job has five."""
 LOAD_BYTES = 256 << 20
 
 
 class ServerClock:
-    """The server's clock as this process can tell it, without asking each time.
+    """The server's time, calculated from the monotonic clock after one request.
 
     Args:
-        ask: gives what the server's clock says, in microseconds since 1970.
+        ask: returns the server's time in microseconds since 1970.
     """
 
     def __init__(self, ask: Callable[[], int]) -> None:
         self._ask = ask
         self._lead: float | None = None
-        """Of the server's clock over our monotonic one, in seconds."""
+        """Server's clock minus our monotonic clock, in seconds."""
 
     def now(self) -> float:
-        """Seconds since 1970. It asks at first only."""
+        """Return seconds since 1970. The first call asks the server."""
         if self._lead is None:
             self._lead = self._ask() / MICROSECONDS - time.monotonic()
         return time.monotonic() + self._lead
 
     def ask_again(self) -> None:
-        """It was wrong: ask before the next answer."""
+        """Ask the server again at the next call, because the calculated time was wrong."""
         self._lead = None
 
 
 def batches(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """As many ids as a script takes."""
+    """Split ids into batches for one script call each."""
     for start in range(0, len(ids), AT_ONCE):
         yield ids[start : start + AT_ONCE]
 
 
 def loads(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """As many at once as the server takes."""
+    """Split messages into loads that the server accepts in one command."""
     start, load_bytes = 0, 0
     for place, message in enumerate(messages):
         load_bytes += len(message.package)
@@ -382,10 +391,10 @@ RECONNECT_SECONDS = 2.0
 
 
 class RedisWake(Wake):
-    """A connection of its own that listens.
+    """Listen for wake-ups on a connection of its own.
 
     Args:
-        connect: gives a client that is nobody else's.
+        connect: returns a client that is used only here.
     """
 
     def __init__(self, connect: Callable[[], Any], channel: str) -> None:
@@ -396,7 +405,7 @@ class RedisWake(Wake):
         self._try_again_at = 0.0
         self._has_listened = False
         self._was_deaf = False
-        """Whether something may have come between two connections."""
+        """Whether a wake-up may have been missed between two connections."""
         self._listen()
 
     def fileno(self) -> int | None:

@@ -1,6 +1,5 @@
-"""How Redis or Valkey is reached: alone, by its sentinels, or as a cluster; and what to tell about
-its configuration.
-"""
+"""Connect to Redis or Valkey (a single server, Sentinel or Redis Cluster), and check its
+configuration."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
 PORTS = {"redis+sentinel": 26379, "redis+cluster": 6379}
 FAILURES = (RedisError, RedisClusterException, OSError)
-"""What the driver raises."""
+"""The errors that the driver raises."""
 SECRET_OPTION = re.compile(r"([?&][a-z_]*password=)[^&]*")
 OLDEST = (5, 0)
-"""From then on a script may ask for the time and write afterwards."""
+"""Oldest usable version of Redis. Since then a script may read the time and write afterwards."""
 
 
 def connect(settings: Settings) -> Any:
-    """A client of the server, of the master that sentinels name, or of a cluster. It connects when
-    it is used; a cluster is asked at once who is in it.
+    """Return a client of a server, of a Sentinel's master, or of a Redis cluster. A client connects
+    on first use; only a cluster is asked for its nodes at once.
 
     Raises:
         ConfigurationError: the URL cannot be used.
-        BrokerUnavailable: nobody of a cluster answers.
+        BrokerUnavailable: no node of a cluster answers.
     """
     seconds = settings.database_seconds
     options: dict[str, Any] = {
@@ -42,8 +41,8 @@ def connect(settings: Settings) -> Any:
         "socket_connect_timeout": seconds,
         "socket_keepalive": True,
         "health_check_interval": 30,
-        # Who repeats an enqueue whose answer was lost could make a second job of one that has
-        # ended meanwhile; and a deadline that is waited for several times is none.
+        # If an enqueue whose answer was lost were repeated, a job that has ended meanwhile could be
+        # added a second time. And with retries a call would take several times its deadline.
         "retry": Retry(NoBackoff(), 0),
     }
     try:
@@ -54,7 +53,7 @@ def connect(settings: Settings) -> Any:
             with explained(settings.broker):
                 return _cluster(parts, options)
         if parts.scheme != "unix":
-            int(parts.path.strip("/") or 0)  # the driver takes any other for 0
+            int(parts.path.strip("/") or 0)  # the driver takes any other value for 0
         return redis.Redis.from_url(settings.broker, **options)
     except ValueError as error:
         raise ConfigurationError(
@@ -65,7 +64,7 @@ def connect(settings: Settings) -> Any:
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Raises: BrokerUnavailable, in the place of the driver's own errors."""
+    """Turn the driver's errors into BrokerUnavailable."""
     try:
         yield
     except FAILURES as error:
@@ -76,14 +75,14 @@ def explained(url: str) -> Iterator[None]:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
+    """Return the URL without its passwords."""
     user, at, rest = SECRET_OPTION.sub(r"\1...", url).rpartition("@")
     return f"{user.partition('://')[0]}://{rest}" if at else rest
 
 
 def weaknesses(client: Any) -> list[str]:
-    """What about the server's configuration may lose jobs: a sentence for each, which says what to
-    do. What the server does not tell is taken to be well."""
+    """Return a sentence for each setting of the server that may lose jobs, with a remedy. A setting
+    that the server does not report is taken to be right."""
     memory, persistence = about(client, "memory"), about(client, "persistence")
     server = about(client, "server")
     found = []
@@ -105,7 +104,7 @@ def weaknesses(client: Any) -> list[str]:
 
 
 def disconnect(client: Any) -> None:
-    """Close its connections; the next call opens new ones."""
+    """Close the client's connections. The next call opens new ones."""
     with suppress(*FAILURES):
         if isinstance(client, RedisCluster):
             client.disconnect_connection_pools()  # type: ignore[no-untyped-call] # it has no types
@@ -114,7 +113,8 @@ def disconnect(client: Any) -> None:
 
 
 def about(client: Any, section: str) -> Mapping[str, Any]:
-    """What the server, or one of a cluster, says of itself."""
+    """Return a section of the server's ``INFO``. For the section "server" of a cluster, return that
+    of one node."""
     told = client.info(section)
     if told and all(isinstance(one, dict) for one in told.values()) and section == "server":
         return dict(next(iter(told.values())))

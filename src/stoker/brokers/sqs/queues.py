@@ -1,4 +1,5 @@
-"""What ``sqs://REGION/PREFIX?...`` says, and which SQS queue is meant by a queue of Stoker's."""
+"""Parse the broker URL ``sqs://REGION/PREFIX?...``, and send requests to the SQS queues of that
+prefix."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
 FIFO = ".fifo"
 LONGEST_NAME = 80
-"""Of a queue of SQS's; ``.fifo`` counts."""
+"""Longest name of an SQS queue, in characters, the suffix ``.fifo`` included."""
 PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 DIGEST_LENGTH = 10
 LEAST_BYTES, MOST_BYTES = 4096, 1 << 20
@@ -32,27 +33,28 @@ GROUPS = ("queue", "task", "job")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the queues are, and what they are."""
+    """The parsed broker URL: region, name prefix and options."""
 
     region: str | None
-    """None = that of AWS's own configuration."""
+    """None: use the region of AWS's own configuration."""
     prefix: str
     endpoint: str | None = None
-    """Another address than AWS's; None = that of AWS's own configuration."""
+    """URL of an SQS-compatible server. None: use AWS's own configuration."""
     fifo: bool = False
-    """Whether all queues are FIFO; else those whose name ends with ``.fifo``."""
+    """If true, every queue is FIFO. Otherwise only queues whose name ends with ``.fifo`` are."""
     groups: str = "queue"
-    """What has its order in a FIFO queue: the jobs of the queue, of one task, or none."""
+    """Message group of a job in a FIFO queue: one group per ``queue``, per ``task`` or per
+    ``job``."""
     create: bool = True
-    """Whether a queue that is missing is made."""
+    """Whether to create a queue that does not exist."""
     max_message_bytes: int = 1 << 18
 
     def is_fifo(self, queue: str) -> bool:
         return self.fifo or queue.endswith(FIFO)
 
     def name_of(self, queue: str) -> str:
-        """SQS's name of a queue of Stoker's. What it does not allow in a name is left out, and a
-        digest takes its place."""
+        """Return the SQS name of a Stoker queue. If the name is too long or contains characters
+        that SQS does not allow, shorten it and append a digest."""
         end = FIFO if self.is_fifo(queue) else ""
         stem = queue.removesuffix(FIFO)
         room = LONGEST_NAME - len(FIFO) - len(self.prefix) - 1
@@ -63,13 +65,18 @@ class Address:
         return f"{self.prefix}-{stem}{end}"
 
     def queue_of(self, name: str) -> str:
-        """As ``name_of`` would have it the other way round, as far as that can be said."""
+        """Return the Stoker queue of an SQS name. This reverses ``name_of``, except that a digest
+        cannot be turned back into the original name."""
         stem = name.removeprefix(f"{self.prefix}-")
         return stem.removesuffix(FIFO) if self.fifo else stem
 
 
 def address_of(settings: Settings) -> Address:
-    """Raises: ConfigurationError, saying what to write."""
+    """Parse the ``BROKER`` setting.
+
+    Raises:
+        ConfigurationError: the URL cannot be used; the message says what to write.
+    """
     where = f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]'
     parts = urlsplit(settings.broker)
     try:
@@ -142,18 +149,19 @@ OPTIONS: dict[str, Callable[[str, str], Any]] = {
 T = TypeVar("T")
 
 AT_ONCE = 10
-"""Messages in one request: more it does not take."""
+"""Messages per request, which is SQS's limit."""
 CONNECTIONS = 10
-"""Requests under way at once."""
+"""Requests that may run at the same time."""
 LONGEST_WAIT_SECONDS = 20
-"""For a message, by one request."""
+"""Longest wait of a request for a message."""
 TRIES = 3
 RETENTION_SECONDS = 14 * 86400
-"""The longest that SQS keeps a message, and so how long no cluster needs to run."""
+"""Longest time that SQS keeps a message. If no cluster runs for longer, messages are lost."""
 LEAST_RECEIVES = 10
 MISSING = ("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist")
 MAKING = threading.Lock()
-"""The session that makes clients is one for the process, and not for several threads at once."""
+"""Held while a client is created: boto3's default session is shared by the process and is not
+thread-safe."""
 ADVICE = {
     "AccessDenied": "Give it the permissions that docs/howto/use-sqs.md lists.",
     "AccessDeniedException": "Give it the permissions that docs/howto/use-sqs.md lists.",
@@ -163,29 +171,29 @@ ADVICE = {
 
 
 class Queues:
-    """The SQS queues of one prefix. A client belongs to a process: it does not survive a fork."""
+    """Requests to the SQS queues of one prefix. Clients are created again after a fork."""
 
     def __init__(self, settings: Settings) -> None:
         self.address: Address = address_of(settings)
         self.shown = f"sqs://{self.address.region or ''}/{self.address.prefix}"
-        """The URL, without its options."""
+        """The URL without its options, for messages and screens."""
         self._seconds = settings.database_seconds
         self._clients: dict[int | None, Any] = {}
-        """By ``wait_seconds`` of ``_asked``."""
+        """Clients by the ``wait_seconds`` of ``_asked``."""
         self._process_id = 0
         self._threads: ThreadPoolExecutor | None = None
         self._threads_of = 0
-        """The process, as it is for the client."""
+        """Id of the process that started the threads. After a fork they are started again."""
         self._urls: dict[str, str] = {}
         self._lock = threading.Lock()
 
     # -- messages ---------------------------------------------------------------------------------
 
     def send(self, name: str, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Up to ten messages. One that is refused makes it raise, though the others are sent.
+        """Send up to ten messages. If SQS refuses one, the others are sent nevertheless.
 
         Raises:
-            BrokerUnavailable: some may be sent, or none.
+            BrokerUnavailable: all, some or none of the messages may have been sent.
         """
         with self._asked(name) as (client, url):
             answer = client.send_message_batch(QueueUrl=url, Entries=list(entries))
@@ -195,8 +203,12 @@ class Queues:
     def receive(
         self, name: str, count: int, *, hidden_seconds: int, wait_seconds: int = 0
     ) -> list[dict[str, Any]]:
-        """Up to so many messages, which nobody else gets for so long. Asked once: what a server
-        gives whose answer is late, is hidden already."""
+        """Receive up to ``count`` messages and hide them from other receivers for
+        ``hidden_seconds``.
+
+        The request is not repeated: if the answer is late, the server has already hidden the
+        messages of that answer.
+        """
         with self._asked(name, LONGEST_WAIT_SECONDS if wait_seconds else 0) as (client, url):
             answer = client.receive_message(
                 QueueUrl=url,
@@ -208,7 +220,7 @@ class Queues:
         return list(answer.get("Messages", ()))
 
     def delete(self, name: str, handles: Sequence[str]) -> None:
-        """Up to ten messages. Those of which the receipt is too old are left alone."""
+        """Delete up to ten messages. SQS ignores receipts that are too old."""
         entries = [
             {"Id": str(place), "ReceiptHandle": handle} for place, handle in enumerate(handles)
         ]
@@ -216,8 +228,8 @@ class Queues:
             client.delete_message_batch(QueueUrl=url, Entries=entries)
 
     def hide(self, name: str, handles: Sequence[str], seconds: int) -> set[int]:
-        """Let others not have these up to ten messages for so long from now on. Returns the places
-        of those for which it is too late."""
+        """Hide up to ten messages for ``seconds`` from now. Return the indexes of the messages
+        whose receipt is no longer valid."""
         entries = [
             {"Id": str(place), "ReceiptHandle": handle, "VisibilityTimeout": seconds}
             for place, handle in enumerate(handles)
@@ -227,14 +239,15 @@ class Queues:
         return {int(one["Id"]) for one in answer.get("Failed", ())}
 
     def together(self, function: Callable[..., T], calls: Sequence[Sequence[Any]]) -> list[T]:
-        """Call it with each of these, several at once. Raises what one of them raised, when all
-        have come to their end."""
-        if len(calls) == 1:  # as web processes do: they need no threads
+        """Call ``function`` with each of ``calls`` in parallel and return the results. Raise the
+        first error after all calls have ended."""
+        if len(calls) == 1:  # a web process sends one request at a time and needs no threads
             return [function(*calls[0])]
         return [answer.result() for answer in self.ended(function, calls)]
 
     def ended(self, function: Callable[..., T], calls: Sequence[Sequence[Any]]) -> list[Future[T]]:
-        """The same: how each of them ended."""
+        """Call ``function`` with each of ``calls`` in parallel. Return the futures after all of
+        them have ended."""
         answers = [self._start(function, *arguments) for arguments in calls]
         wait(answers)
         return answers
@@ -249,7 +262,7 @@ class Queues:
     # -- queues -----------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of all queues that there are."""
+        """Return the SQS names of all queues with this prefix."""
         with self._asked() as (client, _):
             pages = client.get_paginator("list_queues").paginate(
                 QueueNamePrefix=f"{self.address.prefix}-", PaginationConfig={"PageSize": 1000}
@@ -260,7 +273,7 @@ class Queues:
         return sorted(found)
 
     def count(self, name: str, *kinds: str) -> int:
-        """About how many messages there are of these kinds: "", "Delayed", "NotVisible"."""
+        """Return about how many messages of some kinds there are: "", "Delayed", "NotVisible"."""
         told = self._attributes(name)
         return sum(int(told[f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
 
@@ -278,7 +291,7 @@ class Queues:
             client.list_queues(QueueNamePrefix=f"{self.address.prefix}-", MaxResults=1)
 
     def weaknesses(self, name: str) -> Iterator[str]:
-        """What about the queue may lose jobs."""
+        """Yield a sentence for each attribute of the queue that may lose jobs."""
         told = self._attributes(name)
         kept_seconds = int(told.get("MessageRetentionPeriod", RETENTION_SECONDS))
         if kept_seconds < RETENTION_SECONDS:
@@ -305,7 +318,7 @@ class Queues:
     # -- the service ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Hang up; the next request connects again."""
+        """Close the connections. The next request opens new ones."""
         with self._lock:
             clients, self._clients = self._clients, {}
             for client in clients.values() if self._process_id == os.getpid() else ():
@@ -313,12 +326,13 @@ class Queues:
 
     @contextmanager
     def _asked(self, name: str = "", wait_seconds: int | None = None) -> Iterator[tuple[Any, str]]:
-        """Gives the client, and the URL of the queue if one is named.
+        """Give the client, and the URL of the queue if ``name`` is given. Turn SQS's errors into
+        BrokerUnavailable.
 
         Args:
-            name: of the queue.
-            wait_seconds: how long the server waits before it answers a question that is asked once;
-                None = it is asked again if it does not answer.
+            name: SQS name of the queue.
+            wait_seconds: how long the server may wait before it answers. The request is then sent
+                once. None: the request is repeated if the server does not answer.
         """
         try:
             client = self._connected(wait_seconds)
@@ -345,7 +359,7 @@ class Queues:
                     config=Config(
                         connect_timeout=seconds,
                         read_timeout=seconds + (wait_seconds or 0),
-                        # A message that is sent again is the same job: it is recognised by its id.
+                        # A message that is sent twice is the same job: the store recognises its id.
                         retries={"mode": "standard", "total_max_attempts": tries},
                         max_pool_connections=CONNECTIONS,
                         user_agent_extra="stoker",

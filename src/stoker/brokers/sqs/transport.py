@@ -1,8 +1,9 @@
-"""Amazon SQS: standard and FIFO queues, ten messages at a time.
+"""Amazon SQS: standard and FIFO queues, ten messages per request.
 
-A message is deleted when the store has its job (see ``carried``). SQS has no look-up and no fence,
-delivers a message twice now and then, and drops it after 14 days or as many deliveries as its
-queue's redrive policy says: so it carries jobs, and keeps none that runs.
+A message is deleted when the store has its job (see ``carried``). SQS has no look-up and no
+fencing, sometimes delivers a message twice, and drops a message after 14 days or after the number
+of deliveries that the queue's redrive policy allows. So SQS only carries jobs to the store; running
+jobs are never kept in it.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from .queues import AT_ONCE, CONNECTIONS, LONGEST_WAIT_SECONDS, Queues
 
 LONGEST_DELAY_SECONDS = 900
 BATCH_BYTES = 1 << 18
-"""Of all messages of one request together, where no single one may have more."""
+"""Bytes of all messages in one request, unless a single message may be larger than that."""
 LONGEST_HIDDEN_SECONDS = 43_200
 LONGEST_GROUP = 128
 NAMES_SECONDS = 10.0
-"""How long the names of queues are good for, where all are served."""
+"""How long a list of queue names is used when all queues are served."""
 
 
 class Receipt(NamedTuple):
-    """By what a message is hidden for longer, shown and deleted."""
+    """Identifies a received message, to hide, show or delete it."""
 
     name: str
-    """Of its queue, as SQS has it."""
+    """SQS name of the queue."""
     handle: str
 
 
 class SqsTransport(Transport):
-    """The queues of one prefix.
+    """Send and receive messages through the SQS queues of one prefix.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -70,8 +71,8 @@ class SqsTransport(Transport):
         self._polls = Polls(self._receive, self.give_back, AT_ONCE)
 
     def takes(self, message: Message) -> bool:
-        """No priority: these jobs wait in the store, and need no queues of their own. No delay in a
-        FIFO queue, which has none for a single message."""
+        """Refuse jobs with a priority: they wait in the store and need no queues of their own.
+        Refuse a delay in a FIFO queue, because SQS cannot delay a single message there."""
         has_no_delays = self.address.is_fifo(message.queue)
         if message.priority or (has_no_delays and message.run_after is not None):
             return False
@@ -83,7 +84,7 @@ class SqsTransport(Transport):
         self._queues.together(self._queues.send, list(self._loads(messages)))
 
     def _loads(self, messages: Sequence[Message]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """What each request sends: the queue's name, and its messages."""
+        """Yield the messages of each request, with the name of their queue."""
         most_bytes = max(BATCH_BYTES, self.address.max_message_bytes)
         open_loads: dict[str, tuple[list[dict[str, Any]], int]] = {}
         for message in messages:
@@ -119,8 +120,8 @@ class SqsTransport(Transport):
         passed_over: Collection[str] = (),
         wait_seconds: float = 0.0,
     ) -> list[Parcel]:
-        """Several requests at once, and more of them, the more there has been so far. What some
-        have brought counts, though others failed."""
+        """Receive with several requests in parallel, and double their number in each round. If some
+        requests fail, return the messages of the others."""
         left = self._served(queues, passed_over)
         if wait_seconds:
             return self._polls.wait(left, wait_seconds) if limit > 0 else []
@@ -160,7 +161,8 @@ class SqsTransport(Transport):
         body: str = received["Body"]
         try:
             message = as_message(b64decode(body, validate=True), queue)
-        except (Base64Error, ValueError):  # it will be a dead letter that says so
+        # the package cannot be opened later, and becomes a dead letter that says so
+        except (Base64Error, ValueError):
             message = as_message(body.encode(errors="replace"), queue)
         group = received.get("Attributes", {}).get("MessageGroupId")
         if group is None or self.address.groups == "job":
@@ -175,7 +177,7 @@ class SqsTransport(Transport):
             list(self._hidden_for(parcels, 0))
 
     def _hidden_for(self, parcels: Sequence[Parcel], seconds: int) -> Iterator[Parcel]:
-        """Those that are hidden for so long from now on."""
+        """Hide the messages for ``seconds`` from now. Yield the hidden ones."""
         for name, some in _by_queue(parcels):
             handles = [parcel.receipt.handle for parcel in some]
             failed = self._queues.hide(name, handles, seconds)
@@ -188,7 +190,7 @@ class SqsTransport(Transport):
         self._queues.together(self._queues.delete, calls)
 
     def _served(self, queues: Sequence[str], passed_over: Collection[str]) -> list[str]:
-        """SQS's names of the queues that a claim is about."""
+        """Return the SQS names of the queues that a claim serves."""
         name_of = self.address.name_of
         if queues:
             return list(dict.fromkeys(name_of(one) for one in queues if one not in passed_over))
@@ -201,14 +203,16 @@ class SqsTransport(Transport):
     # -- looking ----------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """SQS tells roughly. What somebody is bringing counts, too."""
+        """Return SQS's approximate counts. Messages that a cluster has received but not deleted are
+        included."""
         counts = {}
         for name in self._queues.names():
             counts[self.address.queue_of(name)] = self._queues.count(name, "", "NotVisible")
         return counts
 
     def purge(self, queue: str) -> int:
-        """SQS takes up to a minute for it, and what comes meanwhile may be dropped, too."""
+        """Delete all messages of the queue. SQS takes up to a minute, and may delete messages that
+        arrive meanwhile."""
         name = self.address.name_of(queue)
         count = self._queues.count(name, "", "Delayed")
         if count:
@@ -231,7 +235,7 @@ class SqsTransport(Transport):
 
 
 def _by_queue(parcels: Iterable[Parcel]) -> Iterator[tuple[str, list[Parcel]]]:
-    """As many as one request may be about."""
+    """Group the parcels by queue and yield them in batches of one request each."""
     loads: dict[str, list[Parcel]] = {}
     for parcel in parcels:
         load = loads.setdefault(parcel.receipt.name, [])
@@ -242,24 +246,28 @@ def _by_queue(parcels: Iterable[Parcel]) -> Iterator[tuple[str, list[Parcel]]]:
 
 
 def _group(task: str) -> str:
-    """As SQS takes it."""
+    """Return a message group id for the task. SQS limits its length and characters, so other names
+    are hashed."""
     is_fit = task.isascii() and task.isprintable() and 0 < len(task) <= LONGEST_GROUP
     return task if is_fit else sha256(task.encode()).hexdigest()
 
 
 def _turn_in(group: str) -> NewNeed:
-    """A job's place in the order of a FIFO queue's group, as a sequence of the store's."""
+    """Return a guard that keeps the order of a FIFO group: a sequence in the store."""
     key_id = uuid5(NAMESPACE_URL, f"sqs:{group}")
     return NewNeed(key_id, Need.Kind.SEQUENCE.value, f"FIFO group {group}"[:255])
 
 
 class Polls:
-    """Long polls, a thread for each. The first that brings something ends the wait, and the others
-    go on for the next one. What they bring when nobody waits is for others.
+    """Long polls with one thread per queue.
+
+    The first poll that receives messages ends the wait. The other polls go on and serve the next
+    wait. Messages that arrive while nothing waits are given back to the queue.
 
     Args:
-        receive: waits in one queue for so many messages, for so many seconds.
-        give_back: lets others have what came.
+        receive: receives up to a number of messages from one queue, waiting up to a number of
+            seconds.
+        give_back: makes received messages visible to other receivers again.
     """
 
     def __init__(
@@ -278,10 +286,10 @@ class Polls:
         self._is_waiting = False
 
     def wait(self, names: Sequence[str], seconds: float) -> list[Parcel]:
-        """What the first of them brings.
+        """Return the messages of the first poll that receives any, or nothing after ``seconds``.
 
         Raises:
-            BrokerUnavailable: one of them could not be asked.
+            BrokerUnavailable: a request failed.
         """
         until = time.monotonic() + seconds
         with self._turn:
