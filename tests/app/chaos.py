@@ -5,6 +5,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -45,6 +46,14 @@ def run_until(context, path: str) -> int:  # type: ignore[no-untyped-def] # as a
     while not Path(path).exists():
         time.sleep(BEAT_SECONDS)
     return end(line)
+
+
+@task
+def return_much_after(path: str, size_bytes: int) -> str:
+    """Return so many random digits when there is such a file."""
+    while not Path(path).exists():
+        time.sleep(BEAT_SECONDS)
+    return secrets.token_hex(size_bytes // 2)
 
 
 @task(takes_context=True, at_most_once=True)

@@ -6,6 +6,8 @@ with PrivatePostgres() as server:
     server.start()
 """
 
+from __future__ import annotations
+
 import re
 import signal
 from pathlib import Path
@@ -30,6 +32,7 @@ class PrivatePostgres(PrivateServer):
         super().__init__()
         self.version = chosen_version(self.name)
         self.settings = settings
+        self._primary: PrivatePostgres | None = None
 
     @property
     def url(self) -> str:
@@ -39,9 +42,14 @@ class PrivatePostgres(PrivateServer):
     def install(self) -> None:
         """Create the data directory."""
         data = str(self.folder / "data")
+        if self._primary is not None:
+            place = f"host=127.0.0.1 port={self._primary.port} user=postgres"
+            copy = self.program("pg_basebackup")
+            self.run([copy, "-D", data, "-d", place, "-R", "-X", "stream", "-c", "fast"])
+            return
         login = ("-A", "trust", "-U", "postgres")
         text = ("--encoding=UTF8", "--locale=C")
-        self.run([self._program("initdb"), "-D", data, *login, *text, "--no-sync"])
+        self.run([self.program("initdb"), "-D", data, *login, *text, "--no-sync"])
 
     def command(self) -> list[str]:
         """Run it on loopback only, without a socket file."""
@@ -52,7 +60,16 @@ class PrivatePostgres(PrivateServer):
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         data = str(self.folder / "data")
-        return [self._program("postgres"), "-D", data, "-p", str(self.port), *options]
+        return [self.program("postgres"), "-D", data, "-p", str(self.port), *options]
+
+    def be_replica_of(self, primary: PrivatePostgres) -> None:
+        """Begin as a streaming replica of this server. Call it before the server is started."""
+        self._primary = primary
+
+    def promote(self) -> None:
+        """Make a primary of this replica, and wait until it is one."""
+        data = str(self.folder / "data")
+        self.run([self.program("pg_ctl"), "promote", "-D", data, "-w"])
 
     def answers(self) -> bool:
         """Tell whether it takes a connection and has finished its recovery."""
@@ -62,7 +79,8 @@ class PrivatePostgres(PrivateServer):
             return False
         return True
 
-    def _program(self, name: str) -> str:
+    def program(self, name: str) -> str:
+        """Find one of its programs, of the version that was asked for."""
         if self.version:
             return program_of(self.version, name)
         # Debian and Red Hat keep the server's programs off PATH, in a folder for each version.

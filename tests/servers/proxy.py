@@ -48,6 +48,11 @@ class Proxy:
         self.abandoned.clear()
         self._dying[client_port] = before
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Lead to another server from now on, and cut the connections to the old one."""
+        self._server = (host, port)
+        self.cut()
+
     def hold(self) -> None:
         """Nothing arrives any more, and nobody is told."""
         self._is_open.clear()
@@ -89,7 +94,11 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._server)
+                try:
+                    server = socket.create_connection(self._server)
+                except OSError:  # it is down
+                    client.close()
+                    continue
                 pair = (client, server)
                 self._pairs.append(pair)
                 doomed = threading.Event()
