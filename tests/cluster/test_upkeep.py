@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,10 +16,12 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker
 from stoker.cluster import upkeep as pruning_module
 from stoker.cluster import upkeep as upkeep_module
+from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
-from stoker.models import Attempt, Claimed, Job, Lock
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import Attempt, Claimed, Cluster, Job, Lock
 from stoker.signals import event
 
 from tests.app import tasks
@@ -169,6 +172,36 @@ def test_a_step_that_fails_stops_neither_the_others_nor_the_cluster(
     upkeep.run()
     assert not Job.objects.exists()
     assert len([name for name, _ in told if name == "upkeep_failed"]) == 3
+
+
+def test_dead_cluster_of_this_host_is_buried_by_its_board_after_a_failure(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The broker is away at first, and the cluster has been silent for a lease by then. What it had
+    not started keeps its only attempt."""
+    result = tasks.add.using(max_attempts=1).enqueue(1, 2)
+    board = Board.create(tmp_path / "cluster.board", workers=1, slots=1)
+    upkeep = upkeep_with()
+    dead = Cluster.objects.create(
+        id=uuid4(), name="dead", host=upkeep._plan.host, pid=7, heartbeat_us=0,
+        started_at=timezone.now(), info={"board": str(board.path)},
+    )  # fmt: skip
+    broker.claim([], 1, holder=dead.pk, lease_seconds=600)
+    board.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(broker, "held_by", _away)
+        for bury in (upkeep.bury_clusters_of_this_host, upkeep.bury_silent_clusters):
+            with pytest.raises(BrokerUnavailable):
+                bury()
+    assert upkeep.bury_silent_clusters() == 1
+    assert not board.path.exists()
+    assert not Cluster.objects.exists()
+    (again,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+    assert (str(again.job_id), again.attempt) == (result.id, 1)
+
+
+def _away(*_: object, **__: object) -> list[Any]:
+    raise BrokerUnavailable("away")
 
 
 def test_pruning_rests_after_it_found_nothing_and_goes_on_while_it_finds_something() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -201,12 +201,16 @@ class Upkeep:
         freed = 0
         others = Cluster.objects.using(self._alias).filter(host=self._plan.host)
         for cluster in others.exclude(pk=self._plan.cluster_id):
-            board = Board.of_the_dead(Path(cluster.info.get("board", "")))
-            if board is None:
-                continue
-            freed += self._bury(Grave(cluster, board))
-            board.remove()
+            board = self._board_of(cluster)
+            if board is not None:
+                freed += self._bury(Grave(cluster, board))
         return freed
+
+    def _board_of(self, cluster: Cluster) -> Board | None:
+        """Return the board of a cluster of this host of which no process is left."""
+        if cluster.host != self._plan.host:
+            return None
+        return Board.of_the_dead(Path(cluster.info.get("board", "")))
 
     def remove_old_boards(self) -> None:
         """Delete boards without a row. They are kept for a day, for clusters of this user's other
@@ -220,15 +224,26 @@ class Upkeep:
                         board.remove()
 
     def bury_silent_clusters(self) -> int:
-        """Remove clusters without a heartbeat for a whole lease; their leases have ended."""
+        """Remove clusters without a heartbeat for a whole lease; their leases have ended. Read the
+        boards of those of this host: the step before may have failed."""
         if not self._clock.can_be_trusted():
             return 0
         silent = Cluster.objects.using(self._alias).silent_for(self._settings.lease_seconds)
-        return sum(
-            self._bury(Grave(cluster, None)) for cluster in silent.exclude(pk=self._plan.cluster_id)
-        )
+        others = silent.exclude(pk=self._plan.cluster_id)
+        return sum(self._bury(Grave(cluster, self._board_of(cluster))) for cluster in others)
 
     def _bury(self, grave: Grave) -> int:
+        """Free the jobs of a dead cluster, and delete its row and board.
+
+        If that fails, the board is left unlocked for the next attempt.
+        """
+        with nullcontext() if grave.board is None else closing(grave.board):
+            count = self._free(grave)
+            if grave.board is not None:
+                grave.board.path.unlink(missing_ok=True)
+        return count
+
+    def _free(self, grave: Grave) -> int:
         """Free the jobs of a dead cluster, and delete its row last.
 
         Jobs that had not started are released without counting the attempt. Jobs that ran, or were
