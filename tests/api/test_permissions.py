@@ -172,6 +172,25 @@ def test_a_token_of_somebody_without_the_permission_gets_403(
     assert caller.call("GET", "clusters").status_code == 200
 
 
+@pytest.mark.usefixtures("_tokens")
+def test_token_of_an_inactive_user_gets_401(anna: Caller) -> None:
+    assert anna.user is not None
+    caller = Caller(anna.user, Authorization="Bearer token of anna")
+    assert caller.call("GET", "queues").status_code == 200
+    User.objects.update(is_active=False)
+    assert caller.call("GET", "queues").status_code == 401
+
+
+def test_session_of_an_inactive_user_gets_401_whatever_the_backend_allows(
+    anna: Caller, settings: Any
+) -> None:
+    settings.AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.AllowAllUsersModelBackend"]
+    assert anna.user is not None
+    anna.client.force_login(anna.user)
+    User.objects.update(is_active=False)
+    assert anna.call("GET", "queues").status_code == 401
+
+
 def test_tokens_are_not_taken_unless_a_setting_says_whose_they_are(anna: Caller) -> None:
     caller = Caller(anna.user, Authorization="Bearer token of anna")
     assert caller.call("GET", "queues").status_code == 401

@@ -128,6 +128,22 @@ def test_not_before_its_moment(stand: Stand) -> None:
     assert stand.claim() == []
 
 
+def test_due_job_takes_no_other_along_early(stand: Stand) -> None:
+    """A broker that moves due jobs only when one is due might move too many then."""
+    stand.needs("delay")
+    due_at = stand.now() + 0.25
+    stand.put(run_after=stand.now() - 1)
+    stand.put(run_after=due_at)
+    claimed: list[Delivery] = []
+
+    def are_claimed() -> bool:
+        claimed.extend(stand.claim())
+        return len(claimed) == 2
+
+    wait_for(are_claimed)
+    assert stand.now() >= due_at
+
+
 def test_not_a_moment_too_early_on_the_real_clock(stand: Stand) -> None:
     stand.needs("delay")
     due_at = stand.now() + 0.25

@@ -224,3 +224,13 @@ def test_nobody_is_sent_elsewhere(back: str, anna: Client) -> None:
     queues.pause("mail")
     response = anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": back})
     assert response.headers["Location"] == PREFIX
+
+
+@pytest.mark.parametrize("back", ["//elsewhere.example/", "/\\elsewhere.example/"])
+def test_nobody_is_sent_to_another_site_by_a_dashboard_at_the_root(
+    back: str, anna: Client, settings: Any
+) -> None:
+    settings.ROOT_URLCONF = "tests.dashboard.urls_at_root"
+    queues.pause("mail")
+    response = anna.post("/queues/resume", {"queue": "mail", "back": back})
+    assert response.headers["Location"] == "/"

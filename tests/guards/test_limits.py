@@ -1,9 +1,11 @@
 """A limit that is changed while jobs run under it."""
 
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from stoker import Limit, set_limit, task
 from stoker.brokers.adapters import broker_for
@@ -55,6 +57,17 @@ def test_none_may_start_until_it_is_taken_back() -> None:
 @task(limit=Limit(2))
 def tidy_up() -> None:
     """Do nothing."""
+
+
+def test_changed_limit_wakes_clusters_after_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    send.enqueue_many([((7,), {})] * 3)
+    assert len(claim()) == 2
+    woken: list[Collection[str]] = []
+    monkeypatch.setattr(broker_for(settings_for()), "wake_up", woken.append)
+    with transaction.atomic():
+        set_limit("tenant:7", 3)
+        assert not woken
+    assert [list(queues) for queues in woken] == [["default"]]
 
 
 def test_a_limit_without_a_key_is_set_by_its_task() -> None:

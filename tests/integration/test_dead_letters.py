@@ -1,5 +1,6 @@
 """Dead letters as their reader has them: found, sent again, discarded, purged."""
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,9 +10,13 @@ from django.db import transaction
 from django.utils import timezone
 
 from stoker import DuplicateJob, Unique, dead_letters
+from stoker.brokers.adapters import broker_for
+from stoker.conf import settings_for
 from stoker.dead_letters import Fate
 from stoker.exceptions import DeadLetterNotFound
 from stoker.guards.sweep import forget_needs, sweep_keys
+from stoker.jobs.package import Package, sealer_for
+from stoker.jobs.sealing import carrying
 from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
 
 from tests.app import frail
@@ -110,6 +115,25 @@ def test_the_options_of_the_job_stay() -> None:
     assert (job.queue, job.priority) == ("mail", 7)
     assert work_off() == 1
     assert not DeadLetter.objects.filter(state="open"), "it has a second attempt"
+
+
+def test_requeued_job_expires_when_its_task_says() -> None:
+    """The moment that the failed job had may be over by now."""
+    letter = dead(frail.charge.using(expires=3600), "order 1")
+    assert opened(letter.package).options.expires_at is not None
+    answer = dead_letters.requeue(letter.id)
+    assert opened(Job.objects.get(pk=answer.job_id).package).options.expires_at is None
+
+
+def opened(package: bytes) -> Package:
+    return sealer_for(settings_for()).open(bytes(package))
+
+
+def test_requeued_job_keeps_its_metadata() -> None:
+    with carrying({"trace": "abc"}):
+        letter = dead(frail.charge, "order 1")
+    answer = dead_letters.requeue(letter.id)
+    assert opened(Job.objects.get(pk=answer.job_id).package).metadata["trace"] == "abc"
 
 
 def test_what_is_not_there_is_told() -> None:
@@ -273,6 +297,43 @@ def test_upkeep_lets_a_sequence_go_on_that_nothing_halts_any_more() -> None:
         assert work_off() == (0 if is_halted else 1)
 
 
+# -- wake-ups -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def woken(monkeypatch: pytest.MonkeyPatch) -> list[Collection[str]]:
+    """Give the queues that clusters are woken for, instead of waking them."""
+    queues: list[Collection[str]] = []
+
+    def wake_up(names: Collection[str], **_: Any) -> None:
+        queues.append(names)
+
+    monkeypatch.setattr(broker_for(settings_for()), "wake_up", wake_up)
+    return queues
+
+
+@pytest.mark.django_db(transaction=True)
+def test_requeue_wakes_clusters_after_the_commit(woken: list[Collection[str]]) -> None:
+    letter = dead(frail.charge, "order 1")
+    woken.clear()
+    with transaction.atomic():
+        dead_letters.requeue(letter.id)
+        assert not woken
+    assert [list(queues) for queues in woken] == [["default"]]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_discard_wakes_the_halted_sequence_after_the_commit(woken: list[Collection[str]]) -> None:
+    letter = dead(frail.book, "account 1", "entry 1")
+    frail.book.enqueue("account 1", "entry 2")
+    assert not work_off()
+    woken.clear()
+    with transaction.atomic():
+        dead_letters.discard(letter.id)
+        assert not woken
+    assert [list(queues) for queues in woken] == [["default"]]
+
+
 # -- discard, purge -------------------------------------------------------------------------------
 
 
@@ -313,6 +374,22 @@ def test_purge_takes_what_is_old_enough_and_its_history() -> None:
     assert not Requeue.objects.exists()
     assert not Attempt.objects.filter(job_id=gone.job_id).exists()
     assert Attempt.objects.filter(job_id=kept.job_id).exists()
+
+
+def test_purge_leaves_open_ones_that_failed_lately() -> None:
+    letter = dead(frail.charge, "order 1")
+    assert dead_letters.purge(timedelta(days=30), state="open").matched == 0
+    DeadLetter.objects.update(failed_at=timezone.now() - timedelta(days=31))
+    assert dead_letters.purge(timedelta(days=30), state="open").done == 1
+    assert not DeadLetter.objects.filter(pk=letter.pk).exists()
+
+
+def test_purge_keeps_the_attempts_of_a_job_that_is_kept() -> None:
+    letter = dead(frail.charge, "order 1")
+    dead_letters.discard(letter.id)
+    assert dead_letters.purge(timedelta(0)).done == 1
+    assert Job.objects.filter(pk=letter.job_id).exists()
+    assert Attempt.objects.filter(job_id=letter.job_id).exists()
 
 
 # -- many -----------------------------------------------------------------------------------------
@@ -438,6 +515,7 @@ def test_every_filter_finds_what_it_says() -> None:
         assert [one.pk for one in dead_letters.find(**filters).letters] == [letter.pk], name
         assert dead_letters.count(**filters) == dead_letters.stats(**filters).total == 1, name
     assert dead_letters.count(fingerprint=charged.fingerprint) == 2
+    assert dead_letters.count(fingerprint="of another fault") == 0
     assert dead_letters.count(state="closed") == 0
     dead_letters.discard(charged.id)
     assert dead_letters.count() == dead_letters.count(state="discarded") == 1
