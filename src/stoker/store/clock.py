@@ -1,4 +1,4 @@
-"""The database's clock, in microseconds since 1970. No other decides leases and due times."""
+"""The database's clock, in microseconds since 1970. Leases and due times use no other clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW_ON_SQLITE = "CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER)
 
 
 class DatabaseNow(Func):
-    """An expression: the server's time when the statement runs, in microseconds since 1970."""
+    """An SQL expression: the server's time when the statement runs, in microseconds since 1970."""
 
     output_field = models.BigIntegerField()
 
@@ -47,8 +47,8 @@ def microseconds(seconds: float) -> int:
 
 
 def instant_us(seconds: float | None) -> int | None:
-    """Seconds since 1970 in microseconds, rounded as ``datetime.fromtimestamp`` does: what is read
-    back must equal what was written."""
+    """Convert seconds since 1970 to microseconds, rounded as ``datetime.fromtimestamp`` rounds. So
+    a moment that is written and read back stays equal."""
     if seconds is None:
         return None
     fraction, whole = math.modf(seconds)
@@ -56,7 +56,7 @@ def instant_us(seconds: float | None) -> int | None:
 
 
 def instants_us(seconds: Sequence[float]) -> list[int]:
-    """The same of many. Inlined: for each job there are two."""
+    """Convert many moments like ``instant_us``. Inlined for speed, because each job has two."""
     return [
         (whole := int(one)) * MICROSECONDS + round((one - whole) * MICROSECONDS) for one in seconds
     ]

@@ -1,6 +1,8 @@
-"""New jobs by COPY, which takes rows as they come: no statement holds all of them, and none has to
-be planned. The rows are written in its binary format here: but for ids and packages they are all
-the same, so that a row costs two short strings, where a driver would write each value of each.
+"""Insert new jobs by PostgreSQL's COPY.
+
+COPY streams rows: no statement contains all of them, and nothing is planned. The rows are written
+here in COPY's binary format. All fields except id and package are the same for every row, so they
+are encoded once; a driver would encode each value of each row.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ BEGINNING = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 END = struct.pack(">h", -1)
 NULL = struct.pack(">i", -1)
 EPOCH_US = 946_684_800 * MICROSECONDS
-"""2000, from which PostgreSQL counts."""
+"""The year 2000 in microseconds since 1970. PostgreSQL counts from there."""
 AT_ONCE = 100
-"""Rows sent together: the server works on them while the next are made."""
+"""Rows sent together. The server stores them while the next ones are encoded."""
 
 NewRow = tuple[int, bytes]
-"""A job's id, as a number, and its package."""
+"""A job's id as a number, and its package."""
 
 
 @dataclass(frozen=True, slots=True)
 class InCommon:
-    """What jobs that are copied together have in common."""
+    """The values that are the same for all jobs of one COPY."""
 
     task: str
     queue: str
@@ -40,10 +42,10 @@ class InCommon:
 
 
 def copy_jobs(alias: str, jobs: Iterable[NewRow], common: InCommon) -> None:
-    """Add jobs with fresh ids, and the rows that say where they wait, in the open transaction.
+    """Insert jobs with fresh ids, and their ready or deferred rows, in the open transaction.
 
     Args:
-        jobs: is read while the connection is busy: making them must not need it.
+        jobs: an iterable that is read during the COPY. It must not use the connection.
     """
     connection = connections[alias]
     connection.validate_no_broken_transaction()
@@ -71,7 +73,7 @@ def _copy(cursor: Any, name: str, rows: Iterable[bytes]) -> None:
 
 
 def _job_rows(jobs: Iterable[NewRow], common: InCommon, ids: list[bytes]) -> Iterable[bytes]:
-    """The rows of these jobs; their ids are noted on the way."""
+    """Yield the encoded rows of the jobs and append their ids to ``ids``."""
     head, length = struct.pack(">hi", 10, 16), struct.Struct(">i").pack
     rest = (
         _text(common.task)

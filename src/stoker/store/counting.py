@@ -1,7 +1,7 @@
-"""How many rows there are, without a look at every one of very many.
+"""Count rows exactly if there are few, and estimate their number if there are many.
 
-Up to ``COUNTED_ROWS`` rows are counted, whatever the database. Beyond that its planner is asked,
-where it can be: it knows about how many without touching them.
+Up to ``COUNTED_ROWS`` rows are counted on every database. Larger numbers come from the planner's
+estimate, which touches no rows, on databases that can return one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from django.db.models import Count, QuerySet
 
 COUNTED_ROWS = 100_000
 SAMPLED_ROWS = 20_000
-"""From so many rows the shares of a larger number are taken."""
+"""Size of the sample that estimates how many rows have each value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How many, and whether they were counted or estimated."""
+    """A number of rows, and whether it was counted or estimated."""
 
     number: int
     is_exact: bool = True
@@ -30,14 +30,14 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How many of each value."""
+    """Number of rows by value of a column."""
 
     numbers: Mapping[str, int]
     is_exact: bool = True
 
 
 def count_of(rows: QuerySet[Any]) -> Number:
-    """How many rows a query finds; it should do so by an index."""
+    """Return how many rows a query finds. An index should support the query."""
     rows = rows.order_by().values("pk")
     counted = rows[: COUNTED_ROWS + 1].count()
     if counted <= COUNTED_ROWS:
@@ -49,7 +49,7 @@ def count_of(rows: QuerySet[Any]) -> Number:
 
 
 def shares_of(rows: QuerySet[Any], column: str) -> Shares:
-    """How many rows have each value of a column that no index begins with."""
+    """Return how many rows have each value of a column that no index starts with."""
     total = count_of(rows)
     if total.number <= COUNTED_ROWS:
         grouped = rows.order_by().values_list(column).annotate(number=Count("pk"))
@@ -60,11 +60,11 @@ def shares_of(rows: QuerySet[Any], column: str) -> Shares:
 
 
 def estimated(rows: QuerySet[Any], counted: Mapping[str, int]) -> Shares:
-    """How many rows have each value, where counting has ended at a limit for all together.
+    """Estimate how many rows have each value, when counting has stopped at a limit.
 
     Args:
-        rows: all of them.
-        counted: value -> how many were counted; what is left is shared out in this proportion.
+        rows: the query for all rows.
+        counted: value -> counted rows. The estimated total is divided in this proportion.
     """
     seen = max(1, sum(counted.values()))
     total = max(seen, estimate_of(rows))
@@ -73,7 +73,7 @@ def estimated(rows: QuerySet[Any], counted: Mapping[str, int]) -> Shares:
 
 
 def estimate_of(rows: QuerySet[Any]) -> int:
-    """About how many rows a query finds, where it is known that there are very many."""
+    """Estimate how many rows a query finds, if there are known to be many."""
     rows = rows.order_by().values("pk")
     estimate = _estimate(rows)
     return rows.count() if estimate is None else estimate
@@ -83,13 +83,13 @@ def _estimate(rows: QuerySet[Any]) -> int | None:
     if "JSON" not in connections[rows.db].features.supported_explain_formats:
         return None
     plan: Any = rows.explain(format="JSON")
-    while isinstance(plan, str):  # on MySQL, Django puts JSON into JSON
+    while isinstance(plan, str):  # on MySQL, Django returns a JSON string inside JSON
         plan = json.loads(plan)
     return _planned_rows(plan)
 
 
 def _planned_rows(plan: Any) -> int | None:
-    """The first number of rows in a plan: each database has its own word for it."""
+    """Return the first row estimate in a plan. Each database has its own name for it."""
     if isinstance(plan, Mapping):
         for name in ("Plan Rows", "rows_produced_per_join", "estimated_rows", "rows"):
             number = plan.get(name)

@@ -1,7 +1,8 @@
-"""Jobs that cannot come to their end now, because other transactions hold rows which that changes.
+"""Find jobs that cannot end now because other transactions have locked rows that their end changes.
 
-User code holds such rows for as long as its transaction is open: it has cancelled a workflow, say,
-or requeued the dead letter that halts a sequence. The outcomes of other jobs must not wait for it.
+User code holds such rows until its transaction ends, for example after it has cancelled a workflow
+or requeued the dead letter that halts a sequence. The outcomes of other jobs must not wait for
+that.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from .transactions import deciding
 
 
 def locked_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Find those of these jobs whose lease, guard keys, workflow or dead letter another transaction
-    has locked. Waits for no lock, and keeps none.
+    """Find jobs whose lease, guard keys, workflow or dead letter is locked by another transaction.
+    Neither wait for locks nor keep any.
 
     Returns:
-        Their ids. No job is found on a database that cannot skip locked rows.
+        Ids of the jobs found. Empty on a database that cannot skip locked rows.
     """
     if not connections[alias].features.has_select_for_update_skip_locked:
         return set()
@@ -49,7 +50,7 @@ def locked_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
 
 
 def _locked(model: type[models.Model], alias: str, keys: Collection[Any]) -> set[Any]:
-    """Those of these rows that other transactions have locked."""
+    """Return the keys of rows that other transactions have locked."""
     if not keys:
         return set()
     name = model._meta.pk.attname
@@ -59,7 +60,7 @@ def _locked(model: type[models.Model], alias: str, keys: Collection[Any]) -> set
 
 
 def _with_locked_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Those of these jobs that carry on a dead letter which another transaction has locked."""
+    """Return the jobs that continue a dead letter which another transaction has locked."""
     identities = Requeue.objects.using(alias).identities(job_ids)
     if not identities:
         return set()

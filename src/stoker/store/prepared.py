@@ -1,4 +1,5 @@
-"""PostgreSQL without a cursor: arrays, statements that a session keeps, and short statements."""
+"""PostgreSQL without Django's cursor: array parameters, prepared statements, and short
+statements."""
 
 from __future__ import annotations
 
@@ -17,14 +18,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 
 def array_literal(values: Sequence[Any]) -> str:
-    """The array as text, for a parameter with a cast: ``%(ids)s::uuid[]``.
+    """Return the values as the text of a PostgreSQL array, for a parameter with a cast:
+    ``%(ids)s::uuid[]``.
 
     Args:
-        values: numbers, or str, bytes, UUID; all of one kind, or None.
+        values: numbers, or str, bytes or UUID. All have the same type or are None.
     """
     sample = next((value for value in values if value is not None), None)
     write = next((writer for kind, writer in _WRITERS if isinstance(sample, kind)), str)
-    if isinstance(sample, str):  # the same few again and again: names of queues, of workers
+    if isinstance(sample, str):  # few distinct values, such as names of queues and workers
         written = {value: write(value) for value in set(values) if value is not None}
         items = [written.get(value, "NULL") for value in values]
     else:
@@ -33,8 +35,8 @@ def array_literal(values: Sequence[Any]) -> str:
 
 
 def list_literal(items: Iterable[str]) -> str:
-    """The array of what is written already. What has neither commas, braces nor quotes in it stands
-    as it is. An object of JSON looks the same."""
+    """Return an array of items that are already in PostgreSQL's text form. Items without commas,
+    braces and quotes need no quotes. The text of a JSON object has the same form."""
     return "{" + ",".join(items) + "}"
 
 
@@ -55,36 +57,38 @@ _WRITERS: tuple[tuple[type, Callable[[Any], str]], ...] = (
     (bytes, _write_bytes),
     (UUID, _write_uuid),
 )
-"""Type -> how one item is written; numbers stand as they are."""
+"""Type -> function that writes one item. Numbers need none."""
 
 
 PLANNING = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off "
     "-c enable_mergejoin=off -c jit=off"
 )
-"""For sessions that keep statements. A plan made while a table was empty is still used when it is
-large: so it has to go by an index, and not by what pays for a table of that size."""
+"""Session options for prepared statements. A plan that was made while a table was empty is still
+used when the table is large, so it must always use an index."""
 NAME = re.compile(r"%\((\w+)\)s")
 BINARY, COMMAND, TUPLES, IDLE = 1, 1, 2, 0
-"""As libpq numbers them: a format; two results; a session outside of a transaction."""
+"""libpq's constants: binary format, two result statuses, and the idle transaction status."""
 
 _aliases: set[str] = set()
 _known: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
-"""Connection -> names of what its session has."""
+"""Connection -> names of the statements prepared in its session."""
 
 
 def keep_statements(alias: str) -> None:
-    """Let this process's sessions with that database keep statements from now on."""
+    """Use prepared statements in this process's sessions with that database from now on."""
     _aliases.add(alias)
 
 
 def needs_no_cursor(connection: Any, *known: Any) -> bool:
-    """Whether nobody would notice that a statement is sent without Django's cursor. Some look at
-    all of them; some put a cursor of their own in its place, to choose the tenant whose tables are
-    meant, or to forbid statements. Opens the connection, unless that is forbidden here.
+    """Return whether a statement may be sent without Django's cursor.
+
+    It may not if something else observes or replaces the cursor: a query log, an execution wrapper,
+    or a cursor class that chooses a tenant's schema or forbids statements. Opens the connection,
+    unless a wrapper forbids queries.
 
     Args:
-        known: wrappers of what is executed that do not mind.
+        known: execution wrappers that may be bypassed.
     """
     if connection.execute_wrappers != [*known] or connection.queries_logged:
         return False
@@ -97,7 +101,7 @@ def needs_no_cursor(connection: Any, *known: Any) -> bool:
 
 
 def are_kept(connection: Any) -> bool:
-    """Whether statements of this connection are kept now."""
+    """Return whether prepared statements are used on this connection now."""
     if connection.alias not in _aliases or not needs_no_cursor(connection):
         return False
     driver = connection.connection
@@ -106,15 +110,15 @@ def are_kept(connection: Any) -> bool:
 
 
 def fetch_kept(connection: Any, text: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Run a statement and return its rows. It must not be one that ``are_kept`` refuses.
+    """Run a prepared statement and return its rows. Requires that ``are_kept`` is true.
 
     Args:
-        connection: the one of Django.
-        text: with ``%(name)s`` for each parameter.
-        parameters: numbers, texts, bytes, UUIDs or None; lists become arrays.
+        connection: Django's connection.
+        text: SQL with ``%(name)s`` for each parameter.
+        parameters: numbers, str, bytes, UUIDs or None; lists become arrays.
 
     Raises:
-        DatabaseError: as a cursor does.
+        DatabaseError: the statement failed.
     """
     from psycopg.adapt import Transformer
 
@@ -136,7 +140,7 @@ def fetch_kept(connection: Any, text: str, parameters: dict[str, Any]) -> list[t
 def _run(driver: Any, name: bytes, command: bytes, values: list[bytes | None]) -> Any:
     """Run the statement in the open transaction, or begin one if the session does not autocommit.
 
-    The driver waits for the answers. libpq's own functions that wait know no deadline.
+    The driver waits for the answers, because libpq's own waiting functions have no deadline.
     """
     session = driver.pgconn
     if not driver.autocommit and session.transaction_status == IDLE:
@@ -158,7 +162,7 @@ def _answer(driver: Any) -> Any:
 
 
 def checked(session: Any, result: Any) -> Any:
-    """The result of a statement. Raises what a cursor would, if it failed."""
+    """Return the result of a statement. If it failed, raise the error that a cursor would raise."""
     if result.status in (COMMAND, TUPLES):
         return result
     from psycopg import OperationalError as Lost
@@ -183,7 +187,8 @@ def _not_kept() -> tuple[type[Exception], ...]:
 
 @cache
 def _numbered(text: str) -> tuple[bytes, bytes, tuple[str, ...]]:
-    """Its name, the statement with ``$1`` for a parameter, and which one that is."""
+    """Return a name for the statement, the statement with ``$1`` and so on for its parameters, and
+    their names in order."""
     order = tuple(dict.fromkeys(NAME.findall(text)))
     command = NAME.sub(lambda found: f"${order.index(found[1]) + 1}", text).replace("%%", "%")
     digest = blake2b(command.encode(), digest_size=12).hexdigest()
@@ -191,7 +196,7 @@ def _numbered(text: str) -> tuple[bytes, bytes, tuple[str, ...]]:
 
 
 def _written(value: Any) -> bytes | None:
-    """As PostgreSQL reads it."""
+    """Return a parameter in PostgreSQL's text format."""
     if value is None:
         return None
     if isinstance(value, UUID):
@@ -205,23 +210,23 @@ def _written(value: Any) -> bytes | None:
 
 
 PLAIN = re.compile(r"[\w.:/ -]*", re.ASCII)
-"""A text that means the same between quotes, whatever the session's settings are."""
+"""Text without characters that quoting could change, whatever the session's settings."""
 BEFORE_NOTICE = 4
-"""Results of BEGIN, two inserts, COMMIT."""
+"""Number of results of BEGIN, two inserts and COMMIT."""
 
 
 def send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], notice: str) -> bool:
-    """Send a short statement past Django's cursor, unless somebody minds that: a cursor takes
+    """Send a short statement without Django's cursor, if nothing depends on the cursor: it takes
     several times as long as the server.
 
     Args:
-        connection: the one of Django.
-        sql: with ``%(name)s`` for each parameter.
-        parameters: by their names.
-        notice: a statement for after the commit. It may fail.
+        connection: Django's connection.
+        sql: SQL with ``%(name)s`` for each parameter.
+        parameters: values by name.
+        notice: a statement to run after the commit. It may fail.
 
     Returns:
-        Whether the notice was sent along. It is not where somebody else commits.
+        Whether the notice was sent. It is not sent if the caller's transaction is still open.
     """
     connection.close_if_health_check_failed()
     cursor_class = getattr(connection.Database, "ClientCursor", None)
@@ -242,8 +247,8 @@ def send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], noti
 
 
 def _send_text(connection: Any, sql: str, notice: str) -> bool:
-    """Past the driver's cursor, too. The notice is not part of the transaction: PostgreSQL lets no
-    two commit at the same time that notify."""
+    """Send the text without the driver's cursor. The notice is outside the transaction, because
+    PostgreSQL serialises the commits of transactions that notify."""
     driver, execute = connection.connection, connection.Database.generators.execute
     session = driver.pgconn
     tells = bool(notice) and session.transaction_status == IDLE
@@ -256,14 +261,14 @@ def _send_text(connection: Any, sql: str, notice: str) -> bool:
             checked(session, result)
     except BaseException:
         if tells:
-            with suppress(Exception):  # what is wrong has been said
+            with suppress(Exception):  # the first error is raised below
                 driver.rollback()
         raise
     return tells
 
 
 def _literal(value: Any) -> str:
-    """Write a value as it stands in a statement."""
+    """Return a value as an SQL literal."""
     if isinstance(value, UUID):
         return f"'{value.hex}'"
     if isinstance(value, bytes):
@@ -272,13 +277,15 @@ def _literal(value: Any) -> str:
 
 
 SECONDS_KEY = "STOKER_SECONDS"
-"""Where ``settings_dict`` says how long the client waits for an answer of PostgreSQL."""
+"""Key in ``settings_dict`` for the client's deadline, in seconds."""
 
 
 def limit_waits(connection: Any, **_: Any) -> None:
-    """Give each wait for an answer of PostgreSQL a deadline on this side, too. A pooler or load
-    balancer may go on acknowledging packets after the server has gone: TCP notices nothing then,
-    and the server's deadlines do not reach us."""
+    """Set a client-side deadline for each wait for an answer of PostgreSQL.
+
+    A pooler or load balancer may acknowledge packets after the server has gone. TCP then detects
+    nothing, and the server's own deadlines do not reach the client.
+    """
     seconds = connection.settings_dict.get(SECONDS_KEY)
     driver = connection.connection
     if seconds is None or not hasattr(driver, "wait"):
@@ -289,14 +296,14 @@ def limit_waits(connection: Any, **_: Any) -> None:
         return wait(until(generator, time.monotonic() + seconds), *args, **options)
 
     def until(generator: Any, end: float) -> Generator[Any, Any, Any]:
-        """Pass on what the generator waits for. psycopg reports ten times a second, also when
-        nothing has come."""
+        """Wrap psycopg's generator. psycopg resumes it ten times a second, even if nothing has
+        arrived."""
         try:
             wanted = next(generator)
             while True:
                 ready = yield wanted
                 if not ready and time.monotonic() > end:
-                    driver.close()  # a rollback would wait for as long again
+                    driver.close()  # a rollback would wait just as long again
                     message = f"PostgreSQL has not answered for {seconds:g} seconds."
                     raise connection.Database.OperationalError(message)
                 wanted = generator.send(ready)
@@ -307,11 +314,11 @@ def limit_waits(connection: Any, **_: Any) -> None:
 
 
 class Compiled:
-    """A query whose SQL is made once: an idle cluster asks it twice a second, and to make it takes
-    longer than to send it. Values come as the driver gives them.
+    """A query whose SQL is compiled once. An idle cluster runs it twice a second, and compiling
+    takes longer than sending. Values are returned as the driver gives them.
 
     Args:
-        rows: what is asked, with ``values_list``.
+        rows: the query, with ``values_list``.
     """
 
     def __init__(self, rows: models.QuerySet[Any, Any]) -> None:
@@ -319,7 +326,11 @@ class Compiled:
         self._made: tuple[str, tuple[Any, ...]] | None = None
 
     def fetch(self) -> list[tuple[Any, ...]]:
-        """Ask. Raises: DatabaseError."""
+        """Run the query and return its rows.
+
+        Raises:
+            DatabaseError: the query failed.
+        """
         if self._made is None:
             self._made = self._rows.query.get_compiler(self._rows.db).as_sql()
         with connections[self._rows.db].cursor() as cursor:

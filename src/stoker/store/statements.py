@@ -1,4 +1,4 @@
-"""Rows of one table, by their primary keys: what the engine of their database does for them."""
+"""Statements on rows given by primary key. Each function calls the engine of the rows' database."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from .engines import engine_of
 
 
 def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
-    """Return those of these rows that have one of these primary keys."""
+    """Restrict the query to the given primary keys."""
     return engine_of(rows.db).with_keys(rows, keys)
 
 
 def lock_by_key(
     rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True
 ) -> list[Any]:
-    """Lock the rows of these primary keys, in the order of the keys. See ``Engine.lock_by_key``."""
+    """Lock rows in the order of their primary keys. See ``Engine.lock_by_key``."""
     return engine_of(rows.db).lock_by_key(rows, keys, *names, waits=waits)
 
 
 def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
-    """Delete the rows of these primary keys, which the caller has locked."""
+    """Delete rows by primary key. The caller has locked them."""
     engine_of(rows.db).delete_by_key(rows, keys)
 
 
 def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any) -> None:
-    """Write these values to the rows of these primary keys, which the caller has locked."""
+    """Set values in rows given by primary key. The caller has locked the rows."""
     engine_of(rows.db).update_by_key(rows, keys, **values)
 
 
 def update_each(
     rows: models.QuerySet[Any], name: str, numbers: Mapping[UUID, int], **copied: str
 ) -> None:
-    """Write to each of these rows its own number. See ``Engine.update_each``."""
+    """Set a different number in each row. See ``Engine.update_each``."""
     engine_of(rows.db).update_each(rows, name, numbers, **copied)
 
 
@@ -53,8 +53,8 @@ def delete_returning_guards(
     """Delete rows of a narrow table.
 
     Returns:
-        Those deleted, each with the number of its needs: what another transaction deletes at the
-        same time is not ours.
+        Deleted job ids -> number of guards. Rows that another transaction deletes at the same time
+            are not included.
     """
     with transaction.atomic(using=rows.db):
         locked = lock_by_key(rows, keys, "job_id", "guards", waits=waits)

@@ -1,4 +1,4 @@
-"""Isolation of transactions, conflicts between them, and calls after their commit."""
+"""Isolation levels, conflicts between transactions, and calls after a commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .engines import engine_of
 
 
 def sees_later_commits(connection: Any) -> bool:
-    """By its isolation level. SQLite has none to choose: its transactions never do."""
+    """Return whether the connection's isolation level lets later statements see new commits. SQLite
+    has no isolation levels, and never does."""
     isolation = getattr(connection, "isolation_level", None)
     name = str(getattr(isolation, "name", isolation)).upper().replace(" ", "_")
     return name in {"READ_COMMITTED", "READ_UNCOMMITTED"}
@@ -20,8 +21,8 @@ def sees_later_commits(connection: Any) -> bool:
 
 @contextmanager
 def deciding(alias: str) -> Iterator[None]:
-    """A transaction in which, once a lock was waited for, one sees what its last holder has done.
-    Within another transaction it is a part of that one, whatever that sees."""
+    """Open a transaction whose statements see the commits that it waited for at a lock.
+    Inside another transaction, join that one and keep its isolation level."""
     connection = connections[alias]
     has_levels = engine_of(alias).has_isolation_levels
     is_blind = has_levels and not sees_later_commits(connection)
@@ -48,20 +49,20 @@ POSTGRES_ENDED = {"25P03", "25P04"}
 
 
 def is_conflict(error: BaseException | None) -> bool:
-    """Whether this error, or one that it came from, says that nothing was wrong with the
-    transaction but its moment: tried again, it may succeed."""
+    """Return whether the error, or one of its causes, is a conflict between transactions. The
+    transaction may succeed if it is tried again."""
     return _has_code(error, POSTGRES, MYSQL)
 
 
 def is_locked_out(error: BaseException | None) -> bool:
-    """Whether this error, or one that it came from, says that another transaction holds a row that
-    was needed. The database itself is there, and answers."""
+    """Return whether the error, or one of its causes, says that another transaction holds a needed
+    row. The database itself is reachable."""
     return _has_code(error, POSTGRES_LOCKED, MYSQL_LOCKED)
 
 
 def is_session_ended(error: BaseException | None) -> bool:
-    """Whether this error, or one that it came from, says that the server has ended the session
-    because its transaction took too long. Drivers don't call that a lost connection."""
+    """Return whether the error, or one of its causes, says that the server ended the session
+    because its transaction took too long. Drivers do not report this as a lost connection."""
     return _has_code(error, POSTGRES_ENDED, ())
 
 
@@ -78,25 +79,25 @@ def _has_code(
 
 
 def after_commit(alias: str, call: Callable[[], object]) -> None:
-    """Call this after the transaction that is open there, or now if none is. What it raises is
-    logged and harms nobody: the commit has been made.
+    """Call a function after the open transaction commits, or now if none is open. Errors of the
+    function are logged and not raised, because the commit is already made.
 
-    Django names the function in its log by ``__qualname__``, and fails where it has none, as
-    ``functools.partial`` does: the lambda has one.
+    The lambda is needed because Django logs the function's ``__qualname__``, and
+    ``functools.partial`` has none.
     """
     transaction.on_commit(lambda: call(), using=alias, robust=True)  # noqa: PLW0108 - see above
 
 
 def roll_back(connection: Any) -> None:
-    """Roll back and close a connection, whatever Django believes about it. It is opened anew when
-    somebody uses it."""
+    """Roll back and close a connection, whatever Django believes about its state. The next use
+    opens it again."""
     connection.in_atomic_block = connection.closed_in_transaction = False
     connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
     raw = connection.connection
     try:
         connection.rollback()
         connection.close()
-    except Exception:  # noqa: BLE001 - whatever the driver says, it is gone
+    except Exception:  # noqa: BLE001 - the connection is discarded, whatever the driver reports
         connection.connection = None
         with suppress(Exception):
             raw.close()
@@ -104,14 +105,15 @@ def roll_back(connection: Any) -> None:
 
 @contextmanager
 def autocommit(alias: str) -> Iterator[None]:
-    """Also where the project commits by hand (``AUTOCOMMIT``): then nobody would commit this."""
+    """Use autocommit, even if the project has turned it off (``AUTOCOMMIT``): otherwise the writes
+    of this block would not be committed."""
     connection = connections[alias]
     if connection.in_atomic_block or connection.get_autocommit():
         yield
         return
-    connection.close()  # with what a task before has not committed
+    connection.close()  # discards uncommitted changes of the previous task
     connection.set_autocommit(True)
     try:
         yield
     finally:
-        connection.close()  # the next one is as the project wants it
+        connection.close()  # the next connection has the project's own setting

@@ -1,7 +1,7 @@
-"""Whose turn it is when a place under a key is given up.
+"""Choose the jobs that go next when places under a guard key become free.
 
-All of this is called within a transaction. Whoever has locked keys waits for no other row: jobs
-that somebody else holds where they wait are left out, and looked after a moment later.
+All functions run in a transaction. Code that has locked guard keys waits for no other rows: it
+skips waiting jobs that others have locked, and looks at their keys again a moment later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .clock import MICROSECONDS, database_now_us
 from .statements import update_by_key
 
 LOOK_AGAIN_US = 1 * MICROSECONDS
-"""When to look after a key again whose next job could not be called, or may not come."""
+"""Delay until a key is checked again, if its next job was locked or may not come."""
 NOBODY = UUID(int=0)
 _NONE: Mapping[UUID, int] = {}
 
@@ -29,16 +29,16 @@ def free(
     again: Mapping[UUID, int] = _NONE,
     failed: Collection[UUID] = (),
 ) -> set[str]:
-    """Give up the places of jobs that are not claimed any more, and let the next ones come.
+    """Free the places of jobs that are no longer claimed, and let the next jobs take them.
 
     Args:
-        alias: of the database.
-        over: job id -> number of its needs; these jobs have ended.
-        again: the same, of those that will be tried again: they keep their needs.
-        failed: those of ``over`` that became dead letters.
+        alias: alias of the database.
+        over: job id -> number of guards, for jobs that have ended.
+        again: job id -> number of guards, for jobs that will be tried again. They keep their needs.
+        failed: the jobs in ``over`` that became dead letters.
 
     Returns:
-        The queues in which somebody's turn has come.
+        The queues with jobs that became ready.
     """
     needs = Need.objects.using(alias).of_jobs({**over, **again})
     keys = GuardKey.objects.using(alias).lock(
@@ -53,7 +53,7 @@ def free(
                 gone.append(need.pk)
             elif need.kind != Need.Kind.SEQUENCE:
                 let_go.append(need.pk)
-            if need.kind != Need.Kind.RATE:  # its places come free by time
+            if need.kind != Need.Kind.RATE:  # the places of a rate become free with time
                 vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
     Need.objects.using(alias).remove(gone)
     update_by_key(Need.objects.using(alias), let_go, holds=None)
@@ -61,15 +61,16 @@ def free(
 
 
 def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID]:
-    """Forget what withdrawn jobs needed. Locks no key, as the caller's transaction may last.
+    """Delete the needs of withdrawn jobs. Lock no keys, because the caller's transaction may be
+    long.
 
     Args:
-        alias: of the database.
-        guards: job id -> number of its needs.
-        had_turn: whether they were ready, so that their turn may have come under some key.
+        alias: alias of the database.
+        guards: job id -> number of guards.
+        had_turn: whether the jobs were ready, and so may have had a turn under a key.
 
     Returns:
-        The keys that are to be looked after when the transaction has ended.
+        The keys to check after the transaction has ended.
     """
     found = Need.objects.using(alias).of_jobs(guards)
     needs = [need for needed in found.values() for need in needed]
@@ -78,17 +79,17 @@ def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID
 
 
 def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
-    """Move up to ``count`` jobs of each queue from the front of a key's line to ready, where they
-    take part in the next claim as any other. The key is locked.
+    """Move up to ``count`` jobs of each queue from the front of a key's line to ready. They then
+    compete in the next claim like other jobs. The caller has locked the key.
 
     Returns:
-        Those queues.
+        The queues of the moved jobs.
     """
     return call_all(alias, [(key, count)])
 
 
 def call_all(alias: str, turns: Sequence[tuple[GuardKey, int]]) -> set[str]:
-    """The same for many keys, each with its count."""
+    """Do the same as ``call_next`` for many keys, each with its own count."""
     blocked = Blocked.objects.using(alias)
     needs = Need.objects.using(alias)
     lines = {key.pk: key for key, count in turns if key.has_line and count > 0}
@@ -108,7 +109,7 @@ def call_all(alias: str, turns: Sequence[tuple[GuardKey, int]]) -> set[str]:
 
 
 def _note(alias: str, keys: Collection[GuardKey], due_us: int | None) -> None:
-    """Write down where nobody waits any more, so that nobody looks again; or when to."""
+    """Record that keys have no waiting jobs, or when to check the keys again."""
     for key in keys:
         key.has_line, key.due_us = due_us is not None, due_us
     keys_of_alias = GuardKey.objects.using(alias)

@@ -1,7 +1,7 @@
-"""Jobs that wait, wherever they do: held where they are, and changed.
+"""Lock and change waiting jobs in whichever table they are.
 
-A held job is passed over by every claim until the transaction of its holder has ended. That may
-take its time, so nobody else may wait for such a row: whoever moves jobs leaves out what is locked.
+Claims skip a locked job until the transaction that holds it has ended. That may take long, so code
+that moves jobs skips locked rows instead of waiting for them.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ REPLACED_FIELDS = ("task", "queue", "priority", "package", "enqueued_at", "run_a
 
 
 class Held(NamedTuple):
-    """A job that waits where it is until this transaction has ended."""
+    """A waiting job that this transaction has locked."""
 
     table: str
     place: Place
 
 
 def hold(alias: str, waits: Mapping[UUID, str], *, alone: bool) -> dict[UUID, Held]:
-    """Let these jobs wait on until this transaction has ended.
+    """Lock waiting jobs, so that they stay where they are until this transaction has ended.
 
     Args:
-        alias: of the database.
-        waits: job id -> the table in which it was seen.
-        alone: to change them. False: any number of transactions may hold them together.
+        alias: alias of the database.
+        waits: job id -> the table where the job was seen.
+        alone: whether to lock exclusively, in order to change the jobs. False: other transactions
+            may hold the same jobs.
 
     Returns:
-        Those that still were there.
+        The jobs that were still there.
     """
     engine, lock = engine_of(alias), "UPDATE" if alone else "SHARE"
     held: dict[UUID, Held] = {}
@@ -62,15 +63,15 @@ def hold(alias: str, waits: Mapping[UUID, str], *, alone: bool) -> dict[UUID, He
 
 
 def replace(alias: str, replacements: Sequence[tuple[Held, NewJob]]) -> set[UUID]:
-    """Let waiting jobs become other calls: arguments, queue, priority, moment and guards, under
-    their ids. They keep their place among those of the same priority, and the attempts used.
+    """Replace the arguments, queue, priority, due time and guards of waiting jobs. They keep their
+    ids, their place among jobs of the same priority, and the attempts used.
 
     Args:
-        alias: of the database.
-        replacements: each as it was held alone, and what it shall be.
+        alias: alias of the database.
+        replacements: each job as it was locked exclusively, and its new values.
 
     Returns:
-        The keys of guards that are to be looked after when this transaction has ended.
+        The guard keys to check after this transaction has ended.
     """
     if not replacements:
         return set()
@@ -90,15 +91,16 @@ def replace(alias: str, replacements: Sequence[tuple[Held, NewJob]]) -> set[UUID
 
 
 def lines_of(alias: str, held: Collection[Held]) -> set[UUID]:
-    """The keys in whose lines held jobs are blocked. Their turn is missed while they are held, so
-    these keys, too, are to be looked after."""
+    """Return the keys that block the held jobs. Held jobs miss their turn, so these keys have to be
+    checked afterwards, too."""
     blocked = [one.place.job_id for one in held if one.table == "blocked"]
     rows = Blocked.objects.using(alias).filter(pk__in=blocked)
     return set(rows.values_list("key_id", flat=True))
 
 
 def _write_jobs(alias: str, jobs: Iterable[NewJob]) -> None:
-    """They are there, and held: in effect this is an UPDATE, in one statement on every database."""
+    """Write the jobs' new values. The rows exist and are locked, so this acts as an UPDATE in one
+    statement on every database."""
     features = connections[alias].features
     Job.objects.using(alias).bulk_create(
         [
@@ -124,11 +126,11 @@ def _place(held: Held, job: NewJob) -> Place:
 
 
 def _change_needs(alias: str, replacements: Sequence[tuple[Held, NewJob]]) -> set[UUID]:
-    """Write down the new needs where they are others. What a job has between its attempts, it goes
-    on to have. No key is locked, as this transaction may last.
+    """Replace the needs of jobs whose guards have changed. A place that a job keeps between its
+    attempts is kept. Lock no keys, because this transaction may be long.
 
     Returns:
-        The keys of sequences that these jobs have left.
+        The keys of sequences that the jobs have left.
     """
     needs = Need.objects.using(alias)
     old = needs.of_jobs({job.job_id: held.place.guards for held, job in replacements})

@@ -1,4 +1,5 @@
-"""What a pusher sleeps on until somebody adds jobs. Polling keeps it correct without."""
+"""Objects that a pusher sleeps on until jobs are added. Polling finds every job even without
+them."""
 
 from __future__ import annotations
 
@@ -14,48 +15,51 @@ from django.db import DatabaseError, InterfaceError, connections
 
 LOOK_SECONDS = 0.01
 FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.0005, 0.5
-"""After a report: what was written waits for the disk before it counts."""
+"""First and longest pause between looks after a reported write: the commit only counts after the
+disk has it."""
 LONGER = 1.3
-"""Each pause to the one before it: who waits for the disk is seen so much later at most."""
+"""Growth of each pause. A commit is noticed at most this much later than it took."""
 LISTEN_AGAIN_SECONDS = 0.008
-"""Where there is a look so soon, reports are left alone: a commit is many writes."""
+"""While the next look is sooner than this, ignore reports of writes: one commit causes many."""
 DEAF_SECONDS = 5.0
-"""A commit so long after the last report of a write was not reported."""
+"""If a commit is seen this long after the last reported write, the reports are not working."""
 EVENT_BYTES = 1 << 14
 IN_MODIFY = 0x2
 
 
 class Wake(ABC):
-    """Something a pusher can sleep on until a job may have come. Polling stays the correct path."""
+    """A source of wake-ups for a sleeping pusher. The pusher still polls, so missed wake-ups only
+    cost time."""
 
     max_sleep_seconds: float | None = None
-    """Sleep no longer than this: the source has to be asked, it doesn't call. Another value may
-    hold after each time that it was asked."""
+    """Longest sleep for a source that has to be polled. The value may change after each call of
+    ``is_due``."""
 
     tells_all = False
-    """Whether nothing comes without its telling: then one look each time is enough."""
+    """Whether every added job causes a wake-up. Then the pusher looks only once per wake-up."""
 
     def fileno(self) -> int | None:
-        """A file descriptor that becomes readable, or None."""
+        """Return a file descriptor that becomes readable, or None."""
         return None
 
     @abstractmethod
     def is_due(self) -> bool:
-        """Whether something may have come since the last call. Never blocks, never raises."""
+        """Return whether jobs may have been added since the last call. Never blocks, never raises."""
 
     def close(self) -> None:
-        """Give the resources back."""
+        """Close connections and file descriptors."""
 
 
 class NoWake(Wake):
-    """Nothing to sleep on but time."""
+    """No source of wake-ups: the pusher only polls."""
 
     def is_due(self) -> bool:
         return False
 
 
 class DataVersion(Wake):
-    """The count of commits of one database, and the kernel's reports of writes to its files."""
+    """Wake-ups on SQLite: the database's commit counter, and the kernel's reports of writes to its
+    files."""
 
     tells_all = True
 
@@ -66,7 +70,7 @@ class DataVersion(Wake):
         self._writes = _open_writes()
         self._heard_at = 0.0
         self.is_told = False
-        """Whether writes are reported."""
+        """Whether the kernel reports writes."""
         self.max_sleep_seconds = LOOK_SECONDS
 
     def fileno(self) -> int | None:
@@ -80,7 +84,7 @@ class DataVersion(Wake):
         wrapper: Any = connections[self._alias]
         try:
             wrapper.ensure_connection()
-            # Asked many times a second, so without the layers around a cursor of Django's.
+            # Without Django's cursor, because this runs many times a second.
             (version,) = wrapper.connection.execute("PRAGMA data_version").fetchone()
             if wrapper.connection is not self._raw:
                 self._follow(wrapper.connection)
@@ -88,7 +92,7 @@ class DataVersion(Wake):
             return True
         has_changed, self._seen = bool(version != self._seen), version
         if has_changed and self._is_deaf():
-            self._listen()  # it may have been written and committed since the first time
+            self._listen()  # the write may have been reported since the first check
             if self._is_deaf():
                 self.is_told, self.max_sleep_seconds = False, LOOK_SECONDS
         return has_changed
@@ -103,8 +107,8 @@ class DataVersion(Wake):
         return time.monotonic() - self._heard_at > DEAF_SECONDS
 
     def _listen(self) -> None:
-        """After a report look soon, and then less and less often. Others may have written since the
-        commit that is seen first, so that one does not end it."""
+        """After a reported write, look soon, and then less and less often. Seeing one commit does
+        not end this, because other writes may follow it."""
         if self._writes and self.is_told:
             if self._writes.take_reports():
                 self._heard_at, self.max_sleep_seconds = time.monotonic(), FIRST_LOOK_SECONDS
@@ -113,7 +117,7 @@ class DataVersion(Wake):
                 self.max_sleep_seconds = longer if longer <= LAST_LOOK_SECONDS else None
 
     def _follow(self, raw: Any) -> None:
-        """A new connection may have made new files."""
+        """Watch the files of a new connection, which may have created new ones."""
         if self._writes:
             rows = raw.execute("PRAGMA database_list").fetchall()
             name = next(row[2] for row in rows if row[1] == "main")
@@ -123,10 +127,10 @@ class DataVersion(Wake):
 
 
 class Writes:
-    """The kernel's reports of writes to some files (inotify(7)).
+    """The kernel's reports of writes to files (inotify(7)).
 
     Raises:
-        OSError: there are none to be had.
+        OSError: inotify is not available.
     """
 
     def __init__(self) -> None:
@@ -136,14 +140,14 @@ class Writes:
             raise OSError(ctypes.get_errno(), "inotify_init1")
 
     def watch(self, names: Iterable[str]) -> bool:
-        """Those of these files that there are. Whether there is any."""
+        """Watch the files that exist. Return whether there is any."""
         add = self._libc.inotify_add_watch
         paths = [name.encode() for name in names]
         found = [path for path in paths if add(self.descriptor, path, IN_MODIFY) >= 0]
         return bool(found)
 
     def take_reports(self) -> bool:
-        """Whether somebody wrote since the last call."""
+        """Return whether a watched file was written since the last call."""
         with suppress(BlockingIOError):
             return bool(os.read(self.descriptor, EVENT_BYTES))
         return False
@@ -153,14 +157,15 @@ class Writes:
 
 
 def _open_writes() -> Writes | None:
-    with suppress(OSError, AttributeError):  # another system, or a sandbox
+    with suppress(OSError, AttributeError):  # another operating system, or a sandbox
         return Writes()
     return None
 
 
 CHANNEL = "stoker_wake"
 NOTICE = f"SELECT pg_notify('{CHANNEL}', '')"
-"""Not ``NOTIFY``, of which a server without it would not even read what stands before."""
+"""A function call and not ``NOTIFY``: a server that does not know the statement would reject the
+whole message, including the statements before it."""
 DEBOUNCE_SECONDS = 0.02
 RECONNECT_SECONDS = 5.0
 PROBE_SECONDS = 30.0
@@ -169,17 +174,18 @@ _last_notified: dict[str, float] = {}
 
 
 def may_notify(alias: str) -> bool:
-    """Return whether this process has not notified sleeping pushers just now."""
+    """Return whether this process may notify the sleeping pushers, because the last time is long
+    enough ago."""
     return time.monotonic() - _last_notified.get(alias, float("-inf")) >= DEBOUNCE_SECONDS
 
 
 def note_notice(alias: str) -> None:
-    """Note that sleeping pushers are notified now."""
+    """Record that the sleeping pushers are notified now."""
     _last_notified[alias] = time.monotonic()
 
 
 class Listener(Wake):
-    """A connection of its own that listens for PostgreSQL's notifications."""
+    """A separate connection that listens for PostgreSQL's notifications."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -204,7 +210,7 @@ class Listener(Wake):
         try:
             heard = _has_heard(self._wrapper.connection.pgconn)
             self._probe()
-        except Exception:  # noqa: BLE001 - whatever broke the connection, polling goes on without it
+        except Exception:  # noqa: BLE001 - polling works without this connection
             self._hang_up()
             return True
         return heard or missed
@@ -229,7 +235,7 @@ class Listener(Wake):
             wrapper.connect()
             with wrapper.cursor() as cursor:
                 cursor.execute(f"LISTEN {CHANNEL}")
-        except Exception:  # noqa: BLE001 - a server or pooler without LISTEN leaves us polling
+        except Exception:  # noqa: BLE001 - polling works with a server or pooler that has no LISTEN
             self._try_again_at = time.monotonic() + RECONNECT_SECONDS
             with suppress(Exception):
                 wrapper.close()
@@ -238,7 +244,7 @@ class Listener(Wake):
         self._probe_at = time.monotonic() + PROBE_SECONDS
 
     def _probe(self) -> None:
-        """A half-open connection hears nothing and says nothing: ask it something now and then."""
+        """Send a query now and then: a half-open connection reports no error by itself."""
         now = time.monotonic()
         if now >= self._probe_at:
             self._probe_at = now + PROBE_SECONDS
@@ -247,8 +253,8 @@ class Listener(Wake):
 
 
 def _has_heard(session: Any) -> bool:
-    """Whether a notification has come. Asked first of all when one wakes the pusher, so without
-    the driver's generators."""
+    """Return whether a notification has arrived. This runs first when the pusher wakes, so it does
+    not use the driver's generators."""
     session.consume_input()
     heard = False
     while session.notifies() is not None:

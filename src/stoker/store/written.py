@@ -1,4 +1,4 @@
-"""How values are written for a driver, and the SQL files."""
+"""Convert values for database drivers, and read the SQL files."""
 
 from __future__ import annotations
 
@@ -17,61 +17,62 @@ from .clock import MICROSECONDS, instants_us
 
 
 def statement(name: str, **words: str) -> str:
-    """Return the text of ``sql/<name>.sql``, with these words in place of their names in braces."""
+    """Return the text of ``sql/<name>.sql`` with its placeholders in braces replaced by these
+    words."""
     text = _text(name)
     return text.format(**words) if words else text
 
 
 @cache
 def _text(name: str) -> str:
-    """Return the text of a SQL file without its comments."""
+    """Return the text of a SQL file without comments."""
     written = (files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")
     lines = [line for line in written.splitlines() if not line.lstrip().startswith("--")]
     return "\n".join(lines)
 
 
 def columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
-    """Turn rows into that many columns, as ``unnest`` takes them."""
+    """Turn rows into ``width`` columns, as ``unnest`` takes them."""
     return (
         [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
     )
 
 
 def hexes(keys: Iterable[UUID]) -> str:
-    """Write keys as a list of JSON, as SQLite has them in its tables."""
+    """Return ids as a JSON list in SQLite's text form."""
     return json.dumps([key.hex for key in keys])
 
 
 def as_uuid(value: UUID | str) -> UUID:
-    """Return an id that a driver gave: those without UUIDs of their own give text."""
+    """Convert an id from the driver. Drivers without UUID support return text."""
     return value if isinstance(value, UUID) else UUID(value)
 
 
 class Written:
-    """Writes values for a driver that does not take them as they are.
+    """Convert values for the driver of a database.
 
     Args:
-        connection: to the database that they are for.
+        connection: Django's connection to the database.
     """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._has_uuids = bool(connection.features.has_native_uuid_field)
         self._texts: dict[int, str] = {}
-        """Whole seconds -> their text: rows that are written together mostly share theirs."""
+        """Whole seconds -> their text. Rows that are written together mostly share the second."""
 
     def id(self, value: UUID) -> UUID | str:
-        """Write an id."""
+        """Convert an id."""
         return value if self._has_uuids else value.hex
 
     def moment(self, seconds: float | None) -> Any:
-        """Write a moment, given in seconds since 1970."""
+        """Convert a moment, given in seconds since 1970."""
         if seconds is None:
             return None
         return self.moments([seconds])[0]
 
     def moments(self, seconds: Sequence[float]) -> list[str]:
-        """Write many moments."""
+        """Convert many moments."""
         texts = self._texts
         parted = [divmod(us, MICROSECONDS) for us in instants_us(seconds)]
         for whole in {whole for whole, _ in parted} - texts.keys():
@@ -81,5 +82,5 @@ class Written:
         return [f"{texts[whole]}.{us:06d}" if us else texts[whole] for whole, us in parted]
 
     def data(self, value: bytes | None) -> Any:
-        """Write bytes."""
+        """Convert bytes."""
         return None if value is None else self._connection.Database.Binary(value)

@@ -1,6 +1,6 @@
-"""What databases do differently: ``engine_of`` chooses the engine of a database.
+"""Database engines: ``engine_of`` returns the engine of a database.
 
-No function outside of this package asks which database it is on.
+Code outside this package does not ask which database it is on.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def engine_of(alias: str) -> Engine:
 
 
 def engine_for(connection: Any) -> Engine:
-    """Return the engine of the database that a connection of Django's belongs to. It is made once
-    for each alias, and serves all threads."""
+    """Return the engine of the database of a Django connection. Engines are created once per alias
+    and are shared by all threads."""
     key = (connection.alias, connection.vendor)
     engine = _engines.get(key)
     if engine is None:

@@ -1,8 +1,8 @@
-"""What Stoker asks of a database, one method for each thing that databases do differently.
+"""The operations that differ between databases, one method each.
 
-The methods here, and in ``keys.py``, ``rows.py`` and ``sessions.py``, suit a database that is given
-one row after the other. ``postgresql.py``, ``mysql.py`` and ``sqlite.py`` override what theirs does
-in another way.
+The default methods here, and in ``keys.py``, ``rows.py`` and ``sessions.py``, write one row after
+another. ``postgresql.py``, ``mysql.py`` and ``sqlite.py`` override them where their database has a
+better way.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ JOB = (
     "id", "task", "queue", "priority", "package", "enqueued_at", "run_after", "attempts",
     "worker_id", "reason",
 )  # fmt: skip
-"""The columns of a job that is inserted: the rest is NULL until it has ended."""
+"""Columns of a new job. The other columns stay NULL until the job has ended."""
 PLACE = ("job_id", "queue", "rank", "attempts", "crashes", "guards")
-"""The columns that the narrow tables have in common."""
+"""Columns that all narrow tables have in common."""
 
 
 class Engine(Keys):
-    """The database with one alias, for all threads of a process."""
+    """Engine of the database with one alias, shared by all threads of a process."""
 
     # -- jobs -------------------------------------------------------------------------------------
 
     @property
     def takes_copies(self) -> bool:
-        """Whether rows can be streamed into a table now."""
+        """Return whether rows can be streamed into a table by COPY now."""
         return False
 
     def insert_jobs(self, jobs: Sequence[NewJob]) -> set[UUID]:
-        """Insert jobs with the rows that say where they wait. An id that is there is left alone.
+        """Insert jobs and their ready or deferred rows. Skip ids that exist already.
 
         Args:
-            jobs: each id once.
+            jobs: the jobs, each id once.
 
         Returns:
-            The ids of those inserted.
+            The ids of the inserted jobs.
 
         Raises:
-            IntegrityError: somebody else inserts one of them at this moment.
+            IntegrityError: another transaction is inserting the same job.
         """
         written = Written(self.connection)
         with transaction.atomic(using=self.alias, savepoint=False):
@@ -79,8 +79,8 @@ class Engine(Keys):
         return {job.job_id for job in fresh}
 
     def insert_fresh(self, job: NewJob) -> None:
-        """Insert a job that nobody can have inserted before, that may run now and needs nothing.
-        Outside of a transaction the sleeping pushers may be notified by the same message."""
+        """Insert a job whose id is known to be new, that is due and has no guards. Outside a
+        transaction, the engine may notify the sleeping pushers in the same message."""
         inserts = self._inserts_of(job)
         with (
             transaction.atomic(using=self.alias, savepoint=False),
@@ -97,16 +97,16 @@ class Engine(Keys):
         ]
 
     def insert_finished(self, jobs: Sequence[Success]) -> set[UUID]:
-        """Insert jobs that have succeeded at their first attempt, if one statement can do so.
+        """Insert jobs that have succeeded at their first attempt, if the database can do so in one
+        statement.
 
         Returns:
-            Those inserted: a row that is there is left alone.
+            The ids of the inserted jobs. Existing rows are not changed.
         """
         return set()
 
     def ensure_jobs(self, jobs: Sequence[NewJob]) -> None:
-        """Insert the rows of jobs that wait nowhere in the store. An id that is there is left
-        alone."""
+        """Insert rows of jobs that wait outside the store. Existing rows are not changed."""
         written = Written(self.connection)
         text = self.insert_into(JOBS, JOB)
         ignoring: str = self.connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
@@ -117,7 +117,7 @@ class Engine(Keys):
             )
 
     def finish_jobs(self, endings: Sequence[Ending]) -> None:
-        """Write how jobs ended."""
+        """Write the ends of jobs."""
         written = Written(self.connection)
         self._finish_each(
             [
@@ -136,8 +136,8 @@ class Engine(Keys):
         )
 
     def finish_well(self, successes: Successes) -> Callable[[], object]:
-        """Return what writes that these jobs ended well, all made ready: where only one can write
-        at a time, the others should not have to wait for that as well."""
+        """Prepare the statement that records successful jobs, and return a function that runs it.
+        With only one writer at a time, other processes then do not wait for the preparation."""
         written = Written(self.connection)
         started = written.moments(successes.started_at)
         finished = written.moments(successes.finished_at)
@@ -153,7 +153,7 @@ class Engine(Keys):
             cursor.executemany(statement("job_finish_one"), rows)
 
     def end_steps(self, ends: Sequence[StepEnd]) -> None:
-        """Write what became of the steps of workflows."""
+        """Write the ends of workflow steps."""
         written = Written(self.connection)
         quote = self.connection.ops.quote_name
         with self.connection.cursor() as cursor:
@@ -173,8 +173,7 @@ class Engine(Keys):
     # -- leases -----------------------------------------------------------------------------------
 
     claims_by_marks = False
-    """Whether ``claim_ready`` can be told where in the line to begin, and leaves out paused
-    queues."""
+    """Whether ``claim_ready`` can start at watermarks, and skips paused queues itself."""
 
     def claim_ready(
         self,
@@ -184,33 +183,33 @@ class Engine(Keys):
         limit: int,
         leasing: Leasing,
     ) -> list[Claim] | None:
-        """Lease the first ready jobs of these queues, as far as they have no guards.
+        """Lease the first ready jobs of the given queues that have no guards.
 
         Args:
-            ready: the rows of all that are ready.
-            queues: their names.
-            spans: the parts of their lines, where ``claims_by_marks``.
-            limit: how many jobs.
-            leasing: what the leases have in common.
+            ready: query for all ready rows.
+            queues: names of the queues.
+            spans: parts of the queues to search, if ``claims_by_marks``.
+            limit: largest number of jobs.
+            leasing: lease id, holder and length, the same for all new leases.
 
         Returns:
-            The claims, and in their place in the order of the line those jobs that have guards,
-            without a lease id. None: one has to lock the first of the lines and to decide.
+            The claims. Jobs with guards are included at their place in the order, without a lease
+                id. None: the caller has to lock the first jobs and check their guards.
         """
         return None if ready.filter(queue__in=queues).exists() else []
 
     def extend_leases(
         self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey], lease_us: int
     ) -> set[LeaseKey]:
-        """Let leases end ``lease_us`` from now. Rows that others have locked are left out.
+        """Let leases end ``lease_us`` from now. Skip rows that other transactions have locked.
 
         Args:
-            leases: the rows of all leases.
-            keys: those to extend.
-            lease_us: for how long.
+            leases: query for all leases.
+            keys: job ids and lease ids to extend.
+            lease_us: new length, in microseconds.
 
         Returns:
-            Those extended.
+            The keys of the extended leases.
         """
         with transaction.atomic(using=self.alias):
             extended = set(self._lock_valid(leases, keys, waits=False))
@@ -225,7 +224,7 @@ class Engine(Keys):
         """Delete leases.
 
         Returns:
-            Job id, lease id and number of needs of those that were valid.
+            Job id, lease id and number of guards of each lease that was valid.
         """
         valid = self._lock_valid(leases, keys)
         self.delete_by_key(leases, [job_id for job_id, _ in valid])
@@ -234,18 +233,18 @@ class Engine(Keys):
     def end_lease_digits(
         self, leases: models.QuerySet[Any], digits: Sequence[str], lease_ids: Sequence[int]
     ) -> Sequence[tuple[Any, ...]]:
-        """Delete leases, given by the 32 digits of each job's id. See ``end_leases``; the job ids
-        come as the driver has them."""
+        """Delete leases, given by the 32 hexadecimal digits of each job id. Return the same as
+        ``end_leases``, but with job ids as the driver returns them."""
         pairs = zip(digits, lease_ids, strict=True)
         return self.end_leases(leases, [(UUID(one), lease_id) for one, lease_id in pairs])
 
     def give_back(
         self, leases: models.QuerySet[Any], returns: Sequence[GivenBack]
     ) -> list[tuple[UUID, int, int]]:
-        """Move leased jobs to where they wait.
+        """Move leased jobs back to ready or deferred.
 
         Returns:
-            As ``end_leases`` does.
+            The same as ``end_leases``.
         """
         valid = self._lock_valid(leases, [(back.job_id, back.lease_id) for back in returns])
         by_key = {(back.job_id, back.lease_id): back for back in returns}
@@ -268,12 +267,12 @@ class Engine(Keys):
     def claim_expired(
         self, leases: models.QuerySet[Any], limit: int, leasing: Leasing
     ) -> list[Claim]:
-        """Take over leases that are over. The lost attempt stays counted.
+        """Take over leases that have expired. The lost attempt stays counted.
 
         Args:
-            leases: the rows of all leases.
-            limit: how many at most.
-            leasing: what the new leases have in common.
+            leases: query for all leases.
+            limit: largest number of jobs.
+            leasing: lease id, holder and length of the new leases.
         """
         over = leases.filter(leased_until_us__lt=DatabaseNow())
         with transaction.atomic(using=self.alias):
@@ -285,7 +284,8 @@ class Engine(Keys):
             return self.read_claims(job_ids, leasing.lease_id)
 
     def read_claims(self, job_ids: Sequence[UUID], lease_id: int) -> list[Claim]:
-        """Return what was leased of these jobs under this lease id, in their order."""
+        """Return the claims of jobs that are leased under this lease id, in the order of
+        ``job_ids``."""
         if not job_ids:
             return []
         rows = self.find_each("claims", job_ids, "PRIMARY")
@@ -297,7 +297,7 @@ class Engine(Keys):
         return (job_id, lease_id, package or b"", *place, 0, 0.0, "", self.as_seconds(run_after))
 
     def as_seconds(self, moment: datetime | None) -> float | None:
-        """Return a moment that the driver gave, in seconds since 1970."""
+        """Convert a moment from the driver to seconds since 1970."""
         if moment is None:
             return None
         if moment.tzinfo is None and settings.USE_TZ:
@@ -307,7 +307,7 @@ class Engine(Keys):
     def _lock_valid(
         self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey], *, waits: bool = True
     ) -> dict[LeaseKey, Any]:
-        """Lock the rows of these leases, as far as they are valid."""
+        """Lock the rows of leases and return the valid ones."""
         wanted = set(keys)
         names = ("job_id", "lease_id", "queue", "rank", "guards")
         rows = self.lock_by_key(leases, {job_id for job_id, _ in keys}, *names, waits=waits)
@@ -319,19 +319,19 @@ class Engine(Keys):
     def move_due(
         self, deferred: models.QuerySet[Any], limit: int, from_us: int
     ) -> list[tuple[Any, ...]]:
-        """Move deferred jobs whose moment has come to ready.
+        """Move deferred jobs that are due to ready.
 
         Args:
-            deferred: the rows of all that are deferred.
-            limit: how many at most.
-            from_us: those that were due before that may be left for another time.
+            deferred: query for all deferred rows.
+            limit: largest number of jobs.
+            from_us: jobs that were due earlier than this may be left for later.
 
         Returns:
-            Their places in ready.
+            The new rows in ready.
         """
         due = deferred.filter(due_us__lte=DatabaseNow())
         if not due.exists():
-            return []  # without a transaction, which on SQLite would be everybody's only one
+            return []  # without a transaction, because SQLite allows only one writer at a time
         with transaction.atomic(using=self.alias):
             first = self.lockable(due.order_by("due_us"))
             places = list(first.values_list(*PLACE)[:limit])
@@ -341,15 +341,15 @@ class Engine(Keys):
     def call_first(
         self, blocked: models.QuerySet[Any], key_ids: Sequence[UUID], count: int
     ) -> dict[tuple[UUID, str], int]:
-        """Move the first jobs of each queue from the lines of these keys to ready.
+        """Move the first jobs of each queue that are blocked by the given keys to ready.
 
         Args:
-            blocked: the rows of all that are blocked.
-            key_ids: of the keys.
-            count: how many of each queue.
+            blocked: query for all blocked rows.
+            key_ids: ids of the guard keys.
+            count: largest number of jobs per key and queue.
 
         Returns:
-            Key and queue -> how many were moved.
+            Key and queue -> number of moved jobs.
         """
         moved: dict[tuple[UUID, str], int] = {}
         places: list[tuple[Any, ...]] = []
@@ -364,7 +364,7 @@ class Engine(Keys):
         return moved
 
     def move_to_ready(self, rows: models.QuerySet[Any], places: Sequence[tuple[Any, ...]]) -> None:
-        """Move jobs that the caller has locked from another narrow table to ready."""
+        """Move rows that the caller has locked from another narrow table to ready."""
         ids = [as_uuid(place[0]) for place in places]
         self.delete_by_key(rows, ids)
         write = Written(self.connection).id
@@ -377,12 +377,12 @@ class Engine(Keys):
     def upsert_letters(
         self, kinds: Mapping[str, str], letters: Sequence[Sequence[Any]], newest: Sequence[str]
     ) -> None:
-        """Insert dead letters, or let them replace what an older failure said.
+        """Insert dead letters. If a letter exists already, overwrite it with the newer failure.
 
         Args:
             kinds: column -> its type on PostgreSQL.
-            letters: the values of each, in the order of their identities.
-            newest: the columns that a further failure replaces.
+            letters: values of each letter, in the order of their identities.
+            newest: the columns that a newer failure overwrites.
         """
         marks = ", ".join(["%s"] * len(kinds))
         text = self._letters_text(kinds, f"VALUES ({marks})", newest)
@@ -404,7 +404,8 @@ class Engine(Keys):
             end=end,
             newest=",\n    ".join(f"{quote(name)} = {new}{quote(name)}{end}" for name in newest),
         )
-        return text[text.index("INSERT") :]  # a driver sends rows together if it knows an INSERT
+        # drivers send rows in batches only if the text starts with INSERT
+        return text[text.index("INSERT") :]
 
 
 def _job_row(job: NewJob, written: Written) -> tuple[Any, ...]:
@@ -435,5 +436,5 @@ def _parameter(value: Any, written: Written) -> Any:
 
 
 def aware(value: datetime) -> datetime:
-    """Return a moment as the project's ``USE_TZ`` has it, with its zone."""
+    """Return a moment with or without a time zone, as the setting ``USE_TZ`` requires."""
     return value if settings.USE_TZ else timezone.make_aware(value)

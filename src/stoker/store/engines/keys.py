@@ -1,4 +1,4 @@
-"""Keys of guards, and unique keys."""
+"""Guard keys and unique keys."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ KEY = (
     "id", "kind", "name", "fence", "places", "places_by", "has_line", "period_us", "burst",
     "starts",
 )  # fmt: skip
-"""The columns of a guard's key that is made: the rest is NULL."""
+"""Columns of a new guard key. The other columns are NULL."""
 UNIQUE = ("key_id", "name", "job_id", "taken_us", "until_us")
-"""The columns of a unique key."""
+"""Columns of a unique key."""
 
 
 class Keys(Rows):
-    """A database in which keys are made and taken one by one."""
+    """Default implementation, which creates and takes keys one by one."""
 
     def lock_or_make(
         self, keys: models.QuerySet[Any], needs: Sequence[StatedNeed]
     ) -> Sequence[Any]:
-        """Lock the keys of guards: those that are not there yet are made, and the fence of each is
-        one that nobody has had.
+        """Lock guard keys. Create missing keys, and raise the fencing number of each.
 
         Args:
-            keys: the rows of all keys.
-            needs: one for each key, in the order of the keys.
+            keys: query for all guard keys.
+            needs: one need per key, in the order of the keys.
 
         Returns:
-            The keys.
+            The locked keys.
         """
         written, fence = Written(self.connection), database_now_us(self.alias)
         text = f"{self.insert_into('stoker_key', KEY)} {self.on_conflict('id')} fence = fence + 1"
@@ -66,34 +65,35 @@ class Keys(Rows):
         return self.lock_by_key(keys, [need.key_id for need in needs])
 
     def take_new_keys(self, takings: Sequence[Taking]) -> bool:
-        """Take unique keys that nobody has had. Waits for others who are about to take one of them.
+        """Take unique keys that have no row yet. Wait for transactions that are inserting one of
+        them.
 
         Returns:
-            Whether all of them are taken.
+            Whether all keys were taken.
         """
         write = Written(self.connection).id
         rows = [
             (write(one.key_id), one.name, write(one.job_id), one.taken_us, one.until_us)
-            for one in sorted(takings)  # for the reason that unique_insert.sql gives
+            for one in sorted(takings)  # in order, for the reason given in unique_insert.sql
         ]
         try:
             self.insert_rows("stoker_unique", UNIQUE, rows)
         except IntegrityError:
-            return False  # here, that ends a statement, and no transaction
+            return False  # only the statement fails here, not the transaction
         return True
 
     def take_over_keys(
         self, keys: models.QuerySet[Any], takings: Sequence[Taking], condition: Condition
     ) -> bool:
-        """Take unique keys from the jobs that were seen to have them, unless somebody was quicker.
+        """Take unique keys from their present jobs, unless another transaction has taken one first.
 
         Args:
-            keys: the rows of all unique keys.
-            takings: each of a key that a job was seen to have.
-            condition: checked once more when it comes to it.
+            keys: query for all unique keys.
+            takings: one for each key that was seen to belong to a job.
+            condition: checked again in the statement that takes the keys.
 
         Returns:
-            Whether all of them are taken.
+            Whether all keys were taken.
         """
         write = Written(self.connection).id
         rows = [
@@ -116,15 +116,16 @@ class Keys(Rows):
     def take_key_and_insert(
         self, taking: Taking, condition: Condition, job: NewJob, letter: Mapping[str, Any]
     ) -> bool:
-        """Take a unique key, and insert the job that it is taken for, if one statement can do both.
+        """Take a unique key and insert its job, if the database can do both in one statement.
 
         Args:
             taking: the key.
-            condition: must be true of the job that was seen to have it.
-            job: needs nothing.
-            letter: which dead letter it carries on: parameters of unique_add_one.sql.
+            condition: must hold for the job that the key was seen to belong to.
+            job: a job without guards.
+            letter: the dead letter that the job continues: parameters of unique_add_one.sql.
 
         Returns:
-            Whether it is done. If not, somebody was quicker, or it takes more than a statement.
+            Whether it was done. If not, another transaction took the key, or several statements are
+                needed.
         """
         return False

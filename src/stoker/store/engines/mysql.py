@@ -1,7 +1,7 @@
-"""MariaDB and MySQL: keys go in a list of JSON that the table is joined to.
+"""MariaDB and MySQL: pass keys as a JSON list and join the table to it.
 
-Given a list of keys in another way, they may read a whole table, and lock rows or wait for rows
-that are not in the list.
+With other forms of key lists these databases may read a whole table, and lock or wait for rows that
+are not in the list.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ if TYPE_CHECKING:
     from stoker.models.unique_key import Condition, Taking
 
 PLAIN = frozenset({b"SELECT", b"INSERT", b"UPDATE", b"DELETE", b"REPLAC", b"SAVEPO", b"RELEAS"})
-"""The first six letters of statements that begin no transaction."""
+"""First six letters of the statements that never begin a transaction."""
 REFUSED_INSIDE_TRANSACTION = 1568
 """ER_CANT_CHANGE_TX_CHARACTERISTICS"""
 REST_BYTES = 1 << 16
-"""Of a statement, beside its value."""
+"""Allowance for the rest of a statement besides its value."""
 ESCAPED = b"\x00\n\r\x1a\"'\\"
-"""Bytes that are sent as two."""
+"""Bytes that are escaped, and so sent as two bytes."""
 WANTED = "JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$')) AS wanted"
-"""A list of keys as a table. It is ASCII, so that it compares to a column of any collation."""
+"""A list of keys as a table. It is ASCII, so that it can be compared with a column of any
+collation."""
 
 
 class MySQL(Engine):
-    """MariaDB since 10.7, or MySQL."""
+    """MariaDB 10.7 or later, or MySQL."""
 
     is_supported = True
     now_sql = NOW_ON_MYSQL
@@ -55,7 +56,8 @@ class MySQL(Engine):
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
     ) -> Sequence[str]:
-        """MySQL can only end a session that is silent for long, whether in a transaction or not."""
+        """Set the deadlines of locks and idle transactions. MySQL can only end a session that is
+        idle, whether it is in a transaction or not."""
         if not is_cluster:
             return ()
         silent_seconds = max(round(settings.lease_seconds / 3), round(2 * CHECK_AFTER_SECONDS))
@@ -74,8 +76,8 @@ class MySQL(Engine):
         return ()
 
     def watch_transactions(self, connection: Any) -> None:
-        """Mark a connection of mysqlclient when a statement is sent that may begin a transaction.
-        Its cursors send all of theirs by this method."""
+        """Mark mysqlclient's connection when a statement is sent that may begin a transaction. The
+        driver's cursors send all statements by ``query``."""
         raw = connection.connection
         send: Callable[[bytes | str], None] = raw.query
 
@@ -94,16 +96,16 @@ class MySQL(Engine):
         return getattr(raw, "stoker_may_be_open", False) or not raw.get_autocommit()
 
     def is_in_transaction(self, connection: Any) -> bool:
-        """Ask the server, if a statement was sent that may have begun a transaction."""
+        """Ask the server, but only if a statement was sent that may have begun a transaction."""
         return self.may_be_in_transaction(connection) and _ask_server(connection)
 
     def refuse_too_large(self, value: bytes) -> None:
-        """The server takes no statement larger than ``max_allowed_packet``, and closes the
-        connection of who sends one. To the sender this looks like a server that has gone away."""
+        """Refuse a value that does not fit into ``max_allowed_packet``. The server would close the
+        connection, and the client would report that the server has gone away."""
         try:
             ((most_bytes,),) = self._read("SELECT @@max_allowed_packet", [])
         except (DatabaseError, InterfaceError):
-            return  # who records it will see
+            return  # the error will come again when the value is recorded
         sent_bytes = len(value) + sum(map(value.count, ESCAPED))
         if sent_bytes + REST_BYTES > most_bytes:
             raise PackageTooLarge(
@@ -127,16 +129,19 @@ class MySQL(Engine):
         return self._read(text, [self._listed(keys)])
 
     def _lock(self, lock: str) -> str:
-        """MySQL refuses to lock the rows of the list itself, and MariaDB knows no other way."""
+        """Return the lock clause. On MySQL it must exclude the rows of the JSON list; MariaDB has
+        no syntax for that and does not need it."""
         if self._is_mariadb:
             return "LOCK IN SHARE MODE" if lock == "SHARE" else "FOR UPDATE"
         return f"FOR {lock} OF narrow"
 
     def _line_words(self, index: str) -> dict[str, str]:
-        """Force the index, in whose entry a transaction sees that another one has the row. If one
-        goes by way of the index and the other by the primary key, the first has locked that entry
-        before it sees the row's lock, and keeps it: the other, which has the row, waits for the
-        first when it deletes the row."""
+        """Force the index, whose entries already show that another transaction has locked a row.
+
+        Otherwise a deadlock is possible: a transaction that uses the index locks the entry, and
+        then waits for the row of a transaction that found it by the primary key. The latter waits
+        for the entry when it deletes the row.
+        """
         return {"index": f"FORCE INDEX ({index})", "lock": "FOR UPDATE SKIP LOCKED"}
 
     def find_each(
@@ -160,7 +165,7 @@ class MySQL(Engine):
     def _assignments(
         self, model: type[models.Model], values: dict[str, Any]
     ) -> tuple[str, list[Any]]:
-        """Return the SET of an UPDATE, and its parameters."""
+        """Return the SET clause of an UPDATE, and its parameters."""
         written, prepared = [], []
         columns = {field.name: field for field in model._meta.concrete_fields}
         for name, value in values.items():
@@ -188,8 +193,11 @@ class MySQL(Engine):
     def take_over_keys(
         self, keys: models.QuerySet[Any], takings: Sequence[Taking], condition: Condition
     ) -> bool:
-        """They lock what the subqueries of such an UPDATE read: rows of jobs, whose end would have
-        to wait. So the keys are locked, and looked at once more."""
+        """Lock the keys, and check the condition in Python.
+
+        An UPDATE with subqueries would lock the rows that these read: rows of jobs, whose end would
+        then have to wait.
+        """
         key_ids = [one.key_id for one in takings]
         self.lock_by_key(keys, key_ids, "key_id")
         seen = keys.look(key_ids)[1]  # type: ignore[attr-defined] # of UniqueKeyQuerySet
@@ -199,14 +207,14 @@ class MySQL(Engine):
         return self._write(statement("unique_take_over_by_key"), [listed]) == len(takings)
 
     def _listed(self, keys: Iterable[UUID]) -> str:
-        """Return a list of keys, in their order, as the columns of the database have them."""
+        """Return the keys as a sorted JSON list, in the form of the database's columns."""
         write = Written(self.connection).id
         return json.dumps([write(key) for key in sorted(keys)], default=str)
 
 
 def _ask_server(connection: Any) -> bool:
-    """Ask whether a transaction is open. If the server cannot answer, nobody knows what became of
-    the transaction."""
+    """Ask the server whether a transaction is open. Return True if it cannot answer, because the
+    state of the transaction is then unknown."""
     raw = connection.connection
     try:
         if connection.mysql_is_mariadb:
@@ -227,7 +235,8 @@ def _fetch_number(raw: Any, statement: str) -> int:
 
 
 def _refuses_characteristics(raw: Any) -> bool:
-    """MySQL has no variable that says so, but refuses this statement inside a transaction."""
+    """Return whether MySQL refuses a statement that is not allowed inside a transaction. MySQL has
+    no variable for this."""
     try:
         raw.query("SET TRANSACTION READ WRITE")
     except Exception as error:

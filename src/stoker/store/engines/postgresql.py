@@ -1,4 +1,4 @@
-"""PostgreSQL: rows go as arrays, and move from table to table in one statement."""
+"""PostgreSQL: pass rows as arrays, and move them between tables in one statement."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from stoker.store.insert import Success
 
 CLIENT_EXTRA_SECONDS = 1.0
-"""How much longer than ``DATABASE_SECONDS`` the client waits, so that the server's own deadline
-comes first wherever the server still hears us."""
+"""How much longer than ``DATABASE_SECONDS`` the client waits. So the server's deadline comes first,
+as long as the server still hears the client."""
 IDLE, UNKNOWN = 0, 4
-"""As libpq numbers the states of a session: outside of a transaction; its connection is broken."""
+"""libpq's numbers of two transaction states: outside a transaction, and broken connection."""
 ALONE = ("VACUUM", "LISTEN")
-"""Statements that are not possible, or have no effect, in a transaction."""
+"""Statements that are forbidden or have no effect inside a transaction."""
 PLANNING = "-c enable_bitmapscan=off"
-"""The planner takes a queue that it has not seen at its last look for a short one, and would rather
-fetch and sort all of it than walk its index: for each claim, however long the queue has become."""
+"""For a queue that is missing from its statistics, the planner assumes few rows. It would then
+fetch and sort the whole queue for each claim, however long, instead of reading its index."""
 ALWAYS_THE_SAME = frozenset({"now", "among"})
-"""Words that are the same each time a statement is sent to a database."""
+"""Names of template words whose value never changes for a database."""
 WANTED = "unnest((SELECT %s::uuid[])) AS wanted (id)"
 
 
 class PostgreSQL(Engine):
-    """PostgreSQL, by psycopg 3 or 2."""
+    """PostgreSQL with psycopg 3 or 2."""
 
     is_supported = True
     now_sql = NOW_ON_POSTGRESQL
@@ -63,12 +63,13 @@ class PostgreSQL(Engine):
 
     def limit_calls(self, connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
         options = connection.settings_dict.setdefault("OPTIONS", {})
-        options.pop("pool", None)  # Django lends no connection from a pool for good
+        # a pool's connections cannot be kept as long as this process needs them
+        options.pop("pool", None)
         super().limit_calls(connection, seconds)
         connection.settings_dict[prepared.SECONDS_KEY] = seconds + CLIENT_EXTRA_SECONDS
         connection_created.connect(prepared.limit_waits, dispatch_uid="stoker.limit_waits")
         if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            # Not behind a transaction pooler, where the settings would leak to other clients.
+            # Not behind a transaction pooler, because the settings would affect its other clients.
             ours = [f"-c statement_timeout={max(1, round(seconds)) * 1000}", *session]
             options["options"] = f"{' '.join(ours)} {options.get('options', '')}".rstrip()
 
@@ -86,9 +87,11 @@ class PostgreSQL(Engine):
         return ours
 
     def _limit_pooled_transactions(self, settings: Settings, limits: Mapping[str, int]) -> None:
-        """Set the deadlines anew in each transaction. For a connection through a pooler like
-        PgBouncer, which lends the server's sessions by the transaction: what is set for a session
-        would apply to other clients."""
+        """Set the deadlines again in each transaction.
+
+        A pooler like PgBouncer lends a server session for one transaction only, so a session's
+        settings would affect its other clients.
+        """
         values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
         values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
         wish = "; ".join(f"SET LOCAL {name} = {value}" for name, value in values.items())
@@ -134,8 +137,8 @@ class PostgreSQL(Engine):
             cursor.execute(f"NOTIFY {wake.CHANNEL}")
 
     def vacuum(self, names: Sequence[str], dead: Mapping[str, int]) -> Mapping[str, int]:
-        """A claim walks the left edge of the hot tables: dead rows there must go within seconds,
-        not when autovacuum comes by."""
+        """Vacuum tables that have changed. A claim reads the left edge of the hot tables, so dead
+        rows there must be removed within seconds; autovacuum is too slow."""
         quote = self.connection.ops.quote_name
         with self.connection.cursor() as cursor:
             cursor.execute(
@@ -166,7 +169,7 @@ class PostgreSQL(Engine):
         return super().fetch(name, parameters, **words)
 
     def among(self, keys: Collection[UUID]) -> tuple[str, list[Any]]:
-        """The array stands in a subquery, as claimed_ack.sql explains."""
+        """Return a condition on an array in a subquery. claimed_ack.sql explains why."""
         return "= ANY ((SELECT %s::uuid[])::uuid[])", [array_literal(list(keys))]
 
     def find_by_key(self, name: str, digits: Sequence[str], **words: str) -> list[tuple[Any, ...]]:
@@ -174,7 +177,8 @@ class PostgreSQL(Engine):
         return self.fetch(name, {"keys": list_literal(digits)}, among=among, **words)
 
     def with_keys(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
-        """The keys go in one parameter: hundreds take longer than their look-up."""
+        """Pass the keys as one array parameter: hundreds of parameters would take longer than the
+        look-up."""
         among = RawSQL("SELECT unnest((SELECT %s::uuid[]))", [array_literal(list(keys))])
         return rows.filter(pk__in=among)
 
@@ -193,8 +197,8 @@ class PostgreSQL(Engine):
 
     @property
     def takes_copies(self) -> bool:
-        """Whether the driver streams rows (COPY). It passes by those who wrap what is executed, and
-        may forbid it: where there are any, nothing is streamed."""
+        """Return whether the driver supports COPY and nothing wraps Django's cursor. COPY would
+        bypass such wrappers, which may forbid or log statements."""
         connection = self.connection
         return hasattr(connection.Database, "Copy") and not connection.execute_wrappers
 
@@ -207,7 +211,8 @@ class PostgreSQL(Engine):
 
     def insert_fresh(self, job: NewJob) -> None:
         if self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
-            self.insert_jobs([job])  # it takes no two statements at once
+            # server-side binding does not allow two statements in one message
+            self.insert_jobs([job])
             return
         parameters = {
             "id": job.job_id,
@@ -317,13 +322,13 @@ class PostgreSQL(Engine):
     def _fetch_each(
         self, name: str, word: str, keyed: Sequence[tuple[Any, ...]], **parameters: int
     ) -> list[tuple[Any, ...]]:
-        """Run a statement that looks up by its id what belongs to a job.
+        """Run a statement that finds each job's values by its id.
 
         Args:
-            name: of the statement.
-            word: for the object in it.
-            keyed: job id, lease id, and what else belongs to it: numbers.
-            parameters: its others.
+            name: name of the statement.
+            word: name of the statement's parameter for the values.
+            keyed: for each job: its id, its lease id and further numbers.
+            parameters: the statement's other parameters.
         """
         found = []
         for some in _each_job_once(keyed):
@@ -364,7 +369,7 @@ class PostgreSQL(Engine):
             keys.model.from_db(None, names, row) for row in self.fetch("key_lock_or_make", arrays)
         ]
         for key in found:
-            if isinstance(key.starts, str):  # as Django has drivers give JSON
+            if isinstance(key.starts, str):  # Django configures drivers to return JSON as text
                 key.starts = json.loads(key.starts)
         return found
 
@@ -396,7 +401,7 @@ class PostgreSQL(Engine):
 
 
 ENDING = ("id", "status", "attempts", "worker_id", "started_us", "finished_us", "value", "reason")
-"""The parameters of job_finish.sql."""
+"""Parameters of job_finish.sql."""
 
 
 def _as_parameters(job: NewJob) -> dict[str, Any]:
@@ -428,12 +433,13 @@ def _as_text(value: Any) -> Any:
 
 
 def _in_json(row: tuple[Any, ...]) -> str:
-    """Write what belongs to a job, without its id."""
+    """Return a job's values without its id, as JSON."""
     return str(row[1]) if len(row) == 2 else str(list(row[1:]))
 
 
 def _each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tuple[Any, ...]]]:
-    """Give all of it at once, unless the same job comes with several leases."""
+    """Yield all rows at once, unless a job occurs with several leases. Then yield groups that
+    contain each job only once."""
     rest = keyed
     while rest:
         once = {row[0]: row for row in reversed(rest)}
@@ -444,7 +450,7 @@ def _each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tupl
 
 
 def _session_limits(settings: Settings) -> dict[str, int]:
-    """Return the settings that let a session end its waits."""
+    """Return the settings that end a session's waits."""
     seconds = max(1, round(settings.database_seconds))
     return {
         "lock_timeout": round(lock_seconds(settings) * 1000),

@@ -1,4 +1,4 @@
-"""Statements on the rows of one table, as Django's ORM or plain SQL has them on any database."""
+"""Statements about the rows of one table, in Django's ORM or in SQL that any database accepts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from .sessions import Sessions
 
 
 class Rows(Sessions):
-    """A database whose rows are found one by one."""
+    """Default implementation for rows of one table, found by their primary keys."""
 
     now_sql = ""
-    """An expression of SQL: the server's time when the statement runs, in microseconds since
-    1970."""
+    """SQL expression of the server's time when the statement runs, in microseconds since 1970."""
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
@@ -28,9 +27,9 @@ class Rows(Sessions):
         """Run ``sql/<name>.sql`` and return its rows.
 
         Args:
-            name: of the file.
-            parameters: of the statement. On PostgreSQL lists become arrays.
-            words: replace their names in braces.
+            name: name of the file.
+            parameters: parameters of the statement. On PostgreSQL, lists become arrays.
+            words: text for the statement's placeholders in braces.
         """
         with self.connection.cursor() as cursor:
             cursor.execute(statement(name, **words), parameters)
@@ -38,38 +37,38 @@ class Rows(Sessions):
             return rows
 
     def text_about(self, name: str, rows: models.QuerySet[Any], **words: str) -> str:
-        """Return ``sql/<name>.sql`` with the table of these rows and its primary key put in."""
+        """Return the text of ``sql/<name>.sql`` for the table and primary key of the given rows."""
         quote = self.connection.ops.quote_name
         table, key = quote(rows.model._meta.db_table), quote(rows.model._meta.pk.column)
         return statement(name, table=table, key=key, **words)
 
     def among(self, keys: Collection[UUID]) -> tuple[str, list[Any]]:
-        """Return what follows a column's name to say that it has one of these values, and the
-        parameters of that."""
+        """Return a condition that a column has one of the given values, without the column's name,
+        and its parameters."""
         write = Written(self.connection).id
         return f"IN ({', '.join(['%s'] * len(keys))})", [write(key) for key in keys]
 
     def find_by_key(self, name: str, digits: Sequence[str], **words: str) -> list[tuple[Any, ...]]:
-        """Run ``sql/<name>.sql``, in which ``{among}`` says that a column has one of these values.
+        """Run ``sql/<name>.sql``, whose ``{among}`` compares a column with a list of ids.
 
         Args:
-            name: of the statement.
-            digits: the 32 digits of each value.
-            words: replace their names in braces.
+            name: name of the statement.
+            digits: the 32 hexadecimal digits of each id.
+            words: text for the statement's placeholders in braces.
         """
         marks = ", ".join(["%s"] * len(digits))
         return self.fetch(name, list(digits), among=f"IN ({marks})", **words)
 
     def with_keys(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
-        """Return those of these rows that have one of these primary keys."""
+        """Restrict the query to the given primary keys."""
         return rows.filter(pk__in=keys)
 
     def lockable(self, rows: models.QuerySet[Any], *, waits: bool = False) -> models.QuerySet[Any]:
-        """Let a query lock the rows that it finds, where rows can be locked.
+        """Let a query lock the rows that it finds, if the database can lock rows.
 
         Args:
             rows: the query.
-            waits: whether to wait for rows that others have locked, or to leave them out.
+            waits: whether to wait for locked rows. False: skip them.
         """
         features = self.connection.features
         if not features.has_select_for_update:
@@ -80,18 +79,16 @@ class Rows(Sessions):
     def lock_by_key(
         self, rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True
     ) -> list[Any]:
-        """Lock the rows of these primary keys in the order of the keys: two who want the same rows
-        wait for each other in one direction only.
+        """Lock rows in the order of their primary keys, so that two transactions cannot deadlock.
 
         Args:
-            rows: of one table.
-            keys: of the rows.
-            names: of the fields that are wanted.
-            waits: whether to wait for rows that others have locked, or to leave them out.
+            rows: query for the table.
+            keys: primary keys of the rows.
+            names: fields to read. None given: all fields.
+            waits: whether to wait for locked rows. False: skip them.
 
         Returns:
-            For each row something that has its fields of these names; of all names, if none is
-            given.
+            An object with the fields for each locked row.
         """
         found = self.lockable(self.with_keys(rows, keys).order_by("pk"), waits=waits)
         return list(found.values_list(*names, named=True) if names else found)
@@ -102,13 +99,13 @@ class Rows(Sessions):
         """Lock rows of a narrow table in the order of their keys.
 
         Args:
-            rows: of the table.
-            names: of the columns that are wanted.
-            keys: of the rows.
+            rows: query for the table.
+            names: columns to read.
+            keys: keys of the rows.
             lock: "SHARE" or "UPDATE".
 
         Returns:
-            The columns of each row that was found.
+            The columns of each locked row.
         """
         among, parameters = self.among(keys)
         return self._read(
@@ -130,17 +127,17 @@ class Rows(Sessions):
         index: str,
         **line: UUID | str,
     ) -> list[tuple[Any, ...]]:
-        """Lock the first jobs of a line, but for those that others have locked.
+        """Lock the first jobs of a line, and skip jobs that other transactions have locked.
 
         Args:
-            rows: of one narrow table.
-            names: of the columns that are wanted.
-            limit: how many jobs.
-            index: the one that has the line in its order.
-            line: the fields by which the line is known.
+            rows: query for one narrow table.
+            names: columns to read.
+            limit: largest number of jobs.
+            index: the index in the order of the line.
+            line: the fields and values that select the line.
 
         Returns:
-            The columns of each job that was found, in the order of the line.
+            The columns of each locked job, in the order of the line.
         """
         quote, write = self.connection.ops.quote_name, Written(self.connection).id
         text = self.text_about(
@@ -160,13 +157,13 @@ class Rows(Sessions):
     def find_each(
         self, name: str, keys: Collection[UUID], index: str = ""
     ) -> list[tuple[Any, ...]]:
-        """Run ``sql/<name>.sql``, which finds something for each row of a table ``wanted (id)``.
+        """Run ``sql/<name>.sql``, which looks up rows for each id of a table ``wanted (id)``.
 
         Args:
-            name: of the statement, in which ``{wanted}`` stands for that table, ``{join}`` for a
-                join that begins with it, and ``{index}`` for what makes MariaDB use the index.
-            keys: the rows of the table.
-            index: the index that each row is looked up by.
+            name: name of the statement. Its placeholders are ``{wanted}`` for that table,
+                ``{join}`` for a join that starts with it, and ``{index}`` for MariaDB's index hint.
+            keys: the ids in the table.
+            index: the index for the look-up.
 
         Returns:
             The rows found.
@@ -174,29 +171,28 @@ class Rows(Sessions):
         raise NotImplementedError
 
     def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
-        """Delete the rows of these primary keys, which the caller has locked."""
+        """Delete rows by primary key. The caller has locked them."""
         if keys:
             self.with_keys(rows, keys).delete()
 
     def update_by_key(
         self, rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any
     ) -> None:
-        """Write these values to the rows of these primary keys, which the caller has locked. A
-        value may be an ``F``: another field of the same row."""
+        """Set these values in rows given by primary key. The caller has locked the rows. A value
+        may be an ``F`` of another field of the same row."""
         if keys:
             self.with_keys(rows, keys).update(**values)
 
     def update_each(
         self, rows: models.QuerySet[Any], name: str, numbers: Mapping[UUID, int], **copied: str
     ) -> None:
-        """Write to each of the rows of these primary keys, which the caller has locked, its own
-        number.
+        """Set a different number in each row, given by primary key. The caller has locked the rows.
 
         Args:
-            rows: of one table.
-            name: of the field for the number.
+            rows: query for the table.
+            name: field for the number.
             numbers: primary key -> number.
-            copied: other fields, each with the field of the same row from which it takes its value.
+            copied: further fields to set -> field of the same row to copy from.
         """
         if numbers:
             quote = self.connection.ops.quote_name
@@ -219,9 +215,9 @@ class Rows(Sessions):
         """Insert rows.
 
         Args:
-            table: its name.
-            names: of the columns.
-            values: of each row, as ``Written`` writes them.
+            table: name of the table.
+            names: names of the columns.
+            values: values of each row, converted by ``Written``.
         """
         if not values:
             return
@@ -233,8 +229,8 @@ class Rows(Sessions):
                 cursor.executemany(text, values)
 
     def insert_into(self, table: str, names: Sequence[str]) -> str:
-        """Return the statement that inserts a row. It is made once: that takes longer than to run
-        it."""
+        """Return the INSERT statement for one row. The text is cached, because building it takes
+        longer than running it."""
         key = (table, tuple(names))
         if key not in self._inserts:
             quote = self.connection.ops.quote_name
@@ -243,10 +239,10 @@ class Rows(Sessions):
         return self._inserts[key]
 
     new_value = ("excluded.", "")
-    """What stands before and after a column's name for the value that an INSERT had for it."""
+    """Text before and after a column's name to refer to the value of the failed INSERT."""
 
     def on_conflict(self, column: str) -> str:
-        """Return what begins the end of an INSERT that updates a row which is there already."""
+        """Return the start of the clause that updates an existing row instead of inserting."""
         return f"ON CONFLICT ({column}) DO UPDATE SET"
 
     def _read(self, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -255,7 +251,7 @@ class Rows(Sessions):
             return list(cursor.fetchall())
 
     def _write(self, text: str, parameters: Sequence[Any]) -> int:
-        """Run a statement. Returns how many rows it has changed."""
+        """Run a statement and return the number of changed rows."""
         with self.connection.cursor() as cursor:
             cursor.execute(text, parameters)
             return int(cursor.rowcount)

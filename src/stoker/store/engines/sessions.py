@@ -1,4 +1,4 @@
-"""Sessions with a database: deadlines, transactions, and what a pusher sleeps on."""
+"""Database sessions: deadlines, transactions and wake-ups."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from stoker.conf import Settings
 from stoker.store.wake import NoWake, Wake
 
 LONGEST_LOCK_SECONDS = 1.0
-"""How long one of our statements waits for a row at most: transactions of Stoker's last a few
-milliseconds, so whoever holds a row for longer is gone, or is user code."""
+"""Longest wait of a statement for a locked row. Stoker's own transactions last a few milliseconds,
+so a longer lock belongs to user code or to a dead process."""
 CHECK_AFTER_SECONDS = 30.0
-"""A connection that was not used for so long is asked whether it still works, where Django asks."""
+"""Idle time after which Django checks that a connection still works."""
 LARGE_BYTES = 1 << 19
-"""No server is set up to refuse a smaller value; so smaller ones need no look at its limit."""
+"""Every server accepts values up to this size, so smaller ones need no check."""
 SHORTEST_IDLE_SECONDS = 2
-"""A transaction of ours may pause for so long between two statements, on a busy machine."""
+"""Shortest limit for a transaction's pause between two statements, to allow for a busy machine."""
 
 
 class Sessions:
-    """The database with one alias, for all threads of a process."""
+    """Default implementation for sessions of the database with one alias, shared by all threads."""
 
     is_supported = False
-    """Whether jobs can be kept in such a database."""
+    """Whether jobs can be stored in this database."""
     has_isolation_levels = True
-    """Whether a transaction can choose what it sees of others."""
+    """Whether a transaction can choose its isolation level."""
     has_one_writer = False
-    """Whether a transaction that writes keeps all others from writing until it ends."""
+    """Whether a writing transaction blocks all other writers until it ends."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
     @property
     def connection(self) -> Any:
-        """This thread's connection, as Django has it."""
+        """Return Django's connection of this thread."""
         return connections[self.alias]
 
     def tune(self, connection: Any) -> None:
-        """Set what several processes need on a connection that was just opened."""
+        """Configure a new connection for use by several processes."""
 
     def needs_tuning(self, options: Mapping[str, Any]) -> bool:
-        """Return whether connections with these ``OPTIONS`` hinder one another unless ``tune`` is
-        called for them."""
+        """Return whether connections with these ``OPTIONS`` would block one another without
+        ``tune``."""
         return False
 
     @property
     def is_private(self) -> bool:
-        """Whether only this thread's connection sees the database."""
+        """Return whether only this thread's connection sees the database."""
         return False
 
     def call_limits(self, seconds: int) -> dict[str, Any]:
-        """Return the ``OPTIONS`` that let calls of a connection fail after some seconds."""
+        """Return the ``OPTIONS`` that make a connection's calls fail after some seconds."""
         return {}
 
     def limit_calls(self, connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
-        """Give every call by the connections that are opened with these settings a deadline.
+        """Set a deadline for every call of connections that are opened with these settings.
 
         Args:
-            connection: whose settings are changed.
+            connection: the connection whose settings are changed.
             seconds: the deadline.
-            session: further options of the session, on PostgreSQL.
+            session: on PostgreSQL: further options of the session.
         """
         options = connection.settings_dict.setdefault("OPTIONS", {})
         for name, value in self.call_limits(max(1, round(seconds))).items():
@@ -71,62 +71,63 @@ class Sessions:
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
     ) -> Sequence[str]:
-        """Let the sessions that this process opens from now on end their waits for locked rows, and
-        transactions that have gone silent. For the arguments see ``patience.set_deadlines``.
+        """Limit waits for locked rows, and idle transactions, in sessions that this process opens
+        from now on. ``patience.set_deadlines`` explains the arguments.
 
         Returns:
-            Options of the session, for ``limit_calls``.
+            Session options for ``limit_calls``.
         """
         return ()
 
     def watch_transactions(self, connection: Any) -> None:
-        """Prepare a connection that was just opened, so that ``may_be_in_transaction`` can answer
-        for it."""
+        """Prepare a new connection for ``may_be_in_transaction``."""
 
     def may_be_in_transaction(self, connection: Any) -> bool:
-        """Return False if the session is certainly outside of a transaction. Needs no round trip,
-        and another thread than the connection's may ask."""
+        """Return False if the session is certainly outside a transaction. Makes no round trip, and
+        may be called by any thread."""
         return False
 
     def is_in_transaction(self, connection: Any) -> bool:
-        """Return whether the session is inside a transaction."""
+        """Return whether the session is in a transaction."""
         return self.may_be_in_transaction(connection)
 
     def refuse_too_large(self, value: bytes) -> None:
-        """Refuse a value that the database would not take.
+        """Refuse a value that is too large for the database.
 
         Raises:
-            PackageTooLarge: with the sizes in its sentence.
+            PackageTooLarge: the message names the sizes.
         """
 
     def open_wake(self) -> Wake:
-        """Return what a pusher sleeps on until somebody has added jobs."""
+        """Return the object that a pusher sleeps on until jobs are added."""
         return NoWake()
 
     def notify(self) -> None:
-        """Wake sleeping pushers, unless this process has just done so."""
+        """Wake the sleeping pushers, unless this process has just done so."""
 
     def vacuum(self, names: Sequence[str], dead: Mapping[str, int]) -> Mapping[str, int]:
-        """Remove dead rows from tables, if this database does not do it in time by itself.
+        """Remove dead rows from tables, if the database does not do it soon enough itself.
 
         Args:
-            names: of the tables.
-            dead: what this returned the last time: a table where nothing has changed is left out.
+            names: names of the tables.
+            dead: the result of the previous call. Tables without changes since then are skipped.
 
         Returns:
-            Table -> how many of its rows have died so far.
+            Table -> number of rows that have died so far.
         """
         return dead
 
 
 def lock_seconds(settings: Settings) -> float:
-    """Return how long a statement of the cluster's own processes waits for a locked row."""
+    """Return how long statements of the cluster's own processes wait for a locked row."""
     return min(LONGEST_LOCK_SECONDS, settings.database_seconds / 4)
 
 
 def idle_seconds(settings: Settings) -> int:
-    """Return after how long the server ends a transaction of a process that says nothing. When a
-    machine loses its power or its network, nobody tells the server, which would keep the rows
-    locked for hours. Short enough that leases outlast it."""
+    """Return after how many seconds the server ends an idle transaction.
+
+    If a machine loses power or network, the server is not told, and would keep the rows locked for
+    hours. The limit is shorter than a lease.
+    """
     longest = min(settings.database_seconds, settings.lease_seconds / 3)
     return max(SHORTEST_IDLE_SECONDS, round(longest))

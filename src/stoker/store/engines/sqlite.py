@@ -1,10 +1,10 @@
-"""SQLite as a queue of several processes.
+"""SQLite as a queue for several processes.
 
-What ``DATABASES`` says itself is left as it is, and a database in memory, which no other process
-sees, is left alone.
+Options given in ``DATABASES`` are not changed. In-memory databases are not changed either, because
+no other process sees them.
 
-``synchronous`` stays FULL, which makes every commit wait for the disk: with NORMAL the last commits
-are gone after a power failure, and a job that was committed must not be.
+``synchronous`` stays FULL, so every commit waits for the disk. With NORMAL, a power failure could
+lose committed jobs.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ T = TypeVar("T")
 
 BUSY_MILLISECONDS = 20_000
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0004, 0.01
-"""Between two looks whether the line of writers moves."""
+"""Pauses between attempts to become the writer."""
 BUSY = 5
-"""SQLITE_BUSY; its variants have it in their lowest byte."""
+"""SQLITE_BUSY. Its extended codes have the same lowest byte."""
 WRITES = ("INSERT", "UPDATE", "DELETE")
 WANTED = "(SELECT value AS id FROM json_each(%s)) AS wanted"
-"""A list of keys as a table."""
+"""A JSON list of keys as a table."""
 JOB_ID, GUARDS, RANK_AND_JOB_ID = itemgetter(0), itemgetter(5), itemgetter(2, 0)
-"""Of a row of ``PLACE``."""
+"""Access to columns of a ``PLACE`` row."""
 
 
 class SQLite(Engine):
-    """SQLite since 3.35. Keys go in a list of JSON: it may take no more than a thousand parameters.
-    Nothing has to be locked, as transactions that write come one after the other."""
+    """SQLite 3.35 or later.
+
+    Keys are passed as a JSON list, because SQLite may allow only a thousand parameters. No row
+    locks are needed, because only one transaction writes at a time.
+    """
 
     is_supported = sqlite3.sqlite_version_info >= (3, 35)
     has_isolation_levels = False
@@ -60,8 +63,8 @@ class SQLite(Engine):
     # -- connections ------------------------------------------------------------------------------
 
     def tune(self, connection: Any) -> None:
-        """Let writers take their place in the line when they begin, readers and writers not hinder
-        one another, and whoever has to wait do so for a while."""
+        """Begin every transaction as a writer, use WAL so that readers and writers do not block one
+        another, and set a busy time-out."""
         if connection.is_in_memory_db():
             return
         options = connection.settings_dict["OPTIONS"]
@@ -125,8 +128,8 @@ class SQLite(Engine):
     # -- jobs -------------------------------------------------------------------------------------
 
     def insert_fresh(self, job: NewJob) -> None:
-        """Past Django's cursor if nobody minds that: for short statements it takes several times as
-        long as SQLite."""
+        """Insert without Django's cursor if nothing wraps it. The cursor takes several times as
+        long as SQLite for such short statements."""
         if not write_together(self.connection, self._inserts_of(job)):
             super().insert_fresh(job)
 
@@ -138,8 +141,11 @@ class SQLite(Engine):
         limit: int,
         leasing: Leasing,
     ) -> list[Claim] | None:
-        """What can be done without keeping all other writers waiting is done before and after the
-        transaction. Whoever was quicker in between has the job."""
+        """Lease jobs without guards.
+
+        Reading the jobs and their packages happens before and after the transaction, so that other
+        writers wait less. The transaction leases only the jobs that are still ready.
+        """
         line = [row for one in queues for row in self.lock_line(ready, PLACE, limit, "", queue=one)]
         if len(queues) > 1:
             line = sorted(line, key=RANK_AND_JOB_ID)[:limit]
@@ -173,10 +179,10 @@ class SQLite(Engine):
 
 
 def _begin(connection: Any) -> None:
-    """Begin as a writer, in place of Django's own way.
+    """Begin a transaction as a writer. Replaces Django's method.
 
     Raises:
-        django.db.OperationalError: somebody wrote for all of the busy time-out.
+        django.db.OperationalError: others were writing for the whole busy time-out.
     """
     raw = connection.connection
     with connection.wrap_database_errors:
@@ -184,15 +190,18 @@ def _begin(connection: Any) -> None:
 
 
 def write_together(connection: Any, statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
-    """Run these in a transaction of their own, past Django's cursor, if that is all the same: for
-    short ones it takes several times as long as SQLite. Whether it was done.
+    """Run statements in one transaction without Django's cursor, if nothing depends on the cursor.
+    For short statements the cursor takes several times as long as SQLite.
 
     Args:
-        connection: to SQLite.
-        statements: with their parameters.
+        connection: connection to SQLite.
+        statements: the statements with their parameters.
+
+    Returns:
+        Whether the statements were run.
 
     Raises:
-        DatabaseError: as a cursor does. Nothing was written then.
+        DatabaseError: a statement failed, and nothing was written.
     """
     if connection.in_atomic_block:
         return False
@@ -218,8 +227,10 @@ def write_together(connection: Any, statements: Sequence[tuple[str, Sequence[Any
 def _write_alone(
     execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
 ) -> Any:
-    """Run a statement, and let it wait as a transaction does if it is one of its own that writes.
-    Among others that come again and again it would be outrun until the busy time-out is over.
+    """Run a statement. If it writes outside a transaction, retry while the database is busy.
+
+    With SQLite's own waiting, processes that write all the time could block it until the busy
+    time-out.
     """
     raw = context["connection"].connection
     if many or raw.in_transaction or sql.lstrip()[:6].upper() not in WRITES:
@@ -228,8 +239,8 @@ def _write_alone(
 
 
 def _in_steps(raw: Any, write: Callable[[], T]) -> T:
-    """Try to write until it can be done. SQLite would wait asleep, up to a tenth of a second at a
-    time, while most transactions of ours are over in a few milliseconds."""
+    """Retry a write until it succeeds, with short pauses. SQLite itself would sleep for up to a
+    tenth of a second, although most of our transactions last a few milliseconds."""
     (limit,) = raw.execute("PRAGMA busy_timeout").fetchone()
     try:
         raw.execute("PRAGMA busy_timeout = 0")
@@ -254,8 +265,9 @@ def _try_within(seconds: float, write: Callable[[], T]) -> T:
 
 
 def _run(connection: Any, pragma: str) -> Any:
-    """Its value; None when it cannot be set now: another process may be using the file, or the file
-    be read-only. The mode is kept in the file, so the next connection tries again."""
+    """Run a pragma and return its value. Return None if it cannot be set now, because another
+    process uses the file or the file is read-only. SQLite stores the journal mode in the file, so
+    the next connection tries again."""
     with suppress(connection.Database.OperationalError):
         row = connection.connection.execute(pragma).fetchone()
         return row[0] if row else None
