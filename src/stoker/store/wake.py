@@ -44,7 +44,7 @@ class Wake(ABC):
 
     @abstractmethod
     def is_due(self) -> bool:
-        """Return whether jobs may have been added since the last call. Never blocks, never raises."""
+        """Return whether jobs may have been added since the last call. Never block or raise."""
 
     def close(self) -> None:
         """Close connections and file descriptors."""
