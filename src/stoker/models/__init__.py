@@ -1,8 +1,7 @@
-"""What is true: one table, one file; what may happen to a row is a method of its query set.
+"""The tables: one model per file. What may happen to rows is a method of the model's query set.
 
-A waiting or running job's state is the narrow table its row is in: ready, deferred, blocked or
-claimed.
-The wide ``Job`` row is written once when it is enqueued and once when it is finished.
+The state of an unfinished job is the hot table that its row is in: ready, deferred, blocked or
+claimed. The wide row in ``Job`` is written twice: when the job is enqueued and when it ends.
 """
 
 from .attempt import Attempt

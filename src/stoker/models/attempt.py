@@ -1,4 +1,4 @@
-"""Attempts that did not succeed: each with its error, so that a job's whole story can be read."""
+"""Unsuccessful attempts with their errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Attempt(models.Model):
-    """One try that failed, was cancelled, timed out or crashed. Job itself keeps a success."""
+    """An attempt that failed, was cancelled, timed out or crashed. A success is stored in Job."""
 
     class Kind(models.TextChoices):
         FAILED = "failed"

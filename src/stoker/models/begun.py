@@ -1,4 +1,4 @@
-"""Jobs of tasks with ``at_most_once=True`` that have begun."""
+"""Started jobs of tasks with ``at_most_once=True``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from stoker.store.statements import delete_by_key
 from .job import Job
 
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""How long it is known at least that a job has begun. A job that has not ended stays known."""
+"""How long the start of a job is remembered at least; always while the job has not ended."""
 
 
 class BegunQuerySet(models.QuerySet["Begun"]):
     def forget(self, seconds: float, limit: int) -> int:
-        """Delete up to so many that are older than that, and whose jobs have ended. Returns how
-        many."""
+        """Delete up to ``limit`` older rows whose jobs have ended. Return the number."""
         unended = Job.objects.using(self.db).filter(pk=OuterRef("pk"), status=None)
         old = self.filter(begun_at__lt=timezone.now() - timedelta(seconds=seconds))
         over = old.exclude(Exists(unended)).order_by("begun_at")
@@ -29,7 +28,8 @@ class BegunQuerySet(models.QuerySet["Begun"]):
 
 
 class Begun(models.Model):
-    """Its key is what makes sure that the job begins once: who cannot insert it, must not run."""
+    """A started job. The primary key guarantees that it starts once: a worker that cannot insert
+    the row must not run the job."""
 
     job_id = models.UUIDField(primary_key=True)
     worker_id = models.CharField(max_length=128)

@@ -1,4 +1,4 @@
-"""Jobs that a guard holds back. Each waits in the line of the key that refused it."""
+"""Jobs that are blocked by a guard. Each waits in the line of the key that blocks it."""
 
 from __future__ import annotations
 
@@ -15,41 +15,40 @@ from .ready import Place
 
 
 class Line(NamedTuple):
-    """Those of one queue who wait for one key."""
+    """The jobs of one queue that one key blocks."""
 
     key_id: UUID
     queue: str
 
 
 class Called(NamedTuple):
-    """What came of calling the first in the lines of some keys."""
+    """The outcome of making the first jobs of some lines ready."""
 
     queues: set[str]
-    """Of those who were called."""
+    """The queues of jobs that became ready."""
     missed: set[UUID]
-    """Keys in whose lines somebody is held by another transaction whose turn it is."""
+    """Keys whose next job is locked by another transaction."""
     empty: set[UUID]
-    """Keys for which nobody waits any more."""
+    """Keys that block no job any more."""
 
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
     def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
-        """Remove these jobs, unless their turn has come. Returns those removed, each
-        with the number of its needs.
+        """Delete these jobs' rows, if they still exist. Return job id -> number of needs.
 
         Args:
             job_ids: of the jobs.
-            waits: False: leave those alone that somebody else holds.
+            waits: False: skip rows that other transactions have locked.
         """
         return delete_returning_guards(self, job_ids, waits=waits)
 
     def first_of(self, key_id: UUID, queue: str) -> tuple[int, UUID] | None:
-        """Rank and id of the first in this line."""
+        """Return rank and id of the first job in this line."""
         line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
         return line.values_list("rank", "job_id").first()
 
     def call(self, key_ids: Sequence[UUID], count: int) -> Called:
-        """Move the first ``count`` of each queue from the lines of these keys to ready."""
+        """Move the first ``count`` jobs of each queue from the lines of these keys to ready."""
         called = engine_of(self.db).call_first(self, key_ids, count)
         moved = {Line(*line): number for line, number in called.items()}
         short = [line for line, number in moved.items() if number < count]
@@ -74,14 +73,14 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         )
 
     def _is_left(self, line: Line) -> bool:
-        """Whether somebody is in this line of whom nobody was called."""
+        """Return whether the line still contains a job."""
         return self.filter(key_id=line.key_id, queue=line.queue).exists()
 
 
 class Blocked(models.Model):
     job_id = models.UUIDField(primary_key=True)
     key_id = models.UUIDField()
-    """Whose line it waits in: one key at a time, that of the first guard which refused it."""
+    """The key whose line the job is in: that of the first guard that blocks it."""
     queue = models.CharField(max_length=100)
     rank = models.SmallIntegerField(default=0)
     attempts = models.SmallIntegerField(default=0)

@@ -1,5 +1,4 @@
-"""Requests to end jobs that run. One lives from ``cancel()`` until upkeep sees that its job has
-ended: there are as many as jobs are being cancelled at this moment."""
+"""Requests to cancel running jobs. Upkeep deletes them when the jobs have ended."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ AT_ONCE = 500
 
 class CancellationQuerySet(models.QuerySet["Cancellation"]):
     def ask(self, job_id: UUID, reason: str) -> None:
-        """Ask that this job be ended. Who asked first is heard."""
+        """Request the cancellation of this job. The first request counts."""
         request = Cancellation(job_id=job_id, reason=stored_text(reason, 255))
         self.bulk_create([request], ignore_conflicts=True)
 
     def ask_all(self, job_ids: Sequence[UUID], reason: str) -> None:
-        """The same for many."""
+        """Request the cancellation of these jobs."""
         self.bulk_create(
             [Cancellation(job_id=job_id, reason=reason[:255]) for job_id in job_ids],
             ignore_conflicts=True,
@@ -28,7 +27,7 @@ class CancellationQuerySet(models.QuerySet["Cancellation"]):
         )
 
     def reasons(self) -> dict[UUID, str]:
-        """Job id -> reason."""
+        """Return job id -> reason."""
         return dict(self.values_list("job_id", "reason"))
 
 

@@ -1,4 +1,4 @@
-"""The running clusters and their signs of life."""
+"""Running clusters and their heartbeats."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from .job import moment
 
 
 class Seat(NamedTuple):
-    """Where a job runs, as far as it is known."""
+    """The worker that runs a job."""
 
     worker_id: str
-    """As results name the worker; the cluster's part of it where the worker is not known yet."""
+    """Id of the worker as in results, or its prefix for the cluster if the worker is unknown."""
     since: datetime
-    """When the attempt began; when the job was claimed, where it is not known yet."""
+    """Start of the attempt, or of the claim if the start is unknown."""
 
 
 class ClusterQuerySet(models.QuerySet["Cluster"]):
     def beat(self, cluster_id: UUID, state: str, info: dict[str, Any]) -> bool:
-        """Write a sign of life. False when the row is gone: others hold this cluster for dead."""
+        """Write a heartbeat. Return False if the row was deleted: the cluster counts as dead."""
         changed = self.filter(pk=cluster_id).update(
             heartbeat_us=DatabaseNow(), state=state, info=info
         )
         return bool(changed)
 
     def ask(self, cluster_id: UUID, request: str) -> bool:
-        """Ask something of this cluster, which looks for it every second; "" takes it back. False:
-        there is no such cluster, or it was asked to stop, which stands."""
+        """Send a request to a cluster, which checks for it every second; "" withdraws it.
+
+        Returns False if the cluster does not exist or was asked to stop, which cannot be withdrawn.
+        """
         asked = self.filter(pk=cluster_id).exclude(request=Cluster.Request.STOP)
         if request == Cluster.Request.STOP:
             asked = self.filter(pk=cluster_id)
@@ -42,15 +44,14 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
         return bool(asked.update(request=request)) or asked.filter(request=request).exists()
 
     def silent_for(self, seconds: float) -> models.QuerySet[Cluster]:
-        """Clusters without a sign of life for that long on the database's clock."""
+        """Return clusters without a heartbeat for that long on the database's clock."""
         return self.filter(heartbeat_us__lt=DatabaseNow() - microseconds(seconds))
 
     def seats(self, claims: Mapping[UUID, Claimed | None]) -> dict[UUID, Seat]:
-        """Job id -> where it runs: as its cluster showed with its last sign of life, else as its
-        lease says.
+        """Return job id -> worker, from the last heartbeats, else from the leases.
 
         Args:
-            claims: jobs that run, each with its lease; None where the store does not have it.
+            claims: running jobs with their leases; None if the lease is not in the store.
         """
         found: dict[UUID, Seat] = {}
         for cluster in self.order_by("heartbeat_us"):
@@ -72,7 +73,7 @@ class Cluster(models.Model):
     class State(models.TextChoices):
         RUNNING = "running"
         QUIET = "quiet"
-        """It takes no more jobs, because it was asked to; what runs goes on."""
+        """It takes no new jobs, on request; running jobs go on."""
         STOPPING = "stopping"
 
     class Request(models.TextChoices):
@@ -81,7 +82,7 @@ class Cluster(models.Model):
         STOP = "stop"
 
     id = models.UUIDField(primary_key=True)
-    """A fresh one for every ``stoker run``."""
+    """A new id for every ``stoker run``."""
     name = models.CharField(max_length=100)
     host = models.CharField(max_length=255)
     pid = models.IntegerField()
@@ -89,11 +90,11 @@ class Cluster(models.Model):
     request = models.CharField(
         max_length=5, choices=Request.choices, default="", db_default="", blank=True
     )
-    """What it is asked to do (``stoker.clusters``)."""
+    """The pending request, see ``stoker clusters``."""
     heartbeat_us = models.BigIntegerField(db_index=True)
     started_at = models.DateTimeField()
     info = models.JSONField(default=dict)
-    """Queues served, processes, and what each worker runs."""
+    """Served queues, processes, and the running jobs of each worker."""
 
     objects = ClusterQuerySet.as_manager()
 
@@ -109,18 +110,20 @@ class Cluster(models.Model):
 
     @property
     def worker_ids(self) -> str:
-        """What the ids of its workers begin with."""
+        """Common prefix of the ids of its workers."""
         return f"{self.host[:80]}:{self.pk.hex[-8:]}"
 
     def seat_of(self, claim: Claimed) -> Seat:
-        """Where a job runs that this cluster has and does not show yet. Its lease began when it was
-        claimed, or extended last, which it is only when it has been held for long."""
+        """Return the cluster as the place of a leased job that its last heartbeat does not mention.
+
+        The lease began at the claim, because leases are extended only after some time.
+        """
         lease_us = microseconds(self.info.get("lease_seconds", 0.0))
         since = moment((claim.leased_until_us - lease_us) / MICROSECONDS)
         return Seat(self.worker_ids, since)
 
     def seats(self) -> Iterator[tuple[UUID, Seat]]:
-        """The jobs that its workers ran at its last sign of life."""
+        """Yield the jobs that its workers ran at the last heartbeat."""
         for worker in self.info.get("workers", ()):
             for job in worker["running"]:
                 since = moment(self.heartbeat_us / MICROSECONDS - job["seconds"])

@@ -1,14 +1,14 @@
-"""Dead letters: one entry per logical job, however often it was sent again and failed again.
+"""Dead letters: one row per logical job, however often it was requeued and failed again.
 
 ::
 
     open --requeue--> requeued --the job fails--> open, failure_count + 1
-      |                  |------the job succeeds, or a newer one of its key--> resolved
-      |                  |------taken back before the job has begun--> open, as it was
+      |                  |------the job succeeds, or a newer one with its key--> resolved
+      |                  |------undone before the job has started--> open, as before
       |                  '------the job is cancelled or gone--> open
       '--discard--> discarded
 
-Resolved and discarded entries are closed. A closed entry whose logical job fails again begins anew.
+Resolved and discarded rows are closed. If the logical job fails again, a closed row starts anew.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
     def upsert(
         self, entries: Iterable[DeadLetter], cooldowns_us: Mapping[str, int] | None = None
     ) -> list[DeadLetter]:
-        """Add these entries; where the logical job has one, the newest failure replaces the older
-        and is counted once. ``first_failed_at`` and the requeue history stay.
+        """Insert these dead letters, or update those of the same logical jobs with the newest
+        failure.
+
+        ``first_failed_at`` and the history of requeues are kept; each failure is counted once.
 
         Args:
             entries: failures, oldest first.
-            cooldowns_us: identity -> when to send it again by itself, from now on.
+            cooldowns_us: identity -> delay before the automatic requeue.
 
         Returns:
-            The entries as they are now.
+            The stored rows.
         """
         merged = _each_identity_once(entries)
         if not merged:
@@ -56,11 +58,11 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         return [stored[identity] for identity in merged if identity in stored]
 
     def unclosed(self) -> DeadLetterQuerySet:
-        """Those about which something is to be done still."""
+        """Return the open and requeued dead letters."""
         return self.filter(state__in=UNCLOSED)
 
     def note_requeue(self, seen: DeadLetter, job_id: UUID, by: str, because: str) -> bool:
-        """That job carries this entry on. False: it is not any more as it was seen."""
+        """Record the requeue as that job. Return False if the row has changed since it was read."""
         changed = self._as_seen(seen).update(
             state=DeadLetter.State.REQUEUED,
             successor_id=job_id,
@@ -73,7 +75,7 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         return bool(changed)
 
     def close(self, seen: DeadLetter, state: str, by: str, because: str) -> bool:
-        """Nothing is to be done about it any more. False: it is not any more as it was seen."""
+        """Close the dead letter. Return False if the row has changed since it was read."""
         changed = self._as_seen(seen).update(
             state=state,
             closed_at=Now(),
@@ -84,17 +86,17 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         return bool(changed)
 
     def reopen(self, seen: DeadLetter) -> bool:
-        """The job that carried it on is gone, or was cancelled."""
+        """Open the dead letter again, after its new job was cancelled or removed."""
         changed = self._as_seen(seen).update(state=DeadLetter.State.OPEN, successor_id=None)
         return bool(changed)
 
     def take_back(self, seen: DeadLetter, sent: Requeue | None, cooldown_us: int | None) -> bool:
-        """It is open, as though it had not been sent again. False: it is not any more as it was
-        seen.
+        """Open the dead letter again, as if it had not been requeued. Return False if the row has
+        changed since it was read.
 
         Args:
-            sent: how it was sent again before that; None = it never was.
-            cooldown_us: after which it is sent again by itself; None = it is not.
+            sent: the requeue before the undone one; None = there was none.
+            cooldown_us: delay before the automatic requeue; None = none.
         """
         changed = self._as_seen(seen).update(
             state=DeadLetter.State.OPEN,
@@ -108,11 +110,11 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         return bool(changed)
 
     def put_off(self, seen: DeadLetter) -> bool:
-        """It is not sent again by itself any more."""
+        """Cancel the automatic requeue."""
         return bool(self._as_seen(seen).update(requeue_due_us=None))
 
     def due(self) -> DeadLetterQuerySet:
-        """Those that are to be sent again by themselves, the longest due first."""
+        """Return the dead letters to requeue automatically, the longest due first."""
         due = self.filter(state=DeadLetter.State.OPEN, requeue_due_us__lte=DatabaseNow())
         return due.order_by("requeue_due_us")
 
@@ -143,12 +145,12 @@ class DeadLetter(models.Model):
 
     id = models.UUIDField(primary_key=True)
     identity = models.CharField(max_length=255, unique=True)
-    """The logical job: its unique key where it has one, else the id of the first job."""
+    """The logical job: its unique key if it has one, else the id of the first job."""
     key = models.CharField(max_length=255, default="", db_default="")
-    """The name of its unique key; "" = it has none."""
+    """Name of the unique key; "" = none."""
     state = models.CharField(max_length=9, choices=State.choices, default="open", db_default="open")
     job_id = models.UUIDField(db_index=True)
-    """The job that failed last."""
+    """The last failed job."""
     task = models.CharField(max_length=255)
     queue = models.CharField(max_length=100)
     priority = models.SmallIntegerField(default=0)
@@ -158,14 +160,14 @@ class DeadLetter(models.Model):
     message = models.TextField(default="")
     traceback = models.TextField(default="")
     fingerprint = models.CharField(max_length=64, default="", db_index=True)
-    """The same for the same fault: error class and where it was raised."""
+    """Identifies the error: its class and where it was raised."""
     attempts = models.SmallIntegerField(default=0)
-    """Of the job that failed last."""
+    """Attempts of the last failed job."""
     worker_id = models.CharField(max_length=128, default="")
     failure_count = models.IntegerField(default=1)
-    """How many jobs have failed for good, one after the other."""
+    """Number of consecutive jobs that failed for good."""
     enqueued_at = models.DateTimeField(null=True)
-    """When the job that failed last was enqueued."""
+    """When the last failed job was enqueued."""
     first_failed_at = models.DateTimeField(db_default=Now())
     failed_at = models.DateTimeField(db_default=Now())
     requeued_count = models.IntegerField(default=0, db_default=0)
@@ -173,9 +175,9 @@ class DeadLetter(models.Model):
     last_requeued_by = models.CharField(max_length=150, default="", db_default="")
     last_requeued_because = models.CharField(max_length=255, default="", db_default="")
     requeue_due_us = models.BigIntegerField(null=True)
-    """When it is sent again by itself, on the database's clock; NULL = never."""
+    """Time of the automatic requeue on the database's clock; NULL = never."""
     successor_id = models.UUIDField(null=True)
-    """The job that it was requeued as, while its state is "requeued"."""
+    """The job of the requeue, in the state "requeued"."""
     closed_at = models.DateTimeField(null=True)
     closed_by = models.CharField(max_length=150, default="", db_default="")
     closed_because = models.CharField(max_length=255, default="", db_default="")
@@ -205,7 +207,7 @@ CLOSED = (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED)
 
 
 def _each_identity_once(entries: Iterable[DeadLetter]) -> dict[str, DeadLetter]:
-    """Two jobs of one key may have failed together: the later says what, both are counted."""
+    """Merge failures of the same logical job: the later one counts, with the sum of failures."""
     merged: dict[str, DeadLetter] = {}
     for entry in entries:
         earlier = merged.get(entry.identity)
@@ -232,8 +234,7 @@ NEWEST = {
     "failed_at": "timestamptz",
     "requeue_due_us": "bigint",
 }
-"""What a further failure of the same logical job replaces, without a thought -> its type on
-PostgreSQL."""
+"""Columns that a further failure overwrites -> their type on PostgreSQL."""
 COLUMNS = {
     "id": "uuid",
     "identity": "varchar",
@@ -244,4 +245,4 @@ COLUMNS = {
     "first_failed_at": "timestamptz",
     **NEWEST,
 }
-"""What is written of a failure. The rest begins with the defaults of the table."""
+"""Columns of a failure. The others start with the defaults of the table."""

@@ -1,7 +1,7 @@
-"""Editions: which sets of declared schedules there are, and which of them clusters run by now.
+"""Editions: the sets of declared schedules, and which of them live clusters use.
 
-Two versions of a project may run at once, as in a rolling deploy. The one whose edition was seen
-for the first time last decides, for as long as it is alive: so neither undoes what the other does.
+During a rolling deploy two versions of a project run at once. The edition that was first seen last
+decides while it is alive, so that the versions do not undo each other's changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stoker.store.clock import DatabaseNow, microseconds
 
 class EditionQuerySet(models.QuerySet["Edition"]):
     def report(self, cluster: str, backend: str, digest: str) -> None:
-        """A cluster of this edition is alive."""
+        """Record that a cluster of this edition is alive."""
         now = DatabaseNow()
         seen = self.filter(cluster=cluster, backend=backend, digest=digest)
         if seen.update(seen_us=now):
@@ -27,14 +27,14 @@ class EditionQuerySet(models.QuerySet["Edition"]):
             seen.update(seen_us=now)
 
     def alive(self, cluster: str, backend: str, seconds: float) -> list[str]:
-        """The digests that were reported within so many seconds, the newest edition first."""
+        """Return the digests reported within that many seconds, newest edition first."""
         recent = self.filter(
             cluster=cluster, backend=backend, seen_us__gt=DatabaseNow() - microseconds(seconds)
         )
         return list(recent.order_by("-first_seen_us", "-pk").values_list("digest", flat=True))
 
     def forget(self, seconds: float) -> int:
-        """Delete those that nobody has reported for so long."""
+        """Delete editions that were not reported for that long."""
         return self.filter(seen_us__lt=DatabaseNow() - microseconds(seconds)).delete()[0]
 
 

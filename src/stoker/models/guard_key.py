@@ -1,4 +1,4 @@
-"""What guards count under: one row per key, by whose lock claims and finishes take turns."""
+"""Keys of guards: one row per key, whose lock serialises claims and finishes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from .need import Need, StatedNeed
 
 class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
     def lock(self, key_ids: Collection[UUID], *, waits: bool = True) -> dict[UUID, GuardKey]:
-        """Lock these keys, in the order of their ids. A transaction may do so once.
+        """Lock these keys in the order of their ids. A transaction may do so once.
 
         Args:
             key_ids: of the keys.
-            waits: False: leave out those that other transactions hold.
+            waits: False: skip keys that other transactions have locked.
         """
         return {key.pk: key for key in lock_by_key(self, key_ids, waits=waits)} if key_ids else {}
 
     def lock_free(self, key_ids: Collection[UUID]) -> set[UUID]:
-        """Lock those of these keys that are there and free. Returns the keys that other
-        transactions hold."""
+        """Lock the keys that exist and are not locked. Return those that other transactions have
+        locked."""
         if not key_ids:
             return set()
         free = {key.id for key in lock_by_key(self, key_ids, "id", waits=False)}
         return set(with_keys(self, key_ids).values_list("pk", flat=True)) - free
 
     def lock_or_make(self, needs: Iterable[StatedNeed]) -> dict[UUID, GuardKey]:
-        """Lock the keys of these needs, for a decision about jobs: those that are not there yet are
-        made, and the fence of each is one that nobody has had. A transaction may do so once.
+        """Create missing keys, lock all, and give each a new fencing number. A transaction may do
+        so once.
 
-        A key that was forgotten goes on with a higher fence: it begins at the present.
+        A key that was deleted meanwhile continues with a higher number, because numbers start at
+        the present time.
         """
         # The newest job says how many.
         stated = {need.key_id: need for need in sorted(needs, key=lambda need: need.job_id)}
@@ -47,7 +48,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         return {key.pk: key for key in engine_of(self.db).lock_or_make(self, in_order)}
 
     def forget(self, keys: Collection[UUID]) -> int:
-        """Delete those of these keys that nobody needs. They are locked."""
+        """Delete those of these locked keys that no job needs."""
         needed = Need.objects.using(self.db).filter(key_id=OuterRef("pk"))
         unused = with_keys(self, keys).filter(~Exists(needed), has_line=False, places_set=None)
         key_ids = list(unused.values_list("pk", flat=True))
@@ -57,26 +58,26 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
 
 class GuardKey(models.Model):
     id = models.UUIDField(primary_key=True)
-    """Made of kind, scope and text of the key, see ``guards.keys``."""
+    """Hash of kind, scope and text of the key, see ``guards.keys``."""
     kind = models.CharField(max_length=8)
     name = models.CharField(max_length=255)
     fence = models.BigIntegerField(default=0)
-    """The last fencing number that was given."""
+    """The last fencing number."""
     places = models.IntegerField(default=1)
-    """How many may have a place at once, as the newest job seen here has it."""
+    """Number of jobs that may run at once, according to the newest job."""
     places_by = models.UUIDField(null=True)
-    """That job."""
+    """That newest job."""
     places_set = models.IntegerField(null=True)
-    """Set by hand; counts before what jobs say."""
+    """Override by ``set_limit``."""
     has_line = models.BooleanField(default=False)
-    """Whether somebody may be blocked here: where nobody is, nobody has to be looked for."""
+    """Whether the key may block jobs. If not, the blocked table need not be read."""
     period_us = models.BigIntegerField(default=0)
-    """Of a rate: ``places`` starts in that time."""
+    """Period of a rate, in which ``places`` jobs may start."""
     burst = models.IntegerField(default=0)
     starts = models.JSONField(default=list)
-    """The last starts of a rate, see ``rate_window``."""
+    """Recent starts of a rate, see ``values.rates``."""
     due_us = models.BigIntegerField(null=True)
-    """When the next of a rate's line may start, on the database's clock."""
+    """When the next blocked job of a rate may start, on the database's clock."""
 
     objects = GuardKeyQuerySet.as_manager()
 
@@ -90,17 +91,17 @@ class GuardKey(models.Model):
 
     @property
     def room(self) -> int:
-        """How many may have a place at once."""
+        """Number of jobs that may hold a place at once."""
         return self.places if self.places_set is None else self.places_set
 
     @property
     def rule(self) -> RateRule:
-        """The rate, if this is one."""
+        """The rate, for keys of rates."""
         return RateRule(starts=self.room, period_us=self.period_us, burst=self.burst)
 
     @staticmethod
     def learn(keys: Mapping[UUID, GuardKey], needs: Iterable[StatedNeed]) -> list[GuardKey]:
-        """Take the numbers over from the newest job. Returns the keys that changed by it."""
+        """Take over the numbers of the newest job. Return the keys that changed."""
         changed: dict[UUID, GuardKey] = {}
         for need in needs:
             key = keys[need.key_id]

@@ -1,4 +1,4 @@
-"""Named leases in the database: who may do what only one may do."""
+"""Named locks in the database."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class LockQuerySet(models.QuerySet["Lock"]):
         lease_seconds: float,
         steal_after_seconds: float | None = None,
     ) -> int | None:
-        """Take the lock if it is free, or if its holder has had it for so long.
+        """Take the lock if it is free, or if its holder has had it for ``steal_after_seconds``.
 
         Returns:
-            The new holder's fence; None when another has the lock.
+            The fencing number of the new holder; None if another holder has the lock.
         """
         open_to_us = Q(leased_until_us__lte=DatabaseNow())
         if steal_after_seconds is not None:
@@ -40,26 +40,29 @@ class LockQuerySet(models.QuerySet["Lock"]):
         return self.filter(name=name, owner=owner).values_list("fence", flat=True).first()
 
     def renew(self, name: str, owner: UUID, lease_seconds: float) -> bool:
-        """Let the lease begin anew. False when it has ended, or is not this owner's."""
+        """Renew the lease. Return False if it has ended or belongs to another owner."""
         held = self.filter(name=name, owner=owner, leased_until_us__gt=DatabaseNow())
         return bool(held.update(leased_until_us=DatabaseNow() + microseconds(lease_seconds)))
 
     def take(self, name: str, owner: UUID, lease_seconds: float) -> bool:
-        """Take or keep the lock for ``lease_seconds``. True when ``owner`` holds it now."""
+        """Take or keep the lock for ``lease_seconds``. Return whether ``owner`` holds it now."""
         return (
             self.renew(name, owner, lease_seconds)
             or self.acquire(name, owner, lease_seconds) is not None
         )
 
     def drop(self, name: str, owner: UUID) -> bool:
-        """Give the lock back. False when it was not (or no longer) held by ``owner``."""
+        """Release the lock. Return False if ``owner`` did not hold it (any more)."""
         # Without an owner, a renewal that was under way comes to nothing.
         held = self.filter(name=name, owner=owner)
         return bool(held.update(owner=NOBODY, leased_until_us=DatabaseNow()))
 
     def forget(self, free_for_seconds: float, limit: int) -> int:
-        """Delete up to ``limit`` locks that nobody has had for so long. A later one of that name
-        goes on with a higher fence all the same: it begins at the present time."""
+        """Delete up to ``limit`` locks that were free for that long.
+
+        A later lock of the same name still has a higher fencing number, because numbers start at
+        the present time.
+        """
         unused = self.filter(leased_until_us__lt=DatabaseNow() - microseconds(free_for_seconds))
         names = list(unused.values_list("name", flat=True)[:limit])
         return unused.filter(name__in=names).delete()[0]
@@ -90,9 +93,10 @@ class LockQuerySet(models.QuerySet["Lock"]):
 class Lock(models.Model):
     name = models.CharField(max_length=255, primary_key=True)
     owner = models.UUIDField()
-    """Of one taking of the lock; the nil UUID when it was given back."""
+    """Id of one acquisition; the nil UUID when the lock is free."""
     fence = models.BigIntegerField(default=1)
-    """Grows with every new holder: a write that carries an older number comes from a former one."""
+    """Fencing number, which increases with every holder. A write with a lower one comes from an
+    earlier holder."""
     taken_at_us = models.BigIntegerField(default=0)
     leased_until_us = models.BigIntegerField()
 

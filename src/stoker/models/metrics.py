@@ -1,7 +1,7 @@
-"""The history of metrics: what became of jobs, and how many waited, in small stretches of time.
+"""The history of metrics: outcomes of jobs and queue sizes, in short periods.
 
-Processes add rows and never change one, so they do not meet: each has its own sums of a few
-seconds. Who reads, adds up. Upkeep replaces old rows by fewer of longer stretches:
+Processes only add rows, each with its own sums of a few seconds, so they never conflict. Readers
+add them up. Upkeep replaces old rows by fewer rows of longer periods:
 
 ::
 
@@ -9,7 +9,7 @@ seconds. Who reads, adds up. Upkeep replaces old rows by fewer of longer stretch
                 60    until 90 minutes ago
                600    until 26 hours ago
               3600    for as long as KEEP_METRICS says
-                 0    for ever: one row for each place, of what is past
+                 0    for ever: one row for each queue and task, for all that is past
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stoker.values.histogram import add_written, written
 
 FINEST_SECONDS = 10
 SAMPLE_SECONDS = 60
-"""How often the depth of queues is looked at: to count them takes longer than to count outcomes."""
+"""Interval between samples of queue sizes. Counting rows takes longer than counting outcomes."""
 AT_ONCE = 500
-"""Rows that are folded or forgotten in one transaction."""
+"""Number of rows per transaction."""
 
 
 class Fold(NamedTuple):
-    """Rows of one width are replaced by fewer of another, when they are that old."""
+    """Replace rows of one period by fewer rows of a longer one, after some time."""
 
     seconds: int
     into_seconds: int
@@ -40,13 +40,13 @@ class Fold(NamedTuple):
 
 FOLDS = (Fold(10, 60, 900), Fold(60, 600, 90 * 60), Fold(600, 3600, 26 * 3600))
 EVER = 0
-"""The width of rows that hold what was counted in those that are deleted."""
+"""Period of rows that hold the totals of deleted rows."""
 WIDTHS = (FINEST_SECONDS, *(fold.into_seconds for fold in FOLDS))
 
 
 @dataclass(slots=True)
 class Sums:
-    """What became of attempts, added up."""
+    """Totals of attempts."""
 
     successful: int = 0
     failed: int = 0
@@ -55,11 +55,11 @@ class Sums:
     run_seconds: float = 0.0
     wait_seconds: float = 0.0
     run_classes: Counter[int] = field(default_factory=Counter)
-    """Class of ``stoker.histogram`` -> how many attempts ran so long."""
+    """Class of ``values.histogram`` -> number of attempts with that duration."""
     wait_classes: Counter[int] = field(default_factory=Counter)
 
     def add_row(self, row: TallyRow) -> None:
-        """Add what a row says."""
+        """Add the numbers of a row."""
         self.successful += row.successful
         self.failed += row.failed
         self.cancelled += row.cancelled
@@ -71,7 +71,7 @@ class Sums:
 
 
 class TallyRow(Protocol):
-    """A row of the history: as the model has it, or what was read of one."""
+    """A row of the history: a model instance, or selected columns."""
 
     start: int
     queue: str
@@ -92,7 +92,7 @@ _SUMS = [f"{name}__sum" for name in SUMMED]
 
 
 class Place(NamedTuple):
-    """Of what sums are: the jobs of one task in one queue."""
+    """The jobs of one task in one queue."""
 
     queue: str
     task: str
@@ -100,7 +100,7 @@ class Place(NamedTuple):
 
 class TallyQuerySet(models.QuerySet["Tally"]):
     def rows_of(self, start: int, seconds: int, sums: Mapping[Place, Sums]) -> Iterator[Tally]:
-        """Rows for one stretch of time, not saved yet."""
+        """Yield unsaved rows for one period."""
         for place, one in sums.items():
             yield Tally(
                 start=start,
@@ -113,25 +113,25 @@ class TallyQuerySet(models.QuerySet["Tally"]):
             )
 
     def between(self, since: float, until: float) -> TallyQuerySet:
-        """Rows of stretches that begin in this time, in seconds since 1970."""
+        """Return rows whose period starts in this range, in seconds since 1970."""
         return self.filter(seconds__in=WIDTHS, start__gte=since, start__lt=until)
 
     def add_to_totals(self, rows: Sequence[Tally]) -> None:
-        """Keep what these rows count, though they go."""
+        """Add rows that will be deleted to the totals."""
         places = {Place(row.queue, row.task) for row in rows}
         known = [one for one in self.filter(seconds=EVER) if Place(one.queue, one.task) in places]
         self.bulk_create(self.merged([*known, *rows], 0, EVER))
         self.filter(pk__in=[row.pk for row in known]).delete()
 
     def totals(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """What was ever counted: it never becomes less."""
+        """Yield all-time totals, which never decrease."""
         sums = [models.Sum(name) for name in SUMMED]
         rows = self.order_by("queue", "task").values("queue", "task").annotate(*sums)
         for queue, task, *numbers in rows.values_list("queue", "task", *_SUMS):
             yield Place(queue, task), dict(zip(SUMMED, numbers, strict=True))
 
     def merged(self, rows: Sequence[Tally], start: int, seconds: int) -> Iterator[Tally]:
-        """Fewer rows for one stretch of time, which say the same."""
+        """Yield fewer rows for one period with the same sums."""
         sums: dict[Place, Sums] = {}
         for row in rows:
             sums.setdefault(Place(row.queue, row.task), Sums()).add_row(row)
@@ -139,30 +139,29 @@ class TallyQuerySet(models.QuerySet["Tally"]):
 
 
 class Tally(models.Model):
-    """What became of the attempts of one task in one queue that were recorded in one stretch of
-    time, as one process saw it."""
+    """Outcomes of one task in one queue during one period, as recorded by one process."""
 
     id = models.BigAutoField(primary_key=True)
     start = models.BigIntegerField()
-    """Of the stretch: seconds since 1970 by the clock of the host that recorded them."""
+    """Start of the period: seconds since 1970 on the clock of the recording host."""
     seconds = models.IntegerField()
-    """How long it is."""
+    """Length of the period."""
     queue = models.CharField(max_length=100)
     task = models.CharField(max_length=255)
-    """Its dotted path; "" = the package could not be opened."""
+    """Dotted path; "" = packages that could not be opened."""
     successful = models.BigIntegerField(default=0)
     failed = models.BigIntegerField(default=0)
     """Jobs that became dead letters."""
     cancelled = models.BigIntegerField(default=0)
     retried = models.BigIntegerField(default=0)
-    """Attempts that failed, after which the job is tried again."""
+    """Failed attempts that will be retried."""
     run_seconds = models.FloatField(default=0)
-    """The sum of what was counted in classes."""
+    """Sum of the durations that are counted in the classes."""
     wait_seconds = models.FloatField(default=0)
     run_classes = models.JSONField(default=dict)
-    """Class of ``stoker.histogram`` -> how many attempts ran so long."""
+    """Class of ``values.histogram`` -> number of attempts with that duration."""
     wait_classes = models.JSONField(default=dict)
-    """The same of how long first attempts had waited since they were due."""
+    """Class -> number of first attempts that waited that long."""
 
     objects = TallyQuerySet.as_manager()
 
@@ -180,11 +179,11 @@ PEAKS = ("ready", "deferred", "blocked", "running", "oldest_ready_seconds")
 
 class SampleQuerySet(models.QuerySet["Sample"]):
     def between(self, since: float, until: float) -> SampleQuerySet:
-        """Rows of stretches that begin in this time, in seconds since 1970."""
+        """Return rows whose period starts in this range, in seconds since 1970."""
         return self.filter(seconds__in=WIDTHS, start__gte=since, start__lt=until)
 
     def merged(self, rows: Sequence[Sample], start: int, seconds: int) -> Iterator[Sample]:
-        """One row for each queue, with the highest of each number."""
+        """Yield one row for each queue, with the maximum of each number."""
         by_queue: dict[str, list[Sample]] = {}
         for row in rows:
             by_queue.setdefault(row.queue, []).append(row)
@@ -194,21 +193,21 @@ class SampleQuerySet(models.QuerySet["Sample"]):
 
 
 class Sample(models.Model):
-    """How many jobs of one queue were where, when it was looked at."""
+    """Number of jobs of one queue by state, at one moment."""
 
     id = models.BigAutoField(primary_key=True)
     start = models.BigIntegerField()
     """Seconds since 1970."""
     seconds = models.IntegerField()
-    """For how long it stands. Where that is more than a minute, each number is the highest of
-    several looks."""
+    """Length of the period. If it is more than a minute, the numbers are the maximum of several
+    samples."""
     queue = models.CharField(max_length=100)
     ready = models.BigIntegerField(default=0)
     deferred = models.BigIntegerField(default=0)
     blocked = models.BigIntegerField(default=0)
     running = models.BigIntegerField(default=0)
     oldest_ready_seconds = models.FloatField(null=True)
-    """How long the next job had waited; NULL without one."""
+    """How long the next job had waited; NULL without ready jobs."""
 
     objects = SampleQuerySet.as_manager()
 
@@ -221,14 +220,14 @@ class Sample(models.Model):
 
 
 def highest(numbers: Iterable[Any]) -> Any:
-    """The highest of those that are known; None without any."""
+    """Return the highest known number, or None without any."""
     return max((number for number in numbers if number is not None), default=None)
 
 
 def fold_oldest(rows: TallyQuerySet | SampleQuerySet, fold: Fold, now: float) -> bool:
-    """Replace the oldest rows that this fold is for by fewer. False: there are none.
+    """Replace the oldest rows of this fold by fewer rows. Return False if there are none.
 
-    Two who do it at the same time wait for each other, and the second finds nothing.
+    Concurrent calls wait for each other; the second one finds nothing to do.
 
     Args:
         now: seconds since 1970.
@@ -251,8 +250,8 @@ def fold_oldest(rows: TallyQuerySet | SampleQuerySet, fold: Fold, now: float) ->
 
 
 def forget_before(rows: TallyQuerySet | SampleQuerySet, start: float) -> int:
-    """Delete some of the rows of stretches that began before that; what they counted stays in the
-    totals. Returns how many."""
+    """Delete some of the rows that start before that, and add them to the totals. Return the
+    number."""
     due = rows.filter(seconds__in=WIDTHS, start__lt=start).order_by("start", "pk")
     with transaction.atomic(using=rows.db):
         if connections[rows.db].features.has_select_for_update:

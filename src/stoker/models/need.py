@@ -1,4 +1,4 @@
-"""What a job needs before it may start: places under keys."""
+"""Needs of jobs: the keys under which a job needs a place before it may start."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class NewNeed(NamedTuple):
     kind: str
     """A value of ``Need.Kind``."""
     name: str
-    """For screens; the key is what counts."""
+    """Readable form of the key, for screens."""
     places: int = 1
-    """How many may have a place at once; for a rate, starts per period."""
+    """Number of jobs that may run at once; for a rate, starts per period."""
     weight: int = 1
-    """How many starts of a rate this job is."""
+    """Number of starts of a rate that this job counts as."""
     period_us: int = 0
     burst: int = 0
-    """0 = a sliding window; else the size of a token bucket."""
+    """Size of a token bucket; 0 = a sliding window."""
     on_busy: str = "wait"
     """"wait", "skip" or "retry"."""
     retry_us: int = 0
-    """The delay, with ``on_busy="retry"``."""
+    """Delay for ``on_busy="retry"``."""
     halts: bool = False
-    """Whether the job's failure for good stops all that come after it."""
+    """Whether the job's failure halts the sequence."""
 
 
 COLUMNS = ("id", "job_id", *NewNeed._fields)
 
 
 class StatedNeed(NamedTuple):
-    """A need as it is stored: see ``Need``."""
+    """A stored need: see ``Need``."""
 
     pk: UUID
     job_id: UUID
@@ -59,14 +59,16 @@ class StatedNeed(NamedTuple):
 
 
 def need_ids(job_id: UUID, guards: int) -> list[UUID]:
-    """The ids of a job's needs: its own id and those that follow it. So they are found by primary
-    key, lie beside each other, and cannot be written twice."""
+    """Return the ids of a job's needs: its own id and the following ones.
+
+    They are found by primary key, are adjacent in the index, and cannot be inserted twice.
+    """
     return [UUID(int=job_id.int + number) for number in range(guards)]
 
 
 class NeedQuerySet(models.QuerySet["Need"]):
     def add(self, needs: Iterable[tuple[UUID, Sequence[NewNeed]]]) -> None:
-        """Write down what these jobs need."""
+        """Insert the needs of these jobs."""
         written = Written(connections[self.db])
         rows = [
             (written.id(need_id), written.id(job_id), written.id(need.key_id), *need[1:])
@@ -76,10 +78,10 @@ class NeedQuerySet(models.QuerySet["Need"]):
         engine_of(self.db).insert_rows("stoker_need", COLUMNS, rows)
 
     def of_jobs(self, guards: Mapping[UUID, int]) -> dict[UUID, list[StatedNeed]]:
-        """Job id -> its needs, in the order in which they were stated.
+        """Return job id -> its needs, in their original order.
 
         Args:
-            guards: job id -> how many it has.
+            guards: job id -> number of its needs.
         """
         ids = [one for job_id, count in guards.items() for one in need_ids(job_id, count)]
         found: dict[UUID, list[StatedNeed]] = {job_id: [] for job_id in guards}
@@ -90,7 +92,7 @@ class NeedQuerySet(models.QuerySet["Need"]):
         return found
 
     def holders(self, key_ids: Collection[UUID]) -> dict[UUID, set[UUID]]:
-        """Key -> the jobs that have a place there. The keys are locked."""
+        """Return key -> the jobs that hold a place. The keys are locked."""
         rows = engine_of(self.db).find_each("need_holders", key_ids, "stoker_need_holders")
         found: dict[UUID, set[UUID]] = {key_id: set() for key_id in key_ids}
         for key_id, job_id in rows:
@@ -98,15 +100,15 @@ class NeedQuerySet(models.QuerySet["Need"]):
         return found
 
     def note_holders(self, fences: Mapping[UUID, int]) -> None:
-        """These have their places now, with these fencing numbers. The keys are locked."""
+        """Record that these needs hold places, with these fencing numbers. The keys are locked."""
         update_each(self, "fence", fences, holds="key_id")
 
     def remove(self, need_ids: Collection[UUID]) -> None:
-        """Their jobs have ended. The keys are locked."""
+        """Delete needs of ended jobs. The keys are locked."""
         delete_by_key(self, need_ids)
 
     def firsts(self, key_ids: Collection[UUID]) -> dict[UUID, UUID | None]:
-        """Key -> the oldest job that has this need."""
+        """Return key -> the oldest job that has this need."""
         if not key_ids:
             return {}
         rows = engine_of(self.db).find_each("need_firsts", key_ids, "stoker_need_order")
@@ -114,8 +116,8 @@ class NeedQuerySet(models.QuerySet["Need"]):
 
 
 class Need(models.Model):
-    """Lives as long as its job. It has a place while its job is claimed; that of a sequence is kept
-    until the job has ended."""
+    """A guard of a job. It exists as long as the job, and holds a place while the job is claimed;
+    in a sequence, until the job has ended."""
 
     class Kind(models.TextChoices):
         LOCK = "lock"
@@ -137,9 +139,9 @@ class Need(models.Model):
     retry_us = models.BigIntegerField(default=0)
     halts = models.BooleanField(default=False)
     holds = models.UUIDField(null=True)
-    """The key again while it has a place there, so that an index finds the holders alone."""
+    """The key, while it holds a place, so that an index finds the holders only."""
     fence = models.BigIntegerField(default=0, db_default=0)
-    """The fencing number of the last attempt that had the place."""
+    """Fencing number of the last attempt that held the place."""
 
     objects = NeedQuerySet.as_manager()
 

@@ -1,4 +1,4 @@
-"""What a job notes while it runs: a checkpoint for its next attempt, and how far it is."""
+"""Notes of running jobs: a checkpoint for the next attempt, and the progress."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .job import Job
 
 LONGEST_MESSAGE = 255
 KEPT_SECONDS = 600.0
-"""How long a job's last note can be read when nobody else needs it."""
+"""How long the last note of a job is kept if nothing else needs it."""
 UNKNOWN_SECONDS = 7 * 24 * 3600.0
-"""The same, where there is no row of the job."""
+"""How long it is kept if the job has no row."""
 
 
 class ProgressReport(NamedTuple):
-    """How far a job said that it was."""
+    """The progress that a job reported."""
 
     done: float
     total: float | None
-    """None where it did not say."""
+    """None = unknown."""
     message: str
 
     @property
     def fraction(self) -> float | None:
-        """From 0 to 1; None without a total."""
+        """Progress from 0 to 1; None without a total."""
         if not self.total:
             return None
         return max(0.0, min(1.0, self.done / self.total))
@@ -42,7 +42,7 @@ class ProgressReport(NamedTuple):
 
 class NoteQuerySet(models.QuerySet["Note"]):
     def holds_lease(self, job_id: UUID, lease_id: int | str) -> bool:
-        """Whether the attempt with this lease may still note anything."""
+        """Return whether the attempt with this lease may still write notes."""
         return Claimed.objects.using(self.db).filter(pk=job_id, lease_id=lease_id).exists()
 
     def write(self, job_id: UUID, **values: Any) -> None:
@@ -57,19 +57,19 @@ class NoteQuerySet(models.QuerySet["Note"]):
         )
 
     def checkpoint_of(self, job_id: UUID) -> bytes | None:
-        """As the last attempt that made one left it."""
+        """Return the checkpoint of the last attempt that wrote one."""
         data = self.filter(pk=job_id).values_list("checkpoint", flat=True).first()
         return None if data is None else bytes(data)
 
     def report_of(self, job_id: UUID) -> ProgressReport | None:
-        """None where the job has said nothing."""
+        """Return the job's progress, or None if it has reported none."""
         row = self.filter(pk=job_id).only("done", "total", "message").first()
         if row is None or row.done is None:
             return None
         return ProgressReport(row.done, row.total, row.message)
 
     def hand_on(self, from_job_id: UUID, job_id: UUID) -> None:
-        """A job that carries on another begins where that one left off."""
+        """Copy the checkpoint to the job that continues this one."""
         data = self.checkpoint_of(from_job_id)
         if data is not None:
             self.write(job_id, checkpoint=data)
@@ -77,16 +77,18 @@ class NoteQuerySet(models.QuerySet["Note"]):
     def forget(
         self, after: UUID | None, limit: int, kept_seconds: float = KEPT_SECONDS
     ) -> tuple[int, UUID | None]:
-        """Delete notes of jobs that are gone or have ended, but for those whose dead letter may be
-        sent again, and those that were written a moment ago: somebody may want to see them.
+        """Delete notes of missing or finished jobs.
+
+        Notes of jobs whose dead letter may be requeued are kept, and so are recent ones, which
+        someone may want to read.
 
         Args:
-            after: the last job that was looked at; None = begin.
-            limit: how many notes to look at.
-            kept_seconds: what was written since then stays.
+            after: the last job of the previous page; None = the first page.
+            limit: maximum number of notes to read.
+            kept_seconds: age below which notes are kept.
 
         Returns:
-            How many were deleted, and the last job of these; None when there are no more.
+            The number of deleted notes, and the last job of this page; None after the last page.
         """
         later = self.order_by("pk") if after is None else self.filter(pk__gt=after).order_by("pk")
         found = list(later.values_list("pk", "noted_at")[:limit])
@@ -113,7 +115,7 @@ class NoteQuerySet(models.QuerySet["Note"]):
 class Note(models.Model):
     job_id = models.UUIDField(primary_key=True)
     checkpoint = models.BinaryField(null=True)
-    """Serialised as a return value is."""
+    """Serialised like a return value."""
     done = models.FloatField(null=True)
     total = models.FloatField(null=True)
     message = models.CharField(max_length=LONGEST_MESSAGE, default="")

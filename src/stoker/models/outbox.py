@@ -1,8 +1,8 @@
-"""The outbox: jobs of a transaction that the broker can take no part in.
+"""The outbox: jobs enqueued in a transaction that their broker cannot join.
 
-A row is written in that transaction, on its database, and deleted when the broker has the job. What
-was relayed is remembered for a while in the queues' own database: a relay that died before it could
-delete its row is repeated, and must not make a second job of one that has ended since.
+A row is written in that transaction, on its database, and deleted when the broker has the job.
+Relayed ids are remembered for a while in the queue's database: a relay that died before deleting
+its row is repeated, and must not create a second job if the first one has ended since.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stoker.store.statements import delete_by_key, with_keys
 
 LOOK_FOR_TABLE_SECONDS = 60.0
 SILENT_SECONDS = 30.0
-"""How long a database that did not answer is not asked again."""
+"""How long a database that did not answer is not queried again."""
 RELAYED_SECONDS = 7 * 24 * 3600.0
-"""A relay is repeated, and what a broker brought comes again, as soon as some cluster looks: longer
-than none runs anywhere."""
+"""Relays and deliveries are repeated as soon as any cluster runs, so this must exceed the longest
+time without one."""
 
 _has_table: dict[str, bool] = {}
 _looked_at: dict[str, float] = {}
@@ -35,7 +35,7 @@ _silent_until: dict[str, float] = {}
 
 
 def has_outbox(alias: str) -> bool:
-    """Whether Stoker's migrations have been applied to this database."""
+    """Return whether Stoker's migrations have been applied to this database."""
     if _has_table.get(alias):
         return True
     now = time.monotonic()
@@ -58,18 +58,18 @@ def has_outbox(alias: str) -> bool:
 
 
 def forget_tables() -> None:
-    """Look again which databases have an outbox: tests make and drop databases."""
+    """Clear the cache of databases with an outbox, for tests that create and drop databases."""
     _has_table.clear()
     _looked_at.clear()
     _silent_until.clear()
 
 
 def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
-    """The databases that may have an outbox in which jobs for a broker wait. None is asked.
+    """Return the databases that may have an outbox for a broker, without querying them.
 
     Args:
-        store: the alias of the queues' own database.
-        joins_transactions: whether enqueues are part of the transactions of that one.
+        store: alias of the queue's own database.
+        joins_transactions: whether enqueues join the transactions of that database.
     """
     return [
         alias
@@ -82,14 +82,13 @@ def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
 def find_outgoing(
     alias: str, job_ids: Collection[UUID], store: str, seconds: float
 ) -> list[Outgoing]:
-    """The rows of these jobs in the outbox of this database, if it has one.
+    """Return the rows of these jobs in the outbox of this database, if it has one.
 
-    Another database than the store's may accept connections and never answer. So it is asked in a
-    thread and by a connection of its own, unless this thread has a transaction open there.
+    A database other than the store's may accept connections and never answer. It is queried in a
+    separate thread and connection, unless this thread has a transaction open there.
 
     Raises:
-        BrokerUnavailable: the database did not answer within so many seconds, a short while ago or
-            now.
+        BrokerUnavailable: the database did not answer in time, now or a short while ago.
     """
 
     def find() -> list[Outgoing]:
@@ -133,20 +132,22 @@ def _silent(alias: str) -> BrokerUnavailable:
 
 class OutgoingQuerySet(models.QuerySet["Outgoing"]):
     def lock_first(self, backend: str, limit: int, after: UUID | None = None) -> list[Outgoing]:
-        """Lock up to so many rows, the oldest first, but for those that somebody is relaying. Only
-        those that come after this one, if it is given."""
+        """Lock up to ``limit`` rows that are not being relayed, oldest first, after the given
+        id."""
         rows = self.filter(backend=backend)
         if after is not None:
             rows = rows.filter(job_id__gt=after)
         return list(rows._lockable()[:limit])
 
     def lock_these(self, job_ids: Collection[UUID]) -> list[Outgoing]:
-        """Lock these rows, as far as they are there and nobody is relaying them."""
+        """Lock those of these rows that exist and are not being relayed."""
         return list(self.filter(pk__in=job_ids)._lockable())
 
     def be_the_writer(self) -> None:
-        """On SQLite: begin the open transaction with a write, which waits for other writers. One
-        that has read first is refused at once."""
+        """On SQLite, begin the transaction with a write, which waits for other writers.
+
+        A transaction that has read first would fail at once instead.
+        """
         if not connections[self.db].features.has_select_for_update:
             self.filter(backend="").update(priority=0)
 
@@ -158,11 +159,11 @@ class OutgoingQuerySet(models.QuerySet["Outgoing"]):
 
 
 class Outgoing(models.Model):
-    """One job that its broker does not have yet."""
+    """A job that its broker does not have yet."""
 
     job_id = models.UUIDField(primary_key=True)
     backend = models.CharField(max_length=100)
-    """The name under ``TASKS``."""
+    """Alias in ``TASKS``."""
     task = models.CharField(max_length=255)
     queue = models.CharField(max_length=100)
     priority = models.SmallIntegerField(default=0)
@@ -171,10 +172,10 @@ class Outgoing(models.Model):
     """Seconds since 1970, as is ``run_after``."""
     run_after = models.FloatField(null=True)
     needs = models.JSONField(default=list)
-    """Its guards, as ``NewNeed`` has them."""
+    """Guards as lists of the fields of ``NewNeed``."""
     stays_in_store = models.BooleanField(default=False)
     claim = models.JSONField(null=True)
-    """That on its unique key, as ``UniqueClaim`` has it."""
+    """Claim of a unique key, as a list of the fields of ``UniqueClaim``."""
 
     objects = OutgoingQuerySet.as_manager()
 
@@ -188,17 +189,17 @@ class Outgoing(models.Model):
 
 
 def as_json(guard: tuple[Any, ...]) -> list[Any]:
-    """A tuple that begins with the id of a key."""
+    """Convert a tuple that begins with a key's id."""
     key_id, *rest = guard
     return [str(key_id), *rest]
 
 
 class RelayedQuerySet(models.QuerySet["Relayed"]):
     def note(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Remember these, in the transaction that stores their jobs. Returns those that are new.
+        """Remember these jobs, in the transaction that stores them. Return the new ones.
 
         Raises:
-            IntegrityError: somebody relays one of them at this moment.
+            IntegrityError: another process is relaying one of them.
         """
         known = set(self.filter(pk__in=job_ids).values_list("pk", flat=True))
         fresh = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in known]
@@ -207,11 +208,11 @@ class RelayedQuerySet(models.QuerySet["Relayed"]):
         return set(fresh)
 
     def note_again(self, job_ids: Collection[UUID]) -> None:
-        """These have come once more, and may do so again."""
+        """Renew the records of jobs that were delivered again."""
         with_keys(self, job_ids).update(relayed_at=timezone.now())
 
     def forget(self, seconds: float, limit: int) -> int:
-        """Delete up to so many that are older than that. Returns how many."""
+        """Delete up to ``limit`` older records. Return the number."""
         old = self.filter(relayed_at__lt=timezone.now() - timedelta(seconds=seconds))
         job_ids = list(old.order_by("relayed_at").values_list("pk", flat=True)[:limit])
         delete_by_key(self, job_ids)
@@ -219,7 +220,7 @@ class RelayedQuerySet(models.QuerySet["Relayed"]):
 
 
 class Relayed(models.Model):
-    """A job that came from an outbox, or from a broker that may bring it again."""
+    """A job from an outbox, or from a broker that may deliver it again."""
 
     job_id = models.UUIDField(primary_key=True)
     relayed_at = models.DateTimeField(db_index=True)

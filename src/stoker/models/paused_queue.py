@@ -1,5 +1,7 @@
-"""Queues that are paused: no cluster starts their jobs until somebody resumes them. Every pusher
-reads the whole table twice a second: it has a row for each paused queue, and mostly none."""
+"""Paused queues: no cluster starts their jobs.
+
+Every pusher reads the whole table twice a second; it has one row per paused queue.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ from .job import moment
 
 class PausedQueueQuerySet(models.QuerySet["PausedQueue"]):
     def names(self) -> frozenset[str]:
-        """Of all that are paused."""
+        """Return the names of all paused queues."""
         return frozenset(self.values_list("queue", flat=True))
 
     def pause(self, queue: str, by: str, because: str) -> None:
-        """Pause a queue. One that is paused stays so as it is: who was first is told of."""
+        """Pause a queue. An existing pause is not changed."""
         since = moment(database_now_us(self.db) / MICROSECONDS)
         told = {"by": stored_text(by, 150), "because": stored_text(because, 255)}
         row = PausedQueue(queue=queue, since=since, **told)
         self.bulk_create([row], ignore_conflicts=True)
 
     def resume(self, queue: str) -> bool:
-        """Let a queue go on. False: it was not paused."""
+        """Resume a queue. Return False if it was not paused."""
         return bool(self.filter(queue=queue).delete()[0])
 
 

@@ -1,4 +1,4 @@
-"""Jobs that may run now. A claim reads this table and nothing else."""
+"""Jobs that may run now. Claims read only this table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.store.written import Written, as_uuid
 
 
 class Place(NamedTuple):
-    """One row of a narrow table, as far as they are all the same."""
+    """The columns that all hot tables have."""
 
     job_id: UUID
     queue: str
@@ -26,29 +26,28 @@ class Place(NamedTuple):
 
 class ReadyQuerySet(models.QuerySet["Ready"]):
     def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
-        """Remove these jobs, if no claim was quicker. Returns those removed, each
-        with the number of its needs.
+        """Delete these jobs' rows, if they still exist. Return job id -> number of needs.
 
         Args:
             job_ids: of the jobs.
-            waits: False: leave those alone that somebody else holds.
+            waits: False: skip rows that other transactions have locked.
         """
         return delete_returning_guards(self, job_ids, waits=waits)
 
     def add(self, places: Iterable[Place]) -> None:
-        """Let jobs wait here."""
+        """Insert these rows."""
         written = Written(connections[self.db])
         rows = [(written.id(place.job_id), *place[1:]) for place in places]
         engine_of(self.db).insert_rows("stoker_ready", Place._fields, rows)
 
     def lock_first(self, queue: str, limit: int) -> list[Place]:
-        """The first jobs of a queue, locked; but for those that others have locked."""
+        """Lock the first jobs of a queue, skipping rows that other transactions have locked."""
         engine = engine_of(self.db)
         rows = engine.lock_line(self, Place._fields, limit, "stoker_ready_line", queue=queue)
         return [Place(as_uuid(row[0]), *row[1:]) for row in rows]
 
     def queues(self) -> list[str]:
-        """The names of the queues that have a job here; a handful of index look-ups."""
+        """Return the names of queues with ready jobs, with one index look-up per queue."""
         return [name for (name,) in engine_of(self.db).fetch("ready_queues", {})]
 
 
@@ -58,10 +57,10 @@ class Ready(models.Model):
     rank = models.SmallIntegerField(default=0)
     """The priority negated, so that one ascending index serves the claim."""
     attempts = models.SmallIntegerField(default=0)
-    """Attempts used so far; a claim adds one."""
+    """Number of attempts so far; a claim adds one."""
     crashes = models.SmallIntegerField(default=0)
     guards = models.SmallIntegerField(default=0, db_default=0)
-    """How many needs it has: see ``Need``."""
+    """Number of needs: see ``Need``."""
 
     objects = ReadyQuerySet.as_manager()
 

@@ -1,4 +1,4 @@
-"""Schedules: what is to be enqueued when, and how far that has come."""
+"""Schedules: what to enqueue and when, with the state of each schedule."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ from .lock import NOBODY
 
 class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def of(self, cluster: str, backend: str) -> ScheduleQuerySet:
-        """Those that clusters of this name fire, for this backend."""
+        """Return the schedules that clusters of this name fire for this backend."""
         return self.filter(cluster=cluster, backend=backend)
 
     def due_within(self, seconds: float, limit: int) -> Compiled:
-        """Which are due so soon, the first first: id, when, and the database's time now."""
+        """Return the schedules that are due soon, earliest first: id, due time, and the database's
+        time."""
         soon = self.filter(due_us__lte=DatabaseNow() + microseconds(seconds))
         found: Any = soon.order_by("due_us").annotate(now_us=DatabaseNow())
         return Compiled(found.values_list("pk", "due_us", "now_us")[:limit])
 
     def released(self, limit: int) -> Compiled:
-        """Those of which a tick was held back, and the job before it has ended: their ids."""
+        """Return the ids of schedules with a held tick whose previous job has ended."""
         alive = Job.objects.using(self.db).filter(pk=OuterRef("last_job_id"), status=None)
         held = self.filter(held_us__isnull=False, is_paused=False).exclude(Exists(alive))
         return Compiled(held.values_list("pk")[:limit])
 
     def hold(self, schedule_id: UUID) -> Schedule | None:
-        """The row, locked, with ``now_us``; None when it is gone or another has it."""
+        """Lock the row and return it with ``now_us``; None if it is gone or locked by another
+        transaction."""
         written = Written(connections[self.db]).id(schedule_id)
         for row in self.model._base_manager.using(self.db).raw(_hold_statement(self.db), [written]):
             return row
         return None
 
     def advance(self, seen: Schedule, **values: Any) -> bool:
-        """Write what a tick has changed. False: it is not any more as it was seen."""
+        """Write the changes of a tick. Return False if the row has changed since it was read."""
         unchanged = self.filter(
             pk=seen.pk, due_us=seen.due_us, moment_us=seen.moment_us, held_us=seen.held_us
         )
         return bool(unchanged.update(**values))
 
     def pause(self, by: str, because: str) -> int:
-        """Fire none of these until they are resumed. Returns how many were not paused already."""
+        """Pause these schedules. Return the number that were not paused before."""
         return self.filter(is_paused=False).update(
             is_paused=True,
             paused_us=DatabaseNow(),
@@ -67,7 +69,8 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
 
 @cache
 def _hold_statement(alias: str) -> str:
-    """The ORM would write it anew for each tick, which takes longer than the database does."""
+    """Return the SQL of ``hold``. The ORM would take longer to compile it than the database to run
+    it."""
     rows = Schedule.objects.using(alias).annotate(now_us=DatabaseNow())
     features = connections[alias].features
     if features.has_select_for_update:
@@ -100,24 +103,24 @@ class Schedule(models.Model):
 
     id = models.UUIDField(primary_key=True)
     cluster = models.CharField(max_length=100)
-    """The name of the clusters that fire it: ``CLUSTER``."""
+    """Name of the clusters that fire it: ``CLUSTER``."""
     backend = models.CharField(max_length=64)
-    """By its name under ``TASKS``."""
+    """Alias in ``TASKS``."""
     name = models.CharField(max_length=255)
     source = models.CharField(max_length=8, choices=Source.choices, default=Source.ROW)
     task = models.CharField(max_length=255)
     package = models.BinaryField()
-    """Task and arguments, signed: what the job is made of."""
+    """Task and arguments of the job, signed."""
     queue = models.CharField(max_length=100, default="", blank=True)
-    """"" = the task's."""
+    """"" = the task's queue."""
     priority = models.SmallIntegerField(null=True, blank=True)
     kind = models.CharField(max_length=8, choices=Kind.choices)
     expression = models.CharField(max_length=255, default="", blank=True)
-    """Of cron."""
+    """The cron rule."""
     count = models.IntegerField(default=0)
     unit = models.CharField(max_length=8, default="", blank=True)
     anchor = models.CharField(max_length=40, default="", blank=True)
-    """ISO 8601: a wall time of the zone (interval), or an instant (once)."""
+    """ISO 8601: a local time (interval) or an instant (once)."""
     zone = models.CharField(max_length=64)
     start_us = models.BigIntegerField(null=True, blank=True)
     end_us = models.BigIntegerField(null=True, blank=True)
@@ -130,22 +133,22 @@ class Schedule(models.Model):
     overlap = models.CharField(max_length=5, choices=Overlap.choices, default="allow")
     moment_as = models.CharField(max_length=100, default="", blank=True)
     definition = models.CharField(max_length=64, default="", blank=True)
-    """A digest of all of the above."""
+    """Digest of all fields above."""
     timing = models.CharField(max_length=64, default="", blank=True)
-    """A digest of what its moments come from."""
+    """Digest of the fields that determine the moments."""
     is_paused = models.BooleanField(default=False)
     paused_us = models.BigIntegerField(null=True, blank=True)
     paused_by = models.CharField(max_length=150, default="", blank=True)
     """"" with a reason = Stoker itself."""
     paused_because = models.CharField(max_length=500, default="", blank=True)
     problem = models.CharField(max_length=500, default="", blank=True)
-    """Why its tick could not be fired, while it is so."""
+    """Why the tick cannot be fired at present."""
     moment_us = models.BigIntegerField(null=True, blank=True)
-    """Of the next tick; NULL = there is none any more, or it is paused."""
+    """Moment of the next tick; NULL = there is none, or the schedule is paused."""
     due_us = models.BigIntegerField(null=True, blank=True)
-    """When that tick is fired: its moment and the jitter."""
+    """When that tick fires: its moment and the jitter."""
     held_us = models.BigIntegerField(null=True, blank=True)
-    """The moment of a tick that waits for the job before it to end."""
+    """Moment of a tick that waits for the previous job to end."""
     last_moment_us = models.BigIntegerField(null=True, blank=True)
     last_fired_us = models.BigIntegerField(null=True, blank=True)
     last_job_id = models.UUIDField(null=True, blank=True)
@@ -175,7 +178,7 @@ class Schedule(models.Model):
         return self.name
 
     def clean(self) -> None:
-        """Raises ValidationError, with a sentence, when the rule cannot be read."""
+        """Raise ValidationError if the rule cannot be read."""
         try:
             zone_named(self.zone)
             _ = self.rule
@@ -184,7 +187,7 @@ class Schedule(models.Model):
 
     @property
     def rule(self) -> Rule:
-        """Raises ValueError when it cannot be read."""
+        """The rule. Raises ValueError if it cannot be read."""
         if self.kind == self.Kind.CRON:
             return CronRule(self.expression, self.zone)
         if self.kind == self.Kind.INTERVAL:
@@ -210,7 +213,7 @@ class Schedule(models.Model):
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to come any more."""
+        """Whether no ticks will follow."""
         return self.moment_us is None and not self.is_paused
 
     @property

@@ -1,14 +1,14 @@
-"""Steps: the tree that a workflow is. A leaf is a task, with its job; the others hold steps.
+"""Steps: the tree of a workflow. A leaf is a task with its job; the other nodes contain steps.
 
 ::
 
     HELD      --the job that added it succeeds--> PENDING
-    PENDING   --its turn comes--> ENQUEUED (a task) or STARTED (what holds steps)
+    PENDING   --the steps before it have ended--> ENQUEUED (a task) or STARTED (a container)
     ENQUEUED  --its job ends--> SUCCESSFUL | FAILED | CANCELLED; STARTED, if it has added steps
     STARTED   --its steps have ended--> SUCCESSFUL | FAILED; UNDOING first, if a step has an undo
-    FAILED, CANCELLED --its job is sent again--> ENQUEUED, and what holds it STARTED
+    FAILED, CANCELLED --its job is requeued--> ENQUEUED, and its parents STARTED
 
-A step that is PENDING in something that has ended never has its turn.
+A PENDING step whose parent has ended never starts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ COLUMNS = (
     "state", "is_optional", "is_wanted", "fails_fast", "size", "at_once", "has_more", "has_undo",
     "has_error", "has_added", "added_in",
 )  # fmt: skip
-"""Of a step that is added: the rest is NULL until it has ended."""
+"""Columns of a new step; the others are NULL until it has ended."""
 
 
 class StepEnd(NamedTuple):
-    """What became of one step."""
+    """The end of one step."""
 
     step_id: UUID
     state: str
@@ -42,15 +42,15 @@ class StepEnd(NamedTuple):
 
 class StepQuerySet(models.QuerySet["Step"]):
     def of_jobs(self, job_ids: Collection[UUID]) -> StepQuerySet:
-        """The steps that these jobs are."""
+        """Return the steps of these jobs."""
         return self.filter(job_id__in=job_ids)
 
     def below(self, parent_ids: Collection[UUID]) -> StepQuerySet:
-        """What these hold, without undos and callbacks."""
+        """Return the children of these steps, without undo and error steps."""
         return self.filter(parent_id__in=parent_ids, role=Step.Role.STEP)
 
     def add(self, steps: Sequence[Step]) -> None:
-        """Insert steps that have just been made: thousands at a time, so as plain rows."""
+        """Insert new steps as plain rows, because there may be thousands."""
         written = Written(connections[self.db])
         values = []
         for step in steps:
@@ -61,19 +61,21 @@ class StepQuerySet(models.QuerySet["Step"]):
         engine_of(self.db).insert_rows("stoker_step", COLUMNS, values)
 
     def end(self, ends: Sequence[StepEnd]) -> None:
-        """Write what became of these steps, of which the caller has locked the workflow."""
+        """Write the ends of these steps. The caller has locked the workflow."""
         if ends:
             engine_of(self.db).end_steps(ends)
 
     def disown(self, job_ids: Collection[UUID]) -> None:
-        """What these jobs have added so far is never run: the attempt that did so does not count,
-        and its number will be another's."""
+        """Make sure that steps added by these jobs so far never run.
+
+        The attempt that added them does not count, and a later attempt will reuse its number.
+        """
         adding = self.of_jobs(job_ids).filter(has_added=True)
         if ids := list(adding.values_list("pk", flat=True)):
             self.filter(parent_id__in=ids, state=Step.State.HELD).update(added_in=None)
 
     def become(self, ids: Iterable[UUID], state: str) -> None:
-        """Let these steps have this state."""
+        """Set the state of these steps."""
         update_by_key(self, list(ids), state=state)
 
 
@@ -101,45 +103,45 @@ class Step(models.Model):
         CANCELLED = "CANCELLED"
 
     id = models.UUIDField(primary_key=True)
-    """Of a task: that of its first job. Of the outermost: that of the workflow."""
+    """For a task the id of its first job; for the root the id of the workflow."""
     workflow_id = models.UUIDField()
     parent_id = models.UUIDField(null=True)
     position = models.IntegerField(default=0)
-    """Among those of its parent."""
+    """Position within the parent."""
     kind = models.CharField(max_length=5, choices=Kind.choices)
     role = models.CharField(max_length=5, choices=Role.choices, default=Role.STEP)
-    """"undo" and "error" belong to their parent, and are none of its steps."""
+    """"undo" and "error" steps belong to their parent but are not among its steps."""
     label = models.CharField(max_length=255, default="")
-    """The task's dotted path, or the name that it was given."""
+    """Dotted path of the task, or a name."""
     state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
     job_id = models.UUIDField(null=True, unique=True)
-    """Of a task: its newest job. Chosen when the workflow is made."""
+    """Newest job of a task. The first one is chosen when the workflow is created."""
     sealed = models.BinaryField(null=True)
-    """What is enqueued when its turn comes; NULL once it is."""
+    """Message to enqueue when the step starts; NULL afterwards."""
     value = models.BinaryField(null=True)
-    """What its job returned, where another step is given that."""
+    """Return value of its job, if another step receives it."""
     cause = models.UUIDField(null=True)
-    """The job because of which it failed."""
+    """The job that caused the failure."""
     is_optional = models.BooleanField(default=False)
-    """Whether what holds it goes on when it fails."""
+    """Whether the parent goes on if this step fails."""
     is_wanted = models.BooleanField(default=False)
-    """Whether another step is given its value."""
+    """Whether another step receives its value."""
     fails_fast = models.BooleanField(default=False)
-    """Of a group: whether the first failure ends it."""
+    """For a group: whether the first failure ends it."""
     size = models.IntegerField(default=0)
-    """How many steps it holds."""
+    """Number of children."""
     at_once = models.IntegerField(null=True)
-    """Of a group: how many of its members may be under way."""
+    """For a group: maximum number of running members."""
     has_more = models.BooleanField(default=False)
-    """Of a group: whether members wait for others to end."""
+    """For a group: whether members wait for others to end."""
     has_undo = models.BooleanField(default=False)
-    """Of a step: it has one. Of a chain: one of its steps has."""
+    """Whether the step has an undo step; for a chain, whether one of its steps has."""
     has_error = models.BooleanField(default=False)
-    """Whether something is to be called if it fails."""
+    """Whether it has an ``on_error`` step."""
     has_added = models.BooleanField(default=False)
-    """Of a task: whether it has added steps, which are below it."""
+    """For a task: whether it has added steps, which are its children."""
     added_in = models.SmallIntegerField(null=True)
-    """In which attempt of that task this one was added."""
+    """The attempt of the parent task that added this step."""
 
     objects = StepQuerySet.as_manager()
 

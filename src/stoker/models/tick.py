@@ -1,4 +1,4 @@
-"""Ticks: one row for each moment of a schedule, whoever fired it."""
+"""Ticks: one row for each moment of a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.store.written import Written
 
 class TickQuerySet(models.QuerySet["Tick"]):
     def forget(self, schedule_id: UUID, keep: int, limit: int) -> int:
-        """Delete up to ``limit`` of a schedule's ticks that are older than the newest so many."""
+        """Delete up to ``limit`` ticks of a schedule, except the newest ``keep``."""
         own = self.filter(schedule_id=schedule_id).order_by("-moment_us")
         newest = own.values_list("moment_us", flat=True)[keep : keep + 1].first()
         if newest is None:
@@ -24,7 +24,7 @@ class TickQuerySet(models.QuerySet["Tick"]):
 
 
 def insert_ticks(rows: models.QuerySet[Tick], ticks: Sequence[Tick]) -> None:
-    """Add ticks. Raises IntegrityError where there is one of that moment."""
+    """Insert ticks. Raises IntegrityError if the moment has a tick already."""
     written = Written(connections[rows.db])
     values = [
         (
@@ -46,13 +46,13 @@ class Tick(models.Model):
     class Outcome(models.TextChoices):
         FIRED = "fired"
         MANUAL = "manual"
-        """By hand, at another moment than those of the rule."""
+        """Fired by hand, at a moment outside of the rule."""
         MISSED = "missed"
-        """Nobody could fire it in time; one row stands for ``count`` moments from this one on."""
+        """Not fired in time. One row stands for ``count`` moments from this one on."""
         SKIPPED = "skipped"
-        """The job before it had not ended, or there was one of its unique key."""
+        """The previous job had not ended, or its unique key was taken."""
         HELD = "held"
-        """It waits for the job before it to end."""
+        """Held back until the previous job ends."""
 
     id = models.BigAutoField(primary_key=True)
     schedule_id = models.UUIDField()
@@ -60,7 +60,7 @@ class Tick(models.Model):
     outcome = models.CharField(max_length=7, choices=Outcome.choices)
     job_id = models.UUIDField(null=True)
     fired_us = models.BigIntegerField()
-    """When it was, on the database's clock."""
+    """Time of the write, on the database's clock."""
     count = models.IntegerField(default=1)
     by = models.CharField(max_length=150, default="", blank=True)
 

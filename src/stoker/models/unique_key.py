@@ -1,7 +1,7 @@
-"""Keys of which one job may be alive: a row per key, and its primary key is the rule.
+"""Unique keys: one row per key, whose primary key guarantees uniqueness.
 
-Whoever wants a key looks, and then takes it by a statement that changes nothing if somebody was
-quicker: an INSERT where there was no row, else an UPDATE that names the job which had the key.
+A key is read first, and then taken by a statement that changes nothing if another transaction was
+faster: an INSERT if there was no row, else an UPDATE that names the previous job.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from .requeue import Requeue
 
 LAST_US = 2**63 - 1
 PLACES = ("ready", "deferred", "blocked")
-"""Where a job may wait, in the order of the columns of unique_look.sql."""
+"""Tables in which a job may wait, in the order of the columns of unique_look.sql."""
 
 
 class Taking(NamedTuple):
-    """A key on its way to a job."""
+    """A key to take for a job."""
 
     key_id: UUID
     name: str
     job_id: UUID
     taken_us: int
-    """Now, on the database's clock."""
+    """Current time on the database's clock."""
     until_us: int
     over_us: int = LAST_US
-    """Of a key that somebody has had: its ``until_us`` may not be later."""
+    """Upper bound of ``until_us`` in the existing row."""
     old_job_id: UUID | None = None
-    """The job that was seen to have it; None = nobody had."""
+    """The job that had the key when it was read; None = no row existed."""
 
 
 class KeySeen(NamedTuple):
-    """A key, and where its job was at that moment."""
+    """A key and the state of its job when it was read."""
 
     key_id: UUID
     job_id: UUID
     taken_us: int
     until_us: int
     status: str | None
-    """How the job ended; "" = it is alive, None = it is gone."""
+    """Status of the job; "" = it has not ended, None = it does not exist."""
     waits: str | None
-    """The table in which it waits: "ready", "deferred" or "blocked"."""
+    """Table in which the job waits: "ready", "deferred" or "blocked"."""
     attempts: int
-    """Used so far, where it waits."""
+    """Number of attempts so far, if the job waits."""
 
     @property
     def is_alive(self) -> bool:
@@ -65,7 +65,7 @@ class KeySeen(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """What must be so of the job from which a key is taken."""
+    """Condition on the job from which a key is taken."""
 
     sql: str
     is_met: Callable[[KeySeen], bool]
@@ -89,10 +89,10 @@ NO_MATTER_WHAT = Condition("0 = 0", lambda _: True)
 
 class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
     def look(self, key_ids: Collection[UUID]) -> tuple[int, dict[UUID, KeySeen]]:
-        """See who has these keys.
+        """Read these keys.
 
         Returns:
-            The database's time; and key -> what was seen, for those that somebody has had.
+            The database's time, and key -> state for existing keys.
         """
         engine = engine_of(self.db)
         digits = [key_id.hex for key_id in key_ids]
@@ -101,34 +101,35 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         return int(rows[0][0]), {one.key_id: one for one in seen}
 
     def insert(self, takings: Sequence[Taking]) -> bool:
-        """Take keys that nobody has had. Waits for others who are about to take one of them.
+        """Take keys that have no row. Waits for transactions that are inserting one of them.
 
         Returns:
-            Whether all of them are ours now; if not, one has to look which.
+            Whether all were taken; if not, read them again.
         """
         return engine_of(self.db).take_new_keys(takings)
 
     def take_over(self, takings: Sequence[Taking], condition: Condition) -> bool:
-        """Take keys from the jobs that were seen to have them, unless somebody was quicker.
+        """Take keys from their jobs, if they have not changed since they were read.
 
         Args:
-            condition: checked once more when it comes to it.
+            condition: checked again by the statement.
 
         Returns:
-            Whether all of them are ours now; if not, one has to look which.
+            Whether all were taken; if not, read them again.
         """
         return engine_of(self.db).take_over_keys(self, takings, condition)
 
     def take_and_add(
         self, taking: Taking, condition: Condition, job: NewJob, identity: str
     ) -> bool:
-        """Take a key, and add the job that it is taken for, where one statement can do both.
+        """Take a key and insert its job in one statement, where possible.
 
         Args:
-            identity: the logical job, whose dead letter it carries on if there is one.
+            identity: logical job whose dead letter the new job continues, if there is one.
 
         Returns:
-            Whether it is done. If not, somebody was quicker, or it takes more than a statement.
+            Whether it was done. If not, another transaction was faster, or it needs several
+                statements.
         """
         letter = {
             "identity": identity,
@@ -138,22 +139,22 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         return engine_of(self.db).take_key_and_insert(taking, condition, job, letter)
 
     def let_go(self, key_id: UUID, job_id: UUID) -> None:
-        """This job, which has ended, has the key no longer, even if its period is not over."""
+        """Release the key of an ended job, even if its period is not over."""
         self.filter(pk=key_id, job_id=job_id, until_us__gt=0).update(until_us=0)
 
     def hand_back(self, key_id: UUID, from_job_id: UUID, job_id: UUID) -> None:
-        """That job, which was withdrawn, had the key from this one, which has ended."""
+        """Return the key of a withdrawn job to the ended job that had it before."""
         self.filter(pk=key_id, job_id=from_job_id).update(job_id=job_id)
 
     def forget(self, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
-        """Delete keys that are not taken any more.
+        """Delete keys that are free.
 
         Args:
-            after: the last key that was looked at; None = begin.
-            limit: how many keys to look at.
+            after: the last key of the previous page; None = the first page.
+            limit: maximum number of keys to read.
 
         Returns:
-            How many were deleted, and the last key of these; None when there are no more.
+            The number of deleted keys, and the last key of this page; None after the last page.
         """
         later = self.order_by("pk")
         if after is not None:
@@ -162,7 +163,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         return self._forget(rows), rows[-1][0] if len(rows) == limit else None
 
     def forget_these(self, key_ids: Collection[UUID]) -> int:
-        """Delete those of these keys that are not taken any more. Returns how many."""
+        """Delete those of these keys that are free. Return the number."""
         return self._forget(list(with_keys(self, key_ids).values_list("pk", "job_id", "until_us")))
 
     def _forget(self, rows: Sequence[tuple[UUID, UUID, int]]) -> int:
@@ -179,7 +180,8 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
             return self._delete(over)
 
     def _delete(self, over: Mapping[UUID, UUID]) -> int:
-        """Delete these keys where they still are that job's. One that is being taken is locked."""
+        """Delete these keys if they still belong to that job. Keys that are being taken are locked
+        and skipped."""
         rows = engine_of(self.db).lockable(with_keys(self, over.keys()))
         still = [pk for pk, job_id in rows.values_list("pk", "job_id") if over[pk] == job_id]
         delete_by_key(self, still)
@@ -187,19 +189,19 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
 
 
 class UniqueKey(models.Model):
-    """Counts as taken while its job is alive, or its period is not over: there is nothing that
-    could be left taken by a crash."""
+    """A key, which is taken while its job lives or its period lasts. So a crash cannot leave it
+    taken."""
 
     key_id = models.UUIDField(primary_key=True)
-    """Made of scope and text of the key, see ``guards.keys``."""
+    """Hash of scope and text of the key, see ``guards.keys``."""
     name = models.CharField(max_length=255)
-    """For screens; the key is what counts."""
+    """Readable form of the key, for screens."""
     job_id = models.UUIDField()
-    """The last job that has taken it."""
+    """The last job that has taken the key."""
     taken_us = models.BigIntegerField()
-    """When that job was enqueued first, on the database's clock: a debounce counts from there."""
+    """When that job was first enqueued, on the database's clock. Postponing counts from there."""
     until_us = models.BigIntegerField(default=0)
-    """Taken until then in any case, on the database's clock."""
+    """The key stays taken until then, on the database's clock."""
 
     objects = UniqueKeyQuerySet.as_manager()
 

@@ -1,5 +1,8 @@
-"""Workflows: one row each. What they are made of stands in Step; whoever moves steps on has locked
-this row, so that two who record ends at the same time see one after the other."""
+"""Workflows: one row each; their parts are in Step.
+
+Steps are advanced under the lock of this row, so that concurrent ends are processed one after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ from stoker.store.statements import lock_by_key
 
 class WorkflowQuerySet(models.QuerySet["Workflow"]):
     def lock(self, ids: Collection[UUID]) -> dict[UUID, str]:
-        """Lock these workflows, in the order of their ids. Returns the states."""
+        """Lock these workflows in the order of their ids. Return their states."""
         return {row.id: row.state for row in lock_by_key(self, ids, "id", "state")}
 
     def end(self, workflow_id: UUID, state: str, reason: str = "") -> None:
-        """It has come to its end."""
+        """Write the end of a workflow."""
         one = self.filter(pk=workflow_id)
         one.update(state=state, finished_at=Now(), reason=reason[:255])
 
     def reopen(self, workflow_id: UUID) -> None:
-        """It goes on after all."""
+        """Set a workflow to running again."""
         one = self.filter(pk=workflow_id)
         one.update(state=Workflow.State.RUNNING, finished_at=None, reason="")
 
     def grow(self, workflow_id: UUID, tasks: int) -> None:
-        """So many tasks were added to it."""
+        """Add to the number of tasks."""
         self.filter(pk=workflow_id).update(tasks=F("tasks") + tasks)
 
 
@@ -41,20 +44,20 @@ class Workflow(models.Model):
         CANCELLED = "CANCELLED"
 
     id = models.UUIDField(primary_key=True)
-    """Also that of its outermost step."""
+    """Also the id of its root step."""
     name = models.CharField(max_length=255, default="")
     backend = models.CharField(max_length=100)
-    """The name under ``TASKS``."""
+    """Alias in ``TASKS``."""
     state = models.CharField(max_length=10, choices=State.choices, default=State.RUNNING)
     tasks = models.IntegerField(default=0)
-    """How many of its steps are tasks."""
+    """Number of steps that are tasks."""
     made_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)
     reason = models.CharField(max_length=255, default="")
     """Why it was cancelled."""
 
     has_values = models.BooleanField(default=True)
-    """Whether its steps still have results that were kept for others."""
+    """Whether its steps still hold results for other steps."""
 
     objects = WorkflowQuerySet.as_manager()
 
