@@ -1,4 +1,4 @@
-"""What is looked after as soon as a task's function has ended, before anybody is told of that."""
+"""Clean-up after a task's function has ended, before its outcome is reported."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class Aftercare:
         return 0
 
     async def after_async(self, before: int) -> None:
-        """The same as ``after_sync``, for a task on the event loop."""
+        """Async version of ``after_sync``, for a task on the event loop."""

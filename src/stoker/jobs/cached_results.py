@@ -1,9 +1,9 @@
-"""Results in a cache of Django's (``RESULTS: "cache:NAME"``): of jobs that succeeded at once, and
-from whose end nothing follows. All others have their rows in the store.
+"""Results in a Django cache (``RESULTS: "cache:NAME"``), for jobs that succeeded at once and have
+no consequences. All other results are in the store.
 
-An entry is written before the job's row is deleted, and the row comes first for whoever looks. So
-an entry says nothing while its job is not over: its attempt may have come too late, or could not be
-recorded. What the cache does not take stays in the store.
+An entry is written before the job's row is deleted, and readers look for the row first. So an entry
+of a job that has not ended is ignored: its attempt may have come too late or not been recorded. If
+the cache refuses an entry, the result stays in the store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.signals import tell
 T = TypeVar("T")
 
 MOST_SECONDS = 5.0
-"""How long the cache may take: whoever records holds up the results of others."""
+"""Time-out of the cache. Recording waits for it."""
 PAUSE_SECONDS = 10.0
 """How long a cache that failed is left alone."""
 FIELDS = (
@@ -52,7 +52,7 @@ def keep(settings: Settings, jobs: Collection[Job]) -> set[UUID]:
 
 
 def look_up(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
-    """Those of these that the cache has. One that is away has none."""
+    """Return the jobs that the cache has. Return none if the cache is unreachable."""
     name = settings.results_cache
     if name is None or not job_ids:
         return {}
@@ -90,8 +90,10 @@ def _set(name: str, entries: dict[str, Any], seconds: float | None) -> Collectio
 
 
 def _in_time(call: Callable[[], T]) -> T:
-    """What this gives or raises; TimeoutError where that takes too long. It goes on then, in a
-    thread that nobody waits for: a cache may have been configured without a deadline."""
+    """Call this with a time-out, because a cache may be configured without one.
+
+    Raises TimeoutError if it takes too long. It then continues in an abandoned thread.
+    """
     answers: list[T] = []
     errors: list[BaseException] = []
 

@@ -1,5 +1,7 @@
-"""Cancel: a job that waits is withdrawn and recorded as cancelled, in one transaction. For one that
-runs, a request is stored, which its cluster finds within a second.
+"""Cancel jobs.
+
+A waiting job is withdrawn and recorded as cancelled in one transaction. For a running job a request
+is stored, which its cluster finds within a second.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ LOOKS = 5
 
 
 def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
-    """Cancel a job that waits, or ask that one be ended that runs. False: it has ended, or is not
-    there; nothing was changed. For the arguments see ``cancel_waiting``.
+    """Cancel a waiting job, or request the cancellation of a running one.
 
-    Of a broker outside the database, a job is withdrawn only once the request is committed: within
-    a transaction, that is when it commits.
+    Returns False if the job has ended or does not exist. For the arguments see ``cancel_waiting``.
+
+    A job at a broker outside the database is withdrawn after the request was committed; within a
+    transaction, when that commits.
 
     Raises:
-        BrokerUnavailable: nobody knows the job, and a database in whose outbox it may wait does not
+        BrokerUnavailable: the job is unknown, and a database in whose outbox it may wait does not
             answer.
     """
     broker, reason = broker_for(settings), stored_text(reason, LONGEST_REASON)
@@ -126,7 +129,7 @@ def sweep_requests(settings: Settings) -> int:
 
 
 def _record_withdrawn(settings: Settings, reasons: Mapping[UUID, str]) -> None:
-    """Record as cancelled what was withdrawn by a process that could not record it."""
+    """Record as cancelled the jobs that another process withdrew but could not record."""
     alias = settings.database
     steps = {job.pk: job for job in _steps(alias, reasons)}
     for job_id, reason in reasons.items():
@@ -138,7 +141,7 @@ def _record_withdrawn(settings: Settings, reasons: Mapping[UUID, str]) -> None:
 
 
 def _steps(alias: str, job_ids: Iterable[UUID]) -> list[Job]:
-    """Those of these jobs that carry out a step of a workflow and have no row: as it would be."""
+    """Return unsaved rows for jobs of workflow steps that have no row."""
     steps = Step.objects.using(alias).filter(job_id__in=list(job_ids), state=Step.State.ENQUEUED)
     labels = {job_id: label for job_id, label in steps.values_list("job_id", "label") if job_id}
     stored = set(Job.objects.using(alias).filter(pk__in=labels).values_list("pk", flat=True))
@@ -151,13 +154,13 @@ def unstored_step(job_id: UUID, label: str) -> Job:
 
 
 def _is_unended(alias: str, job_id: UUID) -> bool:
-    """Lock a job's row. Returns whether there is one that says of no end."""
+    """Lock a job's row. Return whether it exists and the job has not ended."""
     rows = lock_by_key(Job.objects.using(alias), [job_id], "id", "status")
     return any(job.status is None for job in rows)
 
 
 class _NotWaitingError(Exception):
-    """Rolls back what was written of a job that turned out not to wait."""
+    """The job does not wait; what was written is rolled back."""
 
 
 def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
@@ -204,6 +207,6 @@ def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
 
 
 def cancel_those_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
-    """The same for many at once, of a broker in the database. Returns those cancelled."""
+    """Cancel those of the jobs that wait, for a broker in the database. Return their ids."""
     with explained(settings.database):
         return end_waiting(settings, job_ids, stored_text(reason, LONGEST_REASON))

@@ -1,5 +1,7 @@
-"""Packages that differ in nothing but their ids and arguments, as those of one ``enqueue_many`` do:
-what they have in common is written once. The bytes are those that ``Sealer.seal`` makes.
+"""Enqueue jobs: check and seal calls, and hand them to the store, the broker or the outbox.
+
+The packages of one ``enqueue_many`` differ in their ids and arguments only, so their common part is
+written once. The bytes are the same as those of ``Sealer.seal``.
 """
 
 from __future__ import annotations
@@ -42,14 +44,16 @@ from .sealing import Call, Sealing, refuse_wrong_arguments
 from .states import explained
 
 ID_ENDS = len('["') + 32
-"""Where the id stands in a head as JSON."""
+"""End of the id in a head as JSON."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def snapshot(args: Any, kwargs: Mapping[str, Any]) -> tuple[Arguments, bool]:
-    """A copy of these arguments, which nobody changes; and whether it is JSON as it stands, so that
-    nothing of the project's runs when it is written."""
+    """Return a private copy of these arguments, and whether it is plain JSON.
+
+    Writing plain JSON runs no code of the project.
+    """
     positional, named = tuple(args), dict(kwargs)
     if codec.ATOMS.issuperset(map(type, positional)) and (not named or codec.is_plain(named)):
         return (positional, copied(named) if named else named), True
@@ -133,12 +137,12 @@ class Results(Sequence[Result[Any]]):
 
 
 class Copies:
-    """Calls of one task on their way into the store.
+    """The calls of one task, on their way into the store.
 
     Args:
-        calls: all of them; they are looked at, and copied, here.
+        calls: all calls; they are checked and copied here.
 
-    Raises: as ``Sealing.seal``; ``store`` may find one that is too large.
+    Raises: as ``Sealing.seal``; ``store`` may raise PackageTooLarge.
     """
 
     def __init__(
@@ -151,7 +155,8 @@ class Copies:
         self._numbers = new_job_numbers(len(calls), LINKED if sealing.has_hooks else 0)
         self._arguments: list[Arguments] = []
         self._sealed: dict[int, bytes] = {}
-        """Those that the project's own code may be called for: not while the connection is busy."""
+        """Packages whose sealing may run code of the project. They are sealed before the connection
+        is busy."""
         for number, (args, kwargs) in zip(self._numbers, calls, strict=True):
             arguments, is_plain = snapshot(args, kwargs)
             refuse_wrong_arguments(task, *arguments)
@@ -179,8 +184,8 @@ class Copies:
 
 
 def may_be_copied(settings: Settings, task: Any) -> bool:
-    """Whether nobody has a say about each single job of this task, and none of the project's code
-    is called when its arguments are written."""
+    """Return whether jobs of this task can be inserted by COPY: no guard or signal examines single
+    jobs, and writing the arguments runs no code of the project."""
     return not (is_guarded(task) or pre_enqueue.receivers or settings.serializer == "pickle")
 
 
@@ -230,7 +235,7 @@ def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequen
 
 
 class _Line:
-    """What is the same for all jobs of one task that are enqueued together."""
+    """The common part of jobs of one task that are enqueued together."""
 
     def __init__(self, settings: Settings, task: Any) -> None:
         self.task = task
@@ -261,7 +266,7 @@ class _Line:
         )
 
     def store_copies(self, copies: Copies) -> Sequence[Result[Any]]:
-        """As ``send``."""
+        """Store these copies. See ``send``."""
         results = self._store(copies.store, partial(transaction.atomic, using=self._alias))
         self._announce(results)
         return results
@@ -287,7 +292,8 @@ class _Line:
     def _put_off(
         self, alias: str, batches: Sequence[Sequence[Newcomer]], own: Transaction
     ) -> list[Result[Any]]:
-        """Until the transaction that is open there is committed."""
+        """Put the jobs into the outbox of a database with an open transaction, until that
+        commits."""
         results = _own_results(batches)
         if has_outbox(alias):
             for batch in batches:
@@ -300,7 +306,7 @@ class _Line:
         return results
 
     def _relay(self, alias: str, results: Sequence[Result[Any]]) -> None:
-        """What the caller was given tells from now on what has become of it."""
+        """Relay the jobs after the commit, and update the results that the caller holds."""
         told = outbox.relay_these(self._settings, alias, [UUID(result.id) for result in results])
         self.commitment.is_made = True
         for given in results:

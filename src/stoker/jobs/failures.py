@@ -1,10 +1,10 @@
-"""Failures: an attempt that failed is told once, where most is known of it, to whoever reports it.
+"""Failures: each failed attempt is reported once, by the process that knows most about it.
 
 ::
 
-    the task raised, or could not be begun        in the worker, while the error is being handled
-    its worker crashed, or was killed in time     in the monitor, or whoever records it
-    its outcome cannot be recorded as it is       in the monitor
+    the task raised, or could not be started      in the worker, while the error is handled
+    its worker crashed, or was killed in time     in the monitor, or the process that records it
+    its outcome cannot be recorded                in the monitor
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Failure:
     """Seconds since 1970; None = not known."""
     finished_at: float
     package: Package | None
-    """What was to be run; None where it does not open. Where packages are pickled and no worker
-    was left to tell, without arguments and metadata."""
+    """The job's package; None if it cannot be opened. Without arguments and metadata if it is
+    pickled and the worker is gone."""
     exception: BaseException | None = None
-    """What was raised, with its traceback; None where only its text is there."""
+    """The exception with its traceback; None if only its text is known."""
 
     @property
     def task(self) -> str:

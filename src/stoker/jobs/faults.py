@@ -39,7 +39,7 @@ def plain_fault(error_class: type[BaseException], message: str) -> Fault:
 
 
 def fingerprint(fault: Fault) -> str:
-    """The same for the same fault: error class and where it was raised."""
+    """Return a hash of the error's class and of where it was raised."""
     told = f"{fault.exception_class}\n{fault.location}"
     return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
 

@@ -1,6 +1,5 @@
-"""Calls on their way into the store. One with a unique key becomes a job, or is found to be a
-duplicate: then the job that is there stays as it is, or becomes what the newcomer says.
-"""
+"""Store new jobs. A call with a unique key becomes a job or is a duplicate; then the existing job
+is kept or takes over the new arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class Line(Protocol):
     commitment: Commitment
 
     def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
-        """The same call under another id, or at another moment."""
+        """Return the same call with another id or start time."""
 
 
 class _Group:
@@ -163,7 +162,7 @@ class Newcomers:
         return keys.take_and_add(job, group.members[0].package.options.identity)
 
     def _transaction(self, keys: Keys) -> AbstractContextManager[Any]:
-        """Not where there is nothing to write."""
+        """Return a transaction, or a no-op context manager if nothing will be written."""
         if keys.is_decided and len(self._groups) == len(self._batch):
             return nullcontext()
         return deciding(self._alias)
@@ -217,7 +216,7 @@ class Newcomers:
         return {group.claim.key_id: self._told(group, known) for group in groups}
 
     def _looked_up(self, groups: Iterable[_Group]) -> dict[UUID, Result[Any]]:
-        """Job id -> result, for those that are there (still)."""
+        """Return job id -> result of the existing jobs."""
         settings = self._line.broker.settings
         untried = {group.decision.job_id: group.waits_untried for group in groups}
         tried = [job_id for job_id, state in untried.items() if state is None]

@@ -25,12 +25,14 @@ from typing import Any
 from stoker.exceptions import TaskCancelled, TaskTimeout
 
 SIGNAL = getattr(signal, "SIGURG", None)
-"""Ignored by who has no handler for it, so that one which comes late does no harm."""
+"""A signal that is ignored by default, so that a late one does no harm."""
 
 
 class Interruption:
-    """That of one attempt. Entered around a sync task, it is aimed at its thread. As there is one
-    for each job, and hardly any is told anything, what it starts with is kept by the class."""
+    """The interruption of one attempt. Around a sync task it targets the task's thread.
+
+    Initial values are class attributes, because there is one object for each job and few are used.
+    """
 
     reason: str | None = None
     """Why the attempt is to end; None = it is not."""
@@ -39,7 +41,8 @@ class Interruption:
     _is_raised = False
 
     def cancel(self, reason: str) -> None:
-        """Called by another thread. What is not running yet will not begin; what is over stays."""
+        """Cancel the attempt from another thread. If it has not started it never will; if it has
+        ended nothing happens."""
         self.reason = reason
         if self._aim is not None:
             self._aim.error = _with_reason(reason)
@@ -109,7 +112,8 @@ class Interruption:
 
 
 def _with_reason(reason: str) -> type[TaskCancelled]:
-    """In another thread only a class can be raised, and no instance."""
+    """Return an exception class with this reason, because only classes can be raised in another
+    thread."""
 
     class Told(TaskCancelled):
         def __init__(self) -> None:
@@ -178,9 +182,11 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 class Aim:
-    """A block of the current thread in which another thread may have an error raised, once. The
-    aimed-at thread takes no lock when it leaves the block: the error may be raised in it at any
-    point there, also between taking a lock and noting it."""
+    """A block of the current thread in which another thread may raise one error.
+
+    The target thread takes no lock when it leaves the block, because the error may be raised at any
+    point, even between acquiring a lock and recording that.
+    """
 
     __slots__ = ("error", "fired", "is_being_decided", "is_over", "thread_id")
 

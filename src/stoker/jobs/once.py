@@ -1,13 +1,13 @@
-"""At most once: a job of a task with ``at_most_once=True`` begins once, whatever happens to it.
+"""At most once: start jobs of tasks with ``at_most_once=True`` only once.
 
 ::
 
-    INSERT the job's id     refused: it has begun before. It fails, and is not run.
+    INSERT the job's id     refused: it has started before. It fails without running.
     COMMIT
-        the task            whatever it comes to, and whether or not that is recorded
+        the task            whatever its outcome, and whether or not that is recorded
 
-The key of that table decides, so it does not matter how a job came to be delivered again: after a
-stop, a lost lease, or a crash of which nobody knows whether the task had begun.
+The primary key decides, so it does not matter why a job was delivered again: after a stop, a lost
+lease, or a crash after which it is unknown whether the task had started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is around a serialised job or value: header, compression, signature.
+"""The envelope of a serialised job or value: header, compression, signature.
 
 ::
 
@@ -52,7 +52,7 @@ HEADER_BYTES, SIGNATURE_BYTES = 4, 32
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What can be in an envelope."""
+    """A kind of content."""
 
     name: str
     magic: bytes
@@ -62,23 +62,23 @@ class Kind:
     """The version that is written."""
     is_always_signed: bool
     plain: bytes = field(init=False)
-    """The header of what is in the newest version, and neither pickled nor compressed."""
+    """Header of content in the newest version that is neither pickled nor compressed."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plain", self.magic + bytes((self.newest, 0)))
 
 
 class Envelope:
-    """Puts bodies into envelopes and takes them out, for one cluster.
+    """Creates and opens envelopes for one cluster.
 
     Args:
-        secrets: the one to sign with, then those that are still accepted.
-        cluster: the cluster's name; the signature's salt.
-        compress_above_bytes: compress a body larger than this; None = never.
-        most_inflated_bytes: the largest body that is decompressed.
+        secrets: the signing secret, then older ones that are still accepted.
+        cluster: the cluster's name; the salt of the signature.
+        compress_above_bytes: compress larger bodies; None = never.
+        most_inflated_bytes: maximum size of a decompressed body.
 
     Raises:
-        ConfigurationError: when there is no secret, or an empty one.
+        ConfigurationError: there is no secret, or it is empty.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class Envelope:
 
 
 class _Key:
-    """A signing key: HMAC-SHA256 (RFC 2104) with the two halves that only depend on the key done
-    once. What is signed is small, so those would be half of the work."""
+    """A signing key: HMAC-SHA256 (RFC 2104) with the key-dependent halves precomputed, which would
+    be half of the work for small bodies."""
 
     def __init__(self, secret: str | bytes, cluster: str) -> None:
         secret = secret.encode() if isinstance(secret, str) else secret
@@ -179,8 +179,11 @@ class _Key:
 
 
 def _read_header(data: bytes, kind: Kind) -> tuple[int, int]:
-    """Version and flags, of which "newer than ours" is believed before the signature: how a newer
-    version is signed can't be known, and it is not run anyway."""
+    """Return version and flags.
+
+    A version newer than ours is believed before the signature is verified, because we cannot know
+    how it is signed, and do not run it.
+    """
     if len(data) < HEADER_BYTES:
         raise UnreadablePackage(f"There is no {kind.name} here, only {len(data)} bytes.")
     if data[:2] != kind.magic:
@@ -219,14 +222,14 @@ class JobOptions:
     identity: str = ""
     """The logical job, where its unique key says which; "" = this job is one by itself."""
     receives: str = ""
-    """What the worker puts before its arguments: "value", that of the step before it; "result",
-    that of the job which the step or hook is about; "" = nothing."""
+    """First argument that the worker adds: "value" = the previous step's result; "result" = the
+    Result of the job that the step or hook belongs to; "" = none."""
     each: str = ""
     """"map" or "starmap": the one argument is a list of calls."""
     hooks: str = ""
-    """What is to be enqueued when it has ended: see stoker.workflows.hooks."""
+    """Jobs to enqueue when it has ended: see stoker.workflows.hooks."""
     about: str = ""
-    """Of a hook: the job that it is about, see there."""
+    """For a hook: the job that it belongs to, see there."""
     via: str = ""
     """Dotted path of the task that runs the job, where the package names a plain function that this
     task calls; "" = the task that the package names."""
@@ -252,17 +255,17 @@ class Package:
 
 
 class Sealer:
-    """Turns packages into signed bytes and back, for one cluster. Safe to share by threads.
+    """Converts packages to signed bytes and back, for one cluster. Thread-safe.
 
     Args:
-        secrets: the signing secrets, the current one first, then those that are still accepted.
-        cluster: the cluster's name; the signature's salt.
+        secrets: the signing secret, then older ones that are still accepted.
+        cluster: the cluster's name; the salt of the signature.
         serializer: ``"json"`` or ``"pickle"``.
-        compress_above_bytes: compress a body larger than this; None = never.
-        max_bytes: the largest package that may be sealed.
+        compress_above_bytes: compress larger bodies; None = never.
+        max_bytes: maximum size of a package.
 
     Raises:
-        ConfigurationError: when there is no secret, or an empty one.
+        ConfigurationError: there is no secret, or it is empty.
     """
 
     def __init__(
@@ -299,12 +302,12 @@ class Sealer:
         return data
 
     def open(self, data: bytes) -> Package:
-        """The job again.
+        """Return the package.
 
         Raises:
-            BadSignature: changed on the way, or signed with another key or for another cluster.
-            NewerVersion: written by a newer Stoker.
-            UnreadablePackage: not a package, or one that this sealer can't or must not read.
+            BadSignature: it was tampered with, or signed with another key or for another cluster.
+            NewerVersion: a newer Stoker wrote it.
+            UnreadablePackage: it is not a package, or this process cannot or must not read it.
         """
         version, is_pickled, body = self._envelope.open(data, JOB)
         if is_pickled:
@@ -395,7 +398,7 @@ def _sealer(
 
 
 def head_of(package: Package) -> list[Any]:
-    """What comes before the arguments, the id first."""
+    """Return the parts before the arguments, the id first."""
     given = package.options
     options: tuple[Any, ...]
     options = (given.max_attempts, given.max_crashes, given.timeout_seconds, given.expires_at)

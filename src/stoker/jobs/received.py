@@ -1,5 +1,6 @@
-"""What a job is given before its own arguments: read in the worker when it opens the job, so that
-no value travels further than it must.
+"""Arguments that a job receives from other jobs.
+
+The worker reads them when it opens the job, so that values travel no further than necessary.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COLUMNS = ("sealed",)
 
 
 def with_received(settings: Settings, package: Package) -> Package:
-    """The package with what the job is given as its first argument."""
+    """Return the package with the received value as its first argument."""
     options = package.options
     if options.receives == "value":
         received = Values(settings).before(package.job_id)
@@ -52,22 +53,22 @@ def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
 
 
 class Values:
-    """The results of steps. The number of queries grows with the depth of what is asked for, and
-    with its length by the thousand."""
+    """The results of steps. The number of queries grows with the depth of the result, and by one
+    for each thousand members."""
 
     def __init__(self, settings: Settings) -> None:
         self._sealer = sealer_for(settings)
         self._steps = Step.objects.using(settings.database).defer(*COLUMNS)
 
     def before(self, job_id: UUID) -> Any:
-        """The result of the step before the one that is this job."""
+        """Return the result of the step before this job's step."""
         step = self.step_before(job_id)
         if step is None:
             return None
         return self._own(step) if _is_adding(step) else self.of(step)
 
     def step_before(self, job_id: UUID) -> Step | None:
-        """The step before the one that is this job; or the one that has added it."""
+        """Return the step before this job's step, or the step that added it."""
         node = self._steps.of_jobs([job_id]).get()
         while node.parent_id is not None:
             parent = self._steps.get(pk=node.parent_id)
@@ -121,7 +122,7 @@ class Values:
 
 
 def _is_adding(step: Step) -> bool:
-    """Whether it is the one that has added the steps which are under way."""
+    """Return whether the step has added steps that are running."""
     return step.kind == Step.Kind.TASK and step.state == Step.State.STARTED
 
 
@@ -169,7 +170,7 @@ def result_about(settings: Settings, about: About) -> Result[Any]:
 
 
 def _result_of_cause(settings: Settings, job_id: UUID) -> Result[Any]:
-    """Of the job because of which a step has failed, for its ``on_error``."""
+    """Return the Result of the job that caused a failure, for ``on_error``."""
     steps = Step.objects.using(settings.database)
     node = steps.of_jobs([job_id]).get()
     while node.role != Step.Role.ERROR:

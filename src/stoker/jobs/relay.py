@@ -1,16 +1,16 @@
-"""The outbox: an enqueue in a transaction of which the broker is no part.
+"""The outbox: enqueue in a transaction that the broker cannot join.
 
 ::
 
     BEGIN
-        what the job is about
+        the project's own writes
         put              a row in the outbox of this database
     COMMIT               from here on the job is certain
-    relay                the row is locked, the broker is given the job, the row goes
+    relay                the row is locked, the broker gets the job, the row is deleted
 
-A relay that dies after the broker has the job is repeated. The job is known by its id then, also
-when it has ended since: see ``Broker.relay``. Who enqueued it relays at once; what he leaves behind
-is found by every scheduler, which looks twice a second.
+If a relay dies after the broker has the job, it is repeated. The job is then recognised by its id,
+even if it has ended since: see ``Broker.relay``. The enqueuing process relays at once; every
+scheduler relays what is left, twice a second.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def put(settings: Settings, alias: str, newcomers: Iterable[Newcomer]) -> None:
 
 
 def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict[UUID, Result[Any]]:
-    """Give the broker what was just committed, unless it is away or others are quicker.
+    """Relay jobs that were just committed, unless the broker is unreachable or others are faster.
 
     Returns:
-        Job id -> result, of jobs with a unique key: what has become of them.
+        Job id -> result, for jobs with a unique key.
     """
     began = time.monotonic()
     if began < _away_until.get(settings.alias, 0.0):
@@ -89,16 +89,16 @@ def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
 
 
 def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
-    """Give the broker what others have left behind in the outbox of this database. Returns how many
-    jobs.
+    """Relay the jobs that other processes have left in the outbox of this database. Return the
+    number.
 
     Args:
         settings: the backend's.
         alias: of the database; it need not have an outbox.
-        beat: called again and again: a sign of life.
+        beat: called often, as a heartbeat.
 
     Raises:
-        BrokerUnavailable: it is away, or refused some; what it did not refuse is relayed then.
+        BrokerUnavailable: the broker is unreachable or refused some jobs; the others were relayed.
     """
     if not has_outbox(alias):
         return 0
@@ -110,8 +110,8 @@ def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
 
 
 class _Sweep:
-    """All that waits in one outbox, from the oldest on. What the broker refuses for itself (its
-    queue is missing, say) is passed over, so that it does not hold up all that comes after it."""
+    """Relays all rows of one outbox, oldest first. Rows that the broker refuses, for example
+    because their queue is missing, are skipped, so that they do not block later ones."""
 
     def __init__(self, settings: Settings, alias: str, beat: Callable[[], None]) -> None:
         self._backend = settings.alias
@@ -162,12 +162,12 @@ class Round(NamedTuple):
     jobs: int
     """How many jobs are not in the outbox any more."""
     told: dict[UUID, Result[Any]]
-    """Job id -> what has become of it, of those with a unique key."""
+    """Job id -> result, for jobs with a unique key."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """What the newcomers of one task have in common."""
+    """The common part of new jobs of one task."""
 
     broker: Broker
     commitment: Commitment
@@ -229,7 +229,7 @@ class Relay:
             return self._decide([(row, row.claim) for row in new if row.claim is not None])
 
     def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
-        """Store what has a unique key, in order: it may be a duplicate by now."""
+        """Store jobs with unique keys in order. Each may be a duplicate by now."""
         told: dict[UUID, Result[Any]] = {}
         for row, claim in rows:
             try:

@@ -68,8 +68,8 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
     def __post_init__(
         self, _first_progress: Progress | None, _first_commitment: Commitment | None
     ) -> None:
-        """Django turns arguments into what JSON has; here they are what the task is given: a
-        snapshot, in which dates are dates and tuples are tuples."""
+        """Copy the arguments as the task receives them, with dates and tuples, unlike Django's JSON
+        values."""
         object.__setattr__(self, "args", copied(list(self.args)))
         object.__setattr__(self, "kwargs", copied(dict(self.kwargs)))
         object.__setattr__(self, "_progress", _first_progress)
@@ -99,11 +99,11 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 
     @property
     def return_value(self) -> R:
-        """What the task returned.
+        """The task's return value.
 
         Raises:
-            ValueError: the job has not finished yet, or failed.
-            UnreadablePackage: the value was stored in a way that is not read here.
+            ValueError: the job has not finished, or has failed.
+            UnreadablePackage: the value was stored in a format that this process does not read.
         """
         value = DjangoTaskResult.return_value.fget(self)  # type: ignore[attr-defined] # a property
         job = self._progress.job if self._progress is not None else None
@@ -150,19 +150,20 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         await sync_to_async(self.refresh, thread_sensitive=True)()
 
     def wait(self, timeout: float | timedelta | None = None, *, poll_seconds: float = 0.5) -> R:
-        """Wait for the job to end, and give what the task returned.
+        """Wait for the end of the job, and return the task's return value.
 
         Args:
-            timeout: seconds or a timedelta; None = as long as it takes.
-            poll_seconds: the longest pause between two looks; the first pauses are a few ms.
+            timeout: seconds or a timedelta; None = no limit.
+            poll_seconds: the longest pause between two queries; the first pauses are a few ms.
 
         Raises:
-            ResultTimeout: it had not ended by then. The job goes on.
-            JobFailed, JobCancelled: how it ended instead.
-            TaskResultDoesNotExist: it is not there (any more).
-            TransactionManagementError: the open transaction could never see it end.
-            BrokerUnavailable: the store was out of reach when the time was over; with no timeout,
-                for five minutes on end; in a transaction, at all.
+            ResultTimeout: the job had not ended by then. It goes on.
+            JobFailed, JobCancelled: the job failed or was cancelled.
+            TaskResultDoesNotExist: the job does not exist (any more).
+            TransactionManagementError: the open transaction could never see the end.
+            BrokerUnavailable: the store was unreachable at the end of the time-out; without a
+                time-out,
+                for five minutes; in a transaction, at all.
         """
         outage = Outage(settings_for(self.backend).database, timeout)
         for pause in pauses(timeout, poll_seconds):
@@ -177,7 +178,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         *,
         poll_seconds: float = 0.5,
     ) -> R:
-        """The same without blocking the event loop; ``await result`` waits as long as it takes."""
+        """Async version of ``wait``. ``await result`` waits without a limit."""
         outage = Outage(settings_for(self.backend).database, timeout)
         has_ended = sync_to_async(self._is_seen_to_have_ended, thread_sensitive=True)
         for pause in pauses(timeout, poll_seconds):
@@ -215,11 +216,11 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         return is_cancelled
 
     async def acancel(self, reason: str = "") -> bool:
-        """The same without blocking the event loop."""
+        """Async version of ``cancel``."""
         return await sync_to_async(self.cancel, thread_sensitive=True)(reason)
 
     def _with(self, **changes: Any) -> Result[R]:
-        """A copy in which these attributes differ."""
+        """Return a copy with these attributes changed."""
         changed = replace(self)
         unchanged = {name: getattr(self, name) for name in _Seen.__slots__}
         for name, value in {**unchanged, **changes}.items():
@@ -277,7 +278,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         raise kind(f"{sentence}: {reason}" if reason else f"{sentence}.", errors=self.errors)
 
     def _late_ending(self, outage: Outage, timeout: float | timedelta | None) -> R:
-        """It may have ended just now; and what is told of one that has not should be so."""
+        """Refresh once more, and return the value or raise an error with the current state."""
         if outage.error is None:
             with suppress(BrokerUnavailable, TaskResultDoesNotExist):
                 self.refresh()
@@ -311,7 +312,7 @@ def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:
 
 
 def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[Any]:
-    """The result of a job of which this is known."""
+    """Return the result of a job with this progress."""
     package = package_of(settings, progress.job)
     result: Result[Any] = Result(
         task=task_of(settings, progress.job),
@@ -378,7 +379,7 @@ class Outage:
         self._is_limited = timeout is not None
         self._until = 0.0
         self.error: BrokerUnavailable | None = None
-        """What the last look came to; None where it came to an answer."""
+        """The last error; None if the last query succeeded."""
 
     def goes_on(self, error: BrokerUnavailable) -> None:
         """Raises the error where it is no use to look again."""

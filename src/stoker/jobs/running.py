@@ -1,4 +1,4 @@
-"""What runs here now: known to log records, reporters and whoever asks from inside a task."""
+"""The running job, for log records, reporters and the task's own code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Running:
     """The name under ``TASKS``."""
     lease_id: LeaseId
     reported_at: float = float("-inf")
-    """When it said last how far it is; monotonic seconds."""
+    """Time of the last progress report, in monotonic seconds."""
 
 
 tasks_logger = logging.getLogger(TASKS_APP)
@@ -60,21 +60,22 @@ SIGNALS = (
     pre_execute,
     post_execute_in_worker,
 )
-"""What is sent about an attempt in the worker."""
+"""Signals about attempts that the worker sends."""
 
 _last_found: tuple[tuple[Any, ...], bool] = ((), False)
-"""Of somebody_listens: what it looked at, and what it said."""
+"""Cache of somebody_listens: receivers, and the answer."""
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
 
 
 def fencing_number() -> int:
-    """The fencing number of the attempt that runs here: it rises with each attempt that is given a
-    place under the same key. Hand it to what the task writes to, and let that refuse a write with a
-    lower number than the last: it comes from one who has lost the place.
+    """Return the fencing number of the running attempt.
+
+    It increases with each attempt that gets a place under the same key. Store it with the task's
+    writes and refuse lower numbers, which come from attempts that have lost their place.
 
     Returns:
-        0 outside of a job, and in one whose task has neither lock, limit, rate nor sequence.
+        0 outside of a job, and for tasks without lock, limit, rate and sequence.
     """
     running = current.get()
     return 0 if running is None else running.fence
@@ -92,8 +93,8 @@ def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
 
 
 def somebody_listens() -> bool:
-    """Whether a signal about attempts has any effect. Asked for each job: what was found last holds
-    for as long as the same receivers are connected."""
+    """Return whether signals about attempts have receivers. The answer is cached while these do not
+    change, because this runs for each job."""
     global _last_found
     (one, two, three, four), writes = SIGNALS, tasks_logger.isEnabledFor(logging.INFO)
     asked = (writes, one.receivers, two.receivers, three.receivers, four.receivers)

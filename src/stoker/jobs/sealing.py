@@ -1,5 +1,7 @@
-"""Whether a call can be made: its arguments fit the function, its guards can be kept. Some calls
-are given their first argument later, by the job before them: nobody knows yet what it will be.
+"""Check that calls are valid, and seal them into packages.
+
+The first argument of some calls is the result of another job, which is unknown when they are
+checked.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from .states import JobState, Progress
 
 
 class NotYetKnown:
-    """Stands for what a call will be given. No key can be made of it."""
+    """Placeholder for an argument that another job will provide. It cannot be part of a key."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _Asked
@@ -53,7 +55,7 @@ class NotYetKnown:
 
 
 class _Asked(Exception):
-    """Somebody wants to know what is not known yet."""
+    """A key was built from an argument that is not known yet."""
 
 
 NOT_YET_KNOWN = NotYetKnown()
@@ -102,10 +104,10 @@ def refuse_unusual(task: Any, each: str, what: str) -> None:
 def needs_of_step(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], receives: str
 ) -> tuple[NewNeed, ...]:
-    """The guards of a call, of which the first argument may not be known yet.
+    """Return the needs of a call whose first argument may be unknown.
 
     Raises:
-        InvalidTaskOption: the key of one is made of that argument.
+        InvalidTaskOption: a key depends on that argument.
     """
     if not receives or not is_guarded(task):
         return needs_of(task, args, kwargs)
@@ -120,7 +122,7 @@ def needs_of_step(
 
 
 def check_backend(task: Any, keeps_atomic: bool, keeps_guards: bool, broker: str) -> None:
-    """Raises InvalidTask for what the broker cannot keep."""
+    """Raise InvalidTask if the broker does not support an option of the task."""
     if getattr(task, "atomic", False) and not keeps_atomic:
         raise InvalidTask(
             f"{task.module_path} has atomic=True, and the jobs of {broker} have no transaction to "
@@ -135,8 +137,8 @@ def check_backend(task: Any, keeps_atomic: bool, keeps_guards: bool, broker: str
 
 @lru_cache(maxsize=4096)
 def _fits(function: Callable[..., Any], count: int, names: tuple[str, ...]) -> bool:
-    """Whether it takes so many arguments by position, and these by name: the same for all calls of
-    a kind, of which there may be many thousands."""
+    """Return whether the function takes this many positional and these keyword arguments. Cached,
+    because many calls have the same form."""
     signature = _signature(function)
     assert signature is not None
     try:
@@ -233,10 +235,10 @@ def carrying(more: Mapping[str, str]) -> Iterator[None]:
 
 
 class Sealing:
-    """Calls of one task that are enqueued together.
+    """The calls of one task that are enqueued together.
 
     Args:
-        commitment: that of the transaction in which they are stored.
+        commitment: of the transaction that stores them.
 
     Raises: see ``StokerBackend.validate_task``.
     """
@@ -256,7 +258,7 @@ class Sealing:
         """Check and seal these calls.
 
         Args:
-            like: the options of a job that they carry on: what that was given, they are given.
+            like: options of the job that they continue, whose received arguments they get as well.
         """
         now = time.time()
         run_after, options = self._run_after_and_options(now)
@@ -283,10 +285,10 @@ class Sealing:
         return like, run_after
 
     def seal_step(self, signature: Signature, job_id: UUID, receives: str) -> bytes:
-        """Check and seal a step of a workflow, as it is kept until its turn.
+        """Check and seal a step of a workflow, to be stored until it starts.
 
         Args:
-            receives: what it will be given before its own arguments, as JobOptions have it.
+            receives: the argument that it will receive, as in JobOptions.
         """
         task, now = self._task, time.time()
         refuse_unusual(task, signature.each, "a step of a workflow")
@@ -343,7 +345,7 @@ class Sealing:
         return bool(self._hooks)
 
     def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
-        """The same call under another id, or at another moment."""
+        """Return the same call with another id or start time."""
         package, message = newcomer.package, newcomer.message
         if (message.job_id, message.run_after) == (job_id, run_after):
             return newcomer
@@ -361,7 +363,7 @@ class Sealing:
         )
 
     def result(self, package: Package, run_after: float | None) -> Result[Any]:
-        """What the caller is given."""
+        """Return the result for the caller."""
         state = JobState.READY if run_after is None else JobState.DEFERRED
         return Result(
             task=self._task,
@@ -435,7 +437,7 @@ class Sealing:
         return {str(key): str(value) for key, value in metadata.items()}
 
     def _run_after(self, now: float) -> float | None:
-        """When the jobs may start, in seconds since 1970."""
+        """Return the earliest start in seconds since 1970, or None."""
         delay = getattr(self._task, "run_after_seconds", None)
         if delay is not None:
             return now + float(delay)

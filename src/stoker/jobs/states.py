@@ -1,4 +1,4 @@
-"""Where jobs are and what became of them, read from the store and the broker."""
+"""Read the states of jobs from the store and the broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOKS = 3
 
 
 class JobState(TextChoices):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     DEFERRED = "DEFERRED"
     BLOCKED = "BLOCKED"
@@ -57,7 +57,7 @@ FOR_DJANGO = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What can be said about one job at one moment."""
+    """The data about one job at one moment."""
 
     job: Job | None
     """Its row; None while a broker outside the store has it and it has not ended."""
@@ -65,7 +65,7 @@ class Progress:
     failures: Sequence[Attempt] = ()
     """The attempts that did not succeed, in order."""
     seat: Seat | None = None
-    """Where it runs."""
+    """The worker that runs it."""
 
     @property
     def errors(self) -> list[TaskError]:
@@ -96,7 +96,7 @@ class Progress:
 
     @property
     def started_at(self) -> datetime | None:
-        """When the first attempt began, as far as it is known."""
+        """Start of the first attempt, if it is known."""
         known = [attempt.started_at for attempt in self.failures if attempt.started_at]
         return known[0] if known else self.last_attempted_at
 
@@ -127,8 +127,7 @@ def progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progr
 
 
 def _cached(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
-    """Those that have ended, and whose results are in a cache. A row that one look has missed, as
-    its job was on the move, comes first."""
+    """Return ended jobs from a cache, unless they have a row that the last read missed."""
     found = look_up(settings, job_ids)
     there = _look(settings, list(found), is_last=False) if found else {}
     return {
@@ -147,7 +146,7 @@ def progress_of_one(settings: Settings, job_id: UUID) -> Progress:
 
 
 def not_there(job_id: Any) -> TaskResultDoesNotExist:
-    """The error for a job that nobody knows."""
+    """Return the error for an unknown job."""
     return TaskResultDoesNotExist(
         f"There is no job {str(job_id)!r}: it was never committed, or is not kept (any more)."
     )
@@ -205,7 +204,7 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
 
 
 def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Progress]:
-    """Those of these that run, with where they do."""
+    """Return the running jobs with their workers."""
     running = {key: one for key, one in found.items() if one.state == JobState.RUNNING}
     if not running:
         return {}
