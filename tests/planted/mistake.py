@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.planted.operations import Misfit, Operation, plant
+from tests.planted.operations import Misfit, Operation, check, plant
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,10 @@ class Change:
             Misfit: it cannot be made in this source.
         """
         return plant(source, self.place, self.operation)
+
+    def check(self, source: Path) -> None:
+        """Raise Misfit if it cannot be made in this source."""
+        check(source, self.place, self.operation)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Text:
         if text.count(self.right) != self.times:
             raise Misfit(f"{self.path} has changed: not {self.times} x {self.right!r}")
         return path, text.replace(self.right, self.wrong)
+
+    def check(self, source: Path) -> None:
+        """Raise Misfit if it cannot be made in this source."""
+        self.made_in(source)
 
 
 @dataclass(frozen=True)

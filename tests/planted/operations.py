@@ -10,6 +10,7 @@ import ast
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ANY = "_"
@@ -135,23 +136,41 @@ def plant(source: Path, place: str, operation: Operation) -> tuple[Path, str]:
     return path, ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _find(source: Path, place: str) -> tuple[Path, ast.Module, ast.AST]:
+def check(source: Path, place: str, operation: Operation) -> None:
+    """Raise Misfit if the mistake cannot be planted. Faster than planting it."""
+    _, _, function = _find(source, place, _parsed_once)
+    *_, node = _slot(function, operation, place)
+    operation.change(node)
+
+
+@cache
+def _parsed_once(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+Parse = Callable[[Path], ast.Module]
+
+
+def _find(source: Path, place: str, parse: Parse = _parsed) -> tuple[Path, ast.Module, ast.AST]:
     module, _, name = place.partition(":")
     stem = source / module.replace(".", "/")
     for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-        if path.exists() and (found := _named(path, name)):
+        if path.exists() and (found := _named(path, name, parse)):
             return found
-    moved = [found for path in sorted(source.rglob("*.py")) if (found := _named(path, name))]
+    moved = [found for path in sorted(source.rglob("*.py")) if (found := _named(path, name, parse))]
     if len(moved) != 1:
         raise Misfit(f"{name} is not in {module}, and {len(moved)} other modules have it")
     return moved[0]
 
 
-def _named(path: Path, name: str) -> tuple[Path, ast.Module, ast.AST] | None:
-    text = path.read_text()
-    if name.rpartition(".")[2] not in text:
+def _named(path: Path, name: str, parse: Parse) -> tuple[Path, ast.Module, ast.AST] | None:
+    if name.rpartition(".")[2] not in path.read_text():
         return None
-    tree = ast.parse(text)
+    tree = parse(path)
     node: ast.AST = tree
     for word in name.split("."):
         named = [one for one in ast.iter_child_nodes(node) if _name_of(one) == word]
@@ -170,7 +189,9 @@ def _name_of(node: ast.AST) -> str | None:
     return None
 
 
-def _apply(function: ast.AST, operation: Operation, place: str) -> None:
+def _slot(
+    function: ast.AST, operation: Operation, place: str
+) -> tuple[ast.AST, str, int | None, ast.AST]:
     pattern: ast.AST = ast.parse(operation.pattern).body[0]
     if not operation.of_statement:
         assert isinstance(pattern, ast.Expr), f"{operation.pattern} is no expression"
@@ -179,7 +200,11 @@ def _apply(function: ast.AST, operation: Operation, place: str) -> None:
     if not hits or (len(hits) > 1 and operation.which is None):
         raise Misfit(f"{place} has {len(hits)} x {operation.pattern}")
     hits.sort(key=lambda slot: (getattr(slot[3], "lineno", 0), getattr(slot[3], "col_offset", 0)))
-    owner, field, index, node = hits[operation.which or 0]
+    return hits[operation.which or 0]
+
+
+def _apply(function: ast.AST, operation: Operation, place: str) -> None:
+    owner, field, index, node = _slot(function, operation, place)
     new = operation.change(node)
     if index is None:
         (only,) = new

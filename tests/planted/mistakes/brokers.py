@@ -413,4 +413,17 @@ MISTAKES = (
         [Change("brokers.orm.wake:DataVersion._listen", replace("FIRST_LOOK_SECONDS", "None"))],
         "tests/integration/test_sqlite_wake.py",
     ),
+    Mistake(
+        "a deferred job is due half a second early on PostgreSQL",
+        [
+            Text(
+                "store/sql/deferred_promote.sql",
+                "* 1000000)::bigint)\n    ORDER",
+                "* 1000000)::bigint + 500000)\n    ORDER",
+            )
+        ],
+        "tests/conformance/test_claim.py",
+        "due_job_takes_no_other_along_early",
+        database="postgres",
+    ),
 )

@@ -1,7 +1,7 @@
 """Mistakes in guards, locks, schedules and workflows."""
 
 from tests.planted.mistake import Change, Mistake
-from tests.planted.operations import drop, drop_keyword, replace
+from tests.planted.operations import drop, drop_keyword, drop_operand, negate, replace
 
 MISTAKES = (
     Mistake(
@@ -111,5 +111,257 @@ MISTAKES = (
         ],
         "tests/integration/test_undo_requeue.py",
         "workflow",
+    ),
+    Mistake(
+        "upkeep frees a sequence whose dead letter is open",
+        [Change("guards.sweep:forget_needs", replace("halted if row.halts else alive", "alive"))],
+        "tests/integration/test_dead_letters.py",
+        "upkeep_lets_a_sequence_go_on_that_nothing_halts_any_more",
+    ),
+    Mistake(
+        "a discarded dead letter halts its sequence for ever",
+        [Change("guards.sequences:let_go", drop("Need.objects.using(alias).remove(_)"))],
+        "tests/integration/test_dead_letters.py",
+        "a_halted_sequence_goes_on_after_a_discard",
+    ),
+    Mistake(
+        "a sequence starts out of its order",
+        [Change("guards.admission:_Admission._may_start", replace("self._is_first(need)", "True"))],
+        "tests/conformance/test_guards.py",
+        "a_sequence_keeps_its_order_whatever_the_priority",
+    ),
+    Mistake(
+        "two jobs of a sequence run at once",
+        [
+            Change(
+                "guards.admission:_Admission._may_start",
+                replace("holders <= {place.job_id}", "True"),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "a_sequence_waits_for_the_retry",
+    ),
+    Mistake(
+        "a limit admits one more",
+        [
+            Change(
+                "guards.admission:_Admission._may_start",
+                replace(
+                    "len(holders - {place.job_id}) < key.room",
+                    "len(holders - {place.job_id}) <= key.room",
+                ),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "one_at_a_time_in_the_order_of_their_coming",
+    ),
+    Mistake(
+        "a job overtakes those who wait for its limit",
+        [
+            Change(
+                "guards.admission:_Admission._is_somebody_before",
+                replace("head < (place.rank, place.job_id)", "head > (place.rank, place.job_id)"),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "one_at_a_time_in_the_order_of_their_coming",
+    ),
+    Mistake(
+        "a limit that is busy does not skip",
+        [
+            Change(
+                "guards.admission:_Admission.decide",
+                replace("refusal.on_busy == 'skip'", "refusal.on_busy == ''"),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "a_job_that_is_to_be_skipped_says_so",
+    ),
+    Mistake(
+        "a limit counts no place",
+        [
+            Change(
+                "guards.admission:_Admission._enter",
+                drop("self._holders[need.key_id].add(place.job_id)"),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "one_at_a_time_in_the_order_of_their_coming",
+    ),
+    Mistake(
+        "a claim takes more rated jobs than it has permits for",
+        [Change("guards.admission:_Admission._enter", drop("self._rated_left -= 1"))],
+        "tests/conformance/test_rates.py",
+        "nothing_starts_where_the_rate_was_set_to_nothing",
+    ),
+    Mistake(
+        "another owner drops a lock",
+        [
+            Change(
+                "locks.stores.database:DatabaseCacheLocks.drop",
+                replace(
+                    "'DELETE FROM {table} WHERE cache_key = %s AND value LIKE %s'",
+                    "'DELETE FROM {table} WHERE cache_key = %s AND value <> %s'",
+                ),
+            )
+        ],
+        "tests/guards/test_places.py",
+        "who_waits_gets_it_when_it_is_free",
+    ),
+    Mistake(
+        "a lock in the cache's table is replaced though it was renewed",
+        [
+            Change(
+                "locks.stores.database:DatabaseCacheLocks._replace",
+                replace("_is_too_old(held, claim.steal_after_seconds)", "True"),
+            )
+        ],
+        "tests/guards/test_places.py",
+        "who_waits_gets_it_when_it_is_free",
+    ),
+    Mistake(
+        "a lock that was taken is given to the next",
+        [
+            Change(
+                "locks.stores.database:DatabaseCacheLocks.take", replace("has_ended or _", "True")
+            )
+        ],
+        "tests/guards/test_places.py",
+        "one_has_it_and_another_does_not",
+    ),
+    Mistake(
+        "a paused schedule is resumed with what it missed",
+        [
+            Change(
+                "schedules.service:resume",
+                replace("fresh_state(row, database_now_us(settings.database))", "{}"),
+            )
+        ],
+        "tests/integration/test_schedules.py",
+        "pause_and_resume",
+    ),
+    Mistake(
+        "a schedule that code declares is changed by hand",
+        [Change("schedules.service:_refuse_declared", negate("row.is_declared"))],
+        "tests/integration/test_schedules.py",
+        "upsert_changes_what_has_changed",
+    ),
+    Mistake(
+        "a deleted schedule leaves its ticks",
+        [
+            Change(
+                "schedules.service:delete",
+                drop("Tick.objects.using(database).filter(schedule_id=row.pk).delete()"),
+            )
+        ],
+        "tests/integration/test_schedules.py",
+        "delete",
+    ),
+    Mistake(
+        "next_ticks goes past the end of a schedule",
+        [
+            Change(
+                "schedules.service:_moments_of",
+                drop_operand("_ and _", "end is None or found <= end"),
+            )
+        ],
+        "tests/integration/test_schedules.py",
+        "start_and_end",
+    ),
+    Mistake(
+        "an optional step stops its chain",
+        [
+            Change(
+                "workflows.advance:Over.lets_go_on",
+                drop_operand("_ or self.step.is_optional", "self.step.is_optional"),
+            )
+        ],
+        "tests/workflows/test_flow.py",
+        "an_optional_step_does_not",
+    ),
+    Mistake(
+        "a chain goes on after a failure",
+        [
+            Change(
+                "workflows.advance:Advance._in_chains",
+                replace(
+                    "{over.step.position + 1 for _, over in going_on.values()}",
+                    "{over.step.position + 2 for _, over in going_on.values()}",
+                ),
+            )
+        ],
+        "tests/workflows/test_flow.py",
+        "a_chain_gives_each_step_the_result_of_the_one_before",
+    ),
+    Mistake(
+        "a group fails with optional members",
+        [
+            Change(
+                "workflows.advance:Advance._complete",
+                drop_keyword(
+                    "members.filter(parent_id__in=_, state__in=_, is_optional=_)", "is_optional"
+                ),
+            )
+        ],
+        "tests/workflows/test_flow.py",
+        "a_group_may_go_on",
+    ),
+    Mistake(
+        "a workflow that fails undoes nothing",
+        [
+            Change(
+                "workflows.advance:Advance._fail",
+                replace("self._next_undo(step, None) if step.has_undo else None", "None"),
+            )
+        ],
+        "tests/workflows/test_flow.py",
+        "what_was_done_is_undone_backwards",
+    ),
+    Mistake(
+        "undo begins with the first step",
+        [Change("workflows.advance:Advance._next_undo", replace("'-position'", "'position'"))],
+        "tests/workflows/test_flow.py",
+        "what_was_done_is_undone_backwards",
+    ),
+    Mistake(
+        "the end of a workflow is told to nobody",
+        [Change("workflows.advance:Advance._climb", drop("self._workflows.end(...)"))],
+        "tests/workflows/test_flow.py",
+        "a_chain_gives_each_step_the_result_of_the_one_before",
+    ),
+    Mistake(
+        "members of a group that fails fast go on",
+        [
+            Change(
+                "workflows.advance:Advance._in_groups", drop("self._stopper.stop_below([group.pk])")
+            )
+        ],
+        "tests/workflows/test_flow.py",
+        "a_group_may_fail_fast",
+    ),
+    Mistake(
+        "fencing numbers do not grow",
+        [Change("guards.admission:_Admission._give_fence", replace("fence + 1", "fence"))],
+        "tests/conformance/test_guard_model.py",
+        "guards_agree_with_the_model",
+    ),
+    Mistake(
+        "a changed limit wakes no cluster",
+        [Change("guards.limits:set_limit", drop("after_commit(...)"))],
+        "tests/guards/test_limits.py",
+        "changed_limit_wakes_clusters_after_the_commit",
+    ),
+    Mistake(
+        "a changed limit wakes clusters before the commit",
+        [
+            Change(
+                "guards.limits:set_limit",
+                replace(
+                    "after_commit(alias, lambda: broker.wake_up(queues))", "broker.wake_up(queues)"
+                ),
+            )
+        ],
+        "tests/guards/test_limits.py",
+        "changed_limit_wakes_clusters_after_the_commit",
     ),
 )

@@ -153,4 +153,193 @@ MISTAKES = (
         "no_language",
         database="postgres",
     ),
+    Mistake(
+        "the dashboard goes back to a page that is not its own",
+        [
+            Change(
+                "dashboard.views:_way_back",
+                drop_operand("_ and back.startswith(root)", "back.startswith(root)"),
+            )
+        ],
+        "tests/dashboard/test_doing.py",
+        "nobody_is_sent_elsewhere",
+        database="postgres",
+    ),
+    Mistake(
+        "an Idempotency-Key is shared by all users",
+        [
+            Change(
+                "api.views.jobs:enqueue_job",
+                replace("f'{request.auth.pk}:{idempotency_key}'", "idempotency_key"),
+            )
+        ],
+        "tests/api/test_jobs.py",
+        "the_same_idempotency_key_makes_no_second_job",
+        database="postgres",
+    ),
+    Mistake(
+        "a duplicate is reported as created",
+        [
+            Change(
+                "api.views.jobs:enqueue_job", replace("200 if result.was_duplicate else 201", "201")
+            )
+        ],
+        "tests/api/test_jobs.py",
+        "a_unique_key_makes_no_second_job",
+        database="postgres",
+    ),
+    Mistake(
+        "the API enqueues arguments of a wrong type",
+        [
+            Change(
+                "api.views.jobs:_checked",
+                replace("adapter.validate_json(json.dumps(value), strict=True)", "value"),
+            )
+        ],
+        "tests/api/test_jobs.py",
+        "arguments_that_do_not_fit_are_told",
+        database="postgres",
+    ),
+    Mistake(
+        "a request of any size is read",
+        [Change("api.access:_refuse_larger", replace("length > most", "False"))],
+        "tests/api/test_problems.py",
+        "a_request_that_is_too_large",
+        database="postgres",
+    ),
+    Mistake(
+        "answers of the API are cached",
+        [Change("api.access:enclosed", drop("response.headers['Cache-Control'] = 'no-store'"))],
+        "tests/api/test_problems.py",
+        "nothing_is_kept_by_caches",
+        database="postgres",
+    ),
+    Mistake(
+        "a form is taken for JSON",
+        [
+            Change(
+                "api.access:refuse_unreadable",
+                replace("int(length) and request.content_type != 'application/json'", "False"),
+            )
+        ],
+        "tests/api/test_problems.py",
+        "only_json_is_taken",
+        database="postgres",
+    ),
+    Mistake(
+        "why does not see an unreadable package",
+        [
+            Change(
+                "inspect.why.waiting:answer_ready",
+                drop_operand("_unreadable(asked) or _ or _ or _ or _", "_unreadable(asked)"),
+            )
+        ],
+        "tests/integration/test_why.py",
+        "its_package_could_not_be_opened",
+    ),
+    Mistake(
+        "why does not see that no cluster serves the queue",
+        [
+            Change(
+                "inspect.why.waiting:answer_ready",
+                drop_operand("_ or _ or _not_served(asked) or _ or _", "_not_served(asked)"),
+            )
+        ],
+        "tests/integration/test_why.py",
+        "a_job_that_is_overdue_is_held_up_as_one_that_is_ready",
+    ),
+    Mistake(
+        "the list of jobs ignores the queue",
+        [
+            Change(
+                "inspect.jobs:JobSearch._condition",
+                drop("if wanted.queue and model is not Ready:\n    ..."),
+            )
+        ],
+        "tests/admin/test_jobs.py",
+        "jobs_are_found_by_what_one_knows_of_them",
+        database="with_admin",
+    ),
+    Mistake(
+        "the list of jobs ignores the task",
+        [Change("inspect.jobs:JobSearch._condition", drop("of_job &= Q(task=wanted.task)"))],
+        "tests/admin/test_jobs.py",
+        "jobs_are_found_by_what_one_knows_of_them",
+        database="with_admin",
+    ),
+    Mistake(
+        "a task's name is not escaped on the dashboard",
+        [
+            Change(
+                "templatetags.stoker_dashboard:short_task",
+                replace(
+                    "format_html('<span class=\"module\">{}.<wbr></span><b>{}</b>', module, name)",
+                    "SafeString(f'<span class=\"module\">{module}.<wbr></span><b>{name}</b>')",
+                ),
+            )
+        ],
+        "tests/dashboard/test_marks.py",
+        "names_of_tasks_are_escaped",
+        database="postgres",
+    ),
+    Mistake(
+        "a task's name without a module is not escaped",
+        [
+            Change(
+                "templatetags.stoker_dashboard:short_task",
+                replace("format_html('{}', name)", "SafeString(name)"),
+            )
+        ],
+        "tests/dashboard/test_marks.py",
+        "names_of_tasks_are_escaped",
+        database="postgres",
+    ),
+    Mistake(
+        "text between backticks is not escaped on the dashboard",
+        [
+            Change(
+                "templatetags.stoker_dashboard:_code",
+                replace("format_html(...)", "SafeString(f'<code>{text}</code>')"),
+            )
+        ],
+        "tests/dashboard/test_marks.py",
+        "text_around_and_between_backticks_is_escaped",
+        database="postgres",
+    ),
+    Mistake(
+        "the dashboard goes back to another site",
+        [
+            Change(
+                "dashboard.views:_way_back",
+                replace("_ and back.startswith(root)", "back.startswith(root)"),
+            )
+        ],
+        "tests/dashboard/test_doing.py",
+        "nobody_is_sent_to_another_site_by_a_dashboard_at_the_root",
+        database="postgres",
+    ),
+    Mistake(
+        "the token of an inactive user is accepted",
+        [
+            Change(
+                "api.access:TokenUser.__call__",
+                drop_operand("_ or _ or not user.is_active", "not user.is_active"),
+            )
+        ],
+        "tests/api/test_permissions.py",
+        "token_of_an_inactive_user_gets_401",
+        database="postgres",
+    ),
+    Mistake(
+        "the session of an inactive user is accepted",
+        [
+            Change(
+                "api.access:SessionUser.__call__",
+                drop_operand("_ or _ or not user.is_active", "not user.is_active"),
+            )
+        ],
+        "tests/api/test_permissions.py",
+        "session_of_an_inactive_user_gets_401_whatever_the_backend_allows",
+        database="postgres",
+    ),
 )

@@ -1,7 +1,7 @@
 """Mistakes in jobs, tasks and dead letters."""
 
-from tests.planted.mistake import Change, Mistake
-from tests.planted.operations import drop, drop_operand, lift, repeat, replace
+from tests.planted.mistake import Change, Mistake, Text
+from tests.planted.operations import drop, drop_keyword, drop_operand, lift, repeat, replace
 
 MISTAKES = (
     Mistake(
@@ -161,5 +161,384 @@ MISTAKES = (
         ],
         "tests/integration/test_undo_requeue.py",
         "next_attempt",
+    ),
+    Mistake(
+        "a requeue loses the priority",
+        [Change("dead_letters.requeueing:_Requeue._task", replace("seen.priority", "0"))],
+        "tests/integration/test_dead_letters.py",
+        "the_options_of_the_job_stay",
+    ),
+    Mistake(
+        "a requeue loses the queue",
+        [
+            Change(
+                "dead_letters.requeueing:_Requeue._task",
+                drop_operand("self._wish.queue or seen.queue", "seen.queue"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "the_options_of_the_job_stay",
+    ),
+    Mistake(
+        "a requeue leaves the notes with the failed job",
+        [
+            Change(
+                "dead_letters.requeueing:_Requeue._send",
+                drop("Note.objects.using(self._alias).hand_on(...)"),
+            )
+        ],
+        "tests/integration/test_notes.py",
+        "a_dead_letter_that_is_sent_again_begins_with_it",
+    ),
+    Mistake(
+        "a requeue keeps the unique key with the failed job",
+        [
+            Change(
+                "dead_letters.requeueing:_Requeue._send",
+                drop("UniqueKey.objects.using(self._alias).let_go(...)"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "a_period_that_is_not_over_does_not_hinder_a_requeue",
+    ),
+    Mistake(
+        "a requeue ignores the delay asked for",
+        [
+            Change(
+                "dead_letters.requeueing:_Requeue._task",
+                drop("changes['run_after'] = self._wish.run_after"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "it_can_be_sent_with_other_arguments_elsewhere_and_later",
+    ),
+    Mistake(
+        "the requeue of a policy goes on for ever",
+        [
+            Change(
+                "dead_letters.requeueing:requeue_due",
+                drop_operand("policy is not None and _", "policy.allows(letter.requeued_count)"),
+            )
+        ],
+        "tests/integration/test_automatic_requeue.py",
+        "the_cool_down_counts_from_the_last_failure_and_it_ends",
+    ),
+    Mistake(
+        "a refused automatic requeue is tried again at once",
+        [
+            Change(
+                "dead_letters.requeueing:requeue_due",
+                drop("DeadLetter.objects.using(_).put_off(letter)"),
+            )
+        ],
+        "tests/integration/test_automatic_requeue.py",
+        "the_cool_down_counts_from_the_last_failure_and_it_ends",
+    ),
+    Mistake(
+        "the search of dead letters ignores the task",
+        [Text("dead_letters/search.py", '        "task": wanted.task,\n', "")],
+        "tests/integration/test_dead_letters.py",
+        "many_are_sent_again_by_a_filter",
+    ),
+    Mistake(
+        "the search of dead letters ignores the queue",
+        [Text("dead_letters/search.py", '        "queue": wanted.queue,\n', "")],
+        "tests/integration/test_dead_letters.py",
+        "every_filter_finds_what_it_says",
+    ),
+    Mistake(
+        "the search of dead letters ignores the reason",
+        [
+            Text(
+                "dead_letters/search.py",
+                '        "reason": wanted.reason and DeadLetter.Reason(wanted.reason),\n',
+                "",
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "every_filter_finds_what_it_says",
+    ),
+    Mistake(
+        "the search of dead letters ignores failed_after",
+        [Text("dead_letters/search.py", '        "failed_at__gte": wanted.failed_after,\n', "")],
+        "tests/integration/test_dead_letters.py",
+        "every_filter_finds_what_it_says",
+    ),
+    Mistake(
+        "the search of dead letters ignores failed_before",
+        [Text("dead_letters/search.py", '        "failed_at__lt": wanted.failed_before,\n', "")],
+        "tests/integration/test_dead_letters.py",
+        "every_filter_finds_what_it_says",
+    ),
+    Mistake(
+        "the search of dead letters ignores the key",
+        [Text("dead_letters/search.py", '        "key__contains": key,\n', "")],
+        "tests/integration/test_dead_letters.py",
+        "what_no_database_takes_can_be_said_and_searched_for",
+    ),
+    Mistake(
+        "the search of dead letters ignores the text",
+        [Change("dead_letters.search:_condition", drop("condition &= found"))],
+        "tests/integration/test_dead_letters.py",
+        "what_no_database_takes_can_be_said_and_searched_for",
+    ),
+    Mistake(
+        "a bulk action takes requeued dead letters, too",
+        [
+            Change(
+                "dead_letters.closing:each",
+                replace("replace(wanted, state=DeadLetter.State.OPEN)", "wanted"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "what_a_job_carries_on_is_not_discarded",
+    ),
+    Mistake(
+        "a bulk action ignores its limit",
+        [
+            Change(
+                "dead_letters.closing:each",
+                replace("list(_[:limit])", "list(rows.values_list('pk', flat=True))"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "many_are_sent_again_by_a_filter",
+    ),
+    Mistake(
+        "a dry run changes something",
+        [Change("dead_letters.closing:each", drop("if dry_run:\n    ..."))],
+        "tests/integration/test_dead_letters.py",
+        "many_are_sent_again_by_a_filter",
+    ),
+    Mistake(
+        "a purge ignores its moment",
+        [
+            Change(
+                "dead_letters.closing:past",
+                replace("letters.filter(closed_at__lt=before)", "letters"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "purge_takes_what_is_old_enough_and_its_history",
+    ),
+    Mistake(
+        "a job is tried once too often",
+        [
+            Change(
+                "jobs.retries:decide",
+                replace("attempt >= options.max_attempts", "attempt > options.max_attempts"),
+            )
+        ],
+        "tests/unit/lifecycle/test_retries.py",
+        "tried_again_or_over",
+    ),
+    Mistake(
+        "give_up_on is ignored",
+        [
+            Change(
+                "jobs.retries:_is_retryable",
+                drop("if options.give_up_on and isinstance(error, options.give_up_on):\n    ..."),
+            )
+        ],
+        "tests/unit/lifecycle/test_retries.py",
+        "tried_again_or_over",
+    ),
+    Mistake(
+        "retry_on is ignored",
+        [
+            Change(
+                "jobs.retries:_is_retryable",
+                drop_operand("not options.retry_on or _", "isinstance(error, options.retry_on)"),
+            )
+        ],
+        "tests/unit/lifecycle/test_retries.py",
+        "tried_again_or_over",
+    ),
+    Mistake(
+        "the delay of a Retry is ignored",
+        [
+            Change(
+                "jobs.retries:_delay",
+                drop("if isinstance(error, Retry) and error.delay_seconds is not None:\n    ..."),
+            )
+        ],
+        "tests/unit/lifecycle/test_retries.py",
+        "tried_again_or_over",
+    ),
+    Mistake(
+        "the delay after crashes grows without end",
+        [
+            Change(
+                "jobs.retries:crash_delay_seconds",
+                replace("min(CRASH_DELAY_CAP_SECONDS, _)", "float(2 ** min(times, 20))"),
+            )
+        ],
+        "tests/unit/lifecycle/test_retries.py",
+        "crashes_are_waited_for_longer_each_time_but_not_for_ever",
+    ),
+    Mistake(
+        "a package of another cluster is accepted",
+        [
+            Change(
+                "jobs.package:_Key.__init__",
+                replace("f'stoker.package:{cluster}'", "'stoker.package'"),
+            )
+        ],
+        "tests/unit/test_package.py",
+        "it_opens_without_arguments_where_it_is_not_run",
+    ),
+    Mistake(
+        "a pickled package is opened by a cluster for JSON",
+        [Change("jobs.package:Sealer._refuse_pickled", replace("not self._pickles", "False"))],
+        "tests/unit/test_package.py",
+        "with_json_nothing_is_unpickled_whoever_signed_it",
+    ),
+    Mistake(
+        "a package of any size is accepted",
+        [Change("jobs.package:Sealer.close", replace("len(data) > self._max_bytes", "False"))],
+        "tests/unit/test_package.py",
+        "the_limit_of_size_counts_the_whole_package",
+    ),
+    Mistake(
+        "a newer package is read as far as it is known",
+        [Change("jobs.package:_read_header", replace("version > kind.newest", "False"))],
+        "tests/unit/test_package.py",
+        "a_newer_version_is_said_to_be_newer",
+    ),
+    Mistake(
+        "a running job is not asked to end",
+        [Change("jobs.cancel:cancel", drop("Cancellation.objects.using(_).ask(...)"))],
+        "tests/integration/test_results.py",
+        "a_job_that_runs_is_asked_to_end",
+    ),
+    Mistake(
+        "a cancelled job goes on waiting in the broker",
+        [Change("jobs.cancel:cancel_waiting", replace("broker.withdraw([unstored.pk])", "True"))],
+        "tests/integration/test_results.py",
+        "a_job_that_waits",
+    ),
+    Mistake(
+        "a request to cancel is forgotten while the job runs",
+        [
+            Change(
+                "jobs.cancel:sweep_requests",
+                replace(
+                    "Cancellation.objects.using(alias).filter(pk__in=gone)",
+                    "Cancellation.objects.using(alias)",
+                ),
+            )
+        ],
+        "tests/integration/test_results.py",
+        "a_request_is_kept_until_its_job_has_ended",
+    ),
+    Mistake(
+        "pruning deletes attempts that a dead letter shows",
+        [
+            Change(
+                "dead_letters.search:told_by_dead_letters",
+                replace(
+                    "DeadLetter.objects.using(alias).filter(job_id__in=job_ids)",
+                    "DeadLetter.objects.using(alias).none()",
+                ),
+            )
+        ],
+        "tests/integration/test_automatic_requeue.py",
+        "attempts_that_an_entry_tells_of_outlast_their_jobs",
+    ),
+    Mistake(
+        "pruning deletes attempts that a history of requeues shows",
+        [
+            Change(
+                "dead_letters.search:told_by_dead_letters",
+                replace(
+                    "Requeue.objects.using(alias).filter(from_job_id__in=job_ids)",
+                    "Requeue.objects.using(alias).none()",
+                ),
+            )
+        ],
+        "tests/integration/test_automatic_requeue.py",
+        "attempts_that_an_entry_tells_of_outlast_their_jobs",
+    ),
+    Mistake(
+        "a discard wakes no cluster",
+        [Change("dead_letters.closing:_call", drop("after_commit(...)"))],
+        "tests/integration/test_dead_letters.py",
+        "discard_wakes_the_halted_sequence_after_the_commit",
+    ),
+    Mistake(
+        "a discard wakes clusters before the commit",
+        [
+            Change(
+                "dead_letters.closing:_call",
+                replace(
+                    "after_commit(settings.database, lambda: broker.wake_up(queues))",
+                    "broker.wake_up(queues)",
+                ),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "discard_wakes_the_halted_sequence_after_the_commit",
+    ),
+    Mistake(
+        "a requeue wakes no cluster",
+        [Change("dead_letters.requeueing:_Requeue._commit", drop("if self._queues:\n    ..."))],
+        "tests/integration/test_dead_letters.py",
+        "requeue_wakes_clusters_after_the_commit",
+    ),
+    Mistake(
+        "a requeue wakes clusters before the commit",
+        [
+            Change(
+                "dead_letters.requeueing:_Requeue.run",
+                replace("after_commit(self._alias, self._commit)", "self._commit()"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "requeue_wakes_clusters_after_the_commit",
+    ),
+    Mistake(
+        "a requeue keeps the expiry of the job that failed",
+        [
+            Change(
+                "dead_letters.requeueing:_Requeue._newcomer",
+                drop_keyword("replace(old.options, ...)", "expires_at"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "requeued_job_expires_when_its_task_says",
+    ),
+    Mistake(
+        "a requeue loses the metadata",
+        [
+            Change(
+                "dead_letters.requeueing:_Requeue._newcomer",
+                drop_keyword("replace(fresh.package, ...)", "metadata"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "requeued_job_keeps_its_metadata",
+    ),
+    Mistake(
+        "the search of dead letters ignores the fingerprint",
+        [Text("dead_letters/search.py", '        "fingerprint": wanted.fingerprint,\n', "")],
+        "tests/integration/test_dead_letters.py",
+        "every_filter_finds_what_it_says",
+    ),
+    Mistake(
+        "a purge takes open dead letters that failed lately",
+        [
+            Change(
+                "dead_letters.closing:past",
+                replace("letters.filter(failed_at__lt=before)", "letters"),
+            )
+        ],
+        "tests/integration/test_dead_letters.py",
+        "purge_leaves_open_ones_that_failed_lately",
+    ),
+    Mistake(
+        "a purge deletes attempts of jobs that are kept",
+        [Change("dead_letters.closing:_forget_history", replace("tried - kept", "tried"))],
+        "tests/integration/test_dead_letters.py",
+        "purge_keeps_the_attempts_of_a_job_that_is_kept",
     ),
 )
