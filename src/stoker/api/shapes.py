@@ -210,32 +210,6 @@ class BulkShape(Shape):
     dry_run: bool
 
 
-class FaultShape(Shape):
-    """Dead letters of the same fault."""
-
-    fingerprint: str
-    task: str
-    reason: str
-    exception_class: str
-    number: int
-    failures: int
-    first_failed_at: datetime
-    failed_at: datetime
-
-
-class LetterStats(Shape):
-    """Numbers of dead letters."""
-
-    total: int
-    tasks: int
-    queues: int
-    failures: int
-    requeues: int
-    oldest: datetime | None
-    newest: datetime | None
-    faults: list[FaultShape]
-
-
 class ExposedTask(Shape):
     """A task that may be enqueued."""
 

@@ -21,10 +21,10 @@ from stoker.api.filters import (
     RequeueingMany,
     refuse_beyond_cap,
 )
-from stoker.api.shapes import AnswerShape, BulkShape, LetterPageShape, LetterStats, StoryShape
+from stoker.api.shapes import AnswerShape, BulkShape, LetterPageShape, StoryShape
 from stoker.api.values import Backend, cursor_of, mark_of, plain, settings_of
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.service import Answer, Bulk
+from stoker.dead_letters.service import Answer, Bulk, Stats
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 
 routes = Routes(tags=["dead letters"])
@@ -42,7 +42,7 @@ def list_dead_letters(
     return {"letters": page.letters, "next": cursor_of(page.next)}
 
 
-@routes.show("/dead-letters/stats", "stoker.view_deadletter", LetterStats)
+@routes.show("/dead-letters/stats", "stoker.view_deadletter", Stats)
 def count_dead_letters(
     request: HttpRequest, wanted: Query[LetterStatsQuery], backend: Backend = None
 ) -> Any:
