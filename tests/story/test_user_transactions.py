@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
-from django.db import connection
 
-from stoker import InSequence, Unique, dead_letters, group
-from stoker.models import DeadLetter, Job
+from stoker import InSequence, Lock, Unique, dead_letters, group
+from stoker.brokers.orm.broker import OrmBroker
+from stoker.conf import settings_for
+from stoker.models import DeadLetter, Deferred, GuardKey, Job, Ready
+from stoker.store.clock import MICROSECONDS
 
 from tests.app.chaos import run_until
 from tests.app.models import Ledger
@@ -79,8 +82,6 @@ def test_requeue_of_halted_sequence_in_open_transaction_holds_up_no_other_job(
     cluster: ProcessCluster, user: Session
 ) -> None:
     """Hundreds of jobs of the sequence stand in front of them."""
-    if connection.vendor == "mysql":
-        pytest.skip("MariaDB is too slow to set so many jobs aside before the first are back")
     failed = fail_once.using(sequence=SEQUENCE).enqueue()
     wait_for(lambda: DeadLetter.objects.filter(job_id=failed.id).exists(), cluster.tail)
     letter = DeadLetter.objects.get()
@@ -94,6 +95,26 @@ def test_requeue_of_halted_sequence_in_open_transaction_holds_up_no_other_job(
     user.roll_back()
     assert dead_letters.discard(letter.id, by="alice", because="done by hand")
     wait_for(lambda: ended(waiting) > 5, cluster.tail, STALL_SECONDS)
+
+
+def test_jobs_of_a_locked_key_are_looked_at_again_the_later_the_more_there_are(
+    user: Session,
+) -> None:
+    """Else the first of them are back before the last are out of the way of other jobs."""
+    locked = nothing.using(lock=Lock("one"))
+    broker = OrmBroker(settings_for())
+    locked.enqueue()
+    assert len(broker.claim([], 1, holder=uuid4(), lease_seconds=60)) == 1
+    locked.enqueue_many([((), {})] * 600)
+    user.begin()
+    user.do(lambda: GuardKey.objects.select_for_update().get())
+    broker._be_careful()
+    while Ready.objects.exists():
+        broker.claim([], 100, holder=uuid4(), lease_seconds=60)
+    moments = list(Deferred.objects.order_by("due_us").values_list("due_us", flat=True))
+    user.roll_back()
+    assert len(moments) == 600
+    assert 5 * MICROSECONDS < moments[-1] - moments[0] < 60 * MICROSECONDS
 
 
 @pytest.mark.parametrize("on_conflict", ["keep", "replace", "after"])

@@ -23,6 +23,9 @@ from stoker.store.turns import LOOK_AGAIN_US, call_all
 from stoker.values import rates as rate_window
 
 ALREADY_RUNNING = "already running"
+LOOK_AGAIN_EACH_US = 20_000
+"""How much later jobs whose keys are locked are looked at again, for each that is deferred."""
+LOOK_AGAIN_LATEST_US = 10_000_000
 
 
 class Rated(NamedTuple):
@@ -132,8 +135,9 @@ class _Admission:
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
                 self._turn_away(place, needed, refusal)
-        later_us = self._now_us + LOOK_AGAIN_US
-        self._deferred += [Deferred(due_us=later_us, **one._asdict()) for one in self._kept_out]
+        if self._kept_out:
+            later_us = self._look_again_us()
+            self._deferred += [Deferred(due_us=later_us, **one._asdict()) for one in self._kept_out]
         # First: who is turned away here may be called back at the end.
         ready = Ready.objects.using(self._alias)
         gone = [*self._places[:decided], *self._kept_out]
@@ -154,6 +158,16 @@ class _Admission:
             is_kept_out = any(need.key_id in locked for need in needed)
             (kept_out if is_kept_out else free).append(place)
         return free, kept_out
+
+    def _look_again_us(self) -> int:
+        """Return when to look again at jobs whose keys other transactions hold. The more of them
+        are deferred, the later: else the first are back before the last are out of the way."""
+        latest_us = self._now_us + LOOK_AGAIN_LATEST_US
+        deferred = Deferred.objects.using(self._alias).filter(
+            guards__gt=0, due_us__gt=self._now_us, due_us__lte=latest_us
+        )
+        count = deferred.order_by()[: LOOK_AGAIN_LATEST_US // LOOK_AGAIN_EACH_US].count()
+        return min(self._now_us + LOOK_AGAIN_US + count * LOOK_AGAIN_EACH_US, latest_us)
 
     # -- the rules --------------------------------------------------------------------------------
 
