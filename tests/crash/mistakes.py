@@ -107,15 +107,15 @@ def extend_whatever() -> None:
 
 @mistake("an outcome is recorded though its lease is lost", "doubled", "lost", "miscounted")
 def stale_outcomes() -> None:
-    from stoker.models.claimed import ClaimedQuerySet
+    from stoker.store.store import Store
 
-    @replace(ClaimedQuerySet, "settle")
+    @replace(Store, "settle")
     def settle(right: Any, self: Any, over: Any, again: Any = (), failed: Any = ()) -> Any:
         freed = right(self, over, again, failed)
         asked = {*over, *((back.job_id, back.lease_id) for back in again)}
         return freed._replace(valid=asked)
 
-    @replace(ClaimedQuerySet, "end_all")
+    @replace(Store, "end_all")
     def end_all(right: Any, self: Any, job_ids: Any, lease_ids: Any) -> Any:
         queues = right(self, job_ids, lease_ids)
         return set() if queues is None else queues

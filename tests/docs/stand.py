@@ -24,6 +24,7 @@ from stoker.models import (
     Need,
     Ready,
 )
+from stoker.store.store import Store
 from stoker.values.ids import parse_job_id
 
 
@@ -52,7 +53,7 @@ class Stand:
         assert not self.broker.claim([], 10, holder=self.plan.cluster_id, lease_seconds=60)
 
     def promote(self) -> None:
-        Deferred.objects.promote(500)
+        Store(self.settings).promote(500)
 
     def run(self) -> Attempted:
         """The attempt, run as a worker does; not yet finished."""

@@ -16,9 +16,10 @@ from stoker.conf import settings_for
 from stoker.exceptions import NotMigrated
 from stoker.inspect import queue_depths, stats
 from stoker.inspect.stats import QueueDepth
-from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
+from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Ready
 from stoker.store import counting
 from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.store import Store
 from stoker.values.ids import new_job_id
 
 from tests.app.tasks import add, nothing
@@ -108,7 +109,7 @@ def test_how_long_the_next_job_has_waited() -> None:
     assert 7200 <= waited < 7260, "the longest wait of those that are next"
     Ready.objects.filter(pk=other.id).delete()
     Ready.objects.filter(pk=urgent.id).delete()
-    Deferred.objects.promote(10)
+    Store(settings_for()).promote(10)
     waited = queues()["default"].oldest_ready_seconds
     assert waited is not None
     assert 30 <= waited < 90, "it could not start before its moment"

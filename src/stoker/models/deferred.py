@@ -7,10 +7,7 @@ from uuid import UUID
 
 from django.db import models
 
-from stoker.store.engines import engine_of
 from stoker.store.statements import delete_returning_guards
-
-from .ready import Place
 
 
 class DeferredQuerySet(models.QuerySet["Deferred"]):
@@ -23,12 +20,6 @@ class DeferredQuerySet(models.QuerySet["Deferred"]):
             waits: False: leave those alone that somebody else holds.
         """
         return delete_returning_guards(self, job_ids, waits=waits)
-
-    def promote(self, limit: int, from_us: int = 0) -> list[Place]:
-        """Move up to ``limit`` jobs whose moment has come to ready. Returns where they are now.
-        Those that were due before ``from_us`` may be left for another time."""
-        rows = engine_of(self.db).move_due(self, limit, from_us)
-        return [Place(*row) for row in rows]
 
 
 class Deferred(models.Model):

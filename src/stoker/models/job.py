@@ -9,13 +9,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from django.conf import settings
-from django.db import IntegrityError, connections, models, transaction
+from django.db import models
 from django.utils import timezone
 
 from stoker.store.engines import engine_of
 from stoker.store.statements import with_keys
 
-from .need import Need, NewNeed
+from .need import NewNeed
 
 
 @dataclass(slots=True)
@@ -33,28 +33,6 @@ class NewJob:
 
 
 class JobQuerySet(models.QuerySet["Job"]):
-    def add(self, jobs: Sequence[NewJob]) -> None:
-        """Insert jobs with the row that says where they wait. An id that is there is left alone."""
-        jobs = _each_id_once(jobs)
-        if not jobs:
-            return
-        try:
-            self._add(jobs)
-        except IntegrityError:
-            if connections[self.db].in_atomic_block:
-                raise
-            self._add(jobs)  # somebody added one of them just now: this time it is seen
-
-    def _add(self, jobs: Sequence[NewJob]) -> None:
-        engine = engine_of(self.db)
-        if not any(job.needs for job in jobs):
-            engine.insert_jobs(jobs)
-            return
-        with transaction.atomic(using=self.db, savepoint=False):
-            added = engine.insert_jobs(jobs)
-            needed = [(job.job_id, job.needs) for job in jobs if job.job_id in added and job.needs]
-            Need.objects.using(self.db).add(needed)
-
     def ensure(self, jobs: Sequence[NewJob]) -> None:
         """Insert the rows of jobs that wait nowhere in the store. An id that is there is left
         alone."""
@@ -124,14 +102,6 @@ def moment(seconds: float) -> datetime:
     """Seconds since 1970 as what a DateTimeField takes under the project's USE_TZ."""
     aware = datetime.fromtimestamp(seconds, UTC)
     return aware if settings.USE_TZ else timezone.make_naive(aware)
-
-
-def _each_id_once(jobs: Sequence[NewJob]) -> list[NewJob]:
-    """Two rows that say where one job waits would be two jobs."""
-    first: dict[UUID, NewJob] = {}
-    for job in jobs:
-        first.setdefault(job.job_id, job)
-    return list(first.values())
 
 
 class Ending(NamedTuple):

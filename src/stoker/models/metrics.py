@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from django.db import connections, models, transaction
+from django.db import models, transaction
 
+from stoker.store.engines import engine_of
 from stoker.values.histogram import add_written, written
 
 FINEST_SECONDS = 10
@@ -240,8 +241,7 @@ def fold_oldest(rows: TallyQuerySet | SampleQuerySet, fold: Fold, now: float) ->
     start = oldest // fold.into_seconds * fold.into_seconds
     with transaction.atomic(using=rows.db):
         due = due.filter(start__lt=start + fold.into_seconds)
-        if connections[rows.db].features.has_select_for_update:
-            due = due.select_for_update()
+        due = engine_of(rows.db).lockable(due, waits=True)
         seen = list(due[:AT_ONCE])
         merged: Any = rows.merged(seen, start, fold.into_seconds)
         rows.bulk_create(merged)
@@ -254,8 +254,7 @@ def forget_before(rows: TallyQuerySet | SampleQuerySet, start: float) -> int:
     number."""
     due = rows.filter(seconds__in=WIDTHS, start__lt=start).order_by("start", "pk")
     with transaction.atomic(using=rows.db):
-        if connections[rows.db].features.has_select_for_update:
-            due = due.select_for_update()
+        due = engine_of(rows.db).lockable(due, waits=True)
         seen: list[Any] = list(due[:AT_ONCE])
         if isinstance(rows, TallyQuerySet) and seen:
             rows.add_to_totals(seen)

@@ -148,14 +148,11 @@ class OutgoingQuerySet(models.QuerySet["Outgoing"]):
 
         A transaction that has read first would fail at once instead.
         """
-        if not connections[self.db].features.has_select_for_update:
+        if engine_of(self.db).has_one_writer:
             self.filter(backend="").update(priority=0)
 
     def _lockable(self) -> OutgoingQuerySet:
-        rows = self.order_by("job_id")
-        if connections[self.db].features.has_select_for_update_skip_locked:
-            return rows.select_for_update(skip_locked=True)
-        return rows
+        return engine_of(self.db).lockable(self.order_by("job_id"))
 
 
 class Outgoing(models.Model):

@@ -13,6 +13,7 @@ from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.engines import engine_of
 from stoker.store.prepared import Compiled
 from stoker.store.written import Written
 from stoker.tasks.schedules import as_sentence
@@ -72,9 +73,7 @@ def _hold_statement(alias: str) -> str:
     """Return the SQL of ``hold``. The ORM would take longer to compile it than the database to run
     it."""
     rows = Schedule.objects.using(alias).annotate(now_us=DatabaseNow())
-    features = connections[alias].features
-    if features.has_select_for_update:
-        rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
+    rows = engine_of(alias).lockable(rows)
     with transaction.atomic(using=alias):  # it is asked for
         text, _ = rows.filter(pk=NOBODY).query.get_compiler(alias).as_sql()
     return str(text)

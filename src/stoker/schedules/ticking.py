@@ -32,6 +32,7 @@ from stoker.models import Cluster, Schedule
 from stoker.models.schedule import ScheduleQuerySet
 from stoker.signals import tell
 from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.engines import engine_of
 from stoker.store.written import as_uuid
 
 from .declare import Declaring, find_declared
@@ -99,8 +100,8 @@ class Ticks:
         )
         self._soon = self._schedules.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
         self._released = self._schedules.released(MOST_LOOKED_AT)
-        locks_rows = connections[settings.database].features.has_select_for_update
-        self._breath_seconds = 0.0 if locks_rows else BREATH_SECONDS
+        has_one_writer = engine_of(settings.database).has_one_writer
+        self._breath_seconds = BREATH_SECONDS if has_one_writer else 0.0
         self._shares = ClusterShare(settings, cluster_id)
         self._declaring: Declaring | None = None
         self._declares_at = 0.0

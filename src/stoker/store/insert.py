@@ -1,4 +1,4 @@
-"""Jobs that nobody can have added before."""
+"""Jobs that have ended before the store knew of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from stoker.models.job import Job, NewJob
-
 from .engines import engine_of
-
-
-def add_fresh(alias: str, job: NewJob) -> None:
-    """Add a job that nobody can have added before. Outside of a transaction the sleeping pushers
-    may be notified by the same message."""
-    if job.run_after is not None or job.needs:
-        Job.objects.using(alias).add([job])
-    else:
-        engine_of(alias).insert_fresh(job)
 
 
 class Success(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
-from django.db import connections, models, transaction
+from django.db import models, transaction
 
 from stoker.models.claimed import Claimed
 from stoker.models.dead_letter import DeadLetter
@@ -21,6 +21,7 @@ from stoker.models.requeue import Requeue
 from stoker.models.step import Step
 from stoker.models.workflow import Workflow
 
+from .engines import engine_of
 from .statements import lock_by_key, with_keys
 from .transactions import deciding
 
@@ -32,7 +33,7 @@ def locked_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
     Returns:
         Ids of the jobs found. Empty on a database that cannot skip locked rows.
     """
-    if not connections[alias].features.has_select_for_update_skip_locked:
+    if engine_of(alias).has_one_writer:
         return set()
     with deciding(alias):
         claims = _rows(Claimed, alias, job_ids)

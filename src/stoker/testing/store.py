@@ -33,7 +33,7 @@ def promote_due(broker: Broker) -> None:
     """Move all due jobs to the ready table, so that priority decides. The ORM broker does so only
     now and then."""
     if isinstance(broker, OrmBroker):
-        while Deferred.objects.using(broker.alias).promote(AT_ONCE):
+        while broker.store.promote(AT_ONCE):
             pass
 
 

@@ -275,7 +275,7 @@ MISTAKES = (
         "of jobs that succeed together, a stale one is recorded with the others",
         [
             Change(
-                "models.claimed:ClaimedQuerySet.end_all",
+                "store.store:Store.end_all",
                 replace("len(rows) < len(job_ids)", "not rows"),
             )
         ],

@@ -36,15 +36,13 @@ from stoker.exceptions import (
 )
 from stoker.guards.admission import Rated
 from stoker.guards.sweep import call_due, look_after
-from stoker.models import Attempt, Claimed, Deferred, Job
+from stoker.models import Attempt, Claimed, Job
 from stoker.models.claimed import Claim, GivenBack, Leasing
 from stoker.models.job import NewJob
 from stoker.signals import tell
-from stoker.store import places
 from stoker.store.clock import microseconds
-from stoker.store.engines import engine_of
-from stoker.store.insert import add_fresh
-from stoker.store.places import withdraw
+from stoker.store.places import WAITING
+from stoker.store.store import Store
 from stoker.store.transactions import after_commit, is_locked_out
 from stoker.store.wake import Wake
 from stoker.values.ids import new_lease_id
@@ -164,14 +162,15 @@ class OrmBroker(Broker):
                 f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
                 f"but DATABASES has no {self.alias!r}."
             )
-        self.sees_pauses = engine_of(self.alias).claims_by_marks
+        self.store = Store(settings)
+        self.sees_pauses = self.store.engine.claims_by_marks
 
     def enqueue(self, messages: Sequence[Message]) -> None:
         with explained(self.alias):
             if len(messages) == 1 and messages[0].is_fresh:
-                add_fresh(self.alias, as_new_job(messages[0]))
+                self.store.add_fresh(as_new_job(messages[0]))
             else:
-                Job.objects.using(self.alias).add([as_new_job(message) for message in messages])
+                self.store.add([as_new_job(message) for message in messages])
 
     def claim(
         self,
@@ -254,8 +253,7 @@ class OrmBroker(Broker):
         from_us = self._marks.due_from_us
         due = what_is_due(self.alias, from_us)
         called = self._call_due(rated_limit) if due.keys else 0
-        deferred = Deferred.objects.using(self.alias)
-        promoted = deferred.promote(PROMOTE_AT_ONCE, from_us) if due.jobs else []
+        promoted = self.store.promote(PROMOTE_AT_ONCE, from_us) if due.jobs else []
         if due.jobs:
             self._marks.begin_due_at(due.first_us)
         self._marks.lower(promoted)
@@ -271,7 +269,7 @@ class OrmBroker(Broker):
         stale, locked = self.extend_unlocked(leases, lease_seconds=lease_seconds)
         if locked:  # whoever has them may end these leases: only then is known which are stale
             with explained(self.alias):
-                valid = Claimed.objects.using(self.alias).extend_waiting(
+                valid = self.store.extend_waiting(
                     lease_keys(list(locked)), microseconds(lease_seconds)
                 )
             stale |= {lease for lease in locked if (lease.job_id, lease.lease_id) not in valid}
@@ -279,9 +277,7 @@ class OrmBroker(Broker):
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
         with explained(self.alias):
-            valid, locked = Claimed.objects.using(self.alias).extend(
-                lease_keys(leases), microseconds(lease_seconds)
-            )
+            valid, locked = self.store.extend(lease_keys(leases), microseconds(lease_seconds))
         if len(valid) == len(leases):  # nearly always
             return Extension(set(), set())
         keyed = {(lease.job_id, lease.lease_id): lease for lease in leases}
@@ -302,8 +298,7 @@ class OrmBroker(Broker):
         if again:
             self._marks.forget()
         with explained(self.alias):
-            claimed = Claimed.objects.using(self.alias)
-            freed = claimed.settle(lease_keys(over), given_back(again), failed)
+            freed = self.store.settle(lease_keys(over), given_back(again), failed)
         self._call(freed.queues)
         if len(freed.valid) == len(over) + len(again):  # nearly always
             return set()
@@ -312,7 +307,7 @@ class OrmBroker(Broker):
 
     def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
         with explained(self.alias):
-            queues = Claimed.objects.using(self.alias).end_all(job_ids, lease_ids)
+            queues = self.store.end_all(job_ids, lease_ids)
         self._call(queues or ())
         return queues is not None
 
@@ -322,16 +317,14 @@ class OrmBroker(Broker):
             after_commit(self.alias, lambda: self.wake_up(queues))
 
     def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
-        lease_id = new_lease_id()
+        leasing = Leasing(new_lease_id(), holder, microseconds(lease_seconds))
         with explained(self.alias):
-            rows = Claimed.objects.using(self.alias).claim_expired(
-                limit, lease_id=lease_id, holder=holder, lease_us=microseconds(lease_seconds)
-            )
-        return deliveries_of(rows, lease_id)
+            rows = self.store.claim_expired(limit, leasing)
+        return deliveries_of(rows, leasing.lease_id)
 
     def expire_holder(self, holder: UUID) -> int:
         with explained(self.alias):
-            return Claimed.objects.using(self.alias).expire_holder(holder)
+            return self.store.expire_holder(holder)
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         with explained(self.alias):
@@ -343,7 +336,7 @@ class OrmBroker(Broker):
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         with explained(self.alias), transaction.atomic(using=self.alias):
-            gone, key_ids = withdraw(self.alias, job_ids)
+            gone, key_ids = self.store.withdraw(job_ids)
             if key_ids:
                 after_commit(self.alias, lambda: self._look_after(key_ids))
         return gone
@@ -357,11 +350,11 @@ class OrmBroker(Broker):
 
     def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         with explained(self.alias):
-            return places.whereabouts(self.alias, job_ids)
+            return self.store.states(job_ids)
 
     def sizes(self) -> dict[str, dict[str, int]]:
         with explained(self.alias):
-            return places.sizes(self.alias)
+            return self.store.sizes()
 
     def purge(self, queue: str) -> int:
         """Remove every waiting job of a queue, with all that is kept of it, in batches."""
@@ -374,7 +367,7 @@ class OrmBroker(Broker):
     def _waiting_in(self, queue: str) -> list[UUID]:
         """Up to so many jobs of one table: while they are purged, others may move to a table that
         had none a moment ago."""
-        for model in places.WAITING.values():
+        for model in WAITING.values():
             waiting = model.objects.using(self.alias).filter(queue=queue)
             if job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
                 return job_ids
@@ -399,10 +392,10 @@ class OrmBroker(Broker):
         return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
 
     def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
-        engine_of(self.alias).notify()
+        self.store.engine.notify()
 
     def open_wake(self) -> Wake:
-        return engine_of(self.alias).open_wake()
+        return self.store.engine.open_wake()
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         with explained(self.alias):

@@ -19,6 +19,7 @@ from stoker.models.ready import Place
 from stoker.store.clock import database_now_us
 from stoker.store.places import PLACES, WAITING
 from stoker.store.statements import delete_by_key, lock_by_key, with_keys
+from stoker.store.store import Store
 from stoker.store.transactions import deciding
 from stoker.values.progress import come_so_far
 
@@ -211,7 +212,7 @@ class Lines(Look):
         waiting = self.scene.broker.withdraw(ids)
         leased = with_keys(Claimed.objects.using(self.alias), ids)
         keys = list(leased.values_list("pk", "lease_id"))
-        freed = Claimed.objects.using(self.alias).settle(keys) if keys else None
+        freed = Store(self.scene.settings).settle(keys) if keys else None
         return len(waiting.union(job_id for job_id, _ in freed.valid) if freed else waiting)
 
     def _keep_one_place(self, ids: Sequence[UUID]) -> int:

@@ -1,7 +1,7 @@
 """The operations that differ between databases, one method each.
 
-The default methods here, and in ``keys.py``, ``rows.py`` and ``sessions.py``, write one row after
-another. ``postgresql.py``, ``mysql.py`` and ``sqlite.py`` override them where their database has a
+The default methods here, in ``rows.py`` and in ``sessions.py`` write one row after another.
+``postgresql.py``, ``mysql.py`` and ``sqlite.py`` override them where their database has a
 better way.
 """
 
@@ -22,7 +22,7 @@ from django.utils import timezone
 from stoker.store.clock import DatabaseNow, database_now_us, microseconds
 from stoker.store.written import Written, as_uuid, statement
 
-from .keys import Keys
+from .rows import Keys
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing

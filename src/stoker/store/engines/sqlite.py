@@ -159,9 +159,12 @@ class SQLite(Engine):
             self.fetch("listed_lease", leased, now=self.now_sql)
             self.fetch("listed_leave", leased)
         rows = self.fetch("claims", [listed], wanted=WANTED, join="CROSS JOIN", index="")
-        return [
-            self._claim(id_of(int(row[0], 16)), row) for row in rows if row[1] == leasing.lease_id
-        ]
+        return [  # as _claim() does, without a call for each job
+            (id_of(int(digits, 16)), lease_id, package or b"", *place, 0, 0.0, "",
+             due and self.as_seconds(due))
+            for digits, lease_id, package, *place, due in rows
+            if lease_id == leasing.lease_id
+        ]  # fmt: skip
 
     def end_leases(
         self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey]
