@@ -35,8 +35,9 @@ BIGGEST_MESSAGE = 1 << 18
 COMMAND = (sys.executable, "-m", "django")
 SETTINGS = "DJANGO_SETTINGS_MODULE"
 OPTIONS = "STOKER_TEST_OPTIONS"
-READ_WHEN_SET_UP = ("STOKER_TEST_MISCHIEF",)
-"""Variables that `django.setup()` reads (tests/app/apps.py): a prepared launcher is too late."""
+READ_WHEN_SET_UP = ("STOKER_TEST_MISCHIEF", "STOKER_CRASH")
+"""Variables that `django.setup()` reads (tests/app/apps.py, tests/crash): a prepared launcher is
+too late."""
 PREPARED = (
     "stoker.brokers.orm",
     "stoker.cluster",

@@ -69,6 +69,8 @@ class Proxy:
         self._commits_to_stop = 0
         self._commits_to_silence = 0
         self._answers_to_lose = 0
+        self.accepted = 0
+        """How many connections there were in all."""
         self.losses = 0
         """How many answers were lost, or requests stopped, in all."""
         threading.Thread(target=self._accept, daemon=True).start()
@@ -182,6 +184,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self.accepted += 1
                 if self._refuses:
                     _close(client, by_reset=True)
                 elif self._swallows:

@@ -135,6 +135,10 @@ class Stage:
         for cluster in self.clusters:
             if not cluster.wait_until_complete(START_SECONDS):
                 raise RuntimeError(f"{cluster.name} does not start:\n{cluster.tail()}")
+            for server in self.servers[:1]:  # each is asked by every cluster, the others by need
+                proxy = server.proxies[cluster.name]
+                if not _wait(lambda proxy=proxy: proxy.accepted > 0, START_SECONDS):  # type: ignore[misc]
+                    raise RuntimeError(f"{cluster.name} does not use its proxy to {server.name}")
 
     def environment(self, party: str | None, folder: Path | None = None) -> dict[str, str]:
         """Give the environment of a process: with a party, its ways lead through proxies."""
