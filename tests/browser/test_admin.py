@@ -57,7 +57,7 @@ def test_a_failed_job_is_found_edited_and_seen_to_succeed(
     page.get_by_role("link", name="Edit and requeue").click()
     page.fill("[name=args]", "[7]")
     page.get_by_role("button", name="Requeue").click()
-    expect(page.get_by_role("alert")).to_contain_text("name: 7 is no str")
+    expect(page.get_by_role("alert")).to_contain_text("name: 7 is not of type str")
     page.fill("[name=args]", '["lighthouse.jpg"]')
     page.fill("[name=because]", "it was renamed")
     page.get_by_role("button", name="Requeue").click()
@@ -92,7 +92,7 @@ def test_a_schedule_says_its_next_ticks_while_one_writes(
     page.fill("[name=count]", "2")
     page.select_option("[name=unit]", "weeks")
     page.get_by_role("button", name="Save").click()
-    expect(page.locator(".messagelist")).to_contain_text("is made")
+    expect(page.locator(".messagelist")).to_contain_text("is added")
     assert schedules.get("weekly report").count == 2
     schedules.delete("weekly report")
 

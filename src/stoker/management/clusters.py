@@ -19,12 +19,13 @@ class ListClusters(Subcommand):
     (running, quiet or stopping), and how long ago the last sign of life was.
 
     --json writes one object: clusters[], as in `info --json`.
+
+    Examples:
+      manage.py stoker clusters list
+      manage.py stoker clusters list --json | jq -r '.clusters[].id'
     """
 
     name = "list"
-    examples = """\
-  manage.py stoker clusters list
-  manage.py stoker clusters list --json | jq -r '.clusters[].id'"""
     options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -75,22 +76,25 @@ class QuietClusters(_AskClusters):
 
     Ask clusters to take no more jobs. Running jobs continue, others go back to their queue. This
     takes a second, and holds until `clusters resume` or until the cluster ends.
+
+    Examples:
+      manage.py stoker clusters quiet --all
+      manage.py stoker clusters quiet 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10
     """
 
     name = "quiet"
     operation = clusters.QUIET
-    examples = """\
-  manage.py stoker clusters quiet --all
-  manage.py stoker clusters quiet 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10"""
 
 
 class ResumeClusters(_AskClusters):
-    """Ask quiet clusters to take jobs again."""
+    """Ask quiet clusters to take jobs again.
+
+    Examples:
+      manage.py stoker clusters resume --all
+    """
 
     name = "resume"
     operation = clusters.RESUME
-    examples = """\
-  manage.py stoker clusters resume --all"""
 
 
 class StopClusters(_AskClusters):
@@ -98,12 +102,13 @@ class StopClusters(_AskClusters):
 
     Ask clusters to stop, as SIGTERM does: running jobs have SHUTDOWN_SECONDS to finish. The process
     manager that started a cluster may start it again; this command does not prevent that.
+
+    Examples:
+      manage.py stoker clusters stop 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10
     """
 
     name = "stop"
     operation = clusters.STOP
-    examples = """\
-  manage.py stoker clusters stop 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10"""
 
 
 class ClustersCommand(SubcommandGroup):
@@ -111,10 +116,11 @@ class ClustersCommand(SubcommandGroup):
 
     List the running clusters of all hosts, and ask them to take no more jobs, to take jobs again,
     or to stop. The request is stored in the database, so no access to their hosts is needed.
+
+    Examples:
+      manage.py stoker clusters list
+      manage.py stoker clusters quiet --all
     """
 
     name = "clusters"
-    examples = """\
-  manage.py stoker clusters list
-  manage.py stoker clusters quiet --all"""
     parts = (ListClusters, QuietClusters, ResumeClusters, StopClusters)

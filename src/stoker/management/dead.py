@@ -80,18 +80,18 @@ def filters_of(options: dict[str, Any]) -> dict[str, Any]:
 class ListLetters(Subcommand):
     """List dead letters, the newest first.
 
-    List dead letters, the newest first: those that are open, and those that are requeued and whose
-    job has not ended. Each has its id, when it failed last, how often, its task, and why.
+    List open and requeued dead letters: id, time and number of failures, task, error.
 
     --json writes one object: letters[] (all that is known of each but for package and traceback),
     count, next (for --after; null on the last page).
+
+    Examples:
+      manage.py stoker dead list
+      manage.py stoker dead list --task shop.tasks.charge --failed-after 2h
+      manage.py stoker dead list --text "connection refused" --json | jq '.letters[].id'
     """
 
     name = "list"
-    examples = """\
-  manage.py stoker dead list
-  manage.py stoker dead list --task shop.tasks.charge --failed-after 2h
-  manage.py stoker dead list --text "connection refused" --json | jq '.letters[].id'"""
     options = (*FILTERS, STATE, limit(20), AFTER, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -123,17 +123,17 @@ class ListLetters(Subcommand):
 class ShowLetter(Subcommand):
     """Show one dead letter with the error of every attempt.
 
-    Show all that is known of one dead letter: its job, arguments, error and traceback, every
-    attempt of all its jobs, and who requeued it, when and why.
+    Show one dead letter: its job, arguments, error, all attempts, and who requeued it and why.
 
     --json writes one object: letter (as `dead list`, with traceback), args, kwargs (each value as
     text; null if the package cannot be opened), attempts[], requeues[].
+
+    Examples:
+      manage.py stoker dead show 01a1fead-623a-79c2-8aa5-667b5b8d6a38
+      manage.py stoker dead show 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --all-tracebacks
     """
 
     name = "show"
-    examples = """\
-  manage.py stoker dead show 01a1fead-623a-79c2-8aa5-667b5b8d6a38
-  manage.py stoker dead show 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --all-tracebacks"""
     options = (
         option(
             "id", metavar="ID", help="The id of the dead letter, or of the job that failed last."
@@ -189,12 +189,13 @@ class StatsOfLetters(Subcommand):
 
     --json writes one object: total, tasks, queues, failures, requeues, oldest, newest, faults[]
     {fingerprint, task, reason, exception_class, number, failures, first_failed_at, failed_at}.
+
+    Examples:
+      manage.py stoker dead stats
+      manage.py stoker dead stats --failed-after 1d --groups 3
     """
 
     name = "stats"
-    examples = """\
-  manage.py stoker dead stats
-  manage.py stoker dead stats --failed-after 1d --groups 3"""
     options = (
         *FILTERS,
         STATE,
@@ -259,19 +260,18 @@ class _ChangeLetters(Subcommand):
 class UndoRequeues(_ChangeLetters):
     """Undo requeues whose jobs have not begun.
 
-    Undo the requeue of dead letters, by their ids, as long as the new job has not begun: it is
-    cancelled, and the dead letter is open as it was before. A job that has begun continues: the
-    answer says which.
+    Undo the requeue of dead letters, by their ids. The new job is cancelled, and the dead letter is
+    open as before. A job that has begun continues: the answer says which.
 
     --json writes one object, as `dead requeue` does; fate is under_way (it has begun), not_requeued
     or closed.
+
+    Examples:
+      manage.py stoker dead undo 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "not yet"
     """
 
     name = "undo"
     operation = operations.UNDO
-    examples = """\
-  manage.py stoker dead undo 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "the bank is not back"
-  manage.py stoker dead list --state requeued"""
     options = (
         option("ids", nargs="+", metavar="ID", help="Ids of dead letters."),
         BY,
@@ -353,21 +353,21 @@ class RequeueLetters(_ChangeSome):
 
     Requeue dead letters, by their ids, or all open ones that the filters find. Each becomes a new
     job with the same arguments and options, in the same place in line. It is resolved when that job
-    succeeds; if the job fails for good, it is the same dead letter again. There are never two jobs
-    of one dead letter: if there is one already, or a newer one of the same unique key, the answer
-    says which.
+    succeeds, and open again if the job fails for good. A dead letter never has two jobs: the answer
+    names the job that exists already, or a newer job of the same unique key.
 
     --json writes one object: matched, done, dry_run, others[] {id, fate, job_id or null, because};
     fate is newer, under_way, closed, gone or refused.
+
+    Examples:
+      manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because mended
+      manage.py stoker dead requeue --task shop.tasks.charge --failed-after 2h --dry-run
+      manage.py stoker dead requeue --all --pause 0.1
+      manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --kwargs '{"id": 7}'
     """
 
     name = "requeue"
     operation = operations.REQUEUE
-    examples = """\
-  manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "the bank is back"
-  manage.py stoker dead requeue --task shop.tasks.charge --failed-after 2h --dry-run
-  manage.py stoker dead requeue --all --pause 0.1
-  manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --kwargs '{"order_id": 7}'"""
     options = (
         *_ChangeSome.options,
         option(
@@ -412,18 +412,18 @@ class RequeueLetters(_ChangeSome):
 class DiscardLetters(_ChangeSome):
     """Close dead letters: nothing is to be done about them.
 
-    Close dead letters, by their ids, or all open ones that the filters find: nothing is to be done
-    about them. They are kept until they are purged. A sequence of jobs that one of them halts
-    continues.
+    Close dead letters, by their ids, or all open ones that the filters find. They are kept until
+    they are purged. A sequence of jobs that one of them halts continues.
 
     --json writes one object, as `dead requeue` does.
+
+    Examples:
+      manage.py stoker dead discard 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "paid in cash"
+      manage.py stoker dead discard --reason expired --failed-before 7d
     """
 
     name = "discard"
     operation = operations.DISCARD
-    examples = """\
-  manage.py stoker dead discard 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because "paid in cash"
-  manage.py stoker dead discard --reason expired --failed-before 7d"""
 
     def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
         return dead_letters.discard_many(**selection)
@@ -433,16 +433,16 @@ class PurgeLetters(Subcommand):
     """Delete old dead letters for good.
 
     Delete dead letters that were closed longer ago than --older-than, with their history. With
-    --state open: those that failed longer ago and were not requeued or discarded since. A dead
-    letter whose new job has not ended stays.
+    --state open: those that failed longer ago. Requeued dead letters stay.
 
     --json writes one object: matched, done, dry_run.
+
+    Examples:
+      manage.py stoker dead purge --older-than 30d --dry-run
+      manage.py stoker dead purge --older-than 90d --state all
     """
 
     name = "purge"
-    examples = """\
-  manage.py stoker dead purge --older-than 30d --dry-run
-  manage.py stoker dead purge --older-than 90d --state all"""
     options = (
         option(
             "--older-than",
@@ -481,14 +481,14 @@ class DeadLettersCommand(SubcommandGroup):
     """Find dead letters, requeue or discard them.
 
     A dead letter is kept of each job that failed for good: one for each logical job, however often
-    it is requeued. Find out what happened, fix it, and requeue the dead letter, or discard it if
-    nothing is to be done.
+    it is requeued. Fix the cause and requeue it, or discard it if nothing is to be done.
+
+    Examples:
+      manage.py stoker dead list
+      manage.py stoker dead requeue --task shop.tasks.charge --dry-run
     """
 
     name = "dead"
-    examples = """\
-  manage.py stoker dead list
-  manage.py stoker dead requeue --task shop.tasks.charge --dry-run"""
     parts = (
         ListLetters,
         ShowLetter,

@@ -33,13 +33,14 @@ class DoctorCommand(Subcommand):
       cut_short[]  tables that were not read completely
       findings[]   name, sentence, is_fault, remedy ("": none is safe), count, ids[] (20 at most),
                    mended, error ("", or why the repair failed)
+
+    Examples:
+      manage.py stoker doctor
+      manage.py stoker doctor --repair
+      manage.py stoker doctor --json | jq -r '.findings[].name'
     """
 
     name = "doctor"
-    examples = """\
-  manage.py stoker doctor
-  manage.py stoker doctor --repair
-  manage.py stoker doctor --json | jq -r '.findings[].name'"""
     options = (
         BACKEND,
         option("--repair", action="store_true", help="Repair what can be repaired safely."),

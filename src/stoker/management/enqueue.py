@@ -29,14 +29,15 @@ class Enqueue(Subcommand):
 
     With --wait, wait until the job has ended and write what the task returned: as JSON if possible,
     else as Python writes it. The id is then written to standard error.
+
+    Examples:
+      manage.py stoker enqueue shop.tasks.send_welcome 7
+      manage.py stoker enqueue shop.tasks.send_welcome --kwargs '{"user_id": 7}' --queue mail
+      manage.py stoker enqueue shop.tasks.clean_up --run-after 3600
+      manage.py stoker enqueue shop.tasks.count --wait 30
     """
 
     name = "enqueue"
-    examples = """\
-  manage.py stoker enqueue shop.tasks.send_welcome 7
-  manage.py stoker enqueue shop.tasks.send_welcome --kwargs '{"user_id": 7}' --queue mail
-  manage.py stoker enqueue shop.tasks.clean_up --run-after 3600
-  manage.py stoker enqueue shop.tasks.count --wait 30"""
     options = (
         option(
             "task",

@@ -36,13 +36,14 @@ class HealthCommand(Subcommand):
     the same user, has a process on this host, and its pusher, monitor and scheduler have all moved
     within --max-silence seconds (default: as long as a hung process is left alone). Exit code 1:
     there is none.
+
+    Examples:
+      manage.py stoker health                      on this host
+      manage.py stoker health --any-host           on any host
+      manage.py stoker health --local              as a liveness probe
     """
 
     name = "health"
-    examples = """\
-  manage.py stoker health                      on this host
-  manage.py stoker health --any-host           on any host
-  manage.py stoker health --local              as a liveness probe"""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(*BACKEND.flags, **BACKEND.terms)

@@ -48,12 +48,13 @@ class InfoCommand(Subcommand):
                        waiting, is_exact, next_start_seconds or null, halted_by or null,
                        is_set_by_hand
     Keys may be added; those above stay.
+
+    Examples:
+      manage.py stoker info
+      manage.py stoker info --json | jq '.queues[] | {name, ready}'
     """
 
     name = "info"
-    examples = """\
-  manage.py stoker info
-  manage.py stoker info --json | jq '.queues[] | {name, ready}'"""
     options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:

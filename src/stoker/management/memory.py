@@ -68,12 +68,13 @@ class MemoryCommand(Subcommand):
     proportional_bytes or null, resident_bytes}}.
 
     Exit code 1: no cluster of this backend runs on this host.
+
+    Examples:
+      manage.py stoker memory
+      manage.py stoker memory --json | jq '.clusters[].total_bytes'
     """
 
     name = "memory"
-    examples = """\
-  manage.py stoker memory
-  manage.py stoker memory --json | jq '.clusters[].total_bytes'"""
     options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:

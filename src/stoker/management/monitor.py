@@ -247,13 +247,14 @@ class MonitorCommand(Subcommand):
                      last_minute[]
         last_minute[]  queue, finished, failed, retried, per_second, run_p95_seconds,
                        wait_p95_seconds
+
+    Examples:
+      manage.py stoker monitor
+      manage.py stoker monitor --once                 print once, as text
+      manage.py stoker monitor --json --interval 60   a line every minute
     """
 
     name = "monitor"
-    examples = """\
-  manage.py stoker monitor
-  manage.py stoker monitor --once                 print once, as text
-  manage.py stoker monitor --json --interval 60   a line every minute"""
     options = (
         option(
             "--backend",

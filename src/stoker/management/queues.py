@@ -31,11 +31,12 @@ class PauseQueue(Subcommand):
     that is paused already stays as it is; the answer says since when.
 
     --json writes one object: queue, paused {since, by, because}.
+
+    Examples:
+      manage.py stoker pause mail --because "the provider is down"
     """
 
     name = "pause"
-    examples = """\
-  manage.py stoker pause mail --because "the provider is down\""""
     options = (QUEUE, BACKEND, JSON, BY, BECAUSE)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -51,11 +52,12 @@ class ResumeQueue(Subcommand):
     Let the jobs of a paused queue start again, on every cluster that serves it, within a second.
 
     --json writes one object: queue, was_paused (true, false).
+
+    Examples:
+      manage.py stoker resume mail
     """
 
     name = "resume"
-    examples = """\
-  manage.py stoker resume mail"""
     options = (QUEUE, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -73,12 +75,13 @@ class ClearQueue(Subcommand):
     be cancelled, too: pause the queue first.
 
     --json writes one object: queue, matched, done, dry_run.
+
+    Examples:
+      manage.py stoker clear mail --dry-run
+      manage.py stoker clear mail --because "yesterday's news"
     """
 
     name = "clear"
-    examples = """\
-  manage.py stoker clear mail --dry-run
-  manage.py stoker clear mail --because "yesterday's news\""""
     options = (QUEUE, BACKEND, JSON, BY, BECAUSE, limit(None, "Maximum number."), DRY_RUN)
 
     def run(self, options: dict[str, Any]) -> ExitCode:

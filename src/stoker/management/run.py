@@ -168,14 +168,15 @@ class RunCommand(Subcommand):
 
     It does not start if settings are wrong or Stoker's tables are missing. It starts and waits if
     the store is only out of reach.
+
+    Examples:
+      manage.py stoker run                              everything as the settings say
+      manage.py stoker run --workers 4 --queues mail    4 processes, for one queue only
+      manage.py stoker run --drain                      run the waiting jobs, then end
+      manage.py stoker run --reload                     for development
     """
 
     name = "run"
-    examples = """\
-  manage.py stoker run                              everything as the settings say
-  manage.py stoker run --workers 4 --queues mail    4 processes, for one queue only
-  manage.py stoker run --drain                      run the waiting jobs, then end
-  manage.py stoker run --reload                     for development"""
     options = (
         BACKEND,
         option(

@@ -100,12 +100,13 @@ class ListSchedules(Subcommand):
     rule, zone, state ("ticking", "paused" or "over"), next_ticks[] (five), paused_by,
     paused_because, problem, last_moment, last_job_id, fired_count, missed_count, repeats_left,
     misfire, overlap}.
+
+    Examples:
+      manage.py stoker schedules list
+      manage.py stoker schedules list --json | jq '.schedules[] | select(.state == "paused").name'
     """
 
     name = "list"
-    examples = """\
-  manage.py stoker schedules list
-  manage.py stoker schedules list --json | jq '.schedules[] | select(.state == "paused").name'"""
     options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -133,12 +134,13 @@ class ShowSchedule(Subcommand):
     --json writes one object: schedule (as `schedules list`, with args and kwargs, each value as
     text; null if the package cannot be opened), ticks[] {moment, outcome, job_id, fired_at, count,
     by}.
+
+    Examples:
+      manage.py stoker schedules show "nightly report"
+      manage.py stoker schedules show shop.tasks.report --ticks 50 --json
     """
 
     name = "show"
-    examples = """\
-  manage.py stoker schedules show "nightly report"
-  manage.py stoker schedules show shop.tasks.report --ticks 50 --json"""
     options = (
         NAME,
         option(
@@ -179,11 +181,12 @@ class RunSchedule(Subcommand):
     Enqueue the job of a schedule now, paused or not. The next tick does not change.
 
     --json writes one object: id (of the job).
+
+    Examples:
+      manage.py stoker schedules run "nightly report"
     """
 
     name = "run"
-    examples = """\
-  manage.py stoker schedules run "nightly report\""""
     options = (NAME, BY, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -210,11 +213,12 @@ class PauseSchedule(_ChangeSchedules):
     already continue.
 
     --json writes one object: schedules[] (as `schedules list`).
+
+    Examples:
+      manage.py stoker schedules pause "nightly report" --because "the printer is broken"
     """
 
     name = "pause"
-    examples = """\
-  manage.py stoker schedules pause "nightly report" --because "the printer is broken\""""
     options = (NAMES, BY, BECAUSE, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -227,11 +231,12 @@ class ResumeSchedule(_ChangeSchedules):
     Resume paused schedules, from their next tick on.
 
     --json writes one object: schedules[] (as `schedules list`).
+
+    Examples:
+      manage.py stoker schedules resume "nightly report"
     """
 
     name = "resume"
-    examples = """\
-  manage.py stoker schedules resume "nightly report\""""
     options = (NAMES, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -243,10 +248,11 @@ class SchedulesCommand(SubcommandGroup):
 
     A schedule is a rule by which clusters enqueue jobs repeatedly, on time. Schedules that are
     declared in code or settings are changed there; all of them can be paused and run here.
+
+    Examples:
+      manage.py stoker schedules list
+      manage.py stoker schedules show "nightly report"
     """
 
     name = "schedules"
-    examples = """\
-  manage.py stoker schedules list
-  manage.py stoker schedules show "nightly report\""""
     parts = (ListSchedules, ShowSchedule, RunSchedule, PauseSchedule, ResumeSchedule)

@@ -74,19 +74,19 @@ class Subcommand(ABC):
     """A word after ``manage.py stoker``.
 
     The docstring of a subclass is its help: the first line in the list of subcommands, the rest
-    above its options.
+    above its options, and examples below them.
     """
 
     name: ClassVar[str]
-    examples: ClassVar[str]
-    """Commands to type, each with what it does."""
     options: ClassVar[tuple[Option, ...]] = ()
     summary: ClassVar[str] = ""
     description: ClassVar[str] = ""
+    examples: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         # Without docstrings (python -OO) there is no help, but the commands work.
-        cls.summary, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n")
+        text, _, cls.examples = inspect.cleandoc(cls.__doc__ or "").partition("\n\nExamples:\n")
+        cls.summary, _, rest = text.partition("\n")
         cls.description = rest.strip() or cls.summary
 
     def __init__(self, command: BaseCommand) -> None:

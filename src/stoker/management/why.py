@@ -23,12 +23,13 @@ class WhyCommand(Subcommand):
 
     --json writes one object: job_id, kind (listed in the guide), sentence, advice ("": nothing to
     do), needs_somebody (true, false), task, queue, facts {depending on the kind}.
+
+    Examples:
+      manage.py stoker why 01a1ffdb-f411-7482-86ed-55b43acb2507
+      manage.py stoker why 01a1ffdb-f411-7482-86ed-55b43acb2507 --json | jq .kind
     """
 
     name = "why"
-    examples = """\
-  manage.py stoker why 01a1ffdb-f411-7482-86ed-55b43acb2507
-  manage.py stoker why 01a1ffdb-f411-7482-86ed-55b43acb2507 --json | jq .kind"""
     options = (option("job", metavar="ID", help="The job's id: a UUID."), BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:

@@ -37,12 +37,13 @@ class ListWorkflows(Subcommand):
 
     --json writes one object: workflows[] (id, name, state, made_at, finished_at, reason, progress)
     and next (for --after; null on the last page).
+
+    Examples:
+      manage.py stoker workflows list
+      manage.py stoker workflows list --state FAILED --json | jq '.workflows[].id'
     """
 
     name = "list"
-    examples = """\
-  manage.py stoker workflows list
-  manage.py stoker workflows list --state FAILED --json | jq '.workflows[].id'"""
     options = (
         option("--state", choices=list(Workflow.State.values), help="Only this state."),
         limit(20),
@@ -72,12 +73,13 @@ class ShowWorkflow(Subcommand):
 
     --json writes one object, as `list` does, with steps[] (id, parent_id, position, kind, role,
     state, label, job_id).
+
+    Examples:
+      manage.py stoker workflows show 01a1ff39-c590-74bd-a696-c9f6aa2ea038
+      manage.py stoker workflows show ID --json | jq '.steps[] | select(.state == "FAILED")'
     """
 
     name = "show"
-    examples = """\
-  manage.py stoker workflows show 01a1ff39-c590-74bd-a696-c9f6aa2ea038
-  manage.py stoker workflows show ID --json | jq '.steps[] | select(.state == "FAILED")'"""
     options = (ID, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -117,11 +119,12 @@ class CancelWorkflow(_ChangeWorkflow):
     """Cancel a workflow.
 
     Cancel a workflow. Waiting jobs are cancelled, running jobs are told to end.
+
+    Examples:
+      manage.py stoker workflows cancel 01a1ff39-c590-74bd-a696-c9f6aa2ea038 --because "wrong file"
     """
 
     name = "cancel"
-    examples = """\
-  manage.py stoker workflows cancel 01a1ff39-c590-74bd-a696-c9f6aa2ea038 --because "wrong file\""""
     options = (ID, BACKEND, JSON, BECAUSE)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -134,11 +137,12 @@ class RetryWorkflow(_ChangeWorkflow):
 
     Continue a workflow: the jobs of the steps that failed or were cancelled are enqueued again, and
     the steps that waited for them start. Steps that were undone stay undone.
+
+    Examples:
+      manage.py stoker workflows retry 01a1ff39-c590-74bd-a696-c9f6aa2ea038
     """
 
     name = "retry"
-    examples = """\
-  manage.py stoker workflows retry 01a1ff39-c590-74bd-a696-c9f6aa2ea038"""
     options = (ID, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -150,13 +154,14 @@ class WorkflowsCommand(SubcommandGroup):
     """List and show workflows; cancel or retry them.
 
     List and show workflows (chains, groups, chords); cancel or retry them.
+
+    Examples:
+      manage.py stoker workflows list --state FAILED
+      manage.py stoker workflows show ID
+      manage.py stoker workflows retry ID
     """
 
     name = "workflows"
-    examples = """\
-  manage.py stoker workflows list --state FAILED
-  manage.py stoker workflows show ID
-  manage.py stoker workflows retry ID"""
     parts = (ListWorkflows, ShowWorkflow, CancelWorkflow, RetryWorkflow)
 
 

@@ -437,13 +437,14 @@ class ImportDjangoQ(Subcommand):
 
     It may be interrupted and called again: copied rows are not copied a second time. Rows that
     cannot be copied are listed with the reason.
+
+    Examples:
+      manage.py stoker import_django_q --dry-run     what would be done
+      manage.py stoker import_django_q               do it
+      manage.py stoker import_django_q --name shop   packages were signed with this name
     """
 
     name = "import_django_q"
-    examples = """\
-  manage.py stoker import_django_q --dry-run     what would be done
-  manage.py stoker import_django_q               do it
-  manage.py stoker import_django_q --name shop   packages were signed with this name of Q_CLUSTER"""
     options = (
         option("--dry-run", action="store_true", help="Only list them; change nothing."),
         option(
