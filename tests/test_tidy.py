@@ -32,7 +32,7 @@ NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler"}
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
-MOST_IMPORTS_IN_FUNCTIONS = 33
+MOST_IMPORTS_IN_FUNCTIONS = 28
 SLICES = {
     "admin/dead_letter_lists.py": "the pages of dead letters, which are longer than any other",
     "api/root.py": "the NinjaAPI object, which the URLs mount",
@@ -76,36 +76,33 @@ STILTED = (
 STILTED_PHRASE = re.compile(rf"\b(?:{'|'.join(STILTED)})\b", re.IGNORECASE)
 STILTED_BEGINNING = re.compile(r"(?:Those|One that|Of|As|The same|But|Also|Not|Where|Who)\b")
 STILTED_DOCSTRINGS = {
-    "admin": 26,
-    "api": 37,
-    "brokers": 95,
-    "cluster": 75,
-    "dashboard": 39,
-    "jobs": 95,
-    "management": 14,
-    "models": 104,
-    "operations": 26,
-    "store": 104,
-    "templatetags": 1,
+    "api": 2,
+    "brokers": 18,
+    "cluster": 22,
+    "dashboard": 1,
+    "jobs": 34,
+    "management": 5,
+    "models": 12,
+    "operations": 9,
+    "store": 12,
 }
 STILTED_STRINGS = {
-    "admin": 7,
     "cluster": 1,
-    "dashboard": 12,
+    "dashboard": 1,
     "jobs": 4,
-    "management": 27,
+    "management": 7,
     "models": 1,
-    "operations": 27,
-    "templates": 16,
+    "operations": 3,
+    "templates": 10,
 }
 STILTED_LINES = {
-    "README.md": 6,
+    "README.md": 4,
     "docs": 14,
     "docs/decisions": 116,
-    "docs/explanation": 60,
-    "docs/howto": 60,
-    "docs/reference": 60,
-    "docs/upgrading": 3,
+    "docs/explanation": 53,
+    "docs/howto": 59,
+    "docs/reference": 16,
+    "docs/upgrading": 2,
 }
 """Folder -> the most stilted texts that it may have: these numbers may only sink."""
 

@@ -1,4 +1,5 @@
-"""Where packages wait. ``base`` is the contract; an adapter is imported when a setting names it."""
+"""Brokers: where packages wait. ``base`` is the contract; an adapter is imported only when a
+setting names it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ ADAPTERS = {
 }
 """URL scheme -> class."""
 ALONE = ("orm", "memory")
-"""Those that the store does not stand in front of."""
+"""Names of the brokers that are used without a ``FrontedBroker``."""
 
 
 @cache
@@ -88,16 +89,16 @@ def adapter_class(settings: Settings) -> type[Broker | Transport]:
 
 
 def outboxes_of(settings: Settings) -> list[str]:
-    """The databases that may have an outbox in which jobs of this backend wait for their broker."""
+    """Return the aliases of the databases that may have an outbox for this backend."""
     joins = broker_for(settings).capabilities.transactional
     return possible_outboxes(settings.database, joins_transactions=joins)
 
 
 def outgoing_of(settings: Settings, job_ids: Collection[UUID]) -> Iterator[Outgoing]:
-    """The rows of these jobs that their broker does not have yet.
+    """Yield the outbox rows of these jobs, which have not been relayed to their broker.
 
     Raises:
-        BrokerUnavailable: one of the databases does not answer.
+        BrokerUnavailable: a database did not answer.
     """
     for alias in outboxes_of(settings) if job_ids else ():
         yield from find_outgoing(alias, job_ids, settings.database, settings.database_seconds)

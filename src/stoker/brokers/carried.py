@@ -1,16 +1,16 @@
-"""A server that brings messages (``transport``), and the store, as one broker.
+"""One broker made of a message server (``transport``) and the store.
 
 ::
 
-    receive             the server will hand these out again, unless they are dropped
+    receive             the server delivers these messages again unless they are dropped
     BEGIN
-        note            that they have come: those that came before are left out
+        note            record their ids; ids that are recorded already are left out
         enqueue         in the store
-    COMMIT              from here on the jobs are the store's
-    drop                if this fails, they come again, and are known
+    COMMIT              from now on the jobs are the store's
+    drop                if this fails, the messages are delivered again and recognised
     claim               from the store
 
-So every lease is the store's, whatever the server's receipts are worth: see decision 0026.
+So every lease is the store's, whatever the server's receipts guarantee: see decision 0026.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .fronted import FrontedWake, merged, sorted_out
 from .transport import Parcel, Transport
 
 AHEAD = 100
-"""How many jobs are brought at once, if there are as many: a claim wants few at a time."""
+"""How many messages are moved to the store at once: more than one claim usually asks for."""
 TRIES = 3
 REST_SECONDS = 1.0
 """How long a server that did not answer is left alone: the store's jobs go on meanwhile."""
@@ -76,7 +76,7 @@ class CarriedBroker(OrmBroker):
         self._ask_at = 0.0
         self._lookout: Lookout | None = None
         self._in_hand: list[Parcel] = []
-        """What was received and is not in the store yet."""
+        """Messages that were received but are not in the store yet."""
         self._hand = threading.Lock()
         """Held by the thread that has something in hand: what another brings goes there, too."""
         self._hold_at = 0.0
@@ -122,8 +122,9 @@ class CarriedBroker(OrmBroker):
         permit_seconds: float = 0.0,
         passed_over: Collection[str] = (),
     ) -> list[Delivery]:
-        """From the store. What comes is brought there when the store has not enough, and as often
-        as not to be held up by what it has."""
+        """Claim jobs from the store, after moving messages from the server if the store has too
+        few. Every other claim looks at the server first, so that a full store does not block its
+        messages."""
 
         def claim(limit: int) -> list[Delivery]:
             return OrmBroker.claim(
@@ -177,12 +178,12 @@ class CarriedBroker(OrmBroker):
         return True
 
     def _bring_in_until_locked(self) -> list[Parcel]:
-        """Bring in the messages in hand one at a time, until another transaction has locked a job:
-        it may be a user's, which has cancelled that job and stays open. Let go of that message,
-        which the server hands out again later. The rest stays in hand for the next claim.
+        """Move received messages to the store one by one, and stop at the first locked job. The
+        lock may belong to a user's open transaction that cancelled the job: drop that message from
+        memory, so that the server delivers it again later. The rest waits for the next claim.
 
         Returns:
-            What was brought in, the first ones in hand.
+            The messages that were moved, which were the first in ``_in_hand``.
         """
         for place, parcel in enumerate(self._in_hand):
             try:
@@ -215,7 +216,7 @@ class CarriedBroker(OrmBroker):
         return bool(self._in_hand)
 
     def _hold(self) -> None:
-        """The store has not taken them for a while: nobody else needs to try that."""
+        """Extend the receipts of messages that the store could not take yet."""
         if self._in_hand and time.monotonic() >= self._hold_at:
             self._hold_at = time.monotonic() + self.transport.parcel_seconds / 3
             try:
@@ -229,7 +230,7 @@ class CarriedBroker(OrmBroker):
             self.transport.give_back(parcels)
 
     def _bring_in(self, messages: Sequence[Message]) -> None:
-        """From the commit on, these jobs are the store's, once each."""
+        """Store the jobs of these messages, each exactly once."""
         for tries_left in reversed(range(TRIES)):
             try:
                 with explained(self.alias), deciding(self.alias):
@@ -244,7 +245,8 @@ class CarriedBroker(OrmBroker):
                 return
 
     def _note(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Returns those that are new. As long as the others come again, they are not forgotten."""
+        """Record these job ids and return the new ones. An id that is seen again is remembered for
+        longer."""
         relayed = Relayed.objects.using(self.alias)
         fresh = relayed.note(job_ids)
         if again := set(job_ids) - fresh:
@@ -254,7 +256,8 @@ class CarriedBroker(OrmBroker):
     # -- looking ----------------------------------------------------------------------------------
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Also what has not come yet: it is noted as if it had, and left out when it comes."""
+        """Withdraw these jobs. An id that has not arrived yet is recorded, so that it is skipped on
+        arrival."""
         gone = super().withdraw(job_ids)
         absent = self.not_come([job_id for job_id in job_ids if job_id not in gone])
         if absent:
@@ -264,7 +267,8 @@ class CarriedBroker(OrmBroker):
         return gone
 
     def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Only of those that would be remembered if they had come."""
+        """Return the ids that have not arrived, of those recent enough to be remembered if they
+        had."""
         oldest = time.time() - RELAYED_SECONDS
         young = [job_id for job_id in job_ids if seconds_of(job_id) > oldest]
         if not young:
@@ -296,7 +300,8 @@ class CarriedBroker(OrmBroker):
         return self.transport.weaknesses()
 
     def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
-        """What comes from outside is waited for there."""
+        """Wake waiting claims for jobs in the store; messages on the server wake them by
+        themselves."""
         if inside:
             super().wake_up(queues)
 
@@ -314,7 +319,7 @@ class CarriedBroker(OrmBroker):
 
 
 KEEP_SECONDS = 1.0
-"""How long what was brought waits for a claim."""
+"""How long messages that were moved to the store may wait for a claim."""
 AWAY_SECONDS = 2.0
 
 
@@ -327,10 +332,10 @@ class Errand(NamedTuple):
 
 
 class Lookout(Wake):
-    """One thread, which waits for messages whenever it is sent out.
+    """A thread that waits for messages each time it is asked to.
 
     Args:
-        transport: nobody else's.
+        transport: must not be used by any other thread.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -365,7 +370,7 @@ class Lookout(Wake):
             )
 
     def take(self) -> list[Parcel]:
-        """What it has brought."""
+        """Return the messages that the thread has received."""
         with self._turn:
             brought, self._brought = self._brought, []
             self._turn.notify()
@@ -382,7 +387,8 @@ class Lookout(Wake):
         return False
 
     def close(self) -> None:
-        """What it has brought is for others. A request that still waits is left to itself."""
+        """Stop the thread and release its messages. A request that is still waiting is
+        abandoned."""
         with self._turn:
             if self._is_over:
                 return

@@ -34,7 +34,7 @@ LeaseId = int | str
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a broker can do by itself; what it can't is done in front of it."""
+    """What a broker supports by itself; a ``FrontedBroker`` adds the rest."""
 
     transactional: bool = False
     """Enqueue, ack and release join the store's transaction."""
@@ -52,7 +52,7 @@ class Capabilities:
     guards: bool = False
     """Locks, limits, rates and sequences are kept by it."""
     atomic: bool = False
-    """Jobs may be recorded in the transaction in which they run."""
+    """Whether a job's outcome may be recorded in the transaction in which the job runs."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
     max_lease_seconds: float | None = None
@@ -85,7 +85,7 @@ class Message:
     needs: Sequence[NewNeed] = ()
     """Its guards: of brokers that have the capability ``guards`` only."""
     is_fresh: bool = False
-    """Whether nobody can have enqueued this id before."""
+    """Whether this id is new, so that nobody can have enqueued it before."""
     stays_in_store: bool = False
     """Whether it waits in the store whatever the broker is: it is unique, or of an atomic task."""
 
@@ -110,7 +110,8 @@ class Delivery(NamedTuple):
     crashes: int = 0
     """How many of the attempts before ended with the worker's death."""
     fence: int = 0
-    """The fencing number, where the job has guards: higher than any that one of its keys had."""
+    """The fencing number of a job with guards: higher than any number given out for its keys
+    before."""
     permit_seconds: float = 0.0
     """How long from the claim's beginning on it may be started, if it has a rate; 0 = as long as
     the lease lasts."""
@@ -186,8 +187,8 @@ class Broker(ABC):
         self.enqueue(messages)
 
     def relay_until(self) -> float:
-        """Until when, on the broker's clock, what is read from an outbox from now on may be
-        relayed; 0 = at any time. After that somebody else may have relayed it long ago."""
+        """Return the time on the broker's clock up to which rows read from an outbox now may be
+        relayed; 0 means no limit. Later, another process may have relayed them long ago."""
         return 0.0
 
     def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
@@ -205,10 +206,10 @@ class Broker(ABC):
         permit_seconds: float = 0.0,
         passed_over: Collection[str] = (),
     ) -> list[Delivery]:
-        """Lease up to ``limit`` due jobs of these queues to ``holder``, highest priority first,
-        then first in first out. No queue named = every queue; but none of ``passed_over``. Of jobs
-        with a rate, which must be started at once, up to ``rated_limit``; the time that they are
-        given is ``permit_seconds`` at least, at the expense of the rate."""
+        """Lease up to ``limit`` due jobs of these queues to ``holder``, by priority, then first in,
+        first out. An empty ``queues`` means every queue; queues in ``passed_over`` are skipped. At
+        most ``rated_limit`` of the jobs may have a rate limit, as those must start at once; each
+        gets at least ``permit_seconds`` to start."""
 
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
@@ -220,7 +221,8 @@ class Broker(ABC):
 
     @abstractmethod
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
-        """Forget these jobs, of which ``failed`` became dead letters. Returns the stale ones."""
+        """Delete these jobs, of which ``failed`` became dead letters, and return the leases that
+        were stale."""
 
     @abstractmethod
     def release(self, returns: Sequence[Return]) -> set[Lease]:
@@ -255,10 +257,10 @@ class Broker(ABC):
 
     @abstractmethod
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
-        """What a holder has leased (packages left out, as ``b""``, where the store has them).
+        """Return the deliveries that a holder has leased.
 
         Args:
-            packages: whether the caller needs them.
+            packages: whether to read the packages too; if not, they may be ``b""``.
         """
 
     @abstractmethod
@@ -266,12 +268,13 @@ class Broker(ABC):
         """Remove jobs that wait. Returns those removed; a leased job is left alone."""
 
     def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Those that may wait where this broker cannot look them up, as far as it knows."""
+        """Return the ids that may still be on their way, where this broker cannot look them up."""
         return set()
 
     @abstractmethod
     def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Job id -> "ready", "deferred", "blocked" or "running", for those that are here."""
+        """Return job id -> "ready", "deferred", "blocked" or "running" for the jobs this broker
+        has."""
 
     @abstractmethod
     def sizes(self) -> dict[str, dict[str, int]]:
@@ -287,7 +290,7 @@ class Broker(ABC):
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """What it is, for screens: ``{"broker": ..., "server": ...}``."""
+        """Return ``{"broker": ..., "server": ...}`` for display."""
 
     def weaknesses(self) -> list[str]:
         """What about the server's configuration may lose jobs: sentences that say what to do.
@@ -303,7 +306,7 @@ class Broker(ABC):
         """
 
     def open_wake(self) -> Wake:
-        """What a pusher of this broker sleeps on."""
+        """Return the wake-up source on which a pusher of this broker sleeps."""
         return NoWake()
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:

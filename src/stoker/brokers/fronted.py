@@ -34,7 +34,7 @@ from .contract import (
 )
 
 LONGEST_NAME = 100
-"""Of a queue, as the store keeps it."""
+"""Length limit of a queue name in the store."""
 LOOK_SECONDS = 0.02
 """How often the store is looked at while the broker behind has jobs, and nothing says that there is
 something in it."""
@@ -84,7 +84,8 @@ class FrontedBroker(Broker):
             self.behind.enqueue(outside)
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
-        """Only those that do not wait in the store: there, the outbox itself remembers them."""
+        """Relay messages to the broker behind. Messages for the store need no relay memory: the
+        outbox itself has it."""
         self.behind.relay(messages, until=until)
 
     def relay_until(self) -> float:
@@ -106,8 +107,9 @@ class FrontedBroker(Broker):
         permit_seconds: float = 0.0,
         passed_over: Collection[str] = (),
     ) -> list[Delivery]:
-        """From the one and the other in turn, so that neither holds the other up: what the broker
-        has is not kept waiting by a look at the store, which is made by the next claim then."""
+        """Claim from the store and from the broker behind, alternating which goes first, so that
+        neither delays the other. If the broker fills the claim, the store is looked at by the next
+        claim."""
         wish = {"holder": holder, "lease_seconds": lease_seconds, "passed_over": passed_over}
         rates = {"rated_limit": rated_limit, "permit_seconds": permit_seconds}
         found: list[Delivery] = []
@@ -133,7 +135,8 @@ class FrontedBroker(Broker):
     def _from_behind(
         self, queues: Sequence[str], limit: int, *, is_first: bool, **wish: Any
     ) -> list[Delivery]:
-        """What is leased already must be told of, even where the broker is away."""
+        """Claim from the broker behind. If it is unavailable after the store has leased jobs,
+        return an empty list, so that those leases are not lost."""
         try:
             found = self.behind.claim(queues, limit, **wish)
         except BrokerUnavailable:
@@ -145,7 +148,8 @@ class FrontedBroker(Broker):
         return [one for one in found if one.job_id not in done]
 
     def _done(self, deliveries: Sequence[Delivery]) -> set[UUID]:
-        """Those of these that are recorded as ended: whoever did that died before he could ack."""
+        """Return and acknowledge the deliveries recorded as finished, whose worker died before it
+        could acknowledge them."""
         ended = Job.objects.using(self.settings.database).exclude(status=None)
         among_these = with_keys(ended, [one.job_id for one in deliveries])
         done = set(among_these.values_list("pk", flat=True))
@@ -283,10 +287,10 @@ def merged(
 
 
 def sorted_out(broker: Broker, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Those that wait in the store, and those that go further.
+    """Split messages into those that wait in the store and those for the broker.
 
     Raises:
-        BrokerError: a queue has a name that the store could not record.
+        BrokerError: a queue name cannot be stored.
     """
     for message in messages:
         _refuse_name(message.queue)

@@ -1,8 +1,5 @@
-"""The memory broker: packages wait in this process, for tests.
-
-It does exactly what the contract says and nothing more. So a test that passes on it checks the
-contract, and not a feature of one server.
-"""
+"""The memory broker for tests: packages wait in this process. It implements the contract and
+nothing more, so a test that passes with it should pass with any broker."""
 
 from __future__ import annotations
 

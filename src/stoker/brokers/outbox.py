@@ -24,14 +24,14 @@ def carry(
     lock: Callable[[], Sequence[Outgoing]],
     hand_over: Callable[[Sequence[Outgoing], float], None],
 ) -> list[Outgoing]:
-    """Lock rows, hand them over, delete them. Returns those rows.
+    """Lock outbox rows, hand them over and delete them. Return the rows.
 
     Args:
-        broker: to which they go.
+        broker: receives the rows.
         alias: the database of the outbox.
-        lock: locks and gives the rows.
-        hand_over: is called with the rows, if there are any, and with how long that may take: see
-            ``Broker.relay_until``. What it raises leaves the rows where they were.
+        lock: locks and returns the rows.
+        hand_over: is called with the rows, if any, and the time limit from ``Broker.relay_until``.
+            If it raises, the rows stay in the outbox.
     """
     until = broker.relay_until()
     outgoing = Outgoing.objects.using(alias)

@@ -24,7 +24,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Answer(Generic[T]):
-    """What a call came to."""
+    """The value that a call returned, which may itself be None."""
 
     __slots__ = ("value",)
 
@@ -132,15 +132,15 @@ def _one_line(error: Exception) -> str:
 def set_deadlines(
     settings: Settings, *, keeps_statements: bool = False, is_cluster: bool = True
 ) -> None:
-    """Give every call that this process makes to the store's database a deadline. Never call this
-    in a worker: its connections belong to user code.
+    """Set a deadline for every call of this process to the store's database. Never call this in a
+    worker: its connections belong to user code.
 
     Args:
         settings: the backend's.
-        keeps_statements: whether this process makes the same calls again and again.
-        is_cluster: whether this is a process of a cluster. Its waits for locked rows are short, and
-            the server ends a transaction whose process has gone silent. A command waits longer, as
-            nobody tries again for it.
+        keeps_statements: whether to keep prepared statements, for a process that repeats its calls.
+        is_cluster: whether this is a process of a cluster. Its lock waits are short, and the server
+            ends a transaction whose process has gone silent. A command waits longer, as nobody
+            retries it.
     """
     connection = connections[settings.database]
     options: dict[str, Any] = connection.settings_dict.setdefault("OPTIONS", {})

@@ -47,10 +47,10 @@ FAREWELL_SECONDS = 3.0
 
 TRIES = 5
 LARGE_BYTES = 1 << 20
-"""A value of this size may be what the connection breaks at."""
+"""A value of at least this size may be the reason why the connection breaks."""
 CAREFUL_SECONDS = 10.0
 LONGEST_LOCKED_PAUSE = 5.0
-"""Until an outcome that waits for somebody's locks is tried again."""
+"""The longest pause before an outcome whose rows are locked is retried."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
@@ -88,8 +88,8 @@ class Monitor:
         self._first_at = 0.0
         self._last_batch = 0
         self._careful_until = 0.0
-        """Until then, the database is asked before each batch what is locked: to wait for a lock
-        takes a second."""
+        """Up to this monotonic time, locked rows are looked up before each batch, as waiting for a
+        lock takes a second."""
 
     def run(self) -> None:
         call_project_with(self.callbacks.put)
@@ -173,7 +173,7 @@ class Monitor:
                 self._finish(free)
 
     def _record_aside(self) -> None:
-        """Try again what was refused, one by one, and together what waited for locks."""
+        """Retry the outcomes that were put aside: refused ones one by one, locked ones together."""
         now = time.monotonic()
         due = [one for one in self.aside if one.due <= now]
         if not due:
@@ -201,8 +201,8 @@ class Monitor:
         *,
         asks_for_locks: bool = True,
     ) -> None:
-        """Record a batch, but for outcomes that need rows which other transactions hold, and for
-        those that the store refuses, which are found by halving."""
+        """Record a batch, and put aside outcomes whose rows are locked or that the store refuses.
+        Refused ones are found by halving the batch."""
         error = self._try(batch)
         if error is not None and len(batch) > 1:
             if asks_for_locks and is_locked_out(error):
@@ -231,8 +231,8 @@ class Monitor:
     def _parted_by_locks(
         self, batch: Sequence[Reported]
     ) -> tuple[Sequence[Reported], Sequence[Reported]]:
-        """Those that can be recorded now, and those that need rows which other transactions hold.
-        If the store does not say, all of them count as free."""
+        """Split a batch into the outcomes that can be recorded now and those whose rows are locked.
+        If the store does not answer, all count as recordable."""
         job_ids = [id_of(int.from_bytes(job[1])) for _, job in batch]
         self.patience.sleep(self._beat)
         answer = self.patience.call(lambda: locked_jobs(self.settings.database, job_ids))
@@ -252,9 +252,9 @@ class Monitor:
             self.aside += [Aside(due, pause_seconds, one, is_locked=True) for one in locked]
 
     def _try(self, batch: Sequence[Reported]) -> Exception | None:
-        """None when it is recorded. Else why not, though the store is there: an error that may pass
-        is waited for, but not for ever, since it may come from what is to be recorded. A row that
-        another transaction holds is not waited for again; a deadlock is over."""
+        """Record a batch and return None, or the error if the store works but refuses it. An error
+        that may pass is retried a few times only, as the batch itself may cause it. A locked row is
+        not retried here; a deadlock is."""
         failures, record = 0, partial(self._record_or_refuse, batch)
         if self.patience.is_waiting:
             self.patience.sleep(self._beat)
@@ -277,7 +277,7 @@ class Monitor:
         return self.patience.last_error
 
     def _record_or_refuse(self, batch: Sequence[Reported], *, is_again: bool = False) -> set[Lease]:
-        """Only what may pass by itself is left to be tried again."""
+        """Record a batch. An error that a retry cannot cure is raised as Refused."""
         try:
             return self._record_one_way_or_the_other(batch, is_again)
         except (BrokerError, NotMigrated, OperationalError, InterfaceError):

@@ -58,8 +58,8 @@ ENTRANCES = {
 """Role -> the module with the ``main(child)`` of that process."""
 
 _sentinel_board: list[Board] = []
-"""The sentinel's board. A forked child closes it and maps the one that it receives: processes that
-a task forks would otherwise hold its lock."""
+"""The sentinel's board. A forked child closes it and maps the one it receives: otherwise processes
+that a task forks would hold its lock."""
 _sentinel_ends: set[socket.socket] = set()
 """The sentinel's ends of all control lines. A forked child closes them, so that a line breaks when
 the sentinel dies."""

@@ -1,8 +1,7 @@
-"""The job that runs here, as its own code sees it: ``from stoker import job``.
+"""The running job, for its own code: ``from stoker import job``.
 
-What it notes is a row in the queues' database, written by the connection that the task itself uses
-there. So a note that is made inside ``transaction.atomic()`` is committed with what that writes, or
-not at all.
+Notes are rows in the queue's database, written on the connection that the task itself uses. So a
+note made inside ``transaction.atomic()`` is committed or rolled back with the task's other writes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .running import Running, current
 from .states import explained
 
 REPORT_SECONDS = 0.5
-"""A report of progress is written at most so often."""
+"""Minimum interval between two writes of the progress."""
 
 
 class CurrentJob:
@@ -50,11 +49,11 @@ class CurrentJob:
 
     @property
     def last_checkpoint(self) -> Any:
-        """What was noted last by ``checkpoint``, in this attempt or in one before; None when there
-        is nothing yet. It is looked up each time.
+        """The last checkpoint of this or an earlier attempt; None without one. Each access runs a
+        query.
 
         Raises:
-            UnreadablePackage: it was stored in a way that is not read here.
+            UnreadablePackage: it was stored in a format that this process does not read.
         """
         running = _running()
         settings = settings_for(running.backend)
@@ -63,20 +62,21 @@ class CurrentJob:
         return None if data is None else sealer_for(settings).open_value(data)
 
     async def alast_checkpoint(self) -> Any:
-        """The same, without blocking the event loop."""
+        """Async version of ``last_checkpoint``."""
         return await sync_to_async(lambda: self.last_checkpoint, thread_sensitive=True)()
 
     def checkpoint(self, data: Any) -> None:
-        """Keep this for the next attempt, in the place of what was kept before. Also a dead letter
-        that is sent again begins with it.
+        """Store data for the next attempt, replacing the previous checkpoint.
+
+        A requeued dead letter starts with it, too.
 
         Args:
             data: anything that a task may return.
 
         Raises:
-            NotSerializable: nothing is kept.
-            PackageTooLarge: the database would not take it.
-            LeaseLost: somebody else has the job by now: end as soon as you can.
+            NotSerializable: nothing was stored.
+            PackageTooLarge: the database would not accept it.
+            LeaseLost: another cluster has the job: return as soon as possible.
         """
         running = _running()
         settings = settings_for(running.backend)
@@ -86,20 +86,22 @@ class CurrentJob:
         _write(running, checkpoint=sealed)
 
     async def acheckpoint(self, data: Any) -> None:
-        """The same, without blocking the event loop."""
+        """Async version of ``checkpoint``."""
         await sync_to_async(self.checkpoint, thread_sensitive=True)(data)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Say how far the job is: ``result.progress`` shows it. Calls that follow each other within
-        half a second are left out, but for the one that completes the total.
+        """Report the progress of the job, which ``result.progress`` shows.
+
+        Calls within half a second of the last write are ignored, except the one that completes the
+        total.
 
         Args:
             done: in any unit.
             total: in the same unit, if it is known.
-            message: at most 255 characters of it are kept.
+            message: cut to 255 characters.
 
         Raises:
-            ValueError: it is no number.
+            ValueError: a value is not a number.
             LeaseLost: as ``checkpoint``.
         """
         running = _running()
@@ -113,7 +115,7 @@ class CurrentJob:
         running.reported_at = now
 
     async def aprogress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """The same, without blocking the event loop."""
+        """Async version of ``progress``."""
         await sync_to_async(self.progress, thread_sensitive=True)(done, total, message)
 
 
@@ -131,7 +133,7 @@ def _running() -> Running:
 
 
 def _finite(name: str, value: Any) -> float:
-    """As every database takes it."""
+    """Return a finite float, because not every database stores others. Raises ValueError."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

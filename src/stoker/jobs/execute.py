@@ -59,7 +59,7 @@ class Opened:
     package: Package
     task: Any
     function: Callable[..., Any]
-    """What is called: the task's own, or one that calls it for each item of a list."""
+    """The function to call: the task's own, or one that calls it for each item of a list."""
     is_async: bool
     is_atomic: bool
     started_at: float
@@ -67,7 +67,7 @@ class Opened:
     is_once: bool = False
     """Whether the job must not begin if it has begun before."""
     result: Result[Any] | None = None
-    """None while nobody asks for it."""
+    """None until it is needed."""
     on_completing: Callable[[], object] = lambda: None
     """Called when an atomic task has returned, before that is recorded in its transaction."""
     interruption: Interruption = field(default_factory=Interruption)
@@ -83,8 +83,10 @@ UNREAD_DELAY_SECONDS = 5.0
 def unopened(
     settings: Settings, error: Exception, enqueued_at: float | None, delivery: Delivery
 ) -> Outcome:
-    """Of a job that this worker can't open or doesn't know. During a rolling deploy another cluster
-    may: within the grace period it is put back."""
+    """Return the outcome for a job that this worker cannot open or whose task it does not know.
+
+    During a rolling deploy another cluster may know it, so within the grace period it is released.
+    """
     reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
     if isinstance(error, UnknownTask | NewerVersion):
         since = enqueued_at or _moment_of(delivery)
@@ -96,7 +98,7 @@ def unopened(
 
 
 def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
-    """Of a job whose attempt failed before its task was called."""
+    """Return the outcome for an attempt that failed before its task was called."""
     if isinstance(error, OperationalError | InterfaceError):
         return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
     fault = fault_of(error)
@@ -106,13 +108,14 @@ def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcom
 
 
 def expired(late_seconds: float) -> Outcome:
-    """Of a job that was to be started earlier or not at all."""
+    """Return the outcome for a job that has expired."""
     fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
     return outcomes.Failed(fault, "expired")
 
 
 def _moment_of(delivery: Delivery) -> float:
-    """When the job was made, in seconds since 1970: the first 48 bits of its id (RFC 9562)."""
+    """Return when the job was created, in seconds since 1970: the first 48 bits of its id (RFC
+    9562)."""
     return (delivery.job_id.int >> 80) / 1000
 
 
@@ -239,7 +242,7 @@ class Executor:
             current.reset(token)
 
     async def run_opened_async(self, opened: Opened) -> Attempted:
-        """The same for an ``async def`` task, on the running event loop."""
+        """Async version of ``run_opened``, for an ``async def`` task on the running event loop."""
         if opened.is_once and (refused := await sync_to_async(self._refused)(opened)):
             return refused
         token = self._announce(opened)
@@ -314,8 +317,8 @@ class Executor:
         return found
 
     def _atomic_limit(self, seconds: float | None) -> float | None:
-        """An atomic task on SQLite keeps everybody else from writing: also the pusher, which has to
-        extend the leases."""
+        """Limit the time of an atomic task on SQLite, where it blocks all other writers, including
+        the pusher that extends leases."""
         if engine_of(self.settings.database).has_one_writer:
             longest = self.settings.lease_seconds / 2
             return longest if seconds is None else min(seconds, longest)
@@ -415,7 +418,7 @@ class Executor:
         return None
 
     def _announce(self, opened: Opened) -> Token[Running | None]:
-        """Let everybody know what runs here, until the token is given back."""
+        """Set the current job, until the returned token is reset."""
         delivery, package = opened.delivery, opened.package
         running = Running(
             delivery.job_id,

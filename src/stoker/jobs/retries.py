@@ -1,4 +1,4 @@
-"""What a raised error means for the job: tried again, when, or over."""
+"""Decide what an exception means for the job: retry, when, or end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CRASH_DELAY_CAP_SECONDS = 600.0
 def decide(
     error: BaseException, options: TaskOptions, attempt: int, result: Any
 ) -> outcomes.Outcome:
-    """The outcome of an attempt that raised.
+    """Return the outcome of an attempt that raised.
 
     Args:
-        error: what the task raised.
-        options: the task's effective options.
-        attempt: which attempt this was, from 1.
-        result: the TaskResult handed to the task's ``backoff``.
+        error: the exception.
+        options: the task's options in force.
+        attempt: number of the attempt, from 1.
+        result: the TaskResult to pass to the task's ``backoff``.
     """
     if isinstance(error, Cancel):
         return outcomes.Cancelled(stored_text(error.reason, MESSAGE_LIMIT))

@@ -12,12 +12,11 @@ from stoker.store.statements import delete_returning_guards
 
 class DeferredQuerySet(models.QuerySet["Deferred"]):
     def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
-        """Remove these jobs, if no claim was quicker. Returns those removed, each
-        with the number of its needs.
+        """Delete these jobs' rows, if they still exist. Return job id -> number of needs.
 
         Args:
             job_ids: of the jobs.
-            waits: False: leave those alone that somebody else holds.
+            waits: False: skip rows that other transactions have locked.
         """
         return delete_returning_guards(self, job_ids, waits=waits)
 

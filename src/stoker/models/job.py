@@ -77,7 +77,7 @@ class Job(models.Model):
     worker_id = models.CharField(max_length=128, default="")
     """The worker of the last attempt; those of the others are in Attempt."""
     started_at = models.DateTimeField(null=True)
-    """When the last attempt started."""
+    """Start of the last attempt."""
     finished_at = models.DateTimeField(null=True)
     value = models.BinaryField(null=True)
     """The serialised return value."""
@@ -99,7 +99,7 @@ class Job(models.Model):
 
 
 def moment(seconds: float) -> datetime:
-    """Seconds since 1970 as what a DateTimeField takes under the project's USE_TZ."""
+    """Convert seconds since 1970 to a value for a DateTimeField, aware or naive as USE_TZ says."""
     aware = datetime.fromtimestamp(seconds, UTC)
     return aware if settings.USE_TZ else timezone.make_naive(aware)
 

@@ -21,8 +21,8 @@ def sees_later_commits(connection: Any) -> bool:
 
 @contextmanager
 def deciding(alias: str) -> Iterator[None]:
-    """Open a transaction whose statements see the commits that it waited for at a lock.
-    Inside another transaction, join that one and keep its isolation level."""
+    """Open a transaction that, after waiting for a lock, sees what the lock's last holder
+    committed. Inside another transaction it joins that one, whatever its isolation level."""
     connection = connections[alias]
     has_levels = engine_of(alias).has_isolation_levels
     is_blind = has_levels and not sees_later_commits(connection)

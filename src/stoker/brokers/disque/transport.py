@@ -1,11 +1,11 @@
-"""Disque: a cluster of nodes, each of which accepts and hands out jobs.
+"""Disque: a cluster of nodes that all accept and deliver jobs.
 
-A job is acknowledged when the store has it (see ``carried``). Disque keeps copies of a job on
-several nodes, and hands it out again after its retry time, possibly more than once. The store
-recognises jobs that it already has. So any failed call can be repeated on another node.
+A job is acknowledged once the store has it (see ``carried``). Disque keeps copies on several nodes
+and delivers a job again when its retry time has passed, perhaps more than once: the store
+recognises repeated ids. So any step that fails can be retried on another node.
 
 Queues are named ``stoker:<cluster>:<band>:<queue>``; the band is the sign of the priority. A claim
-takes urgent jobs first. Within a band, jobs reach the store in Disque's order.
+takes urgent jobs first; within a band, Disque's order applies until a job is in the store.
 """
 
 from __future__ import annotations

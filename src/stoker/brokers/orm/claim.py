@@ -1,4 +1,4 @@
-"""Claim ready jobs: watermarks say where to begin, guards say who may start."""
+"""Claim ready jobs: watermarks say where to start, guards say which jobs may run."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from stoker.store.written import Written
 T = TypeVar("T")
 
 JOB_ID, QUEUE, PRIORITY = 0, 3, 4
-"""Of a ``Claim``."""
+"""Positions in a ``Claim`` row."""
 FIRST_RANK, LAST_RANK = -32768, 32767
 FIRST_ID = UUID(int=0)
 SHARE = 10
-"""Looking from the start may take one part of so many of the time."""
+"""Scans from the start may take at most 1/SHARE of the time."""
 LONGEST_SECONDS = 5.0
-"""For so long at most a job behind a mark waits while others are claimed."""
+"""The longest time that a job behind a watermark waits while other jobs are claimed."""
 NEW_QUEUES_SECONDS = 0.1
-"""For so long at most jobs of a queue that was not known are passed over while others are claimed.
-To look for such queues with each claim would make a small one twice as dear."""
+"""The longest time that jobs of an unknown queue are skipped while other jobs are claimed. A search
+for new queues on every claim would double the cost of a small claim."""
 DEAR = 2
 """So many times as long as by the marks: else it does not matter where a claim begins."""
 FEW = 20
-"""What is the same for every claim takes as long as so many jobs."""
+"""The fixed cost of a claim, as a number of jobs."""
 
 
 class Watermarks:
@@ -53,9 +53,9 @@ class Watermarks:
         self._good_until = 0.0
         self._first_due_us = 0
         self._dearest = 0.0
-        """What a job may take by the marks, if they are to be worth it; seconds."""
+        """The most seconds per job that a claim by watermarks may take before they are dropped."""
         self.queues: list[str] = []
-        """Where jobs were at the last look from the start, or came since."""
+        """The queues that had jobs at the last scan from the start, or have got some since."""
         self._look_for_queues_at = 0.0
 
     def are_good(self) -> bool:
@@ -74,20 +74,20 @@ class Watermarks:
         return self._first_due_us if self.are_good() else 0
 
     def begin_due_at(self, first_us: int | None) -> None:
-        """The first of the deferred jobs was due then, and it is past that: who is deferred from
-        now on is due later."""
+        """Set the due time of the earliest deferred job as the mark; jobs deferred from now on are
+        due later."""
         self._first_due_us = first_us or 0
 
     def guide(
         self, claim: Callable[[], list[T]], named: Sequence[str], is_more: Callable[[], bool]
     ) -> list[T]:
-        """Have it claim by the marks, if they are good; else, or when it finds nothing so, from the
-        start: who finds nothing has looked everywhere.
+        """Claim by the watermarks if they are good. If they are not, or if that finds nothing, scan
+        from the start, so that an empty result means nothing is ready.
 
         Args:
-            claim: takes where to begin from ``spans``.
-            named: the queues; none = all that have jobs.
-            is_more: whether it had no time to look at all that is there.
+            claim: claims from the position given by ``spans``.
+            named: the queues; empty means all that have jobs.
+            is_more: whether it ran out of time before it had looked at everything.
         """
         if not named and self.are_good():
             self._look_for_queues()
@@ -156,16 +156,16 @@ def _each(began: float, found: Sized) -> float:
 
 
 class Due(NamedTuple):
-    """Where something waits whose moment has come."""
+    """Where jobs are overdue, and when the next one falls due."""
 
     jobs: bool
     """Among the deferred jobs."""
     keys: bool
     """Among the keys of guards: a rate has a permit again, or a turn was missed."""
     first_us: int | None
-    """When the first of the deferred jobs is due, on the database's clock."""
+    """When the earliest deferred job is due, in microseconds on the database's clock."""
     seconds: float | None
-    """Until the first of all is due, 0 when it is overdue; None where nothing waits."""
+    """Seconds until the earliest job is due, 0 if it is overdue, None if nothing waits."""
 
 
 def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
@@ -191,22 +191,21 @@ def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
 LOOK_MOST = 500
 """How many ready jobs are looked at in one transaction."""
 LEASE_ID = 1
-"""Of a ``Claim``."""
+"""Position of the lease id in a ``Claim`` row."""
 
 
 class Claiming:
     """Moves ready jobs of these queues to claimed, best rank first, then oldest.
 
-    Where guards turn all of them away that a round looks at, others may be ready behind them: the
-    next round looks at twice as many.
+    If guards hold back every job a round looks at, the next round looks at twice as many.
 
     Args:
-        alias: of the database.
-        queues: their names, each once.
+        alias: the database alias.
+        queues: their names, without duplicates.
         limit: how many jobs at most.
-        rated: what is wanted of jobs with a rate.
-        marks: from where on to look, in the first round.
-        waits: whether to wait for guard keys that other transactions hold, see ``admit``.
+        rated: the limits for jobs with a rate.
+        marks: where to start in the first round.
+        waits: whether to wait for guard keys locked by other transactions, see ``admit``.
     """
 
     def __init__(
@@ -221,7 +220,7 @@ class Claiming:
         waits: bool = True,
     ) -> None:
         self.is_over = False
-        """Whether nothing is ready any more for which there is room; else one may go on."""
+        """Whether no further job is ready for which there is room."""
         self.has_met_locks = False
         """Whether jobs were deferred because other transactions hold keys that they need."""
         self._waits = waits
@@ -235,7 +234,8 @@ class Claiming:
         self._look = limit
 
     def go_round(self) -> Iterator[list[Claim]]:
-        """What has been given is leased, even if the next step raises."""
+        """Run one round and yield its claims. Claims that were yielded are leased even if a later
+        step raises."""
         look, self._look = self._look, max(self._limit, min(2 * self._look, LOOK_MOST))
         found = self._claim_plain() if look == self._limit else None
         if found is None:
@@ -256,7 +256,7 @@ class Claiming:
         return self._engine.claim_ready(ready, self._queues, spans, self._limit, self._leasing)
 
     def _decide(self, lock: Callable[[], list[Place]], look: int, room: int) -> list[Claim]:
-        """Lease those of these ready jobs that no guard holds back."""
+        """Lease the ready jobs that no guard holds back."""
         with deciding(self._alias):
             places = lock()
             if any(place.guards for place in places):

@@ -21,10 +21,10 @@ PATIENCE_SECONDS = 5.0
 
 
 class Adoption:
-    """What the new pusher takes over from the old one.
+    """Takes over the jobs of the previous pusher.
 
     Args:
-        trusts_workers: the broker cannot list what is leased, so the workers' word is all there is.
+        trusts_workers: the broker cannot list leases, so only the workers can say what they have.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Adoption:
         self._board = board
         self._trusts_workers = trusts_workers
         self._last_number = flights.last_number
-        """Of the old pusher: what workers have from it has a number up to this one."""
+        """The last delivery number of the previous pusher."""
         self._expected: set[tuple[int, int]] | None = None
         self._adopted = 0
         self.closes_at = float("inf")
@@ -66,8 +66,8 @@ class Adoption:
     def hello(
         self, worker: int, jobs: Iterable[tuple[Job, Report | None]]
     ) -> tuple[list[Flight], list[int]]:
-        """A worker says what it has. Returns the flights whose report is to be passed on, and the
-        numbers of what it runs without a lease of ours."""
+        """Handle a worker's greeting, which lists its jobs. Return the flights whose reports are to
+        be passed on, and the delivery numbers it runs without a lease of this pusher."""
         link = self._roster.links[worker]
         link.has_said_hello = True
         reported, unknown = [], []
@@ -90,17 +90,16 @@ class Adoption:
         return reported, [number for number in unknown if self._recall.has_started(worker, number)]
 
     def settle(self, death: Death) -> None:
-        """A worker died before it could say hello: what it ran is put under its name."""
+        """Adopt the jobs that were running in a worker that died before its greeting."""
         for number, job_id, _, mark in death.running:
             self._adopt_seen(death.worker, number, UUID(bytes=job_id), mark)
         self._heard((death.worker, death.incarnation))
 
     def close_when_complete(self) -> list[Flight]:
-        """Once every worker was heard or given up, give back what nobody has.
+        """Once every worker has greeted or been given up, release the jobs that no worker has.
 
         Returns:
-            The flights that were finished and have lost their report; they have one now that says
-            so, to be passed on.
+            The flights that had finished but lost their report, with a report that says so.
         """
         if self.is_open and time.monotonic() >= self.closes_at:
             self._do_without_the_silent()
@@ -114,8 +113,8 @@ class Adoption:
         return judged
 
     def _do_without_the_silent(self) -> None:
-        """First they are called off what they have not started, then we see what they run, and what
-        they have finished and will still report."""
+        """Give up the workers that have not greeted: recall what they have not started, then read
+        from the board what they run and what they have finished."""
         silent = [worker for worker, _ in self._expected or ()]
         for worker in silent:
             self._recall.recall(worker, self._last_number)
@@ -129,7 +128,7 @@ class Adoption:
         self._expected = set()
 
     def _finished_orphans(self) -> list[tuple[FinishedDelivery, Delivery]]:
-        """Those of the orphans that a worker has finished."""
+        """Return the orphans that a worker has finished, with the board's entries."""
         finished = self._board.finished()
         found = []
         for flight in self._flights.orphans.values():
@@ -185,12 +184,12 @@ class Recall:
         """Worker -> through which number, and since when; until it has settled."""
 
     def recall_all(self) -> None:
-        """Take back everything unstarted from everybody."""
+        """Recall all unstarted jobs from all workers."""
         for worker in self._roster.links:
             self.recall(worker)
 
     def recall_for_the_idle(self) -> None:
-        """Let idle workers have what waits behind a long job elsewhere."""
+        """Recall jobs that wait behind a long job, so that idle workers can run them."""
         self.take_back()
         if self._roster.is_unfair():
             now = time.monotonic()
@@ -201,8 +200,8 @@ class Recall:
                     self.recall(worker)
 
     def recall_paused(self) -> None:
-        """Take back what waits inside a worker and is of a paused queue. What else waits there is
-        handed out again."""
+        """Recall the unstarted jobs of a worker that has some of a paused queue. Those of other
+        queues are sent out again."""
         for worker in self._roster.links:
             unstarted = self._unstarted(worker)
             is_paused = any(one.delivery.queue in self._flights.paused for one in unstarted)
@@ -210,7 +209,7 @@ class Recall:
                 self.recall(worker)
 
     def recall(self, worker: int, through: int | None = None) -> None:
-        """Let a worker start nothing of what it has been sent so far."""
+        """Forbid a worker to start the jobs sent to it so far."""
         held = self._flights.with_worker(worker)
         through = max([through or 0, *held, self._board.worker(worker, place.RECALLED_THROUGH)])
         if through:
@@ -234,8 +233,8 @@ class Recall:
             self.take_back()
 
     def has_started(self, worker: int, number: int) -> bool:
-        """Whether a job may have been started. Of a worker that is gone nobody knows yet: how it
-        died is still to be told."""
+        """Return whether a job may have started. True for a worker that has gone, until the
+        sentinel reports how it died."""
         link = self._roster.links.get(worker)
         last_started = self._board.worker(worker, place.LAST_STARTED)
         is_there = link and link.incarnation == self._board.worker(worker, place.INCARNATION)
@@ -256,7 +255,7 @@ class Recall:
         return any(job.delivery == number for job in self._board.occupied(worker))
 
     def next_look(self, now: float) -> float:
-        """When a recall may be due, or settled; monotonic seconds."""
+        """Return when a recall may be due or complete, in monotonic seconds."""
         if self._since:
             return now + SETTLES_SECONDS
         return now + UNFAIR_SECONDS if self._roster.is_unfair() else float("inf")

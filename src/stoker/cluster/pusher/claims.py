@@ -1,4 +1,4 @@
-"""The pusher's dealings with the broker: claiming, giving back, clearing up what is in doubt."""
+"""The pusher's calls to the broker: claim, release, and resolve leases in doubt."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .requests import Pauses
 CLAIM_AT_ONCE = 500
 GIVE_BACK_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
-"""Until jobs that could not be given back, because of somebody's locks, are tried again."""
+"""Pause before jobs that could not be released because of locks are tried again."""
 RATED_SECONDS = 60.0
 """How long the next moment of a rate is looked after closely when there was a job with one."""
 
 
 class Claims:
-    """What comes from the broker, and goes back to it unstarted."""
+    """Claims jobs from the broker, and releases jobs that were not started."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Claims:
         self._are_in_doubt = False
         """Whether a claim failed that the broker may have granted all the same."""
         self._rated_until = 0.0
-        """Until then rates count as being in use; on the lease clock."""
+        """Time on the lease clock up to which rate limits count as being in use."""
         self._locked: frozenset[UUID] = frozenset()
         """Jobs that cannot be given back now: other transactions hold their rows."""
         self._look_at_locked = 0.0
@@ -65,11 +65,12 @@ class Claims:
         """Whether the last claim, made while nothing was in flight, found nothing."""
 
     def claim(self, room: int, *, is_hungry: bool, prompt_room: Callable[[], int]) -> None:
-        """Claim up to so many jobs, if it is time to.
+        """Claim up to ``room`` jobs if a claim is due.
 
         Args:
-            is_hungry: whether some worker will soon have nothing to do.
-            prompt_room: tells how many of them may have a rate, and must be started at once.
+            is_hungry: whether a worker will soon be idle.
+            prompt_room: returns how many of the jobs may have a rate limit, as those must start at
+                once.
         """
         if self._had_no_slot and prompt_room() > 0:
             self._had_no_slot = False
@@ -114,15 +115,15 @@ class Claims:
             self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
 
     def look_ahead(self) -> None:
-        """After a claim: ask when the next job is due. Until what it brought is handed out, nobody
-        has time for that: permits run out."""
+        """Ask the broker when the next job is due. This happens only after claimed jobs have been
+        sent out, as their permits run out."""
         if self._look_ahead is not None:
             due = self._patience.call(self._look_ahead)
             self._look_ahead = None
             self.tempo.wake_in(due.value if due else None)
 
     def give_back(self) -> None:
-        """Release what is to be given back, as if it had never been claimed."""
+        """Release jobs to the broker as if they had never been claimed."""
         flights = self._flights.given_back()
         if self._locked and time.monotonic() >= self._look_at_locked:
             self._locked = frozenset()
@@ -146,13 +147,13 @@ class Claims:
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
 
     def doubt(self) -> None:
-        """Have the leases compared with the books. A claim may reach the store so late that whoever
-        asked what it leased has got the answer already."""
+        """Request a comparison of the broker's leases with this pusher's. A claim whose answer was
+        lost may reach the store after an earlier comparison."""
         self._are_in_doubt = True
 
     def clear_up_doubts(self) -> None:
-        """Give back what a claim leased and the books don't know: nobody else would for a whole
-        lease, and then it would count as an attempt. What a worker has begun is left alone."""
+        """Release leases that this pusher does not know of: otherwise they would last a whole lease
+        and count as an attempt. Jobs that a worker has begun are left alone."""
         if not self._are_in_doubt or not self._broker.capabilities.lists_holders:
             return
         asked_at = lease_clock()
@@ -201,7 +202,7 @@ class Leases:
 
     @property
     def next_check(self) -> float:
-        """When leases are to be looked at; monotonic seconds."""
+        """When to check the leases next, in monotonic seconds."""
         return time.monotonic() + self._check_at - lease_clock()
 
     def extend_due(self, patience: Patience) -> list[Flight]:
@@ -229,8 +230,8 @@ class Leases:
         return lost
 
     def _note(self, old: Sequence[Flight], extension: Extension, now: float) -> list[Flight]:
-        """Returns those that are lost. What is reported may just have been recorded, and its lease
-        be gone for that reason: the monitor will say."""
+        """Update the flights with the result of an extension, and return those whose lease is lost.
+        A reported job counts as kept: the monitor may just have recorded it."""
         lost: list[Flight] = []
         for flight in old:
             flight.is_locked = flight.delivery.lease in extension.locked
@@ -255,8 +256,7 @@ class Leases:
 
 SHORTEST_PAUSE_SECONDS = 0.002
 OVERDUE_PAUSE_SECONDS = 0.02
-"""Until the next look at a deferred job that is due and could not be had: somebody's transaction
-holds it."""
+"""Pause before the next look at a due deferred job that another transaction has locked."""
 
 
 class Tempo:

@@ -17,16 +17,16 @@ class Flight:
 
     # What is the same for most of them is the class's: there is one for each job.
     permit_ns = 0
-    """When it can be started at the latest, see ``wire``."""
+    """The latest time at which the job may start, see ``wire``."""
     asked_seconds = 0.0
-    """How long its permit was asked to be good for; 0 = nobody knows."""
+    """For how many seconds its permit was requested; 0 = unknown."""
     worker: int | None = None
     sent_at = 0.0
     job: Job
-    """As it was sent to the worker that it is with, or was."""
+    """The message with which it was last sent to a worker."""
     report: Report | None = None
     is_open = True
-    """Until it is recorded, given back, or lost."""
+    """False once it is recorded, released or lost."""
     is_locked = False
     """Whether another transaction held its lease when it was to be extended."""
     cancelled_as = 0
@@ -52,7 +52,7 @@ class Flights:
         self.last_number = last_number
         self.waiting: deque[Flight] = deque()
         self.permitted: deque[Flight] = deque()
-        """Those of the waiting that have a permit."""
+        """Waiting flights that have a permit."""
         self.orphans: dict[UUID, Flight] = {}
         """Leases of the pusher before this one, until a worker says that it has the job."""
         self._all: dict[int, Flight] = {}
@@ -62,7 +62,7 @@ class Flights:
         self._to_give_back: list[Flight] = []
         self.permits = Permits()
         self.paused: frozenset[str] = frozenset()
-        """Queues of which nothing is to start."""
+        """The paused queues."""
 
     def __len__(self) -> int:
         return len(self._all) + len(self._to_give_back) + len(self.orphans)
@@ -91,7 +91,7 @@ class Flights:
     def adopt(
         self, number: int, delivery: Delivery, worker: int, leased_at: float, permit_ns: int = 0
     ) -> Flight:
-        """Take over what a worker got from the pusher before this one."""
+        """Take over a job that the previous pusher had sent to a worker."""
         flight = Flight(number, delivery, leased_at)
         flight.permit_ns = permit_ns
         self._all[number] = flight
@@ -108,9 +108,9 @@ class Flights:
         return self._send(self.permitted, worker, count)
 
     def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
-        """Send the first of these. A worker receives numbers in ascending order, so that the last
-        one that it has started separates what it has started from what it has not. Flights with a
-        permit overtake the others, so those that are overtaken get new numbers."""
+        """Send the first ``count`` of these to a worker. A worker receives ascending numbers, so
+        that the last one started separates started jobs from unstarted. Flights with a permit
+        overtake others; the overtaken get new numbers."""
         chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         if chosen:
             if chosen[0].number < self._sent_through.get(worker, 0):
@@ -122,9 +122,9 @@ class Flights:
         return chosen
 
     def take_back(self, flight: Flight) -> None:
-        """An unstarted flight leaves its worker and waits again, under a new number. One that is
-        late is given back, and so is one that was adopted without its package and its permit, or
-        whose queue is paused."""
+        """Return an unstarted flight from its worker to the waiting ones, under a new number. It is
+        released instead if its permit ran out, if it was adopted without its package, or if its
+        queue is paused."""
         if flight.is_late:
             self._give_back_late(flight)
             return
@@ -140,7 +140,7 @@ class Flights:
         return next(iter(self.report_all(worker, [report])), None)
 
     def report_all(self, worker: int, reports: Iterable[Report]) -> list[Flight]:
-        """Note a worker's reports. Returns their flights, of those that are with that worker."""
+        """Store a worker's reports in its flights, and return these flights."""
         held, flights = self.with_worker(worker), []
         for report in reports:
             flight = held.pop(report[0], None)
@@ -175,31 +175,31 @@ class Flights:
                 self.give_back(waiting.popleft())
 
     def give_back_paused(self) -> None:
-        """Those of the waiting whose queue is paused."""
+        """Release the waiting flights whose queue is paused."""
         for waiting in (self.waiting, self.permitted):
             for flight in [one for one in waiting if one.delivery.queue in self.paused]:
                 waiting.remove(flight)
                 self.give_back(flight)
 
     def give_back_late(self) -> None:
-        """Those whose permit ran out before there was a worker for them."""
+        """Release the flights whose permit ran out before a worker was free."""
         for flight in [flight for flight in self.permitted if flight.is_late]:
             self.permitted.remove(flight)
             self._give_back_late(flight)
 
     def permits_end_at(self) -> float:
-        """When the first permit of those that wait runs out; monotonic seconds."""
+        """Return when the first permit of a waiting flight runs out, in monotonic seconds."""
         ends_ns = min((flight.permit_ns for flight in self.permitted), default=None)
         if ends_ns is None:
             return float("inf")
         return time.monotonic() + ends_ns / 1e9 - lease_clock()
 
     def given_back(self) -> list[Flight]:
-        """Those that the broker is to have again."""
+        """Return the flights to release to the broker."""
         return list(self._to_give_back)
 
     def lose(self, flight: Flight) -> None:
-        """Its lease is somebody else's now: forget it, wherever it is."""
+        """Forget a flight whose lease another holder has taken over."""
         for waiting in (self.waiting, self.permitted):
             if flight in waiting:
                 waiting.remove(flight)
@@ -218,18 +218,17 @@ class Flights:
         self.orphans.clear()
 
     def unknown(self, held: Iterable[Delivery]) -> list[Delivery]:
-        """What the broker says is ours and the books don't know: claims of which the answer was
-        lost."""
+        """Return the deliveries without a flight: the answers to their claims were lost."""
         known = {flight.delivery.lease for flight in self}
         return [one for one in held if one.lease not in known]
 
     def give_back_leases(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
-        """Let the broker have again what is not in the books."""
+        """Release deliveries that have no flight."""
         self._hand_in(Flight(0, one, leased_at) for one in deliveries)
 
     def oldest_lease(self) -> float | None:
-        """When the lease that was extended longest ago was; on the lease clock. Those that another
-        transaction holds are not counted: each of them is stopped by itself."""
+        """Return when the lease that is oldest was last extended, on the lease clock. Leases locked
+        by another transaction are left out: each of those jobs is stopped by itself."""
         return min((flight.leased_at for flight in self if not flight.is_locked), default=None)
 
     def _give_back_late(self, flight: Flight) -> None:
@@ -275,7 +274,7 @@ SHORTEST_SECONDS = 0.02
 LONGEST_SECONDS = 1.0
 REMEMBERED = 64
 PERIOD_SECONDS = 1.0
-"""Of a short rate. In a longer one what is left of a permit hardly counts."""
+"""The period of a short rate limit. With a longer one, the time lost on a permit hardly matters."""
 
 
 class Permits:
@@ -287,7 +286,7 @@ class Permits:
 
     @property
     def seconds(self) -> float:
-        """How long the next ones shall be good for, at least: so long that the least is lost."""
+        """Return how long the next permits must last, chosen so that the least capacity is lost."""
         if not self._used:
             return SHORTEST_SECONDS
         late_seconds = PERIOD_SECONDS / len(self._used)

@@ -1,6 +1,6 @@
-"""The pusher: claims jobs, hands them to workers, keeps their leases, and passes reports on to the
-monitor. It waits for nobody: every socket is non-blocking, every call to the broker has a deadline.
-"""
+"""The pusher: claims jobs, sends them to workers, extends their leases, and passes reports on to
+the monitor. It never blocks: every socket is non-blocking, every call to the broker has a
+deadline."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Pusher:
         self._leave()
 
     def _work(self) -> None:
-        """Everything that may be due, in the order in which it matters. A call that fails makes
-        those after it wait: together they must not take longer than a sign of life may."""
+        """Do everything that may be due, most important first. A failing call delays those after
+        it: together they must not take longer than a heartbeat may."""
         if self.wake.is_due():
             self._hurry()
             if not len(self.flights):  # there is nothing that would have to be looked after first
@@ -121,7 +121,8 @@ class Pusher:
                 self._expect_writing(worker, link)
 
     def _hurry(self) -> None:
-        """While there are jobs here, what comes may be a sign of what we shall hear of them."""
+        """Claim soon after a wake-up. While jobs are here, look closely, as further wake-ups may be
+        merged into this one."""
         self.claims.tempo.hurry(closely=bool(len(self.flights)) or not self.wake.tells_all)
 
     def _may_claim(self) -> bool:
@@ -176,7 +177,8 @@ class Pusher:
                     self.is_over = True
 
     def _settle(self, death: Death) -> None:
-        """A worker is gone. What it had reported counts; the rest is judged by how it died."""
+        """Handle a worker's death. What it had reported counts; its other jobs are judged by how it
+        died."""
         link = self.roster.links.get(death.worker)
         if link is not None and link.incarnation == death.incarnation:
             self._read_worker(death.worker)
@@ -251,7 +253,7 @@ class Pusher:
                 self.roster.let_go(worker, running)
 
     def _drop_worker(self, worker: int) -> None:
-        """Its socket is closed; what it held is settled when the sentinel says how it died."""
+        """Close a worker's socket. Its jobs are settled when the sentinel reports how it died."""
         link = self.roster.links.pop(worker, None)
         if link is not None:
             self.selector.unregister(link)
@@ -268,7 +270,8 @@ class Pusher:
     # -- sleeping and leaving ---------------------------------------------------------------------
 
     def _sleep(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Until something comes or is due. A source that has to be asked is asked in between."""
+        """Sleep until something arrives or is due. A wake-up source that must be polled is polled
+        meanwhile."""
         until = self._awake_at()
         while True:
             wake, longest = self.wake.fileno(), self.wake.max_sleep_seconds
@@ -282,7 +285,7 @@ class Pusher:
                 return []
 
     def _awake_at(self) -> float:
-        """When something is due, at the latest; monotonic seconds."""
+        """Return when the next thing is due, in monotonic seconds."""
         until = [
             self.claims.leases.next_check,
             self.heartbeat.next_beat,
@@ -304,8 +307,8 @@ class Pusher:
 
 
 class MonitorLine:
-    """The monitor, as the pusher sees it. Reports are kept in the books until they are recorded, so
-    a new monitor is sent again what the one before it may not have recorded."""
+    """The pusher's connection to the monitor. Reports are kept until they are recorded, so that a
+    new monitor is sent again what its predecessor may not have recorded."""
 
     def __init__(self, selector: selectors.BaseSelector, roster: Roster) -> None:
         self._selector = selector
@@ -320,8 +323,8 @@ class MonitorLine:
         self.pass_on(reported)
 
     def pass_on(self, flights: Iterable[Flight]) -> None:
-        """Send the reports of these flights; without a monitor they wait for the next one. What the
-        worker itself has recorded is closed here, and only counted there."""
+        """Send the reports of these flights, or keep them until there is a monitor. Outcomes that
+        the worker has recorded itself are only counted by the monitor."""
         reports: list[Reported] = []
         counted: list[Reported] = []
         for flight in flights:
@@ -371,7 +374,7 @@ class Heartbeat:
         self._roster = roster
         self._requests = requests
         self._state = ""
-        """As it was written last."""
+        """The state last written."""
         self.next_beat = 0.0
         """Monotonic seconds."""
 

@@ -1,4 +1,4 @@
-"""Read what the pusher is asked to do: stop, take no more jobs, end a job, pause a queue."""
+"""Read requests to the pusher: stop, take no more jobs, stop a job, pause a queue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Requests:
         """Monotonic seconds."""
 
     def look_if_due(self, patience: Patience) -> None:
-        """Do what is asked. No row: there has been no sign of life yet, so nobody knows us."""
+        """Read the cluster's row and carry out its request. No row: no heartbeat was written
+        yet."""
         if time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + REQUESTS_SECONDS
@@ -54,7 +55,7 @@ class Requests:
 
     @property
     def standing(self) -> str:
-        """What is written where the row has to be written anew."""
+        """The request to write if the cluster's row has to be created again."""
         if self._has_said_stop:
             return Cluster.Request.STOP
         return Cluster.Request.QUIET if self.is_quiet else Cluster.Request.NONE
@@ -126,7 +127,7 @@ class Pauses:
 
     @property
     def queues(self) -> frozenset[str]:
-        """Those that were paused at the last look."""
+        """The queues that were paused at the last look."""
         return self._flights.paused
 
     def next_look(self) -> float:
@@ -144,7 +145,7 @@ class Pauses:
         self._has_claimed = time.monotonic() >= self._look_at
 
     def are_known(self, patience: Patience) -> bool:
-        """Whether a claim may be made now: what is paused has been read a moment ago."""
+        """Return whether the paused queues were read recently enough to claim now."""
         return time.monotonic() < self._look_at or self._look(patience)
 
     def tell_who_stays(self, patience: Patience, served: Collection[str]) -> None:
@@ -154,7 +155,7 @@ class Pauses:
             tell("drained_but_paused", queues=", ".join(left))
 
     def _look(self, patience: Patience) -> bool:
-        """What was claimed before a queue was paused, and has not started, is given back."""
+        """Read the paused queues, and release their jobs that were claimed but not started."""
         asked_at = time.monotonic()
         answer = patience.call(self._paused.fetch)
         if answer is None:

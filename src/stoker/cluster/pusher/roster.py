@@ -1,8 +1,9 @@
-"""The pusher's workers: how much each may hold, who gets what, and what comes back.
+"""The pusher's workers: how many jobs each may hold, who gets which, and what comes back.
 
-Short jobs are prefetched so that a worker never waits; the allowance shrinks with the time that
-jobs take, down to none. What was prefetched behind a long one all the same is recalled (recall.py).
-Jobs with a rate have a permit for a moment only: they go first, to where a slot is free or will be.
+Short jobs are prefetched so that a worker never waits; the longer jobs take, the fewer are
+prefetched, down to none. Jobs prefetched behind a long one are recalled (see ``adoption``). A job
+with a rate limit has a permit that soon runs out: it goes first, to a slot that is free or about to
+be.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Roster:
     # -- how much ---------------------------------------------------------------------------------
 
     def target(self) -> int:
-        """How many jobs one worker may hold, those that it runs included."""
+        """Return how many jobs a worker may hold, including running ones."""
         return self._target(PREFETCH_SECONDS)
 
     def room(self) -> int:
@@ -82,9 +83,9 @@ class Roster:
         )
 
     def prompt_room(self) -> int:
-        """How many more jobs can be started at once, or nearly so. One at least by everybody who
-        will soon have nothing to do: where others always wait, those with a rate have a turn, too.
-        """
+        """Return how many more jobs can start at once or nearly so. Every worker that will soon be
+        idle counts for at least one: otherwise jobs with a rate limit would starve while others
+        wait."""
         low = 0 if self._flights.waiting else self._low()
         target = self._prompt_target()
         held = [len(self._held(worker)) for worker in self._takers()]
@@ -169,7 +170,8 @@ class Roster:
                 self._flights.take_back(held[number])
 
     def let_go(self, worker: int, running: Iterable[int]) -> None:
-        """A worker starts nothing more, and leaves when what it runs is over."""
+        """Mark a worker as leaving: it starts no more jobs, and exits when its running ones have
+        ended."""
         self.links[worker].is_leaving = True
         still_running = set(running)
         for number, flight in list(self._held(worker).items()):
@@ -177,8 +179,8 @@ class Roster:
                 self._flights.take_back(flight)
 
     def settle(self, death: Death) -> tuple[list[Flight], list[Flight]]:
-        """Judge what a dead worker had. Returns the flights that got a report by its death, and
-        those that are given back because the attempt does not count."""
+        """Judge the jobs of a dead worker. Return the flights that got a report, and those that are
+        released because the attempt does not count."""
         running = {number: seconds for number, _, seconds, _ in death.running}
         finished = {ended.delivery for ended in self._board.finished().values()}
         judged, given_back = [], []
@@ -257,7 +259,8 @@ class Roster:
 
 
 def _judge(death: Death, number: int) -> Outcome | None:
-    """What the worker's death means for a job that ran in it; None = the attempt does not count."""
+    """Return the outcome for a job that ran in a dead worker; None if the attempt does not
+    count."""
     if death.why == "crash":
         return _crash(death)
     if death.why == "timeout" and number == death.blamed:

@@ -19,7 +19,7 @@ from stoker.store.engines import engine_for
 from stoker.store.transactions import roll_back
 
 JOB_THREADS = "stoker-job"
-"""What the names of the threads begin with in which a worker runs sync tasks."""
+"""Name prefix of the threads in which a worker runs sync tasks."""
 
 
 class _Known(threading.local):
@@ -32,8 +32,8 @@ class _Known(threading.local):
 
 _known = _Known()
 _of_other_threads: tuple[ReferenceType[Any], ...] = ()
-"""The connections of the thread in which all async tasks use the ORM, and of any that tasks have
-started. Replaced when one is added, as other threads go through it."""
+"""Connections of the thread that async tasks use for the ORM, and of threads started by tasks. The
+tuple is replaced, never changed, as other threads iterate over it."""
 
 
 def _note(connection: Any, **_: Any) -> None:
@@ -50,8 +50,8 @@ connection_created.connect(_note, dispatch_uid="stoker.cluster.worker.connection
 
 
 def tidy_connections() -> None:
-    """Close this thread's connections that are broken, too old, or left inside a transaction: what
-    the next job writes there would never be committed."""
+    """Close this thread's connections that are broken, too old, or inside a transaction: the writes
+    of the next job would never be committed there."""
     roll_back_open_transactions()
     for connection in _known.connections:
         connection.close_if_unusable_or_obsolete()
@@ -59,21 +59,20 @@ def tidy_connections() -> None:
 
 
 def tidy_broken_connections() -> None:
-    """Close only those that failed: others may be in the middle of something."""
+    """Close only this thread's failed connections, as others may be in use."""
     for connection in _known.connections:
         if connection.errors_occurred and not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
 
 
 def roll_back_open_transactions(besides: str | None = None) -> list[str]:
-    """Roll back the transactions that are open in this thread.
+    """Roll back this thread's open transactions.
 
     Args:
-        besides: a database whose transaction is somebody else's to end.
+        besides: a database whose transaction its owner will end.
 
     Returns:
-        On which databases, except those where the project commits by hand (``AUTOCOMMIT``): there a
-        transaction is open as soon as something was read.
+        The databases, except those with ``AUTOCOMMIT`` off, where any read opens a transaction.
     """
     left_open = []
     for connection in _known.connections:
@@ -87,7 +86,7 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
 
 
 class WorkerAftercare(Aftercare):
-    """What a worker looks after when a task's function has ended."""
+    """What a worker cleans up after a task's function has ended."""
 
     def __init__(self) -> None:
         self._process_id = os.getpid()
@@ -126,9 +125,9 @@ ASYNC = (
 
 
 def _is_open(connection: Any) -> bool:
-    """Return whether the session is inside a transaction. Django does not know of one that a cursor
-    began with a ``BEGIN`` of its own. What the next job writes there is committed only if somebody
-    commits it, and on SQLite nobody else can write."""
+    """Return whether the session is inside a transaction, including one that Django does not know
+    of because a cursor ran ``BEGIN``. Left open, it would hold up all writers on SQLite, and the
+    next job's writes would not be committed."""
     return connection.in_atomic_block or engine_for(connection).is_in_transaction(connection)
 
 

@@ -1,8 +1,7 @@
 """The worker: the only process in which user code runs.
 
-The main thread runs jobs. A companion thread listens to the sentinel, takes a new line to the
-pusher when the old one breaks, sends reports that a long job would hold up, and kills the process
-at the fence.
+The main thread runs jobs. A companion thread listens to the sentinel, connects to a new pusher when
+the old one has died, sends reports that a long job would delay, and kills the process at the fence.
 """
 
 from __future__ import annotations
@@ -113,8 +112,8 @@ class Worker:
         return Begun(number, delivery, permit_ns)
 
     def leave_if_late(self, slot: int, begun: Begun) -> bool:
-        """Leave a job that took so long to open that its permit is over: it was not begun then.
-        Returns whether it was left."""
+        """Skip a job that took so long to unpack that its permit ran out, and return whether it was
+        skipped. Its attempt does not count."""
         if not (begun.permit_ns and is_over(begun.permit_ns)):
             return False
         if self._own[place.LAST_STARTED] == begun.number:
@@ -136,8 +135,8 @@ class Worker:
             opened.on_completing = self._slots[slot].complete
 
     def end(self, slot: int, number: int, attempted: Attempted) -> None:
-        """A job is over: keep its report, send it soon. The board lists it before its slot is
-        free, so that its attempt counts whoever dies before it is recorded."""
+        """Finish a job: keep its report and send it soon. The board lists the job before its slot
+        is freed, so that the attempt counts even if a process dies before it is recorded."""
         self.workload.finish(number, pack_report(number, attempted))
         self._finished.add(self._slots[slot].ended())
         self._slots[slot].vacate()
@@ -190,7 +189,7 @@ class Worker:
             leave(1)
 
     def _wait(self) -> None:
-        """Sleep lightly while there may be reports to send, else until somebody calls."""
+        """Sleep briefly while there may be reports to send, otherwise until woken."""
         self._companion_dozes = True
         seconds = COMPANION_SECONDS
         if self.workload.is_idle:
@@ -202,8 +201,8 @@ class Worker:
             os.read(self._wake_reader, 1)
 
     def _stop_at_fence(self) -> None:
-        """End this process if it runs a job whose lease is about to end. The sentinel does so, too,
-        but may stand still; then nobody else would."""
+        """Kill this process if it runs a job whose lease is about to end. The sentinel does so too,
+        unless it is suspended."""
         number = self.child.number
         if is_fenced(self.board, self.settings) and any(self.board.occupied(number)):
             self.board.note_fenced(number, self.child.incarnation)
@@ -233,8 +232,8 @@ class Worker:
                 opened.interruption.remind()
 
     def _be_no_worker(self) -> None:
-        """In a child that a task has forked: let go of what is the worker's. Even if it comes back
-        from the task, it must not report; and nobody must take it for a part of the cluster."""
+        """Close the worker's sockets and board in a child forked by a task. The child must not
+        report, nor be taken for a part of the cluster."""
         self.workload.forget()
         self.child.control.close()
         self.board.close()

@@ -1,10 +1,10 @@
-"""What a worker has been given and has to report, and its line to the pusher.
+"""The jobs and reports of a worker, and its connection to the pusher.
 
-The main thread runs jobs, the companion takes a new line when the pusher has died. Both come here,
-and one lock makes each step whole: what ``meet`` tells a new pusher is exactly what this worker has
-then, and what comes over an old line afterwards is left unread. So no job is held by two workers.
+The main thread runs jobs; the companion thread reconnects when the pusher has died. Both use one
+lock, so each step is atomic: ``meet`` tells a new pusher exactly what this worker has, and nothing
+is read from an old connection afterwards. So no job is held by two workers.
 
-Reports are kept until the pusher says that they are recorded, so that no death of another process
+Reports are kept until the pusher confirms that they are recorded, so that no other process's death
 loses one.
 """
 
@@ -56,7 +56,7 @@ class Workload:
         self._skipped: list[int] = []
         self._line: Stream | None = None
         self._followed: Stream | None = None
-        """The line that somebody reads, who closes it in the end."""
+        """The connection that a thread is reading, and will close."""
         self._lock = threading.Lock()
         self._changed = threading.Event()
 
@@ -79,7 +79,7 @@ class Workload:
             return self._line
 
     def wait_for_line(self) -> Stream | None:
-        """The same, once there is one; None when it is time to leave."""
+        """Wait for a connection to read; return None when it is time to exit."""
         while not self.is_leaving:
             self._changed.wait()
             line = self.follow()
@@ -90,7 +90,8 @@ class Workload:
     # -- jobs -------------------------------------------------------------------------------------
 
     def take_in(self, line: Stream, frames: Iterable[Any]) -> None:
-        """Note what the pusher sent. Jobs that an earlier pusher sent are somebody else's now."""
+        """Store what the pusher sent. Frames from an earlier pusher's connection are ignored, as
+        their jobs may belong to another worker now."""
         with self._lock:
             for kind, content in frames:
                 if kind == "recorded":
@@ -169,7 +170,7 @@ class Workload:
             line.close()
 
     def leave(self) -> None:
-        """Start nothing more: give back what has not been started, and say what still runs."""
+        """Start no more jobs: return the unstarted ones, and report the running ones."""
         with self._lock:
             self.is_leaving = True
             while self._queue:
@@ -180,13 +181,14 @@ class Workload:
         self.on_change()
 
     def stop_reading(self) -> None:
-        """Call whoever reads the line off it."""
+        """Make the thread that reads the connection stop."""
         with self._lock:
             if self._line is not None:
                 self._line.stop_reading()
 
     def wait_until_recorded(self, within_seconds: float) -> None:
-        """Wait until every report is recorded, so long at most: they are kept elsewhere, too."""
+        """Wait up to ``within_seconds`` until every report is recorded. Other processes keep the
+        rest."""
         until = time.monotonic() + within_seconds
         self.flush()
         while self._reports and (left := until - time.monotonic()) > 0:
@@ -201,7 +203,7 @@ class Workload:
                 self.lose(line)
 
     def forget(self) -> None:
-        """In a child that a task has forked: it is no worker, and must not speak as one."""
+        """Drop jobs and connection in a child forked by a task, which must not act as a worker."""
         self._lock = threading.Lock()
         self.is_leaving = True
         self._queue.clear()
@@ -233,7 +235,8 @@ class Workload:
                 line.close()
 
     def _call_off(self, line: Stream) -> None:
-        """Its reader finds out, and closes it; a line that nobody has come to read is closed."""
+        """Abandon a connection: its reader notices and closes it; without a reader it is closed
+        here."""
         if line is self._followed:
             line.stop_reading()
         else:
