@@ -115,6 +115,8 @@ class Run:
         self.totals: Counter[str] = Counter()
         self.phantoms: Counter[str] = Counter()
         self.longest = Delays()
+        self.unended_workflows: list[str] = []
+        """Tokens of the round that is judged."""
         self.began = time.monotonic()
 
     def go(self) -> list[Finding]:
@@ -188,6 +190,10 @@ class Run:
         ends = self._settle()
         judge = Judge(self.facts, ends, self.faults.killed)
         findings = [*judge.findings(), *judge.phantom_findings(workers_lost)]
+        findings += [
+            Finding("lost", f"The workflow of {token} has not ended.", token)
+            for token in self.unended_workflows
+        ]
         until = now()
         impairments = [
             (one.cluster, one.began, one.ended or until) for one in self.stage.impairments
@@ -253,6 +259,7 @@ class Run:
     def _settle(self) -> dict[str, End]:
         """Wait until every job has ended, as long as anything moves, and give the ends."""
         ends: dict[str, End] = {}
+        self.unended_workflows = []
         began = now()
         until = time.monotonic() + self.plan.settle_seconds
         before, told = -1, time.monotonic()
@@ -276,6 +283,7 @@ class Run:
             if len(left) != before:
                 before, until = len(left), time.monotonic() + self.plan.settle_seconds
             if time.monotonic() > until:
+                self.unended_workflows = flows
                 for job in left[:20]:
                     ends.setdefault(job, End(True)).explanation = self._why(job)
                 break
