@@ -11,6 +11,7 @@ from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, running_cluster
 from tests.tables import empty_tables
 
 EVERYWHERE = {
+    "test_at_most_once",
     "test_atomic",
     "test_cancel",
     "test_clean_up",
