@@ -1,0 +1,206 @@
+"""Measure how long a fault is felt, with the default settings, on PostgreSQL.
+
+Run `python -m tests.crash.recovery`. It prints the rows of the table "How long it takes" in
+docs/explanation/what-happens-when.md. For each fault, a long job runs and a short one is enqueued
+ten times a second:
+
+    start     the longest time from the enqueue of a short job until it started
+    record    the longest time from the end of a short job until its result was to be had
+    long job  how long after the fault the long job started again, if it did not just go on
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from tests.crash import stage as stages
+from tests.crash.ledger import LedgerReader, now
+from tests.crash.stage import START_SECONDS, Cluster, Stage
+
+EVERY_SECONDS = 0.1
+LONG_SECONDS = 5.0
+FELT_SECONDS = 5.0
+"""For so long after the fault, and until all jobs have ended, short jobs are enqueued."""
+PARTITION_SECONDS = 10.0
+
+Strike = Callable[["Measurement"], None]
+
+
+class Measurement:
+    """One fault, and the jobs around it."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage = stage
+        self.cluster: Cluster = stage.clusters[0]
+        self.name = name
+        self.long = f"{name}/long"
+        self.runs: dict[str, list[dict[str, Any]]] = {}
+        self.ended: dict[str, float] = {}
+        self.enqueued: dict[str, float] = {}
+        self.pending: dict[str, str] = {}
+        self.recorded: dict[str, float] = {}
+        self.heal_at: float | None = None
+        self._nonces: dict[str, str] = {}
+        self._reader = LedgerReader(stage.ledger)
+
+    def go(self, strike: Strike) -> None:
+        """Let jobs run, strike, and go on until all have ended."""
+        from tests.crash import tasks
+
+        self.pending[self.long] = tasks.plain.enqueue(self.long, LONG_SECONDS).id
+        while self.long not in self.runs or len(self.recorded) < 3:
+            self._step()
+        struck = now()
+        strike(self)
+        while now() < struck + FELT_SECONDS or self.long in self.pending or self.heal_at:
+            self._step()
+        while self.pending:
+            self._look()
+        self._report(struck)
+
+    def partition(self) -> None:
+        """Let nothing arrive any more, for a while."""
+        self._proxy.partition()
+        self.heal_at = now() + PARTITION_SECONDS
+
+    def lose_silently(self) -> None:
+        """Let all present connections go silent."""
+        self._proxy.lose_silently()
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        self._proxy.cut(by_reset=True)
+
+    @property
+    def _proxy(self) -> Any:
+        return self.stage.servers[0].proxies[self.cluster.name]
+
+    def _step(self) -> None:
+        from tests.crash import tasks
+
+        token = f"{self.name}/{len(self.enqueued)}"
+        began = now()
+        with _forgiving():
+            self.pending[token] = tasks.probe.enqueue(token).id
+            self.enqueued[token] = began
+        self._look()
+        if self.heal_at and now() > self.heal_at:
+            self._proxy.heal()
+            self.heal_at = None
+        if not self.cluster.is_running():
+            self.cluster.start()
+        time.sleep(EVERY_SECONDS)
+
+    def _look(self) -> None:
+        from tests.crash import tasks
+
+        for line in self._reader:
+            if line["event"] == "started":
+                self.runs.setdefault(line["token"], []).append(line)
+                self._nonces[line["nonce"]] = line["token"]
+            elif line["event"] == "ended" and line["nonce"] in self._nonces:
+                self.ended[self._nonces[line["nonce"]]] = line["at"]
+        backend: Any = tasks.probe.get_backend()
+        for token, job in list(self.pending.items())[:20]:
+            with _forgiving():
+                if backend.get_result(job).is_finished:
+                    self.recorded[token] = now()
+                    del self.pending[token]
+
+    def _report(self, struck: float) -> None:
+        self._look()
+        short = [token for token in self.enqueued if token in self.runs]
+        start = max(self.runs[token][0]["at"] - self.enqueued[token] for token in short)
+        record = max(self.recorded[token] - self.ended[token] for token in short)
+        again = [line["at"] - struck for line in self.runs[self.long] if line["at"] > struck]
+        long = f"again after {again[0]:.1f} s" if again else "goes on"
+        print(f"| {self.name} | {start:.1f} s | {record:.1f} s | {long} |", flush=True)
+
+
+class _forgiving:  # noqa: N801 - it reads as suppress() does
+    """Go on when the database is away, with a new connection."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        from django.db import connection
+
+        with suppress(Exception):
+            connection.close()
+        return True
+
+
+def _send(role: str, number: signal.Signals = signal.SIGKILL) -> Strike:
+    def strike(measured: Measurement) -> None:
+        measured.cluster.send(number, measured.cluster.having(role)[:1])
+
+    return strike
+
+
+def _kill_running_worker(measured: Measurement) -> None:
+    os.kill(measured.runs[measured.long][0]["pid"], signal.SIGKILL)
+
+
+def _restart_database(measured: Measurement) -> None:
+    measured.stage.servers[0].private.stop("fast")
+    measured.stage.servers[0].private.start()
+
+
+def _lose_host(measured: Measurement) -> None:
+    """Another cluster is there: it has just been started."""
+    other = measured.stage.clusters[1]
+    other.start()
+    other.wait_until_complete(START_SECONDS)
+    measured.lose_silently()
+    lost = measured.cluster
+    lost.send(signal.SIGKILL, [process for _, process in lost.members()])
+    measured.cluster = other
+
+
+FAULTS: dict[str, Strike] = {
+    "none": lambda _: None,
+    "the worker of the long job is killed": _kill_running_worker,
+    "the pusher is killed": _send("pusher"),
+    "the monitor is killed": _send("monitor"),
+    "the sentinel is killed, and started again at once": _send("sentinel"),
+    "the pusher stands still": _send("pusher", signal.SIGSTOP),
+    "the database is restarted": _restart_database,
+    "all connections to the database are reset": Measurement.cut,
+    "all connections go silent, new ones work": Measurement.lose_silently,
+    f"the database cannot be reached for {PARTITION_SECONDS:.0f} s": Measurement.partition,
+    "the host is lost, another cluster is there": _lose_host,
+}
+
+
+def main() -> int:
+    """Measure all faults, or those whose names have the words of the command line in them."""
+    stages.OPTIONS.clear()
+    stages.OPTIONS.update(WORKERS=2)
+    with Stage("postgres", 2) as stage:
+        os.environ.update(stage.environment(None))
+        sys.path.insert(0, str(stage.source))
+        import django
+
+        django.setup()
+        stage.clusters = [Cluster(stage, number) for number in range(2)]
+        stage.clusters[0].start()
+        stage.clusters[0].wait_until_complete(START_SECONDS)
+        print("| fault | start | record | long job |\n| --- | --- | --- | --- |")
+        for name, strike in FAULTS.items():
+            if all(word in name for word in sys.argv[1:]):
+                Measurement(stage, name).go(strike)
+                stage.clusters[0].wait_until_complete(START_SECONDS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
