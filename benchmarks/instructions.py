@@ -18,14 +18,14 @@ from stoker.brokers.adapters import broker_for
 from stoker.cluster.channel import Stream
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.wire import (
+    open_batch,
     open_job,
-    open_successes,
     pack_for_monitor,
     pack_report,
 )
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
-from stoker.jobs.record import finish, finish_together
+from stoker.jobs.record import Recorder, finish
 from stoker.models import Job
 
 JOBS = 100
@@ -85,14 +85,14 @@ class _Round:
             lambda: [pack_report(n, executor.run(one)) for n, one in enumerate(received, 1)],
         )
 
+        recorder = Recorder(settings, broker)
+
         def record() -> None:
             reported = [
                 (report, pack_for_monitor(flights.with_worker(1)[report[0]].job))
                 for report in reports
             ]
-            successes = open_successes(reported)
-            assert successes is not None
-            assert finish_together(settings, broker, successes)
+            assert recorder.record(open_batch(reported)) == set()
 
         self._step("record", record)
         ours.close()

@@ -11,8 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from stoker.models import Job
-from stoker.models.job import NewJob
-from stoker.store.insert import Success, add_successful
+from stoker.models.job import Calls, Endings
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
@@ -21,13 +20,30 @@ TASK, QUEUE = "tests.app.tasks.nothing", "default"
 
 
 def succeeded(job_ids: Sequence[uuid.UUID]) -> int:
-    ends = [Success(one, TASK, QUEUE, 0, b"x", 1, "worker", 1, 2, b"") for one in job_ids]
-    return len(add_successful("default", ends))
+    count = len(job_ids)
+    known = Job.objects.add_ended(
+        calls(count),
+        Endings(
+            job_ids=[one.hex for one in job_ids],
+            statuses=["SUCCESSFUL"] * count,
+            attempts=[1] * count,
+            worker_ids=["worker"] * count,
+            started_at=[1.0] * count,
+            finished_at=[2.0] * count,
+            values=[b""] * count,
+            reasons=[""] * count,
+        ),
+    )
+    return count - len(known)
 
 
 def failed(job_ids: Sequence[uuid.UUID]) -> int:
-    Job.objects.ensure([NewJob(one, TASK, QUEUE, 0, b"x", 1.0) for one in job_ids])
+    Job.objects.ensure([one.hex for one in job_ids], calls(len(job_ids)))
     return 0
+
+
+def calls(count: int) -> Calls:
+    return Calls([TASK] * count, [QUEUE] * count, [0] * count, [b"x"] * count, [1.0] * count)
 
 
 @pytest.mark.parametrize("record", [succeeded, failed])

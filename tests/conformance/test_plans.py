@@ -15,7 +15,7 @@ from django.db import connection
 from stoker.brokers.contract import Delivery, Return
 from stoker.brokers.patience import set_deadlines
 from stoker.models import Job
-from stoker.models.job import Ending
+from stoker.models.job import Endings
 from stoker.store import prepared as kept
 
 from tests.conformance.stands import OrmStand, message
@@ -181,7 +181,16 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
     yield (
         "finish",
         lambda: Job.objects.finish(
-            [Ending(lease.job_id, "SUCCESSFUL", 1, "worker", None, 0.0) for lease in leases]
+            Endings(
+                job_ids=[lease.job_id.hex for lease in leases],
+                statuses=["SUCCESSFUL"] * len(leases),
+                attempts=[1] * len(leases),
+                worker_ids=["worker"] * len(leases),
+                started_at=[None] * len(leases),
+                finished_at=[0.0] * len(leases),
+                values=[None] * len(leases),
+                reasons=[""] * len(leases),
+            )
         ),
     )
     half = count // 2

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 
 @dataclass(frozen=True)
@@ -57,24 +58,24 @@ def replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 @mistake("a job is acked before it is recorded", "lost")
 def ack_before_record() -> None:
     from stoker.brokers.orm.broker import OrmBroker
-    from stoker.cluster import monitor
+    from stoker.jobs.record import Recorder
 
     acked = threading.local()
 
-    @replace(monitor, "finish_together")
-    def finish_together(right: Any, settings: Any, broker: Any, successes: Any) -> Any:
-        if not broker.end_all(successes.job_ids, successes.lease_ids):
-            return False
+    @replace(Recorder, "_record_inside")
+    def record_inside(right: Any, self: Any, batch: Any, recorded: Any) -> Any:
+        acked.stale = None
+        acked.stale = self._broker.settle(batch.over().leases, ())
         time.sleep(0.2)
-        acked.is_so = True
         try:
-            return right(settings, broker, successes)
+            return right(self, batch, recorded)
         finally:
-            acked.is_so = False
+            acked.stale = None
 
-    @replace(OrmBroker, "end_all")
-    def end_all(right: Any, self: Any, *args: Any) -> Any:
-        return True if getattr(acked, "is_so", False) else right(self, *args)
+    @replace(OrmBroker, "settle")
+    def settle(right: Any, self: Any, *args: Any, **options: Any) -> Any:
+        stale = getattr(acked, "stale", None)
+        return right(self, *args, **options) if stale is None else stale
 
 
 @mistake("an attempt that crashed is not counted", "miscounted")
@@ -110,15 +111,13 @@ def stale_outcomes() -> None:
     from stoker.store.store import Store
 
     @replace(Store, "settle")
-    def settle(right: Any, self: Any, over: Any, again: Any = (), failed: Any = ()) -> Any:
-        freed = right(self, over, again, failed)
-        asked = {*over, *((back.job_id, back.lease_id) for back in again)}
-        return freed._replace(valid=asked)
-
-    @replace(Store, "end_all")
-    def end_all(right: Any, self: Any, job_ids: Any, lease_ids: Any) -> Any:
-        queues = right(self, job_ids, lease_ids)
-        return set() if queues is None else queues
+    def settle(
+        right: Any, self: Any, job_ids: Any, lease_ids: Any, again: Any = (), failed: Any = ()
+    ) -> Any:
+        freed = right(self, job_ids, lease_ids, again, failed)
+        asked = [(UUID(one), lease, 0) for one, lease in zip(job_ids, lease_ids, strict=True)]
+        asked += [(back.job_id, back.lease_id, 0) for back in again]
+        return freed._replace(rows=asked)
 
 
 @mistake("a lock is released when it is old", "overlapping")

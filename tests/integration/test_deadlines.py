@@ -13,7 +13,7 @@ from django.db.backends.signals import connection_created
 from stoker.brokers.patience import set_deadlines
 from stoker.conf import settings_for
 from stoker.models import Job
-from stoker.models.job import NewJob
+from stoker.models.job import Calls
 from stoker.store import prepared
 from stoker.values.ids import new_job_id
 
@@ -52,7 +52,7 @@ def test_a_project_that_has_its_connections_from_a_pool_can_run_a_cluster(pool: 
 
 def test_a_cluster_commits_though_the_project_does_so_by_hand() -> None:
     with cluster_of_a_project(AUTOCOMMIT=False):
-        Job.objects.ensure([NewJob(new_job_id(), "task", "default", 0, b"", 1.0)])
+        Job.objects.ensure([new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0]))
     assert Job.objects.count() == 1
 
 
@@ -114,7 +114,7 @@ def test_call_ends_although_silent_peer_acknowledges_packets(moment: str) -> Non
 def add_job(moment: str, then: Callable[[], None]) -> None:
     """Call ``then`` in the transaction, before the statement that is meant."""
     with transaction.atomic():
-        Job.objects.ensure([NewJob(new_job_id(), "task", "default", 0, b"", 1.0)])
+        Job.objects.ensure([new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0]))
         then()
         if moment == "query":
             Job.objects.count()

@@ -13,6 +13,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery
 from stoker.cluster.upkeep import History
 from stoker.conf import Settings, settings_for
+from stoker.jobs.batch import Batch
 from stoker.jobs.outcomes import (
     Attempted,
     Cancelled,
@@ -146,9 +147,9 @@ def test_a_crash_has_a_task_though_nobody_opened_its_package(
 def test_metrics_can_be_switched_off(now: float) -> None:
     settings = Settings(keep_metrics_seconds=0)
     tallies = Tallies(settings)
-    tallies.add_recorded([])
+    tallies.add(Batch.of([]))
     tasks.nothing.enqueue()
-    tallies.add_recorded([attempted(claim(1)[0], done(), waited=0, ran=0)])
+    tallies.add(Batch.of([attempted(claim(1)[0], done(), waited=0, ran=0)]))
     assert not tallies.are_due
     tallies.write()
     upkeep = History(settings, lambda: None)

@@ -180,10 +180,10 @@ def test_what_cannot_be_recorded_is_not_acked(
     """Record first, ack last: here both are one transaction."""
     delivery = claim(broker)
 
-    def refuse(*_: object) -> None:
+    def refuse() -> None:
         raise DatabaseError("no room")
 
-    monkeypatch.setattr("stoker.models.job.JobQuerySet.finish", refuse)
+    monkeypatch.setattr("stoker.models.job.JobQuerySet.finishing", lambda *_: refuse)
     with pytest.raises(DatabaseError):
         finish(settings, broker, [attempted(delivery, DONE)])
     assert left_of(delivery) == Left("claimed", (1, 0))

@@ -37,12 +37,7 @@ from stoker.store.transactions import deciding
 from stoker.store.wake import Wake
 from stoker.values.ids import seconds_of
 
-from .contract import (
-    Broker,
-    Delivery,
-    Lease,
-    Message,
-)
+from .contract import Broker, Delivery, LeaseId, Message
 from .fronted import FrontedWake, merged, sorted_out
 from .transport import Parcel, Transport
 
@@ -85,7 +80,7 @@ class CarriedBroker(OrmBroker):
     def inside(self) -> Broker:
         return self._store
 
-    def is_inside(self, lease: Lease) -> bool:
+    def is_inside(self, lease_id: LeaseId) -> bool:
         return True
 
     def joins(self, message: Message) -> bool:

@@ -19,11 +19,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
 
 from stoker.models.need import NewNeed
 from stoker.store.wake import NoWake, Wake
+from stoker.values.ids import id_of
 
 if TYPE_CHECKING:
     from stoker.conf import Settings
@@ -97,6 +98,40 @@ class Lease(NamedTuple):
     lease_id: LeaseId
 
 
+class Leases(Sequence[Lease]):
+    """Many leases as two columns: an object for each would cost more than what is done with it.
+
+    Args:
+        job_ids: the 32 digits of each job's id.
+        lease_ids: theirs, in the same order.
+    """
+
+    __slots__ = ("job_ids", "lease_ids")
+
+    def __init__(self, job_ids: Sequence[str], lease_ids: Sequence[LeaseId]) -> None:
+        self.job_ids = job_ids
+        self.lease_ids = lease_ids
+
+    @classmethod
+    def of(cls, leases: Sequence[Lease]) -> Leases:
+        """The columns of these leases; the argument itself if it has them already."""
+        if isinstance(leases, cls):
+            return leases
+        return cls([one.job_id.hex for one in leases], [one.lease_id for one in leases])
+
+    def __len__(self) -> int:
+        return len(self.job_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Lease: ...
+    @overload
+    def __getitem__(self, index: slice) -> Leases: ...
+    def __getitem__(self, index: int | slice) -> Lease | Leases:
+        if isinstance(index, slice):
+            return Leases(self.job_ids[index], self.lease_ids[index])
+        return Lease(id_of(int(self.job_ids[index], 16)), self.lease_ids[index])
+
+
 class Delivery(NamedTuple):
     """One claimed job."""
 
@@ -167,8 +202,8 @@ class Broker(ABC):
         """That part of it whose every change is part of the store's transaction."""
         return self if self.capabilities.transactional else None
 
-    def is_inside(self, lease: Lease) -> bool:
-        """Whether the end of this lease is part of the store's transaction."""
+    def is_inside(self, lease_id: LeaseId) -> bool:
+        """Whether the end of a lease with this id is part of the store's transaction."""
         return self.capabilities.transactional
 
     @abstractmethod
@@ -234,11 +269,6 @@ class Broker(ABC):
         """Ack and release, as one step where the broker can. Returns the stale ones."""
         stale = self.ack(over, failed=failed) if over else set()
         return stale | (self.release(again) if again else set())
-
-    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
-        """Ack many in the open transaction, each job once; by its 32 digits. False: this cannot be
-        done, or one of them is stale: then the caller must roll back."""
-        return False
 
     @property
     def leaves_doubt(self) -> bool:

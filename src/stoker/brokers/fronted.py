@@ -24,14 +24,7 @@ from stoker.models import Job
 from stoker.store.statements import with_keys
 from stoker.store.wake import Wake
 
-from .contract import (
-    Broker,
-    Delivery,
-    Extension,
-    Lease,
-    Message,
-    Return,
-)
+from .contract import Broker, Delivery, Extension, Lease, LeaseId, Leases, Message, Return
 
 LONGEST_NAME = 100
 """Length limit of a queue name in the store."""
@@ -66,8 +59,8 @@ class FrontedBroker(Broker):
     def inside(self) -> Broker:
         return self.store
 
-    def is_inside(self, lease: Lease) -> bool:
-        return isinstance(lease.lease_id, int)
+    def is_inside(self, lease_id: LeaseId) -> bool:
+        return isinstance(lease_id, int)
 
     # -- in ---------------------------------------------------------------------------------------
 
@@ -196,18 +189,17 @@ class FrontedBroker(Broker):
     def settle(
         self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
     ) -> set[Lease]:
+        if not again and isinstance(over, Leases) and set(map(type, over.lease_ids)) <= {str}:
+            return self.behind.settle(over, (), failed=failed)
         over_inside, over_outside = self._split(over)
-        again_inside = [back for back in again if self.is_inside(back.lease)]
-        again_outside = [back for back in again if not self.is_inside(back.lease)]
+        again_inside = [back for back in again if self.is_inside(back.lease.lease_id)]
+        again_outside = [back for back in again if not self.is_inside(back.lease.lease_id)]
         stale: set[Lease] = set()
         if over_inside or again_inside:
             stale |= self.store.settle(over_inside, again_inside, failed=failed)
         if over_outside or again_outside:
             stale |= self.behind.settle(over_outside, again_outside, failed=failed)
         return stale
-
-    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
-        return self.store.end_all(job_ids, lease_ids)
 
     def expire_holder(self, holder: UUID) -> int:
         return self.store.expire_holder(holder) + self.behind.expire_holder(holder)
@@ -220,7 +212,7 @@ class FrontedBroker(Broker):
         inside: list[Lease] = []
         outside: list[Lease] = []
         for lease in leases:
-            (inside if self.is_inside(lease) else outside).append(lease)
+            (inside if self.is_inside(lease.lease_id) else outside).append(lease)
         return inside, outside
 
     # -- looking ----------------------------------------------------------------------------------

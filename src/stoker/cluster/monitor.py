@@ -9,21 +9,22 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
+from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Lease
+from stoker.brokers.contract import Broker, Lease, LeaseId, Leases, Return
 from stoker.brokers.patience import Patience, set_deadlines
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.jobs.failures import tell_failure
 from stoker.jobs.faults import fault_of
 from stoker.jobs.outcomes import Failed, Succeeded
-from stoker.jobs.record import finish, finish_together
+from stoker.jobs.record import Recorder
 from stoker.jobs.tallies import Tallies
 from stoker.signals import call_project_with, tell
 from stoker.store.locked_jobs import locked_jobs
@@ -31,16 +32,19 @@ from stoker.store.transactions import is_conflict, is_locked_out, is_session_end
 from stoker.values.ids import id_of
 
 from . import board as place
+from .board import lease_clock_ns
 from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
-from .wire import Reported, as_failed, open_report, open_successes, parted
+from .wire import Reported, as_failed, open_batch, open_report
 
 BATCH = 400
 LINGER_SECONDS = 0.004
 """How long a batch may wait for more, while more keeps coming."""
 BUSY_BATCH = 20
 """A last batch of this size means that more keeps coming."""
+SETTLED_TOGETHER = 800
+"""So many recorded jobs are settled with a broker outside the store while more keeps coming."""
 BEAT_SECONDS = 1.0
 FAREWELL_SECONDS = 3.0
 """How long project code may take that is to be called when the monitor ends."""
@@ -79,6 +83,10 @@ class Monitor:
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
         self.tallies = Tallies(self.settings)
+        self.unsettled = Unsettled()
+        self.recorder = Recorder(
+            self.settings, self.broker, self.tallies, self.unsettled.put, lease_clock_ns
+        )
         self.callbacks = Callbacks(self._beat)
         self.selector = selectors.DefaultSelector()
         self.pusher: Stream | None = None
@@ -100,11 +108,14 @@ class Monitor:
                 key.data()
             while self._is_due():
                 self._record()
+                self._settle(at_least=SETTLED_TOGETHER)
             self._record_aside()
+            self._settle(at_least=SETTLED_TOGETHER if self.pending else 1)
             self.callbacks.look()
             if self.tallies.are_due:
                 self.patience.call(self.tallies.write)
         call_project_with(None)
+        self._settle()
         self.callbacks.close(FAREWELL_SECONDS)
         self.patience.call(self.tallies.write)
         self.broker.close()
@@ -115,7 +126,7 @@ class Monitor:
     def _sleep_seconds(self) -> float:
         if self.pending:
             return max(0.0, self._first_at + LINGER_SECONDS - time.monotonic())
-        return BEAT_SECONDS if not self.aside else FIRST_PAUSE / 4
+        return FIRST_PAUSE / 4 if self.aside or len(self.unsettled) else BEAT_SECONDS
 
     def _is_due(self) -> bool:
         if len(self.pending) >= BATCH or (self.pending and self._last_batch < BUSY_BATCH):
@@ -137,6 +148,7 @@ class Monitor:
         self.pusher = stream
         self.pending.clear()
         self.aside.clear()
+        self.unsettled.numbers.clear()
         self.selector.register(stream, selectors.EVENT_READ, self._read_pusher)
 
     def _drop_pusher(self) -> None:
@@ -158,19 +170,18 @@ class Monitor:
             if word == "reports":
                 self.pending += reported
             else:
-                self.tallies.add_recorded(open_report(*one) for one in reported)
+                self.tallies.add(open_batch(reported))
 
     def _record(self) -> None:
         batch, self.pending = self.pending[:BATCH], self.pending[BATCH:]
         self._last_batch = len(batch)
         self._first_at = time.monotonic()
-        for part in parted(batch):
-            free: Sequence[Reported] = part
-            if time.monotonic() < self._careful_until:
-                free, locked = self._parted_by_locks(part)
-                self._put_aside(locked, FIRST_PAUSE)
-            if free:
-                self._finish(free)
+        free: Sequence[Reported] = batch
+        if time.monotonic() < self._careful_until:
+            free, locked = self._parted_by_locks(batch)
+            self._put_aside(locked, FIRST_PAUSE)
+        if free:
+            self._finish(free)
 
     def _record_aside(self) -> None:
         """Retry the outcomes that were put aside: refused ones one by one, locked ones together."""
@@ -279,24 +290,13 @@ class Monitor:
     def _record_or_refuse(self, batch: Sequence[Reported], *, is_again: bool = False) -> set[Lease]:
         """Record a batch. An error that a retry cannot cure is raised as Refused."""
         try:
-            return self._record_one_way_or_the_other(batch, is_again)
+            return self.recorder.record(open_batch(batch), is_again=is_again)
         except (BrokerError, NotMigrated, OperationalError, InterfaceError):
             raise
         except DatabaseError as error:
             if is_session_ended(error):  # no fault of what is to be recorded
                 raise BrokerUnavailable(str(error)) from error
             raise Refused(error) from error
-
-    def _record_one_way_or_the_other(self, batch: Sequence[Reported], is_again: bool) -> set[Lease]:
-        """Returns the leases that were stale."""
-        successes = None if is_again else open_successes(batch)
-        if successes is not None and finish_together(self.settings, self.broker, successes):
-            self.tallies.add_together(successes)
-            return set()
-        attempted = [open_report(*one) for one in batch]
-        return finish(
-            self.settings, self.broker, attempted, is_again=is_again, tallies=self.tallies
-        )
 
     def _is_recorded_as_failure(self, reported: Reported, error: Exception) -> bool:
         """An outcome that the store will never take is a failure that says so."""
@@ -314,13 +314,63 @@ class Monitor:
         tell_failure(self.settings, replace(attempted, outcome=failed))
         return True
 
+    def _settle(self, at_least: int = 1) -> None:
+        """Tell a broker outside the store what is recorded, many jobs by one call; then the pusher.
+        If the broker is away, both wait for it.
+
+        Args:
+            at_least: how many jobs this must be worth.
+        """
+        if len(self.unsettled) < at_least:
+            return
+        if self.patience.call(partial(self.unsettled.settle, self.broker)) is not None:
+            numbers = self.unsettled.numbers.copy()
+            self.unsettled.clear()
+            self._confirm(numbers)
+
     def _confirm(self, numbers: list[int]) -> None:
-        if self.pusher is None:
+        """Tell the pusher that these are recorded, as soon as the broker has been told."""
+        if len(self.unsettled):
+            self.unsettled.numbers += numbers
+            return
+        if self.pusher is None or not numbers:
             return
         try:
             self.pusher.send(("recorded", numbers))
         except Closed:
             self._drop_pusher()
+
+
+class Unsettled:
+    """Jobs that are recorded, and of which a broker outside the store has not been told."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        """By which the pusher knows those that it has not been told of."""
+        self._job_ids: list[str] = []
+        self._lease_ids: list[LeaseId] = []
+        self._again: list[Return] = []
+        self._failed: set[UUID] = set()
+
+    def __len__(self) -> int:
+        return len(self._job_ids) + len(self._again)
+
+    def put(self, over: Leases, again: Sequence[Return], failed: Collection[UUID]) -> None:
+        """Note what is to be acked and released."""
+        self._job_ids += over.job_ids
+        self._lease_ids += over.lease_ids
+        self._again += again
+        self._failed |= set(failed)
+
+    def settle(self, broker: Broker) -> set[Lease]:
+        """Tell the broker. Returns the stale leases."""
+        over = Leases(self._job_ids, self._lease_ids)
+        return broker.settle(over, self._again, failed=self._failed)
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        for column in (self.numbers, self._job_ids, self._lease_ids, self._again, self._failed):
+            column.clear()
 
 
 class Refused(Exception):

@@ -25,7 +25,7 @@ def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list
     job_ids = [attempted.delivery.job_id for attempted, _ in buried]
     alias = settings.database
     jobs = {job.pk: job for job in Job.objects.using(alias).filter(pk__in=job_ids)}
-    known = Requeue.objects.using(alias).identities(job_ids)
+    known = Requeue.objects.using(alias).identities([job_id.hex for job_id in job_ids])
     entries = [
         _entry(settings, attempted, failed, jobs.get(attempted.delivery.job_id), known)
         for attempted, failed in sorted(buried, key=lambda pair: pair[0].finished_at)
@@ -33,8 +33,13 @@ def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list
     return DeadLetter.objects.using(alias).upsert(entries, cooldowns_us(settings, entries))
 
 
-def resolve(alias: str, succeeded: Sequence[UUID]) -> None:
-    """Close the dead letters that these successful jobs continued, in the caller's transaction."""
+def resolve(alias: str, succeeded: Sequence[str]) -> None:
+    """Close the dead letters that these successful jobs continued, in the caller's transaction.
+
+    Args:
+        alias: of the database.
+        succeeded: the 32 digits of each job's id.
+    """
     known = Requeue.objects.using(alias).identities(succeeded)
     if not known:
         return

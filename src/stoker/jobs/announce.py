@@ -1,4 +1,4 @@
-"""Announce: what was recorded is told, when it is committed, to whoever listens."""
+"""Tell signals, reporters and the log about recorded outcomes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from stoker.store.transactions import after_commit
 from stoker.workflows.hooks import About
 
 from . import outcomes
+from .batch import Batch, Verdict
 from .failures import tell_failure
-from .outcomes import Failed, Fault, Verdict
+from .outcomes import Failed, Fault
 from .received import result_about
 
 
-def announce(
-    settings: Settings, verdicts: Sequence[Verdict], entries: Sequence[DeadLetter]
-) -> None:
-    for verdict in verdicts:
-        if isinstance(verdict.outcome, outcomes.Succeeded):  # nearly always
-            continue
+def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) -> None:
+    """Tell who listens what these attempts came to, and of which jobs there are dead letters."""
+    for verdict in batch.verdicts(batch.decided):
         if isinstance(verdict.attempted.outcome, outcomes.Crashed | outcomes.TimedOut):
             tell_failure(settings, replace(verdict.attempted, outcome=verdict.outcome))
         if isinstance(verdict.outcome, outcomes.Snoozed):
@@ -43,7 +41,10 @@ def announce(
                 error=verdict.outcome.fault.in_one_line,
                 seconds=verdict.outcome.delay_seconds,
             )
-    _tell_those_who_listen(settings, [verdict for verdict in verdicts if verdict.is_over])
+    if post_execute.receivers:
+        _tell_those_who_listen(settings, batch.over().verdicts())
+    if not entries:
+        return
     sender = type(task_backends[settings.alias])
     for entry in entries:
         tell(
@@ -60,8 +61,8 @@ def announce(
 
 
 def _tell_those_who_listen(settings: Settings, over: Sequence[Verdict]) -> None:
-    """Of jobs that are over. What is recorded in a task's own transaction is told after it."""
-    if over and post_execute.receivers:
+    """Send ``post_execute`` for finished jobs, after the commit of an open transaction."""
+    if over:
         send = partial(_send, settings, over)
         after_commit(settings.database, send)
 

@@ -14,7 +14,6 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Lease
 from stoker.conf import settings_for
 from stoker.exceptions import LeaseLost, NotInJob
 from stoker.models.note import LONGEST_MESSAGE, Note
@@ -148,8 +147,8 @@ def _write(running: Running, **values: Any) -> None:
     settings = settings_for(running.backend)
     notes = Note.objects.using(settings.database)
     with explained(settings.database):
-        lease = Lease(running.job_id, running.lease_id)
-        if broker_for(settings).is_inside(lease) and not notes.holds_lease(*lease):
+        is_inside = broker_for(settings).is_inside(running.lease_id)
+        if is_inside and not notes.holds_lease(running.job_id, running.lease_id):
             raise LeaseLost(
                 f"Job {running.job_id} was given to somebody else, as this cluster could not "
                 "extend its lease: nothing was noted."

@@ -47,7 +47,7 @@ from .package import Package, sealer_for
 from .received import each_of, with_received
 from .record import finish
 from .results import Result
-from .retries import crash_delay_seconds, decide
+from .retries import crash_delay_seconds, decide, is_out_of_attempts
 from .running import Running, conclude, current, running_result, somebody_listens
 
 
@@ -102,7 +102,7 @@ def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcom
     if isinstance(error, OperationalError | InterfaceError):
         return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
     fault = fault_of(error)
-    if delivery.attempt >= package.options.max_attempts:
+    if is_out_of_attempts(package.options, delivery.attempt):
         return outcomes.Failed(fault)
     return outcomes.Retry(fault, crash_delay_seconds(delivery.attempt))
 

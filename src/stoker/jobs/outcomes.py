@@ -1,11 +1,11 @@
-"""What an attempt came to: a value, decided where the attempt ran, carried out by finish.py."""
+"""What an attempt came to: a value, decided where the attempt ran, carried out by record.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from stoker.brokers.contract import Delivery, Lease
+from stoker.brokers.contract import Delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +115,36 @@ class Attempted:
     """The same, by the clock of who enqueued it."""
 
 
-# Not frozen, since there is one for each job: that would make it several times as slow to make.
-@dataclass(slots=True)
-class Verdict:
-    """One attempt and what is to be done about it."""
+Packed = tuple[Any, ...]
+"""An outcome as it travels between processes: its kind, then its values."""
 
-    attempted: Attempted
-    outcome: Outcome
-    """As attempted, but Crashed and TimedOut resolved into Retry or Failed."""
-    crashes: int
-    lease: Lease
-    is_over: bool
-    """Whether the job has ended by it."""
+
+def pack_outcome(outcome: Outcome) -> Packed:
+    """The outcome as a plain tuple."""
+    if isinstance(outcome, Succeeded):  # nearly always
+        return ("succeeded", outcome.value)
+    match outcome:
+        case Failed(fault, reason):
+            return ("failed", _pack_fault(fault), reason)
+        case Retry(fault, delay_seconds, reason):
+            return ("retry", _pack_fault(fault), delay_seconds, reason)
+        case Snoozed(delay_seconds, reason):
+            return ("snoozed", delay_seconds, reason)
+        case Crashed(detail, exit_code, signal):
+            return ("crashed", detail, exit_code, signal)
+        case TimedOut(detail, signal):
+            return ("timed_out", detail, signal)
+    return ("cancelled", outcome.reason)
+
+
+def open_outcome(packed: Packed) -> Outcome:
+    """The outcome that was packed."""
+    kind, *values = packed
+    if kind in ("failed", "retry"):
+        values[0] = Fault(*values[0])
+    outcome: Outcome = KINDS[kind](*values)
+    return outcome
+
+
+def _pack_fault(fault: Fault) -> tuple[str, str, str, str]:
+    return (fault.exception_class, fault.message, fault.traceback, fault.location)

@@ -1,5 +1,5 @@
-"""Finish: carry out what attempts came to. Record first, ack last; with a transactional broker both
-are one transaction. A stale lease changes nothing.
+"""Record what attempts came to, and let go of their leases. Record first, ack last; where the lease
+is in the store both are one transaction. A stale lease changes nothing.
 
 ::
 
@@ -10,39 +10,46 @@ are one transaction. A stale lease changes nothing.
     Snoozed                        release  after its delay, attempt given back
     Crashed, TimedOut              tries left: as Retry; else as Failed
 
-What is over goes on as its workflow and its hooks say (stoker.following).
+All of them are rows of one batch, and take the same way. Workflows and hooks carry on from the jobs
+that are over (stoker.workflows.follow).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from django.db import transaction
-
-from stoker.brokers.contract import Broker, Lease, Return
+from stoker.brokers.contract import Broker, Lease, Leases, Return
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import PackageError
-from stoker.models import Attempt, DeadLetter, Job, Requeue, Step
-from stoker.models.job import Ending, NewJob, Successes, moment
-from stoker.signals import post_execute
-from stoker.store.clock import instant_us
-from stoker.store.insert import Success, add_successful
+from stoker.models import Attempt, DeadLetter, Job, Step
+from stoker.models.job import moment
 from stoker.store.statements import lock_by_key, with_keys
-from stoker.values.ids import is_marked, is_step, none_is_marked
+from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
 
 from . import outcomes
 from .announce import announce
+from .batch import Batch, Verdict
 from .cached_results import keep
 from .faults import plain_fault
 from .once import has_not_begun
-from .outcomes import Attempted, Failed, Fault, Outcome, Succeeded, Verdict
+from .outcomes import Attempted, Failed, Fault, Outcome
 from .package import JobOptions, Package, sealer_for
-from .retries import crash_delay_seconds
+from .retries import crash_delay_seconds, is_out_of_attempts
 from .tallies import Tallies
+
+CHECKED_SHARE = 0.25
+"""Of a lease: with less of it left, the broker is asked whether it is still valid."""
+
+Settle = Callable[[Leases, Sequence[Return], Collection[UUID]], object]
+"""Acks the first, releases the second; the third names the jobs that became dead letters."""
 
 
 class WorkerCrashed(Exception):
@@ -73,83 +80,269 @@ def finish(
     Returns:
         The leases that were stale: somebody else has the job now, nothing was recorded for it.
     """
-    verdicts = [_resolve(settings, one) for one in attempted]
-    done = _recorded(settings, verdicts) if is_again else set()
-    over = [verdict.lease.job_id for verdict in verdicts if verdict.is_over]
-    inside, outside = _split(broker, verdicts)
-    # Nobody else has them while their ends are being recorded, unless we are stopped meanwhile.
-    leases = [verdict.lease for verdict in outside]
-    stale = broker.extend(leases, lease_seconds=settings.lease_seconds) if leases else set()
-    outside = [verdict for verdict in outside if verdict.lease not in stale]
-    rowless = _rowless(settings, verdicts)
-    with transaction_for(settings.database, over):
-        if inside:
-            stale |= _free(broker, inside)
-        if unrecorded := stale | done:
-            verdicts = [one for one in verdicts if one.lease not in unrecorded]
-        outright = record_outright(settings, outside, rowless)
-        if rest := [one for one in outside if one.lease.job_id not in outright]:
-            ensure_rows(settings, rest, rowless)
-            done |= known(settings, rest)
-            verdicts = [one for one in verdicts if one.lease not in done]
-        entries = _record(settings, verdicts, rowless, outright)
-    announce(settings, verdicts, entries)  # if freeing fails, nobody will do this again
-    if tallies is not None:
-        tallies.add(verdicts)
-    if outside:
-        _free(broker, outside)
-    return stale - done
+    recorder = Recorder(settings, broker, tallies)
+    return recorder.record(Batch.of(attempted), is_again=is_again)
 
 
-def _split(broker: Broker, verdicts: list[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
-    """Those whose leases are in the store, and those whose leases are the broker's own."""
-    if broker.capabilities.transactional:
-        return verdicts, []
-    inside = [one for one in verdicts if broker.is_inside(one.lease)]
-    return inside, [one for one in verdicts if not broker.is_inside(one.lease)]
+class Recorder:
+    """Records batches.
 
+    Args:
+        settings: the backend's.
+        broker: where the leases are from.
+        tallies: where what is recorded is counted.
+        settle: what is done with the leases of a broker outside the store when their ends are
+            recorded; None = the broker is told at once.
+        clock_ns: the clock by which a batch says how long its leases are valid.
+    """
 
-def _recorded(settings: Settings, verdicts: Sequence[Verdict]) -> set[Lease]:
-    """Of these, what is recorded as just this attempt's end."""
-    over = {one.lease.job_id: one for one in verdicts if one.is_over}
-    ended = with_keys(Job.objects.using(settings.database).exclude(status=None), list(over))
-    return {
-        over[job_id].lease
-        for job_id, attempts, worker_id in ended.values_list("pk", "attempts", "worker_id")
-        if attempts == over[job_id].attempted.delivery.attempt
-        and worker_id == over[job_id].attempted.worker_id
-    }
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        tallies: Tallies | None = None,
+        settle: Settle | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._broker = broker
+        self._tallies = tallies
+        self._settle_outside = settle or self._settle
+        self._clock_ns = clock_ns
 
+    def record(self, batch: Batch, *, is_again: bool = False) -> set[Lease]:
+        """Record a batch. Arguments and result: as ``finish``."""
+        self._decide(batch)
+        recorded = self._recorded(batch) if is_again else set()
+        is_inside = {one: self._broker.is_inside(one) for one in set(batch.lease_ids)}
+        if all(is_inside.values()):
+            return self._record_inside(batch, recorded) - recorded
+        inside = batch.where(lambda place: is_inside[batch.lease_ids[place]])
+        outside = batch.where(lambda place: not is_inside[batch.lease_ids[place]])
+        stale = self._record_inside(inside, recorded) if len(inside) else set()
+        return (stale | self._record_outside(outside, recorded)) - recorded
 
-def _resolve(settings: Settings, attempted: Attempted) -> Verdict:
-    """Decide about attempts that could not decide for themselves."""
-    delivery, outcome = attempted.delivery, attempted.outcome
-    crashes = delivery.crashes
-    if isinstance(outcome, outcomes.Succeeded):  # nearly always
-        return Verdict(attempted, outcome, crashes, delivery.lease, True)
-    if isinstance(outcome, outcomes.Crashed):
-        crashes += 1
-        fault = plain_fault(WorkerCrashed, outcome.detail)
-        package = package_of(settings, attempted)
-        options = _options(settings, package)
-        is_last = delivery.attempt >= options.max_attempts or crashes >= options.max_crashes
-        outcome = _retry_unless(is_last, fault, "crash", crashes)
+    def _decide(self, batch: Batch) -> None:
+        """Decide what is to be done about attempts that could not decide for themselves."""
+        for place, seen in batch.seen.items():
+            decided = seen
+            if isinstance(seen, outcomes.Crashed | outcomes.TimedOut):
+                decided = self._decide_unseen(batch, place, seen)
+            batch.decided[place] = decided
+
+    def _decide_unseen(
+        self, batch: Batch, place: int, seen: outcomes.Crashed | outcomes.TimedOut
+    ) -> Outcome:
+        """Decide about an attempt of which its worker could not tell."""
+        package = self._package_of(batch, place)
+        options = _options(self._settings, package)
+        attempt, crashes = batch.attempts[place], batch.crashes[place] + 1
+        if isinstance(seen, outcomes.TimedOut):
+            fault = plain_fault(TaskKilled, seen.detail)
+            return _retry_unless(is_out_of_attempts(options, attempt), fault, "timeout", attempt)
+        is_last = is_out_of_attempts(options, attempt, crashes)
         # A package that kills whoever opens it never begins: its crashes count all the same.
-        if is_last and crashes < options.max_crashes and has_not_begun(settings, package):
-            outcome = outcomes.Snoozed(0.0, "its cluster is gone, and it had not begun")
-    elif isinstance(outcome, outcomes.TimedOut):
-        fault = plain_fault(TaskKilled, outcome.detail)
-        options = _options(settings, package_of(settings, attempted))
-        is_last = delivery.attempt >= options.max_attempts
-        outcome = _retry_unless(is_last, fault, "timeout", delivery.attempt)
-    is_over = isinstance(outcome, outcomes.Cancelled | Failed)
-    return Verdict(attempted, outcome, crashes, delivery.lease, is_over)
+        if is_last and crashes < options.max_crashes and has_not_begun(self._settings, package):
+            return outcomes.Snoozed(0.0, "its cluster is gone, and it had not begun")
+        return _retry_unless(is_last, plain_fault(WorkerCrashed, seen.detail), "crash", crashes)
 
+    def _recorded(self, batch: Batch) -> set[Lease]:
+        """Of these, what is recorded as just this attempt's end."""
+        over = batch.over()
+        places = {job_id: place for place, job_id in enumerate(over.ids())}
+        ended = with_keys(Job.objects.using(self._alias).exclude(status=None), list(places))
+        return {
+            over.leases[place]
+            for job_id, attempts, worker_id in ended.values_list("pk", "attempts", "worker_id")
+            for place in [places[job_id]]
+            if attempts == over.attempts[place] and worker_id == over.worker_ids[place]
+        }
 
-def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:
-    if is_last:
-        return Failed(fault, reason)
-    return outcomes.Retry(fault, crash_delay_seconds(times), reason)
+    # -- leases in the store ----------------------------------------------------------------------
+
+    def _record_inside(self, batch: Batch, recorded: Collection[Lease]) -> set[Lease]:
+        """Free the leases and record, in one transaction."""
+        rowless = self._rowless(batch)
+        write = self._finishing(batch, rowless)
+        with self._transaction(batch):
+            stale = self._settle(*_leases_of(batch))
+            if gone := stale.union(recorded):
+                batch = batch.without(gone)
+                write = self._finishing(batch, rowless)
+            entries = self._carry_on(batch, rowless)
+            write()
+        self._tell(batch, entries)
+        return stale
+
+    def _settle(
+        self, over: Leases, again: Sequence[Return], failed: Collection[UUID]
+    ) -> set[Lease]:
+        return self._broker.settle(over, again, failed=failed)
+
+    def _finishing(self, batch: Batch, rowless: Collection[str]) -> Callable[[], object]:
+        """Prepare to write the ends of those jobs that have ended, and whose rows stay."""
+        over = batch.over()
+        if rowless:
+            over = over.where(lambda place: over.job_ids[place] not in rowless)
+        return Job.objects.using(self._alias).finishing(over.endings())
+
+    # -- leases of a broker outside the store -----------------------------------------------------
+
+    def _record_outside(self, batch: Batch, recorded: Collection[Lease]) -> set[Lease]:
+        """Record, then tell the broker."""
+        stale = self._check(batch)
+        batch = batch.without(stale)
+        todo = batch.without(recorded)
+        self._describe(todo)
+        rowless = self._rowless(todo)
+        rest = self._add(todo, rowless)
+        if len(rest):
+            self._record_known(rest, rowless)
+        self._settle_outside(*_leases_of(batch))
+        return stale
+
+    def _check(self, batch: Batch) -> set[Lease]:
+        """Extend the leases that may end soon: nobody else has these jobs while their ends are
+        recorded, unless we are stopped meanwhile. Returns the stale ones."""
+        seconds = self._settings.lease_seconds
+        soon_ns = self._clock_ns() + round(CHECKED_SHARE * seconds * 1e9)
+        if min(batch.valid_until_ns) >= soon_ns:  # nearly always
+            return set()
+        doubtful = batch.where(lambda place: batch.valid_until_ns[place] < soon_ns)
+        return self._broker.extend(doubtful.leases, lease_seconds=seconds)
+
+    def _describe(self, batch: Batch) -> None:
+        """Say what was called, also where no worker has opened the package or said so."""
+        if all(batch.tasks) and None not in batch.enqueued_at:  # nearly always
+            return
+        tasks, enqueued_at = list(batch.tasks), list(batch.enqueued_at)
+        for place in range(len(batch)):
+            if not tasks[place] or enqueued_at[place] is None:
+                package = self._package_of(batch, place)
+                tasks[place] = package.task if package else ""
+                enqueued_at[place] = package.enqueued_at if package else 0.0
+        batch.tasks, batch.enqueued_at = tasks, enqueued_at
+
+    def _add(self, batch: Batch, rowless: Collection[str]) -> Batch:
+        """Insert the jobs that have no row, each with its end: for plain successes one statement is
+        all there is. Returns the other jobs."""
+        jobs = Job.objects.using(self._alias)
+        if not jobs.adds_ended:
+            return batch
+        rows = batch.where(lambda place: batch.job_ids[place] not in rowless) if rowless else batch
+        own = nullcontext() if rows.is_plain else self._transaction(rows)
+        with own:
+            known = jobs.add_ended(rows.calls(), rows.endings())
+            new = rows.where(lambda place: rows.job_ids[place] not in known) if known else rows
+            # Those that carry on a dead letter have not been added.
+            entries = self._carry_on(new, (), resolves=False)
+        self._tell(new, entries)
+        return batch.among(known.union(rowless))
+
+    def _record_known(self, batch: Batch, rowless: Collection[str]) -> None:
+        """Record jobs that the store may know: by an attempt before, or because this one was
+        recorded by somebody who died before the broker heard of it."""
+        jobs = Job.objects.using(self._alias)
+        needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
+        needed.update(batch.job_ids[place] for place in batch.marked)
+        with self._transaction(batch):
+            rows = batch.among(needed)
+            jobs.ensure(rows.job_ids, rows.calls())
+            batch = batch.without(self._known(batch))
+            entries = self._carry_on(batch, rowless)
+            self._finishing(batch, rowless)()
+        self._tell(batch, entries)
+
+    def _known(self, batch: Batch) -> set[Lease]:
+        """Of these, what the store knows already: an end of the job, or this attempt as one that
+        came to nothing. Who recorded that died before the broker heard of it; or we were stopped
+        for so long that the job was taken over. The broker's leases are no fence for the store: the
+        rows are, which stay locked until ours are written."""
+        job_ids = batch.ids()
+        jobs = lock_by_key(Job.objects.using(self._alias), job_ids, "id", "status")
+        ended = {job.id for job in jobs if job.status is not None}
+        attempts = Attempt.objects.using(self._alias).filter(job_id__in=job_ids)
+        lost = set(attempts.values_list("job_id", "number"))
+        return {
+            batch.leases[place]
+            for place, job_id in enumerate(job_ids)
+            if job_id in ended or (job_id, batch.attempts[place]) in lost
+        }
+
+    # -- all of them ------------------------------------------------------------------------------
+
+    def _transaction(self, batch: Batch) -> AbstractContextManager[Any]:
+        return transaction_for(self._alias, batch.ids(batch.marked))
+
+    def _rowless(self, batch: Batch) -> set[str]:
+        """The jobs of which no row stays, because nobody wants to know or a cache has it."""
+        if not self._settings.keep_results.keeps_successes:
+            return set(batch.succeeded().job_ids)
+        if self._settings.results_cache is None:
+            return set()
+        succeeded = batch.succeeded()
+        marked = set(succeeded.marked)
+        at_once = succeeded.where(
+            lambda place: (
+                succeeded.packages[place] and succeeded.attempts[place] == 1 and place not in marked
+            )
+        )
+        self._describe(at_once)
+        return {job_id.hex for job_id in keep(self._settings, jobs_of(at_once))}
+
+    def _carry_on(
+        self, batch: Batch, rowless: Collection[str], *, resolves: bool = True
+    ) -> list[DeadLetter]:
+        """Do what follows from these attempts, in the open transaction. Returns dead letters.
+
+        Args:
+            batch: what is being recorded.
+            rowless: the jobs of which no row stays.
+            resolves: whether a success may close a dead letter.
+        """
+        entries = self._record_troubles(batch) if batch.decided else []
+        if resolves:
+            resolve(self._alias, batch.succeeded().job_ids)
+        again = batch.again
+        if marked := [place for place in batch.marked if place not in again]:
+            follow(self._settings, [as_ended(one) for one in batch.verdicts(marked)])
+        if rowless and (gone := batch.over().among(rowless).ids()):
+            Attempt.objects.using(self._alias).filter(job_id__in=gone).delete()
+            Job.objects.using(self._alias).filter(pk__in=gone).delete()
+        return entries
+
+    def _record_troubles(self, batch: Batch) -> list[DeadLetter]:
+        """Of what did not succeed: attempts, dead letters, steps that wait again."""
+        verdicts = batch.verdicts(batch.decided)
+        snoozed = [one for one in verdicts if isinstance(one.outcome, outcomes.Snoozed)]
+        attempts = [as_attempt(one) for one in verdicts if one not in snoozed]
+        if attempts:
+            Attempt.objects.using(self._alias).bulk_create(attempts, ignore_conflicts=True)
+        failed = [
+            (one.attempted, one.outcome) for one in verdicts if isinstance(one.outcome, Failed)
+        ]
+        entries = bury(self._settings, failed)
+        if steps := [one.lease.job_id for one in snoozed if is_step(one.lease.job_id)]:
+            Step.objects.using(self._alias).disown(steps)
+        return entries
+
+    def _tell(self, batch: Batch, entries: Sequence[DeadLetter]) -> None:
+        """Tell who listens. If freeing the leases fails, nobody will do this again."""
+        announce(self._settings, batch, entries)
+        if self._tallies is not None:
+            self._tallies.add(batch)
+
+    def _package_of(self, batch: Batch, place: int) -> Package | None:
+        """What was tried, without its arguments; None if it cannot be opened."""
+        data = batch.packages[place]
+        if not data:
+            (job_id,) = batch.ids([place])
+            data = Job.objects.using(self._alias).packages([job_id]).get(job_id, b"")
+        try:
+            return sealer_for(self._settings).open_without_arguments(data)
+        except PackageError:
+            return None
 
 
 def _options(settings: Settings, package: Package | None) -> JobOptions:
@@ -158,12 +351,20 @@ def _options(settings: Settings, package: Package | None) -> JobOptions:
     return package.options
 
 
-def _free(broker: Broker, verdicts: Sequence[Verdict]) -> set[Lease]:
-    """Ack what is over, release what is to be tried again. Returns the stale leases."""
-    over = [verdict.lease for verdict in verdicts if verdict.is_over]
-    again = [_return(verdict) for verdict in verdicts if not verdict.is_over]
-    failed = {verdict.lease.job_id for verdict in verdicts if isinstance(verdict.outcome, Failed)}
-    return broker.settle(over, again, failed=failed)
+def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:
+    if is_last:
+        return Failed(fault, reason)
+    return outcomes.Retry(fault, crash_delay_seconds(times), reason)
+
+
+def _leases_of(batch: Batch) -> tuple[Leases, list[Return], set[UUID]]:
+    """The leases of jobs that are over, how the others are to be released, and which of those that
+    are over became dead letters."""
+    if not batch.decided:  # nearly always
+        return batch.leases, [], set()
+    failed = [place for place, one in batch.decided.items() if isinstance(one, Failed)]
+    again = [_return(one) for one in batch.verdicts(sorted(batch.again))]
+    return batch.over().leases, again, set(batch.ids(failed))
 
 
 def _return(verdict: Verdict) -> Return:
@@ -175,182 +376,8 @@ def _return(verdict: Verdict) -> Return:
     return Return(verdict.lease, outcome.delay_seconds, attempts, verdict.crashes)
 
 
-def _rowless(settings: Settings, verdicts: Sequence[Verdict]) -> set[UUID]:
-    """Those of which no row stays: nobody wants to know, or a cache has it."""
-    succeeded = [one for one in verdicts if _succeeded(one)]
-    if not settings.keep_results.keeps_successes:
-        return {one.lease.job_id for one in succeeded}
-    if settings.results_cache is None:
-        return set()
-    at_once = [
-        one
-        for one in succeeded
-        if one.attempted.delivery.attempt == 1
-        and one.attempted.delivery.package
-        and not is_marked(one.lease.job_id)
-    ]
-    return keep(settings, [as_job(one, package_of(settings, one.attempted)) for one in at_once])
-
-
-def _record(
-    settings: Settings,
-    verdicts: Sequence[Verdict],
-    rowless: Collection[UUID],
-    outright: Collection[UUID],
-) -> list[DeadLetter]:
-    alias = settings.database
-    succeeded = [verdict for verdict in verdicts if _succeeded(verdict)]
-    others = [verdict for verdict in verdicts if not _succeeded(verdict)]
-    entries = _record_troubles(settings, others) if others else []
-    resolve(alias, [verdict.lease.job_id for verdict in succeeded])
-    over = [verdict for verdict in verdicts if verdict.is_over]
-    follow(settings, [as_ended(one) for one in over if is_marked(one.lease.job_id)])
-    if rowless:
-        _forget(alias, [one.lease.job_id for one in over if one.lease.job_id in rowless])
-        over = [verdict for verdict in over if verdict.lease.job_id not in rowless]
-    if outright:
-        over = [verdict for verdict in over if verdict.lease.job_id not in outright]
-    Job.objects.using(alias).finish([as_ending(verdict) for verdict in over])
-    return entries
-
-
-def _record_troubles(settings: Settings, verdicts: Sequence[Verdict]) -> list[DeadLetter]:
-    """Of what did not succeed: attempts, dead letters, steps that wait again."""
-    attempts = [
-        as_attempt(one) for one in verdicts if not isinstance(one.outcome, outcomes.Snoozed)
-    ]
-    if attempts:
-        Attempt.objects.using(settings.database).bulk_create(attempts, ignore_conflicts=True)
-    failed = [(one.attempted, one.outcome) for one in verdicts if isinstance(one.outcome, Failed)]
-    entries = bury(settings, failed)
-    snoozing = [one.lease.job_id for one in verdicts if isinstance(one.outcome, outcomes.Snoozed)]
-    if steps := [job_id for job_id in snoozing if is_step(job_id)]:
-        Step.objects.using(settings.database).disown(steps)
-    return entries
-
-
-def _succeeded(verdict: Verdict) -> bool:
-    return isinstance(verdict.outcome, outcomes.Succeeded)
-
-
-def _forget(alias: str, job_ids: Sequence[UUID]) -> None:
-    if job_ids:
-        Attempt.objects.using(alias).filter(job_id__in=job_ids).delete()
-        Job.objects.using(alias).filter(pk__in=job_ids).delete()
-
-
-def finish_together(settings: Settings, broker: Broker, successes: Successes) -> bool:
-    """Record these attempts and free their leases, if nothing else is to be done about any.
-
-    Returns:
-        Whether that was done. If not, nothing was, and each is a matter of ``finish``: something
-        follows from its end, its row does not stay, or somebody else has its job by now.
-    """
-    alias, job_ids = settings.database, successes.job_ids
-    if not (_is_plain(settings) and none_is_marked(job_ids)):
-        return False
-    write = Job.objects.using(alias).succeeding(successes)
-    with transaction.atomic(using=alias):
-        if not broker.end_all(job_ids, successes.lease_ids):
-            transaction.set_rollback(True, using=alias)
-            return False
-        if Requeue.objects.using(alias).have_any(job_ids):
-            resolve(alias, [UUID(job_id) for job_id in job_ids])
-        write()
-    return True
-
-
-def _is_plain(settings: Settings) -> bool:
-    keeps_rows = settings.keep_results.keeps_successes and settings.results_cache is None
-    return keeps_rows and not post_execute.receivers
-
-
-def record_outright(
-    settings: Settings, verdicts: Sequence[Verdict], rowless: Collection[UUID]
-) -> set[UUID]:
-    """Record, of what has succeeded at once, all that the store knows nothing of: nearly all there
-    is, so it is one statement. That the row is new says that nobody has recorded anything else of
-    the job, and who wants to now has to wait for us. Returns the jobs that are recorded by it."""
-    if rowless:
-        return set()
-    successes = [
-        Success(
-            delivery.job_id,
-            attempted.task,
-            delivery.queue,
-            delivery.priority,
-            delivery.package,
-            instant_us(attempted.enqueued_at),
-            attempted.worker_id,
-            instant_us(attempted.started_at),
-            instant_us(attempted.finished_at),
-            verdict.outcome.value,
-        )
-        for verdict in verdicts
-        if isinstance(verdict.outcome, Succeeded)
-        and (attempted := verdict.attempted).task
-        and attempted.enqueued_at is not None
-        and (delivery := attempted.delivery).attempt == 1
-        and not is_marked(delivery.job_id)
-    ]
-    return add_successful(settings.database, successes)
-
-
-def ensure_rows(settings: Settings, verdicts: Sequence[Verdict], rowless: Collection[UUID]) -> None:
-    """Rows for those that have none. Those of which none stays need none, unless something follows
-    from their end."""
-    jobs = []
-    for verdict in verdicts:
-        delivery = verdict.attempted.delivery
-        if delivery.job_id in rowless and not is_marked(delivery.job_id):
-            continue
-        package = package_of(settings, verdict.attempted)
-        task, enqueued_at = (package.task, package.enqueued_at) if package else ("", 0.0)
-        place = (delivery.queue, delivery.priority)
-        jobs.append(NewJob(delivery.job_id, task, *place, delivery.package, enqueued_at))
-    Job.objects.using(settings.database).ensure(jobs)
-
-
-def known(settings: Settings, verdicts: Sequence[Verdict]) -> set[Lease]:
-    """Of these, what the store knows already: an end of the job, or this attempt as one that came
-    to nothing. Who recorded that died before the broker heard of it; or we were stopped for so long
-    that the job was taken over. The broker's leases are no fence for the store: the rows are, which
-    stay locked until ours are written."""
-    alias, job_ids = settings.database, [one.lease.job_id for one in verdicts]
-    jobs = lock_by_key(Job.objects.using(alias), job_ids, "id", "status")
-    ended = {job.id for job in jobs if job.status is not None}
-    lost = set(
-        Attempt.objects.using(alias).filter(job_id__in=job_ids).values_list("job_id", "number")
-    )
-    return {
-        one.lease
-        for one in verdicts
-        if one.lease.job_id in ended or (one.lease.job_id, one.attempted.delivery.attempt) in lost
-    }
-
-
-def as_ending(verdict: Verdict) -> Ending:
-    outcome, attempted = verdict.outcome, verdict.attempted
-    value, reason, status = None, "", Job.Status.FAILED
-    if isinstance(outcome, outcomes.Succeeded):
-        value, status = outcome.value, Job.Status.SUCCESSFUL
-    elif isinstance(outcome, outcomes.Cancelled):
-        reason, status = outcome.reason, Job.Status.CANCELLED
-    elif isinstance(outcome, Failed):
-        reason = f"{outcome.reason}: {outcome.fault.in_one_line}"
-    return Ending(
-        job_id=verdict.lease.job_id,
-        status=status.value,
-        attempts=attempted.delivery.attempt,
-        worker_id=attempted.worker_id,
-        started_at=attempted.started_at,
-        finished_at=attempted.finished_at,
-        value=value,
-        reason=reason,
-    )
-
-
 def as_ended(verdict: Verdict) -> Ended:
+    """What workflows and hooks are told of a job that is over."""
     job_id, attempt = verdict.lease.job_id, verdict.attempted.delivery.attempt
     match verdict.outcome:
         case outcomes.Succeeded(value):
@@ -364,6 +391,7 @@ def as_ended(verdict: Verdict) -> Ended:
 
 
 def as_attempt(verdict: Verdict) -> Attempt:
+    """The row of an attempt that came to nothing."""
     attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
     fault = outcome.fault if isinstance(outcome, Failed | outcomes.Retry) else Fault("", "", "")
     seen = attempted.outcome
@@ -378,7 +406,7 @@ def as_attempt(verdict: Verdict) -> Attempt:
         number=attempted.delivery.attempt,
         kind=kind,
         worker_id=attempted.worker_id,
-        started_at=None if attempted.started_at is None else moment(attempted.started_at),
+        started_at=_moment(attempted.started_at),
         finished_at=moment(attempted.finished_at),
         exception_class=fault.exception_class,
         message=fault.message,
@@ -388,33 +416,27 @@ def as_attempt(verdict: Verdict) -> Attempt:
     )
 
 
-def as_job(verdict: Verdict, package: Package | None) -> Job:
-    """What the row of a job that has ended would be."""
-    delivery, ending = verdict.attempted.delivery, as_ending(verdict)
-    return Job(
-        pk=delivery.job_id,
-        task=package.task if package else "",
-        queue=delivery.queue,
-        priority=delivery.priority,
-        package=delivery.package,
-        enqueued_at=moment(package.enqueued_at if package else 0.0),
-        status=ending.status,
-        attempts=ending.attempts,
-        worker_id=ending.worker_id,
-        started_at=None if ending.started_at is None else moment(ending.started_at),
-        finished_at=moment(ending.finished_at),
-        value=ending.value,
-    )
+def jobs_of(batch: Batch) -> list[Job]:
+    """What the rows of these jobs, which have ended, would be."""
+    endings = batch.endings()
+    return [
+        Job(
+            pk=job_id,
+            task=batch.tasks[place],
+            queue=batch.queues[place],
+            priority=batch.priorities[place],
+            package=batch.packages[place],
+            enqueued_at=moment(batch.enqueued_at[place] or 0.0),
+            status=endings.statuses[place],
+            attempts=batch.attempts[place],
+            worker_id=batch.worker_ids[place],
+            started_at=_moment(batch.started_at[place]),
+            finished_at=moment(batch.finished_at[place]),
+            value=batch.values[place],
+        )
+        for place, job_id in enumerate(batch.ids())
+    ]
 
 
-def package_of(settings: Settings, attempted: Attempted) -> Package | None:
-    """What was tried, without its arguments; None when it cannot be opened."""
-    delivery = attempted.delivery
-    data = delivery.package
-    if not data:
-        packages = Job.objects.using(settings.database).packages([delivery.job_id])
-        data = packages.get(delivery.job_id, b"")
-    try:
-        return sealer_for(settings).open_without_arguments(data)
-    except PackageError:
-        return None
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else moment(seconds)

@@ -13,6 +13,7 @@ from stoker.values.text import stored_text
 
 from . import outcomes
 from .faults import MESSAGE_LIMIT, fault_of
+from .package import JobOptions
 
 logger = logging.getLogger("stoker")
 
@@ -36,12 +37,23 @@ def decide(
         return outcomes.Snoozed(error.delay_seconds, stored_text(error.reason, MESSAGE_LIMIT))
     fault = fault_of(error)
     reason = "timeout" if isinstance(error, TaskTimeout) else "error"
-    if attempt >= options.max_attempts or not _is_retryable(error, options):
+    if is_out_of_attempts(options, attempt) or not _is_retryable(error, options):
         return outcomes.Failed(fault, reason)
     delay_seconds = _delay(error, options, result)
     if delay_seconds is None:
         return outcomes.Failed(fault, reason)
     return outcomes.Retry(fault, delay_seconds, reason)
+
+
+def is_out_of_attempts(options: JobOptions | TaskOptions, attempt: int, crashes: int = 0) -> bool:
+    """Return whether a job may not be tried again after this attempt.
+
+    Args:
+        options: of the job or its task.
+        attempt: which attempt this was, from 1.
+        crashes: how many attempts ended with the worker's death, this one included.
+    """
+    return attempt >= options.max_attempts or 0 < crashes >= options.max_crashes
 
 
 def _is_retryable(error: BaseException, options: TaskOptions) -> bool:

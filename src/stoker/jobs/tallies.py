@@ -6,32 +6,33 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress
+from typing import Any, cast
+from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError
 
 from stoker.conf import Settings
 from stoker.models import Job, Tally
-from stoker.models.job import Successes
 from stoker.models.metrics import FINEST_SECONDS, Place, Sums
 from stoker.store.statements import with_keys
 from stoker.values.histogram import class_of
 
-from .outcomes import Attempted, Cancelled, Failed, Outcome, Retry, Succeeded, Verdict
+from .batch import Batch
+from .outcomes import Cancelled, Failed, Outcome, Retry
 
 WRITE_SECONDS = 5.0
 COUNTED: dict[type[Outcome], str] = {
-    Succeeded: "successful",
     Failed: "failed",
     Cancelled: "cancelled",
     Retry: "retried",
 }
-"""A job that is put back unrun counts for nothing."""
+"""What did not succeed. A job that is put back unrun counts for nothing."""
 UNRUN = ("expired", "unreadable", "unknown_task")
 """Why a job fails without having run."""
-Times = tuple[float, float, float | None, float | None, int]
+Times = tuple[Any, float, float | None, float | None, int]
 """When an attempt that ran was begun, was over, and its job enqueued and due; which one it was."""
 
 
@@ -50,37 +51,27 @@ class Tallies:
         """Whether it is time to write."""
         return bool(self._sums) and time.monotonic() >= self._write_at
 
-    def add(self, verdicts: Sequence[Verdict]) -> None:
-        """Count what was recorded."""
-        self._add([(verdict.attempted, verdict.outcome) for verdict in verdicts])
-
-    def add_together(self, successes: Successes) -> None:
-        """Count what was recorded by columns."""
-        if not self._is_wanted:
+    def add(self, batch: Batch) -> None:
+        """Count what was recorded. What a cluster does, it does for every job: so the work is left
+        to a few calls for each task and queue."""
+        if not self._is_wanted or not len(batch):
             return
         all_sums = self._sums_of_now()
-        ran = list(
-            zip(
-                *(
-                    successes.started_at,
-                    successes.finished_at,
-                    successes.enqueued_at,
-                    successes.run_after,
-                    successes.attempts,
-                ),
-                strict=True,
-            )
-        )
-        places = list(zip(successes.queues, successes.tasks, strict=True))
-        for place in set(places):
-            sums = all_sums.setdefault(Place(*place), Sums())
-            some = list(compress(ran, [one == place for one in places]))
-            sums.successful += len(some)
-            _add_times(sums, some)
-
-    def add_recorded(self, attempted: Iterable[Attempted]) -> None:
-        """Count what workers have recorded themselves."""
-        self._add([(one, one.outcome) for one in attempted])
+        moments = (batch.started_at, batch.finished_at, batch.enqueued_at, batch.run_after)
+        ran: list[Times | None] = list(zip(*moments, batch.attempts, strict=True))
+        for at, outcome in batch.decided.items():
+            if not _has_run(outcome, batch.refused[at]):
+                ran[at] = None
+        lines = list(zip(batch.queues, self._tasks_of(batch), strict=True))
+        for line in set(lines):
+            sums = all_sums.setdefault(Place(*line), Sums())
+            is_here = [one == line for one in lines]
+            some = list(compress(ran, is_here))
+            if None in batch.started_at or batch.decided:
+                some = [one for one in some if one is not None and one[0] is not None]
+            _add_times(sums, cast("list[Times]", some))
+            sums.successful += sum(is_here)
+            _add_troubles(sums, [one for at, one in batch.decided.items() if is_here[at]])
 
     def write(self) -> None:
         """Write all of it to the history.
@@ -98,51 +89,34 @@ class Tallies:
         tallies.bulk_create(rows)
         self._sums = {}
 
-    def _add(self, ends: Sequence[tuple[Attempted, Outcome]]) -> None:
-        """What a cluster does, it does for every job: so the work is left to a few calls for each
-        task and queue."""
-        if not self._is_wanted or not ends:
-            return
-        all_sums = self._sums_of_now()
-        tasks = self._tasks_of([one for one, _ in ends if not one.task])
-        parts: dict[tuple[str, str], list[tuple[Attempted, Outcome]]] = {}
-        for end in ends:
-            attempted = end[0]
-            delivery = attempted.delivery
-            task = attempted.task or tasks.get(delivery.job_id, "")
-            parts.setdefault((delivery.queue, task), []).append(end)
-        for (queue, task), part in parts.items():
-            _add_part(all_sums.setdefault(Place(queue, task), Sums()), part)
-
     def _sums_of_now(self) -> dict[Place, Sums]:
         if not self._sums:
             self._write_at = time.monotonic() + WRITE_SECONDS
         start = int(time.time()) // FINEST_SECONDS * FINEST_SECONDS
         return self._sums.setdefault(start, {})
 
-    def _tasks_of(self, attempted: Sequence[Attempted]) -> dict[object, str]:
-        """Of those whose package nobody opened, as that of a job whose worker died."""
-        if not attempted:
-            return {}
+    def _tasks_of(self, batch: Batch) -> Sequence[str]:
+        """The tasks of these jobs, also where nobody opened the package, as that of a job whose
+        worker died."""
+        if all(batch.tasks):  # nearly always
+            return batch.tasks
+        unknown = [
+            job_id for job_id, task in zip(batch.ids(), batch.tasks, strict=True) if not task
+        ]
+        known: dict[UUID, str] = {}
         with suppress(DatabaseError, InterfaceError):  # what is recorded is recorded
-            jobs = Job.objects.using(self._alias)
-            rows = with_keys(jobs, [one.delivery.job_id for one in attempted])
-            return dict(rows.values_list("pk", "task"))
-        return {}
+            rows = with_keys(Job.objects.using(self._alias), unknown)
+            known = dict(rows.values_list("pk", "task"))
+        pairs = zip(batch.ids(), batch.tasks, strict=True)
+        return [task or known.get(job_id, "") for job_id, task in pairs]
 
 
-def _add_part(sums: Sums, ends: Sequence[tuple[Attempted, Outcome]]) -> None:
-    for kind, count in Counter(type(outcome) for _, outcome in ends).items():
+def _add_troubles(sums: Sums, decided: Sequence[Outcome]) -> None:
+    """Count what did not succeed, and was counted as if it had."""
+    sums.successful -= len(decided)
+    for kind, count in Counter(map(type, decided)).items():
         if kind in COUNTED:
             setattr(sums, COUNTED[kind], getattr(sums, COUNTED[kind]) + count)
-    ran = [one for one, outcome in ends if type(outcome) is Succeeded or _has_run(one, outcome)]
-    times = [
-        (one.started_at, one.finished_at, one.enqueued_at, due, attempt)
-        for one in ran
-        for due, attempt in [(one.delivery.run_after, one.delivery.attempt)]
-        if one.started_at is not None
-    ]
-    _add_times(sums, times)
 
 
 def _add_times(sums: Sums, times: Sequence[Times]) -> None:
@@ -159,7 +133,7 @@ def _add_times(sums: Sums, times: Sequence[Times]) -> None:
     sums.wait_classes.update(map(class_of, waits))
 
 
-def _has_run(attempted: Attempted, outcome: Outcome) -> bool:
-    if attempted.delivery.refused or type(outcome) not in COUNTED:
+def _has_run(outcome: Outcome, refused: str) -> bool:
+    if refused or type(outcome) not in COUNTED:
         return False
     return not (isinstance(outcome, Failed) and outcome.reason in UNRUN)

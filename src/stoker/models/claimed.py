@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import models
+
+from stoker.store.written import as_uuid
 
 LeaseKey = tuple[UUID, int]
 Claim = tuple[Any, ...]
@@ -16,10 +19,16 @@ gives it: there is one for each job."""
 class Freed(NamedTuple):
     """What became of leases that were to end."""
 
-    valid: set[LeaseKey]
-    """Those that were still valid; nothing was done about the others."""
+    rows: Sequence[tuple[Any, ...]]
+    """Job id as the driver returns it, lease id and number of guards of each lease that was valid.
+    The others were not changed."""
     queues: set[str]
     """Where a blocked job's turn has come by it."""
+
+    @property
+    def valid(self) -> set[LeaseKey]:
+        """The leases that were valid."""
+        return {(as_uuid(row[0]), row[1]) for row in self.rows}
 
 
 class Extended(NamedTuple):

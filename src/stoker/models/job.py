@@ -33,21 +33,46 @@ class NewJob:
 
 
 class JobQuerySet(models.QuerySet["Job"]):
-    def ensure(self, jobs: Sequence[NewJob]) -> None:
+    def ensure(self, job_ids: Sequence[str], calls: Calls) -> None:
         """Insert the rows of jobs that wait nowhere in the store. An id that is there is left
-        alone."""
-        if jobs:
-            engine_of(self.db).ensure_jobs(jobs)
+        alone.
 
-    def finish(self, endings: Sequence[Ending]) -> None:
+        Args:
+            job_ids: the 32 digits of each.
+            calls: what was called, in the same order.
+        """
+        if job_ids:
+            engine_of(self.db).ensure_jobs(job_ids, calls)
+
+    @property
+    def adds_ended(self) -> bool:
+        """Whether this database has the statement of ``add_ended``."""
+        return engine_of(self.db).inserts_ended
+
+    def add_ended(self, calls: Calls, endings: Endings) -> set[str]:
+        """Insert the rows of jobs that a broker outside the database has delivered, together with
+        how they ended. A row that is new says that nobody has recorded anything of the job before.
+
+        Returns:
+            The 32 digits of those jobs for which nothing was done: they have a row, or carry on a
+            dead letter.
+        """
+        return engine_of(self.db).insert_ended(calls, endings) if endings.job_ids else set()
+
+    def finish(self, endings: Endings) -> None:
         """Write how these jobs ended."""
-        if endings:
-            engine_of(self.db).finish_jobs(endings)
+        self.finishing(endings)()
 
-    def succeeding(self, successes: Successes) -> Callable[[], object]:
-        """What writes that these jobs ended well, all made ready: where one writes at a time, the
-        others should not have to wait for that as well."""
-        return engine_of(self.db).finish_well(successes)
+    def finishing(self, endings: Endings) -> Callable[[], object]:
+        """Prepare to write how these jobs ended. Where one process writes at a time, the others
+        should not have to wait for the preparation as well.
+
+        Returns:
+            What writes it.
+        """
+        if not endings.job_ids:
+            return lambda: None
+        return engine_of(self.db).finish_jobs(endings)
 
     def packages(self, job_ids: Sequence[UUID]) -> Mapping[UUID, bytes]:
         """Job id -> package."""
@@ -104,33 +129,29 @@ def moment(seconds: float) -> datetime:
     return aware if settings.USE_TZ else timezone.make_naive(aware)
 
 
-class Ending(NamedTuple):
-    """How a job ended, as the store keeps it."""
+class Calls(NamedTuple):
+    """What was called, by columns."""
 
-    job_id: UUID
-    status: str
-    attempts: int
-    worker_id: str
-    started_at: float | None
-    finished_at: float
-    value: bytes | None = None
-    reason: str = ""
+    tasks: Sequence[str]
+    queues: Sequence[str]
+    priorities: Sequence[int]
+    packages: Sequence[bytes]
+    enqueued_at: Sequence[float]
+    """Seconds since 1970."""
 
 
-class Successes(NamedTuple):
-    """How jobs ended well, by columns: there are many, and an object for each would cost more than
-    all that is done with it."""
+class Endings(NamedTuple):
+    """How jobs ended, as columns. An object per job would cost more time than writing it."""
 
     job_ids: Sequence[str]
     """The 32 digits of each; each once."""
-    lease_ids: Sequence[int]
+    statuses: Sequence[str | None]
+    """Values of ``Job.Status``. None = the job has not ended; it has no other values then."""
     attempts: Sequence[int]
     worker_ids: Sequence[str]
-    started_at: Sequence[float]
+    started_at: Sequence[float | None]
     """Seconds since 1970, as all moments here."""
-    finished_at: Sequence[float]
-    values: Sequence[bytes]
-    queues: Sequence[str]
-    tasks: Sequence[str]
-    enqueued_at: Sequence[float]
-    run_after: Sequence[float | None]
+    finished_at: Sequence[float | None]
+    values: Sequence[bytes | None]
+    reasons: Sequence[str]
+    """At most 255 characters each."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 from uuid import UUID
 
 from django.db import models
@@ -14,19 +13,13 @@ from stoker.store.written import as_uuid
 
 
 class RequeueQuerySet(models.QuerySet["Requeue"]):
-    def identities(self, job_ids: Collection[UUID]) -> dict[UUID, str]:
-        """Return job id -> logical job, for jobs that continue one."""
+    def identities(self, job_ids: Sequence[str]) -> dict[UUID, str]:
+        """Return job id -> logical job, for jobs that continue one. Each job is given by the 32
+        digits of its id."""
         if not job_ids:
             return {}
-        found = self._find([job_id.hex for job_id in job_ids])
+        found = engine_of(self.db).find_by_key("requeue_identities", job_ids)
         return {as_uuid(job_id): identity for job_id, identity in found}
-
-    def have_any(self, job_ids: Sequence[str]) -> bool:
-        """Return whether one of these jobs, given by 32 digits, continues a logical job."""
-        return bool(self._find(job_ids))
-
-    def _find(self, digits: Sequence[str]) -> list[tuple[Any, ...]]:
-        return engine_of(self.db).find_by_key("requeue_identities", digits)
 
 
 class Requeue(models.Model):

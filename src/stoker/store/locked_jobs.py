@@ -62,7 +62,7 @@ def _locked(model: type[models.Model], alias: str, keys: Collection[Any]) -> set
 
 def _with_locked_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
     """Return the jobs that continue a dead letter which another transaction has locked."""
-    identities = Requeue.objects.using(alias).identities(job_ids)
+    identities = Requeue.objects.using(alias).identities([job_id.hex for job_id in job_ids])
     if not identities:
         return set()
     letters = DeadLetter.objects.using(alias).filter(identity__in=set(identities.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, models, transaction
@@ -164,7 +165,8 @@ class Store:
 
     def settle(
         self,
-        over: Sequence[LeaseKey],
+        job_ids: Sequence[str],
+        lease_ids: Sequence[Any],
         again: Sequence[GivenBack] = (),
         failed: Collection[UUID] = (),
     ) -> Freed:
@@ -172,36 +174,20 @@ class Store:
         lock keys only once.
 
         Args:
-            over: of jobs that have ended.
-            again: of jobs that go back to ready, or with a delay to deferred.
-            failed: those of ``over`` that became dead letters.
+            job_ids: the 32 digits of the jobs that have ended.
+            lease_ids: theirs, in the same order.
+            again: jobs that go back to ready, or with a delay to deferred.
+            failed: those of the ended ones that became dead letters.
         """
         with deciding(self.alias):
-            ended = self.engine.end_leases(self._leases, over) if over else []
+            ended = self.engine.end_leases(self._leases, job_ids, lease_ids) if job_ids else []
             returned = self.engine.give_back(self._leases, again) if again else []
-            guards_over = {job_id: count for job_id, _, count in ended if count}
+            guards_over = {as_uuid(job_id): count for job_id, _, count in ended if count}
             guards_again = {job_id: count for job_id, _, count in returned if count}
             queues: set[str] = set()
             if guards_over or guards_again:
                 queues = free(self.alias, over=guards_over, again=guards_again, failed=failed)
-        return Freed({(row[0], row[1]) for row in [*ended, *returned]}, queues)
-
-    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> set[str] | None:
-        """End these leases of jobs that have ended well, in the open transaction.
-
-        Args:
-            job_ids: the 32 digits of each, once.
-            lease_ids: theirs.
-
-        Returns:
-            Where a blocked job's turn has come by it. None: one of them was not valid; then the
-            transaction is to be rolled back.
-        """
-        rows = self.engine.end_lease_digits(self._leases, job_ids, lease_ids)
-        if len(rows) < len(job_ids):
-            return None
-        guards = {as_uuid(job_id): count for job_id, _, count in rows if count}
-        return free(self.alias, over=guards) if guards else set()
+        return Freed([*ended, *returned] if returned else ended, queues)
 
     def claim_expired(self, limit: int, leasing: Leasing) -> list[Claim]:
         """Take over up to ``limit`` leases that are over. The lost attempt stays counted."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from django.conf import settings
@@ -80,6 +80,16 @@ class Written:
             naive = datetime.fromtimestamp(whole, zone).replace(tzinfo=None)
             texts[whole] = str(self._connection.ops.adapt_datetimefield_value(naive))
         return [f"{texts[whole]}.{us:06d}" if us else texts[whole] for whole, us in parted]
+
+    def moments_or_none(self, seconds: Sequence[float | None]) -> list[Any]:
+        """Write many moments, some of which may be None."""
+        if None in seconds:
+            return [self.moment(one) for one in seconds]
+        return self.moments(cast("Sequence[float]", seconds))
+
+    def ids(self, digits: Sequence[str]) -> Sequence[Any]:
+        """Write many ids, which are given by their 32 digits."""
+        return [UUID(one) for one in digits] if self._has_uuids else digits
 
     def data(self, value: bytes | None) -> Any:
         """Convert bytes."""

@@ -18,8 +18,6 @@ STEP = 1 << 61
 """Bit of a job that is a step of a workflow."""
 LINKED = 1 << 60
 """Bit of a job that has hooks or is a hook."""
-MARKS_IN_BYTE = (STEP | LINKED) >> 56
-"""Both bits, in the byte at index 8."""
 UNMARKED_DIGIT = "8"
 """Hexadecimal digit at index 16 of an id without these bits. They follow the variant of the
 UUID."""
@@ -66,11 +64,6 @@ def id_of(number: int) -> uuid.UUID:
 def is_marked(job_id: uuid.UUID) -> bool:
     """Return whether the job is a step of a workflow, has hooks or is a hook."""
     return bool(job_id.int & (STEP | LINKED))
-
-
-def is_unmarked(job_id: bytes) -> bool:
-    """Return whether an id of 16 bytes has neither the bit STEP nor LINKED."""
-    return not job_id[8] & MARKS_IN_BYTE
 
 
 def none_is_marked(job_ids: Iterable[str]) -> bool:

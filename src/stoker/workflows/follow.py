@@ -15,7 +15,7 @@ from django.db.models import Max
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Attempt, Job, Step, Workflow
-from stoker.models.job import Ending
+from stoker.models.job import Endings
 from stoker.store.transactions import after_commit, deciding
 from stoker.values.ids import is_linked, is_step
 
@@ -142,8 +142,9 @@ def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str)
         return
     endings = _endings(settings.database, job_ids, reason)
     Job.objects.using(settings.database).finish(endings)
+    attempts = zip(job_ids, endings.attempts, strict=True)
     status = Job.Status.CANCELLED
-    follow(settings, [Ended(one.job_id, status, one.attempts, None, "", reason) for one in endings])
+    follow(settings, [Ended(one, status, count, None, "", reason) for one, count in attempts])
 
 
 def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, reason: str) -> None:
@@ -162,18 +163,18 @@ def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, rea
         transaction.on_commit(withdraw, using=alias, robust=True)
 
 
-def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> list[Ending]:
+def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> Endings:
+    """How jobs that have been withdrawn ended, in the order of their ids here."""
     failures = Attempt.objects.using(alias).filter(job_id__in=job_ids).order_by()
     last = dict(failures.values_list("job_id").annotate(last=Max("number")))
-    return [
-        Ending(
-            job_id=job_id,
-            status=Job.Status.CANCELLED.value,
-            attempts=last.get(job_id, 0),
-            worker_id="",
-            started_at=None,
-            finished_at=time.time(),
-            reason=reason,
-        )
-        for job_id in job_ids
-    ]
+    count = len(job_ids)
+    return Endings(
+        job_ids=[job_id.hex for job_id in job_ids],
+        statuses=[Job.Status.CANCELLED.value] * count,
+        attempts=[last.get(job_id, 0) for job_id in job_ids],
+        worker_ids=[""] * count,
+        started_at=[None] * count,
+        finished_at=[time.time()] * count,
+        values=[None] * count,
+        reasons=[reason[:255]] * count,
+    )

@@ -272,17 +272,6 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
-        "of jobs that succeed together, a stale one is recorded with the others",
-        [
-            Change(
-                "store.store:Store.end_all",
-                replace("len(rows) < len(job_ids)", "not rows"),
-            )
-        ],
-        "tests/lifecycle/test_successes.py",
-        "stale",
-    ),
-    Mistake(
         "a unique key is taken from whoever has it by now",
         [
             Text(

@@ -43,27 +43,38 @@ MISTAKES = (
         "ack and record are two transactions",
         [
             Change(
-                "jobs.record:finish",
-                replace("transaction_for(settings.database, over)", "nullcontext()"),
+                "jobs.record:Recorder._record_inside",
+                replace("self._transaction(batch)", "nullcontext()"),
             )
         ],
         "tests/lifecycle/test_finish.py",
         "not_acked",
     ),
     Mistake(
-        "of jobs that succeed together, ack and record are two transactions",
+        "of jobs that are recorded together, a stale one is recorded with the others",
         [
             Change(
-                "jobs.record:finish_together",
-                replace("transaction.atomic(using=alias)", "nullcontext()"),
+                "jobs.record:Recorder._record_inside",
+                replace("batch.without(gone)", "batch.without(())"),
             )
         ],
-        "tests/lifecycle/test_successes.py",
-        "not_acked",
+        "tests/lifecycle/test_batch.py",
+        "stale",
+    ),
+    Mistake(
+        "the pusher is told of a record before the broker is",
+        [Change("cluster.monitor:Monitor._confirm", replace("len(self.unsettled)", "False"))],
+        "tests/unit/cluster/test_monitor.py",
+        "confirmed",
     ),
     Mistake(
         "crashes are not counted",
-        [Change("jobs.record:_resolve", replace("1", "0"))],
+        [
+            Change(
+                "jobs.batch:Batch.verdict",
+                replace("isinstance(attempted.outcome, Crashed)", "False"),
+            )
+        ],
         "tests/lifecycle/test_finish.py",
         "moves",
     ),
@@ -127,11 +138,8 @@ MISTAKES = (
         "a failure whose ack was repeated counts twice",
         [
             Change(
-                "jobs.record:finish",
-                replace(
-                    "done = _recorded(settings, verdicts) if is_again else set()",
-                    "done: set[Lease] = set()",
-                ),
+                "jobs.record:Recorder.record",
+                replace("self._recorded(batch)", "set()"),
             )
         ],
         "tests/integration/test_fronted.py",
@@ -325,7 +333,7 @@ MISTAKES = (
         "a job is tried once too often",
         [
             Change(
-                "jobs.retries:decide",
+                "jobs.retries:is_out_of_attempts",
                 replace("attempt >= options.max_attempts", "attempt > options.max_attempts"),
             )
         ],

@@ -1,7 +1,7 @@
 """What the monitor does when the store does not take what it is given."""
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 from django.db import DataError, OperationalError
 
-from stoker.brokers.contract import Delivery, Lease
+from stoker.brokers.contract import Delivery, Lease, Leases
 from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Control, Stream, socket_pair
 from stoker.cluster.monitor import LARGE_BYTES, Monitor
 from stoker.cluster.plan import Plan
-from stoker.cluster.wire import Reported, open_report, pack_for_monitor, pack_job, pack_report
+from stoker.cluster.wire import (
+    Reported,
+    open_batch,
+    open_report,
+    pack_for_monitor,
+    pack_job,
+    pack_report,
+)
 from stoker.exceptions import BrokerUnavailable
+from stoker.jobs.batch import Batch
 from stoker.jobs.outcomes import Attempted, Failed, Outcome, Succeeded
 
 from tests.unit.cluster.parts import Clock
@@ -25,21 +33,26 @@ pytestmark = pytest.mark.unit
 
 
 class Store:
-    """Stands for ``finish``: takes what it does not mind."""
+    """Stands for the recorder: takes what it does not mind."""
 
     def __init__(self) -> None:
         self.taken: list[Attempted] = []
+        self.settled: list[list[str]] = []
         self.minds: Callable[[Attempted], Exception | None] = lambda _: None
         self.is_away = False
 
-    def finish(
-        self, _settings: Any, _broker: Any, attempted: Sequence[Attempted], **_: Any
-    ) -> set[Lease]:
+    def record(self, batch: Batch, **_: Any) -> set[Lease]:
+        attempted = [batch.attempted(place) for place in range(len(batch))]
         if self.is_away:
             raise BrokerUnavailable("away")
         for error in filter(None, map(self.minds, attempted)):
             raise error
         self.taken += attempted
+        return set()
+
+    def settle(self, over: Leases, again: Any, *, failed: Any) -> set[Lease]:
+        self.ping()
+        self.settled.append(list(over.job_ids))
         return set()
 
     def ping(self) -> None:
@@ -50,7 +63,7 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     store = Store()
-    monkeypatch.setattr(monitor_module, "finish", store.finish)
+    monkeypatch.setattr(monitor_module, "Recorder", lambda *_: store)
     return store
 
 
@@ -83,7 +96,7 @@ def monitor(
     monkeypatch.setattr(monitor_module, "time", clock)
     monkeypatch.setattr(monitor_module, "set_deadlines", lambda _, **__: None)
     monkeypatch.setattr(monitor_module, "broker_for", lambda _: SimpleNamespace(
-        ping=store.ping, close=lambda: None
+        ping=store.ping, close=lambda: None, settle=store.settle
     ))  # fmt: skip
     ours, theirs = socket.socketpair()
     ends += [ours, theirs]
@@ -225,3 +238,31 @@ def test_a_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
     else:
         assert confirmed(pusher) == [1, 2, 3, 5, 6, 7, 8]
         assert [one.reported for one in monitor.aside] == [batch[3]]
+
+
+def test_recorded_jobs_of_a_broker_are_acked_together_and_then_confirmed(
+    monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
+) -> None:
+    leases = open_batch(batch).leases
+    for part in (batch[:4], batch[4:]):
+        monitor.unsettled.put(open_batch(part).leases, [], set())
+        record(monitor, part)
+    monitor._settle(at_least=9)
+    assert (store.settled, confirmed(pusher)) == ([], []), "more may come"
+    monitor._settle()
+    assert store.settled == [leases.job_ids]
+    assert confirmed(pusher) == list(range(1, 9))
+
+
+def test_nothing_is_confirmed_before_the_broker_has_been_told(
+    monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream], clock: Clock
+) -> None:
+    monitor.unsettled.put(open_batch(batch).leases, [], set())
+    record(monitor, batch)
+    store.is_away = True
+    monitor._settle()
+    assert confirmed(pusher) == []
+    store.is_away = False
+    monitor.patience.try_at = 0.0
+    monitor._settle()
+    assert (len(store.settled), confirmed(pusher)) == (1, list(range(1, 9)))

@@ -23,6 +23,7 @@ from stoker.brokers.contract import (
     Delivery,
     Extension,
     Lease,
+    Leases,
     Message,
     Return,
 )
@@ -298,18 +299,15 @@ class OrmBroker(Broker):
         if again:
             self._marks.forget()
         with explained(self.alias):
-            freed = self.store.settle(lease_keys(over), given_back(again), failed)
+            ended = Leases.of(over)
+            returned = given_back(again)
+            freed = self.store.settle(ended.job_ids, ended.lease_ids, returned, failed)
         self._call(freed.queues)
-        if len(freed.valid) == len(over) + len(again):  # nearly always
+        if len(freed.rows) == len(over) + len(again):  # nearly always
             return set()
         leases = [*over, *(back.lease for back in again)]
-        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in freed.valid}
-
-    def end_all(self, job_ids: Sequence[str], lease_ids: Sequence[int]) -> bool:
-        with explained(self.alias):
-            queues = self.store.end_all(job_ids, lease_ids)
-        self._call(queues or ())
-        return queues is not None
+        valid = freed.valid
+        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
 
     def _call(self, queues: Collection[str]) -> None:
         """Somebody's turn has come there: it counts from the commit on."""

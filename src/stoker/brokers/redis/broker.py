@@ -22,6 +22,7 @@ from stoker.brokers.contract import (
     Capabilities,
     Delivery,
     Lease,
+    Leases,
     Message,
     Return,
 )
@@ -139,7 +140,7 @@ class RedisBroker(Broker):
     def settle(
         self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
     ) -> set[Lease]:
-        leases = [*over, *(back.lease for back in again)]
+        leases = [*over, *(back.lease for back in again)] if again else over
         arguments: list[Any] = [len(over), named(leases)]
         for back in again:
             arguments += [microseconds(back.delay_seconds), back.attempts, back.crashes]
@@ -294,7 +295,9 @@ def _lease_id() -> str:
 def named(leases: Sequence[Lease]) -> str:
     """Return the leases as a single script argument. One argument per lease would cost more time
     than the script needs."""
-    return "".join([f"{job_id.hex},{lease_id};" for job_id, lease_id in leases])
+    columns = Leases.of(leases)
+    pairs = zip(columns.job_ids, columns.lease_ids, strict=True)
+    return "".join([f"{job_id},{lease_id};" for job_id, lease_id in pairs])
 
 
 def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:

@@ -66,7 +66,7 @@ class Pusher:
         self.cancels = Cancels(self.settings, self.flights, self._say)
         self.wake = self.broker.open_wake()
         self.selector = selectors.DefaultSelector()
-        self.monitor = MonitorLine(self.selector, self.roster)
+        self.monitor = MonitorLine(self.selector, self.roster, self.settings.lease_seconds)
         self.is_stopping = self.is_over = False
         self._has_said_stopped = self._has_said_drained = False
         self._wake_descriptor: int | None = None
@@ -310,9 +310,12 @@ class MonitorLine:
     """The pusher's connection to the monitor. Reports are kept until they are recorded, so that a
     new monitor is sent again what its predecessor may not have recorded."""
 
-    def __init__(self, selector: selectors.BaseSelector, roster: Roster) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, roster: Roster, lease_seconds: float
+    ) -> None:
         self._selector = selector
         self._roster = roster
+        self._lease_seconds = lease_seconds
         self._stream: Stream | None = None
 
     def meet(self, stream: Stream, reported: Iterable[Flight]) -> None:
@@ -331,7 +334,8 @@ class MonitorLine:
             report = flight.report
             if report is not None:
                 some = counted if is_recorded(report) else reports
-                some.append((report, pack_for_monitor(flight.job)))
+                valid_until = flight.leased_at + self._lease_seconds
+                some.append((report, pack_for_monitor(flight.job, int(valid_until * 1e9))))
         if self._stream is not None and (reports or counted):
             for frame in (("reports", reports), ("counted", counted)):
                 if frame[1]:

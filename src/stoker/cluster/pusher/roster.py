@@ -19,8 +19,8 @@ from stoker.cluster.channel import Stream
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import resident_bytes
 from stoker.cluster.watch import Death
-from stoker.cluster.wire import Report, pack_outcome
-from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut
+from stoker.cluster.wire import Report
+from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut, pack_outcome
 
 from .flights import Flight, Flights
 

@@ -211,9 +211,10 @@ class Lines(Look):
         final."""
         waiting = self.scene.broker.withdraw(ids)
         leased = with_keys(Claimed.objects.using(self.alias), ids)
-        keys = list(leased.values_list("pk", "lease_id"))
-        freed = Store(self.scene.settings).settle(keys) if keys else None
-        return len(waiting.union(job_id for job_id, _ in freed.valid) if freed else waiting)
+        held = dict(leased.values_list("pk", "lease_id"))
+        store = Store(self.scene.settings)
+        freed = store.settle([one.hex for one in held], list(held.values()))
+        return len(waiting.union(job_id for job_id, _ in freed.valid))
 
     def _keep_one_place(self, ids: Sequence[UUID]) -> int:
         with deciding(self.alias):

@@ -8,9 +8,7 @@ better way.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -26,9 +24,8 @@ from .rows import Keys
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
-    from stoker.models.job import Ending, NewJob, Successes
+    from stoker.models.job import Calls, Endings, NewJob
     from stoker.models.step import StepEnd
-    from stoker.store.insert import Success
 
 JOBS, READY, DEFERRED = "stoker_job", "stoker_ready", "stoker_deferred"
 JOB = (
@@ -96,56 +93,47 @@ class Engine(Keys):
             (self.insert_into(READY, PLACE), _place_row(job, written)),
         ]
 
-    def insert_finished(self, jobs: Sequence[Success]) -> set[UUID]:
-        """Insert jobs that have succeeded at their first attempt, if the database can do so in one
-        statement.
+    inserts_ended = False
+    """Whether one statement can insert jobs with their ends: see ``insert_ended``."""
+
+    def insert_ended(self, calls: Calls, endings: Endings) -> set[str]:
+        """Insert jobs together with their ends. Only for databases with ``inserts_ended``.
 
         Returns:
-            The ids of the inserted jobs. Existing rows are not changed.
+            The ids (32 digits) of jobs that were not inserted, because they have a row or continue
+            a dead letter.
         """
-        return set()
+        raise NotImplementedError
 
-    def ensure_jobs(self, jobs: Sequence[NewJob]) -> None:
-        """Insert rows of jobs that wait outside the store. Existing rows are not changed."""
+    def ensure_jobs(self, job_ids: Sequence[str], calls: Calls) -> None:
+        """Insert rows of jobs that wait outside the store. Existing rows are not changed.
+
+        Args:
+            job_ids: the 32 digits of each.
+            calls: what was called, in the same order.
+        """
         written = Written(self.connection)
         text = self.insert_into(JOBS, JOB)
         ignoring: str = self.connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
+        packages = map(written.data, calls.packages)
+        columns = (calls.tasks, calls.queues, calls.priorities, packages)
+        moments = written.moments(calls.enqueued_at)
+        rows = zip(written.ids(job_ids), *columns, moments, strict=True)
         with self.connection.cursor() as cursor:
             cursor.executemany(
                 text.replace("INSERT INTO", ignoring, 1),
-                [_job_row(replace(job, run_after=None), written) for job in jobs],
+                [(*row, None, 0, "", "") for row in rows],
             )
 
-    def finish_jobs(self, endings: Sequence[Ending]) -> None:
-        """Write the ends of jobs."""
-        written = Written(self.connection)
-        self._finish_each(
-            [
-                (
-                    ending.status,
-                    ending.attempts,
-                    ending.worker_id,
-                    written.moment(ending.started_at),
-                    written.moment(ending.finished_at),
-                    written.data(ending.value),
-                    ending.reason[:255],
-                    written.id(ending.job_id),
-                )
-                for ending in endings
-            ]
-        )
-
-    def finish_well(self, successes: Successes) -> Callable[[], object]:
-        """Prepare the statement that records successful jobs, and return a function that runs it.
+    def finish_jobs(self, endings: Endings) -> Callable[[], object]:
+        """Prepare the statement that records the ends of jobs, and return a function that runs it.
         With only one writer at a time, other processes then do not wait for the preparation."""
         written = Written(self.connection)
-        started = written.moments(successes.started_at)
-        finished = written.moments(successes.finished_at)
-        ids: Sequence[Any] = successes.job_ids
-        if self.connection.features.has_native_uuid_field:
-            ids = [UUID(one) for one in ids]
-        same = (successes.attempts, successes.worker_ids, started, finished, successes.values)
-        rows = list(zip(repeat("SUCCESSFUL"), *same, repeat(""), ids))
+        started = written.moments_or_none(endings.started_at)
+        finished = written.moments_or_none(endings.finished_at)
+        moments = (started, finished, endings.values, endings.reasons)
+        same = (endings.statuses, endings.attempts, endings.worker_ids, *moments)
+        rows = list(zip(*same, written.ids(endings.job_ids), strict=True))
         return lambda: self._finish_each(rows)
 
     def _finish_each(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -219,24 +207,23 @@ class Engine(Keys):
         return extended
 
     def end_leases(
-        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey]
-    ) -> list[tuple[UUID, int, int]]:
-        """Delete leases.
-
-        Returns:
-            Job id, lease id and number of guards of each lease that was valid.
-        """
-        valid = self._lock_valid(leases, keys)
-        self.delete_by_key(leases, [job_id for job_id, _ in valid])
-        return [(*key, row.guards) for key, row in valid.items()]
-
-    def end_lease_digits(
         self, leases: models.QuerySet[Any], digits: Sequence[str], lease_ids: Sequence[int]
     ) -> Sequence[tuple[Any, ...]]:
-        """Delete leases, given by the 32 hexadecimal digits of each job id. Return the same as
-        ``end_leases``, but with job ids as the driver returns them."""
+        """Delete leases.
+
+        Args:
+            leases: the rows of all leases.
+            digits: the 32 digits of each job's id.
+            lease_ids: theirs, in the same order.
+
+        Returns:
+            Job id as the driver returns it, lease id and number of guards of each lease that was
+            valid.
+        """
         pairs = zip(digits, lease_ids, strict=True)
-        return self.end_leases(leases, [(UUID(one), lease_id) for one, lease_id in pairs])
+        valid = self._lock_valid(leases, [(UUID(one), lease_id) for one, lease_id in pairs])
+        self.delete_by_key(leases, [job_id for job_id, _ in valid])
+        return [(*key, row.guards) for key, row in valid.items()]
 
     def give_back(
         self, leases: models.QuerySet[Any], returns: Sequence[GivenBack]

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, models
@@ -25,11 +24,10 @@ from .sessions import idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
-    from stoker.models.job import Ending, NewJob, Successes
+    from stoker.models.job import Calls, Endings, NewJob
     from stoker.models.need import StatedNeed
     from stoker.models.step import StepEnd
     from stoker.models.unique_key import Condition, Taking
-    from stoker.store.insert import Success
 
 CLIENT_EXTRA_SECONDS = 1.0
 """How much longer than ``DATABASE_SECONDS`` the client waits. So the server's deadline comes first,
@@ -227,49 +225,17 @@ class PostgreSQL(Engine):
         if send_past_cursor(self.connection, statement("job_add_fresh"), parameters, notice):
             wake.note_notice(self.alias)
 
-    def insert_finished(self, jobs: Sequence[Success]) -> set[UUID]:
-        if not jobs:
-            return set()
-        names = jobs[0]._fields
-        arrays = dict(zip(names, columns(jobs, len(names)), strict=True))
-        known = {row[0] for row in self.fetch("job_add_successful", arrays)}
-        return {job.id for job in jobs} - known
+    inserts_ended = True
 
-    def ensure_jobs(self, jobs: Sequence[NewJob]) -> None:
-        arrays = _as_arrays(jobs)
-        wanted = ("id", "task", "queue", "priority", "package", "enqueued_us")
-        self.fetch("job_ensure", {name: arrays[name] for name in wanted})
+    def insert_ended(self, calls: Calls, endings: Endings) -> set[str]:
+        arrays = _called(endings.job_ids, calls) | _ended(endings)
+        return {row[0].hex for row in self.fetch("job_add_ended", arrays)}
 
-    def finish_jobs(self, endings: Sequence[Ending]) -> None:
-        rows = [
-            (
-                ending.job_id,
-                ending.status,
-                ending.attempts,
-                ending.worker_id,
-                instant_us(ending.started_at),
-                instant_us(ending.finished_at),
-                ending.value,
-                ending.reason[:255],
-            )
-            for ending in endings
-        ]
-        arrays = columns(rows, len(ENDING))
-        self.fetch("job_finish", dict(zip(ENDING, arrays, strict=True)))
+    def ensure_jobs(self, job_ids: Sequence[str], calls: Calls) -> None:
+        self.fetch("job_ensure", _called(job_ids, calls))
 
-    def finish_well(self, successes: Successes) -> Callable[[], object]:
-        count = len(successes.job_ids)
-        values = (
-            list_literal(successes.job_ids),
-            list_literal(repeat("SUCCESSFUL", count)),
-            list_literal(map(str, successes.attempts)),
-            array_literal(successes.worker_ids),
-            list_literal(map(str, instants_us(successes.started_at))),
-            list_literal(map(str, instants_us(successes.finished_at))),
-            list_literal([f'"\\\\x{value.hex()}"' for value in successes.values]),
-            list_literal(repeat('""', count)),
-        )
-        arrays = dict(zip(ENDING, values, strict=True))
+    def finish_jobs(self, endings: Endings) -> Callable[[], object]:
+        arrays = _ended(endings)
         return lambda: self.fetch("job_finish", arrays)
 
     def end_steps(self, ends: Sequence[StepEnd]) -> None:
@@ -298,16 +264,15 @@ class PostgreSQL(Engine):
         return {(row[0], row[1]) for row in rows}
 
     def end_leases(
-        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey]
-    ) -> list[tuple[Any, ...]]:
-        return self._fetch_each("claimed_ack", "leases", keys)
-
-    def end_lease_digits(
         self, leases: models.QuerySet[Any], digits: Sequence[str], lease_ids: Sequence[int]
     ) -> Sequence[tuple[Any, ...]]:
-        by_id = [f'"{one}":{lease}' for one, lease in zip(digits, lease_ids, strict=True)]
-        keys = {"job_ids": list_literal(digits), "leases": list_literal(by_id)}
-        return self.fetch("claimed_ack", keys)
+        pairs = zip(digits, lease_ids, strict=True)
+        if len(set(digits)) < len(digits):
+            keys = [(UUID(one), lease_id) for one, lease_id in pairs]
+            return self._fetch_each("claimed_ack", "leases", keys)
+        by_id = [f'"{one}":{lease}' for one, lease in pairs]
+        arrays = {"job_ids": list_literal(digits), "leases": list_literal(by_id)}
+        return self.fetch("claimed_ack", arrays)
 
     def give_back(
         self, leases: models.QuerySet[Any], returns: Sequence[GivenBack]
@@ -400,8 +365,39 @@ class PostgreSQL(Engine):
         self._write(text, [array_literal(column) for column in given])
 
 
-ENDING = ("id", "status", "attempts", "worker_id", "started_us", "finished_us", "value", "reason")
-"""Parameters of job_finish.sql."""
+def _called(job_ids: Sequence[str], calls: Calls) -> dict[str, str]:
+    """Return the parameters of job_ensure.sql, which job_add_ended.sql has, too."""
+    return {
+        "id": list_literal(job_ids),
+        "task": array_literal(calls.tasks),
+        "queue": array_literal(calls.queues),
+        "priority": list_literal(map(str, calls.priorities)),
+        "package": array_literal(calls.packages),
+        "enqueued_us": list_literal(map(str, instants_us(calls.enqueued_at))),
+    }
+
+
+def _ended(endings: Endings) -> dict[str, str]:
+    """Return the parameters of job_finish.sql, which job_add_ended.sql has, too."""
+    values = endings.values
+    return {
+        "id": list_literal(endings.job_ids),
+        "status": list_literal([status or "NULL" for status in endings.statuses]),
+        "attempts": list_literal(map(str, endings.attempts)),
+        "worker_id": array_literal(endings.worker_ids),
+        "started_us": _moments(endings.started_at),
+        "finished_us": _moments(endings.finished_at),
+        "value": list_literal(
+            ["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values]
+        ),
+        "reason": array_literal(endings.reasons),
+    }
+
+
+def _moments(moments: Sequence[float | None]) -> str:
+    if None in moments:
+        return list_literal(["NULL" if one is None else str(instant_us(one)) for one in moments])
+    return list_literal(map(str, instants_us(cast("Sequence[float]", moments))))
 
 
 def _as_parameters(job: NewJob) -> dict[str, Any]:

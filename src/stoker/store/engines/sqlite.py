@@ -31,7 +31,7 @@ from stoker.values.ids import id_of
 from .base import PLACE, Engine
 
 if TYPE_CHECKING:
-    from stoker.models.claimed import Claim, LeaseKey, Leasing
+    from stoker.models.claimed import Claim, Leasing
     from stoker.models.job import NewJob
 
 T = TypeVar("T")
@@ -167,14 +167,6 @@ class SQLite(Engine):
         ]  # fmt: skip
 
     def end_leases(
-        self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey]
-    ) -> list[tuple[UUID, int, int]]:
-        by_digits = {job_id.hex: job_id for job_id, _ in keys}
-        given = json.dumps([(job_id.hex, lease_id) for job_id, lease_id in keys])
-        rows = self.fetch("listed_end", {"leases": given})
-        return [(by_digits[digits], *rest) for digits, *rest in rows]
-
-    def end_lease_digits(
         self, leases: models.QuerySet[Any], digits: Sequence[str], lease_ids: Sequence[int]
     ) -> Sequence[tuple[Any, ...]]:
         given = json.dumps(list(zip(digits, lease_ids, strict=True)))

@@ -1,4 +1,4 @@
-"""What succeeds is recorded together, and leaves exactly what ``finish`` would leave."""
+"""Outcomes are recorded together, whatever they are, and each leaves what it leaves alone."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from django.db import DatabaseError
 
 from stoker import Lock, chain
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Broker, Delivery, Return
+from stoker.brokers.contract import Broker, Delivery, Lease, Return
 from stoker.cluster.wire import (
     Reported,
+    open_batch,
     open_report,
-    open_successes,
     pack_for_monitor,
     pack_job,
     pack_report,
 )
 from stoker.conf import Settings, settings_for
 from stoker.jobs.execute import Executor
-from stoker.jobs.outcomes import Attempted, Succeeded
+from stoker.jobs.outcomes import Attempted, Failed, Fault, Outcome, Succeeded
 from stoker.jobs.package import sealer_for
-from stoker.jobs.record import finish, finish_together
+from stoker.jobs.record import Recorder, finish
 from stoker.jobs.tallies import Tallies
-from stoker.models import Blocked, Claimed, DeadLetter, Job, Need, Requeue, Tally
+from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Need, Requeue, Tally
 from stoker.signals import post_execute
 from stoker.store.clock import instant_us, instants_us
 
 from tests.app import tasks
 
-pytestmark = [pytest.mark.sqlite, pytest.mark.postgres, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 KEPT = ("status", "attempts", "worker_id", "started_at", "finished_at", "value", "reason")
 VALUES: list[Any] = [42, None, True, "", 'a "b" {c}, \\ and é', {"a": [1.5, "\\x00"]}, "NULL"]
@@ -77,9 +77,8 @@ def succeeded(broker: Broker, values: list[Any]) -> list[Reported]:
     return reports
 
 
-def record(settings: Settings, broker: Broker, reported: list[Reported]) -> bool:
-    successes = open_successes(reported)
-    return successes is not None and finish_together(settings, broker, successes)
+def record(settings: Settings, broker: Broker, reported: list[Reported]) -> set[Lease]:
+    return Recorder(settings, broker).record(open_batch(reported))
 
 
 def rows_of(reported: list[Reported]) -> list[tuple[Any, ...]]:
@@ -87,27 +86,31 @@ def rows_of(reported: list[Reported]) -> list[tuple[Any, ...]]:
     return [found[UUID(bytes=job[1])] for _, job in reported]
 
 
-def test_leaves_what_finish_would_leave(settings: Settings, broker: Broker) -> None:
+def test_reports_of_workers_leave_what_attempts_leave(settings: Settings, broker: Broker) -> None:
     together, singly = succeeded(broker, VALUES), succeeded(broker, VALUES)
-    assert record(settings, broker, together)
-    assert not finish(settings, broker, [open_report(*one) for one in singly])
+    assert record(settings, broker, together) == set()
+    for one in singly:
+        assert finish(settings, broker, [open_report(*one)]) == set()
     assert rows_of(together) == rows_of(singly)
     assert not Claimed.objects.exists()
 
 
-def test_counts_what_finish_would_count(settings: Settings, broker: Broker) -> None:
+def test_a_batch_is_counted_as_its_parts_are(settings: Settings, broker: Broker) -> None:
     (delivery,) = (one for one in claim_again(broker))
     late = open_report(*succeeded(broker, [1])[0])
     late.delivery, late.enqueued_at = delivery, 1_800_000_000.0
+    failed = open_report(*succeeded(broker, [1])[0])
+    failed.outcome = Failed(Fault("builtins.ValueError", "no", ""))
     reported = [
         *succeeded(broker, VALUES),
         (pack_report(9, late), pack_for_monitor(pack_job(9, delivery))),
+        (pack_report(10, failed), pack_for_monitor(pack_job(10, failed.delivery))),
     ]
-    successes = open_successes(reported)
-    assert successes is not None
     both = [Tallies(settings), Tallies(settings)]
-    both[0].add_together(successes)
-    both[1].add_recorded(open_report(*one) for one in reported)
+    for tallies, batches in zip(both, ([reported], [[one] for one in reported]), strict=True):
+        for one in map(open_batch, batches):
+            one.decided = one.seen
+            tallies.add(one)
     written = []
     for tallies in both:
         tallies.write()
@@ -115,8 +118,10 @@ def test_counts_what_finish_would_count(settings: Settings, broker: Broker) -> N
         Tally.objects.all().delete()
     for row in (*written[0], *written[1]):
         del row["id"], row["start"]
+        row["run_seconds"] = pytest.approx(row["run_seconds"])
+        row["wait_seconds"] = pytest.approx(row["wait_seconds"])
     assert written[0] == written[1]
-    assert written[0][0]["successful"] == len(reported)
+    assert (written[0][0]["successful"], written[0][0]["failed"]) == (len(reported) - 1, 1)
 
 
 def claim_again(broker: Broker) -> list[Delivery]:
@@ -127,15 +132,16 @@ def claim_again(broker: Broker) -> list[Delivery]:
     return claim(broker, 1)
 
 
-def test_a_stale_lease_leaves_all_of_them_to_finish(settings: Settings, broker: Broker) -> None:
+def test_a_stale_lease_is_not_recorded_and_the_others_are(
+    settings: Settings, broker: Broker
+) -> None:
     reported = succeeded(broker, [1, 2, 3])
     taken = UUID(bytes=reported[1][1][1])
     Claimed.objects.filter(pk=taken).update(lease_id=1)
-    assert not record(settings, broker, reported)
-    assert Claimed.objects.count() == 3, "what was done of it is rolled back"
-    assert not Job.objects.exclude(status=None).exists()
-    stale = finish(settings, broker, [open_report(*one) for one in reported])
+    stale = record(settings, broker, reported)
     assert [lease.job_id for lease in stale] == [taken]
+    assert Claimed.objects.get().pk == taken
+    assert Job.objects.get(status=None).pk == taken
 
 
 def test_what_cannot_be_recorded_is_not_acked(
@@ -145,44 +151,57 @@ def test_what_cannot_be_recorded_is_not_acked(
         raise DatabaseError("no")
 
     reported = succeeded(broker, [1, 2])
-    monkeypatch.setattr(type(Job.objects.all()), "succeeding", lambda *_: fail)
+    monkeypatch.setattr(type(Job.objects.all()), "finishing", lambda *_: fail)
     with pytest.raises(DatabaseError):
         record(settings, broker, reported)
     assert Claimed.objects.count() == 2
 
 
-def test_one_that_has_not_succeeded_leaves_all_of_them_to_finish(
+def test_a_failure_and_a_retry_are_recorded_with_successes(
     settings: Settings, broker: Broker
 ) -> None:
     reported = succeeded(broker, [1, 2])
-    tasks.fail.enqueue()
-    (delivery,) = claim(broker, 1)
-    failed = Executor(settings, worker_id="host:1.2").run(delivery)
-    reported.append((pack_report(3, failed), pack_for_monitor(pack_job(3, delivery))))
-    assert open_successes(reported) is None
-    assert open_successes(reported[:2]) is not None
+    tasks.fail.using(max_attempts=1).enqueue()
+    tasks.fail.using(max_attempts=2).enqueue()
+    for number, delivery in enumerate(claim(broker, 2), 3):
+        failed = Executor(settings, worker_id="host:1.2").run(delivery)
+        reported.append((pack_report(number, failed), pack_for_monitor(pack_job(number, delivery))))
+    assert record(settings, broker, reported) == set()
+    statuses = sorted(Job.objects.values_list("status", flat=True), key=str)
+    assert statuses == ["FAILED", None, "SUCCESSFUL", "SUCCESSFUL"]
+    assert not Claimed.objects.exists()
+    assert (DeadLetter.objects.count(), Deferred.objects.count()) == (1, 1)
+    assert sorted(Attempt.objects.values_list("kind", flat=True)) == ["failed", "failed"]
 
 
-def test_the_same_job_twice_is_a_matter_of_finish(broker: Broker) -> None:
+def test_a_job_that_is_reported_twice_is_recorded_once(settings: Settings, broker: Broker) -> None:
     reported = succeeded(broker, [1])
-    assert open_successes(reported * 2) is None
+    assert record(settings, broker, reported * 2) == set()
+    assert Job.objects.get().status == "SUCCESSFUL"
 
 
-def test_what_follows_from_a_job_is_a_matter_of_finish(settings: Settings, broker: Broker) -> None:
+def test_a_step_is_followed_by_the_next(settings: Settings, broker: Broker) -> None:
+    reported = succeeded(broker, [1])
     chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue()
     (delivery,) = claim(broker, 1)
     attempted = Executor(settings, worker_id="host:1.2").run(delivery)
-    reported = [(pack_report(1, attempted), pack_for_monitor(pack_job(1, delivery)))]
-    assert open_successes(reported) is not None
-    assert not record(settings, broker, reported)
-    assert Claimed.objects.count() == 1
+    reported.append((pack_report(1, attempted), pack_for_monitor(pack_job(1, delivery))))
+    assert record(settings, broker, reported) == set()
+    assert Claimed.objects.count() == 0
+    assert len(claim(broker, 2)) == 1
 
 
-def test_who_listens_to_ends_is_told_by_finish(settings: Settings, broker: Broker) -> None:
-    reported = succeeded(broker, [1])
-    with listening(lambda **_: None):
-        assert not record(settings, broker, reported)
-    assert record(settings, broker, reported)
+def test_listeners_are_told_of_each_end(
+    settings: Settings, broker: Broker, django_capture_on_commit_callbacks: Any
+) -> None:
+    told: list[Any] = []
+
+    def listen(outcome: Outcome, **_: Any) -> None:
+        told.append(outcome)
+
+    with listening(listen), django_capture_on_commit_callbacks(execute=True):
+        record(settings, broker, succeeded(broker, [1, 2]))
+    assert [type(one) for one in told] == [Succeeded, Succeeded]
 
 
 @contextmanager
@@ -201,9 +220,8 @@ def test_the_next_of_a_line_comes(settings: Settings, broker: Broker) -> None:
     (delivery,) = claim(broker, 10)
     assert Blocked.objects.count() == 1
     attempted = Executor(settings, worker_id="host:1.2").run(delivery)
-    assert record(
-        settings, broker, [(pack_report(1, attempted), pack_for_monitor(pack_job(1, delivery)))]
-    )
+    reported = [(pack_report(1, attempted), pack_for_monitor(pack_job(1, delivery)))]
+    assert record(settings, broker, reported) == set()
     assert not Blocked.objects.exists()
     assert Need.objects.count() == 1, "those of the one that has ended are gone"
 
@@ -219,7 +237,7 @@ def test_a_dead_letter_that_was_carried_on_is_resolved(settings: Settings, broke
         identity=letter.identity,
         from_job_id=letter.job_id,
     )
-    assert record(settings, broker, reported)
+    assert record(settings, broker, reported) == set()
     letter.refresh_from_db()
     assert letter.state == DeadLetter.State.RESOLVED
 

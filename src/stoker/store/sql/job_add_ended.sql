@@ -1,0 +1,32 @@
+-- Record jobs that a broker outside the database has delivered and that have no row yet, each with its
+-- end; one without a status is to be tried again. Returns those that have a row already, or that carry
+-- on a dead letter: nothing is changed for them.
+-- Who adds one of these at the same time is waited for; all add in the order of the ids, so that no
+-- two wait for each other.
+-- Plan: function scan of the arrays, each id looked up in stoker_requeue by its primary key, sorted;
+-- one insert; the ids with a hashed subplan of what it says.
+WITH added AS (
+    INSERT INTO stoker_job (
+        id, task, queue, priority, package, enqueued_at,
+        status, attempts, worker_id, started_at, finished_at, value, reason
+    )
+    SELECT id, task, queue, priority, package,
+           to_timestamp(0) + enqueued_us * interval '1 microsecond', status, attempts, worker_id,
+           to_timestamp(0) + started_us * interval '1 microsecond',
+           to_timestamp(0) + finished_us * interval '1 microsecond', value, reason
+    FROM unnest(
+        %(id)s::uuid[], %(task)s::varchar[], %(queue)s::varchar[], %(priority)s::smallint[],
+        %(package)s::bytea[], %(enqueued_us)s::bigint[], %(status)s::varchar[],
+        %(attempts)s::smallint[], %(worker_id)s::varchar[], %(started_us)s::bigint[],
+        %(finished_us)s::bigint[], %(value)s::bytea[], %(reason)s::varchar[]
+    ) AS job (
+        id, task, queue, priority, package, enqueued_us, status, attempts, worker_id, started_us,
+        finished_us, value, reason
+    )
+    WHERE NOT EXISTS (SELECT FROM stoker_requeue AS requeue WHERE requeue.job_id = job.id)
+    ORDER BY id
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+)
+SELECT id FROM unnest(%(id)s::uuid[]) AS given (id)
+WHERE id NOT IN (SELECT id FROM added)
