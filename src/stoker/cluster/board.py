@@ -92,7 +92,7 @@ def lease_clock() -> float:
 
 
 class Occupied(NamedTuple):
-    """A slot in which a job runs."""
+    """A slot of a worker with its running job."""
 
     delivery: int
     job_id: UUID
@@ -270,7 +270,7 @@ class Board:
         return found
 
     def begun(self) -> set[JobLease]:
-        """Return the running jobs and those that workers finished last."""
+        """Return the leases of all running jobs and of the jobs that workers finished last."""
         running = {
             (job.job_id.bytes, job.lease)
             for worker in range(self[WORKERS])
@@ -392,7 +392,7 @@ def store_mark(settings: Settings) -> int:
 
 
 def job_lease(delivery: Delivery) -> JobLease:
-    """Return the key by which a delivery is found on a board."""
+    """Return a delivery's key on the board: job id and lease mark."""
     return delivery.job_id.bytes, lease_mark(delivery.lease_id)
 
 

@@ -23,7 +23,7 @@ TELL_SECONDS = 60.0
 
 
 class Callbacks:
-    """The calls that one process has to make.
+    """Makes the calls of one process to user code in a separate thread.
 
     Args:
         beat: called as a heartbeat while the queue is full.
@@ -36,7 +36,7 @@ class Callbacks:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running: dict[threading.Thread, tuple[str, float]] = {}
-        """Thread -> its call and the start; the current thread and those that are stuck."""
+        """Thread -> its call and the start time, for the current thread and the abandoned ones."""
         self._left_out = 0
         self._tell_at = 0.0
 

@@ -232,12 +232,12 @@ def _receive(endpoint: socket.socket, flags: int) -> tuple[bytes, list[int]]:
 
 
 def is_readable(seconds: float, *readers: Any) -> bool:
-    """Wait until one of these can be read, at most this long. Return whether one can."""
+    """Wait up to ``seconds`` until one of these is readable. Return whether one is."""
     return bool(who_is_readable(seconds, *readers))
 
 
 def who_is_readable(seconds: float, *readers: Any) -> set[int]:
-    """Wait until one of these can be read, at most this long. Return the readable descriptors.
+    """Wait up to ``seconds`` until one of these is readable. Return the readable descriptors.
 
     ``select`` supports no descriptors above 1023, and creating a selector takes ten times as long.
     """

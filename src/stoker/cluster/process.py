@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stoker.json_lines import JsonLines
+from stoker.signals import post_spawn, pre_exit
 
 from .board import Board
 from .channel import Closed, Control
@@ -202,7 +203,6 @@ def run_child(
     django.setup()
     if plan.console:
         log_to_console(plan.log_level, as_json=plan.logs_json)
-    from stoker.signals import post_spawn
 
     try:
         child = Child(role, number, incarnation, plan, Control(endpoint))
@@ -253,8 +253,6 @@ def leave_forked_child() -> NoReturn:
 
 def say_goodbye(seconds: float) -> None:
     """Let receivers of ``pre_exit`` send their remaining data."""
-    from stoker.signals import pre_exit
-
     pre_exit.send_robust(Child, seconds=seconds)
 
 

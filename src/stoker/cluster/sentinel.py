@@ -219,7 +219,7 @@ class Sentinel:
             self.reload_requested = False
 
     def reload(self, why: str) -> None:
-        """Stop in good order; ``run`` then says that the cluster should start again."""
+        """Stop gracefully; ``run`` then returns that the cluster is to be started again."""
         if self.stop_at is None:
             tell("cluster_reloading", why=why)
             self.reload_requested = True

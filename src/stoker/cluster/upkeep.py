@@ -207,7 +207,7 @@ class Upkeep:
         return freed
 
     def _board_of(self, cluster: Cluster) -> Board | None:
-        """Return the board of a cluster of this host of which no process is left."""
+        """Return the board of a cluster on this host if none of its processes is alive."""
         if cluster.host != self._plan.host:
             return None
         return Board.of_the_dead(Path(cluster.info.get("board", "")))

@@ -6,7 +6,7 @@ import multiprocessing
 import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.utils.module_loading import autodiscover_modules
 
@@ -25,6 +25,9 @@ from stoker.operations.operation import first_line_of
 
 from .arguments import setting
 from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, option, refuse
+
+if TYPE_CHECKING:
+    from stoker.brokers.contract import Broker
 
 START_SECONDS = 30.0
 """How long the child may take to start, over and above the deadline of the database."""
@@ -108,10 +111,10 @@ def _found(plan: Plan) -> StoreCheck:
     from stoker.brokers.patience import set_deadlines
 
     try:
-        broker_for(plan.settings)  # a wrong setting comes before missing tables
+        broker = broker_for(plan.settings)  # a wrong setting comes before missing tables
         set_deadlines(plan.settings)
         _read_every_table(plan.settings.database)
-        return StoreCheck(weaknesses=_ask_broker(plan))
+        return StoreCheck(weaknesses=_ask(broker))
     except (NotMigrated, PoolerRefused) as error:
         return StoreCheck(is_fit=False, sentence=str(error))
     except (BrokerUnavailable, DatabaseError, InterfaceError) as error:
@@ -132,13 +135,10 @@ def _read_every_table(alias: str) -> None:
             list(model._base_manager.using(alias).values_list(*columns)[:1])
 
 
-def _ask_broker(plan: Plan) -> tuple[str, ...]:
-    from stoker.brokers.adapters import broker_for
-
-    broker = broker_for(plan.settings)
+def _ask(broker: Broker) -> tuple[str, ...]:
     if not broker.capabilities.shared:
         raise ConfigurationError(
-            f"{plan.settings.broker} keeps the jobs of each process to itself, so a cluster would "
+            f"{broker.settings.broker} keeps the jobs of each process to itself, so a cluster would "
             "never see any: let BROKER be orm://default, say."
         )
     weaknesses: list[str] = []

@@ -1,4 +1,4 @@
-"""Where jobs are: the narrow tables taken together."""
+"""The narrow tables that say where each job is, taken together."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PLACES: Mapping[str, type[models.Model]] = {**WAITING, "running": Claimed}
 def whereabouts(
     alias: str, job_ids: Collection[UUID], places: Mapping[str, type[models.Model]] = PLACES
 ) -> dict[UUID, str]:
-    """Job id -> the place, for those that are in one of these. One statement, so one snapshot: a
-    job that moves meanwhile is seen here or there."""
+    """Return job id -> name of its table, for jobs found in one of these. One statement sees one
+    snapshot, so a job that moves meanwhile is not missed."""
     if not job_ids:
         return {}
     found = [

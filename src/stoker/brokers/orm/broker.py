@@ -130,13 +130,13 @@ PROMOTE_AT_ONCE = 500
 PROMOTE_SECONDS = 0.1
 """How often due jobs are moved while claims come back full: a backlog must not hold them back."""
 TRUST_SECONDS = 1.0
-"""How long it is believed that nothing falls due, once asked. Somebody may enqueue what is due
-sooner; then a claim finds nothing, and looks, or it finds others, which go first this once."""
+"""How long the answer that nothing falls due is cached. A job enqueued to be due sooner is still
+found: a claim that finds nothing looks again, and one that finds others delays it once."""
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim goes on that finds none but jobs which a guard turns away: others wait behind
 them."""
 CAREFUL_SECONDS = 10.0
-"""How long claims do not wait for keys of guards after they met one that was locked for long."""
+"""How long claims skip locked guard keys after they met one that stayed locked."""
 PURGE_AT_ONCE = 500
 
 
@@ -151,7 +151,7 @@ class OrmBroker(Broker):
         self._promote_at = 0.0
         self._had_room = True
         self._nothing_due_until = 0.0
-        """As far as was known when somebody asked; monotonic seconds."""
+        """Monotonic time in seconds up to which no deferred job is expected to fall due."""
         self._is_more_behind = False
         self._leaves_doubt = False
         self._marks = Watermarks(self.alias)
@@ -363,8 +363,8 @@ class OrmBroker(Broker):
         return removed
 
     def _waiting_in(self, queue: str) -> list[UUID]:
-        """Up to so many jobs of one table: while they are purged, others may move to a table that
-        had none a moment ago."""
+        """Return some waiting jobs of a queue, from the first table that has any. It is called
+        until none is left, as jobs move between tables during a purge."""
         for model in WAITING.values():
             waiting = model.objects.using(self.alias).filter(queue=queue)
             if job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
@@ -372,7 +372,8 @@ class OrmBroker(Broker):
         return []
 
     def _purge(self, job_ids: Sequence[UUID]) -> int:
-        """In one transaction: a job row without a place where it waits would be a lost job."""
+        """Delete these jobs in one transaction, as a job row without a waiting row would be a lost
+        job."""
         with transaction.atomic(using=self.alias):
             gone = self.withdraw(job_ids)
             Attempt.objects.using(self.alias).filter(job_id__in=gone).delete()

@@ -36,7 +36,7 @@ class Requests:
         self.is_quiet = False
         """Whether no more jobs are to be claimed."""
         self.next_look = 0.0
-        """Monotonic seconds."""
+        """Return when to read requests next, in monotonic seconds."""
 
     def look_if_due(self, patience: Patience) -> None:
         """Read the cluster's row and carry out its request. No row: no heartbeat was written
@@ -85,7 +85,7 @@ class Cancels:
         self._look_at = 0.0
 
     def next_look(self) -> float:
-        """Monotonic seconds."""
+        """Return when to read cancellations next, in monotonic seconds."""
         return self._look_at if len(self._flights) else float("inf")
 
     def look_if_due(self, patience: Patience) -> None:
@@ -131,7 +131,7 @@ class Pauses:
         return self._flights.paused
 
     def next_look(self) -> float:
-        """Monotonic seconds."""
+        """Return when to read the paused queues next, in monotonic seconds."""
         is_watched = self._has_claimed or len(self._flights) or self.queues
         return self._look_at if is_watched else float("inf")
 

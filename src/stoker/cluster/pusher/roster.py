@@ -119,11 +119,12 @@ class Roster:
         self.links[worker].queue(("jobs", [flight.job for flight in flights]))
 
     def _low(self) -> int:
-        """Who has less than that will soon have nothing to do."""
+        """Return the number of jobs below which a worker counts as soon idle."""
         return max(1, self.target() // 2)
 
     def _prompt_target(self) -> int:
-        """Who has less than that starts at once what he is sent, or nearly so."""
+        """Return the number of jobs below which a worker starts what it is sent at once, or nearly
+        so."""
         return self._target(PROMPT_SECONDS)
 
     def _target(self, seconds: float) -> int:

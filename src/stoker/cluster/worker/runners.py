@@ -199,8 +199,8 @@ class ConcurrentRunner:
         self._workload.flush()
 
     def _plan_care(self) -> None:
-        """Async tasks use the ORM in one thread of asgiref's: look after its connections as long as
-        there are such tasks, and once more when the last is over."""
+        """Look after the connections of asgiref's thread, in which async tasks use the ORM, while
+        such tasks run and once more after the last."""
         if not self._care_is_planned:
             self._care_is_planned = True
             self._care = asyncio.get_running_loop().create_task(self._care_for_connections())

@@ -17,7 +17,7 @@ class HistoryConfig(AppConfig):
     default_auto_field = "django.db.models.AutoField"
 
     def ready(self) -> None:
-        """Import what the project's migrations write into new tables."""
+        """Import Django Q rows, inserted by the project's migrations, after a first migrate."""
         post_migrate.connect(_import_if_new, sender=self, dispatch_uid=self.name)
 
 
