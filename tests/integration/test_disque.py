@@ -230,7 +230,7 @@ class TestSettings:
 
 
 def _prefer(transport: DisqueTransport, node: PrivateDisque) -> None:
-    transport._nodes._current = disque_nodes.Node("127.0.0.1", node.port)
+    transport._nodes._current = disque_nodes.DisqueNode("127.0.0.1", node.port)
 
 
 def _all_of(transport: DisqueTransport, count: int) -> list[Parcel]:

@@ -94,7 +94,7 @@ ADVICE = {
 }
 
 
-class Refused(BrokerUnavailable):
+class IronmqRefusal(BrokerUnavailable):
     """IronMQ answered with an error."""
 
     status: int = 0
@@ -123,7 +123,7 @@ class Service:
         ``DATABASE_SECONDS``. So a request may be carried out twice.
 
         Raises:
-            Refused: IronMQ answered with an error.
+            IronmqRefusal: IronMQ answered with an error.
             BrokerUnavailable: IronMQ did not answer, or is still busy.
         """
         until = time.monotonic() + self._settings.database_seconds
@@ -133,7 +133,7 @@ class Service:
             failure: Exception
             try:
                 return self._answer(verb, path, what, wait_seconds)
-            except Refused as refusal:
+            except IronmqRefusal as refusal:
                 if refusal.status not in BUSY:
                     raise
                 failure = refusal
@@ -172,7 +172,9 @@ class Service:
         told = told if isinstance(told, dict) else {}
         if answer.is_success:
             return told
-        refusal = Refused(str(self._explained(_said(answer, told), ADVICE.get(answer.status_code))))
+        refusal = IronmqRefusal(
+            str(self._explained(_said(answer, told), ADVICE.get(answer.status_code)))
+        )
         refusal.status = answer.status_code
         raise refusal
 
@@ -283,7 +285,7 @@ class IronmqTransport(Transport):
         kept = {"message_timeout": round(self.parcel_seconds), "message_expiration": KEPT_SECONDS}
         try:
             self._service.ask("GET", self._path(line))
-        except Refused as refusal:
+        except IronmqRefusal as refusal:
             if refusal.status not in GONE:
                 raise
             self._service.ask("PUT", self._path(line), {"queue": kept})
@@ -326,7 +328,7 @@ class IronmqTransport(Transport):
             answer = self._service.ask(
                 "POST", self._path(line, "reservations"), wanted, wait_seconds=wait_seconds
             )
-        except Refused as refusal:
+        except IronmqRefusal as refusal:
             if refusal.status != 404:
                 raise
             self._lines.discard(line)
@@ -342,7 +344,7 @@ class IronmqTransport(Transport):
     def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         held = []
         for parcel in parcels:
-            with suppress(Refused):
+            with suppress(IronmqRefusal):
                 answer = self._about(parcel.receipt, "touch", timeout=round(self.parcel_seconds))
                 known = parcel.receipt.reservation_id
                 receipt = parcel.receipt._replace(
@@ -363,12 +365,12 @@ class IronmqTransport(Transport):
         ids = [{"id": one.message_id, "reservation_id": one.reservation_id} for one in receipts]
         try:
             self._service.ask("DELETE", self._path(line, "messages"), {"ids": ids})
-        except Refused as refusal:
+        except IronmqRefusal as refusal:
             if refusal.status not in GONE:
                 raise
             # another cluster has reserved one of them: delete the others one by one
             for one in receipts:
-                with suppress(Refused):
+                with suppress(IronmqRefusal):
                     path = self._path(line, "messages", one.message_id)
                     self._service.ask("DELETE", path, {"reservation_id": one.reservation_id})
 
@@ -393,7 +395,7 @@ class IronmqTransport(Transport):
         removed = 0
         for line in self._listed() & set(lines_of([queue])):
             removed += self._size(line)
-            with suppress(Refused):
+            with suppress(IronmqRefusal):
                 self._service.ask("DELETE", self._path(line, "messages"), {})
         return removed
 
@@ -403,7 +405,7 @@ class IronmqTransport(Transport):
     def _about_line(self, line: Line) -> dict[str, Any]:
         try:
             return dict(self._service.ask("GET", self._path(line)).get("queue", {}))
-        except Refused as refusal:
+        except IronmqRefusal as refusal:
             if refusal.status not in GONE:
                 raise
             return {}

@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 
 
-class Answer(Generic[T]):
+class CallResult(Generic[T]):
     """The value that a call returned, which may itself be None."""
 
     __slots__ = ("value",)
@@ -49,7 +49,7 @@ class Patience:
         """Whether the last call failed and it is too early for the next."""
         return time.monotonic() < self.try_at
 
-    def call(self, function: Callable[[], T]) -> Answer[T] | None:
+    def call(self, function: Callable[[], T]) -> CallResult[T] | None:
         """Make the call, unless the last one failed a moment ago.
 
         Returns:
@@ -60,7 +60,7 @@ class Patience:
             return None
         self._check_old_connection()
         try:
-            answer = Answer(function())
+            answer = CallResult(function())
         except (BrokerError, NotMigrated, DatabaseError, InterfaceError) as error:
             if is_locked_out(error):
                 self._note_lock(error)

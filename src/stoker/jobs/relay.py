@@ -166,7 +166,7 @@ class Round(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Line:
+class _RelayLine:
     """The common part of new jobs of one task."""
 
     broker: Broker
@@ -251,7 +251,7 @@ class Relay:
         key_id, *rest = claim
         return Newcomer(package, message, result, UniqueClaim(UUID(key_id), *rest))
 
-    def _line(self, newcomer: Newcomer) -> _Line:
+    def _line(self, newcomer: Newcomer) -> _RelayLine:
         task = task_of(newcomer.package).using(backend=self._settings.alias)
         commitment = Commitment(is_made=True)
-        return _Line(self._broker, commitment, Sealing(self._settings, task, commitment))
+        return _RelayLine(self._broker, commitment, Sealing(self._settings, task, commitment))

@@ -138,8 +138,8 @@ def _read_every_table(alias: str) -> None:
 def _ask(broker: Broker) -> tuple[str, ...]:
     if not broker.capabilities.shared:
         raise ConfigurationError(
-            f"{broker.settings.broker} keeps the jobs of each process to itself, so a cluster would "
-            "never see any: let BROKER be orm://default, say."
+            f"{broker.settings.broker} keeps the jobs of each process to itself, so a cluster "
+            "would never see any: let BROKER be orm://default, say."
         )
     weaknesses: list[str] = []
     if not broker.capabilities.transactional:

@@ -47,7 +47,7 @@ Command = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DisqueNode:
     """Address of a node."""
 
     host: str
@@ -71,10 +71,10 @@ class Nodes:
         """How long a node may wait for copies of a job. A node answers ``NOREPL`` only after that
         time, so it must be well below the socket's time-out."""
         self._lock = threading.Lock()
-        self._pools: dict[tuple[Node, float], redis.ConnectionPool] = {}
-        self._away_until: dict[Node, float] = {}
+        self._pools: dict[tuple[DisqueNode, float], redis.ConnectionPool] = {}
+        self._away_until: dict[DisqueNode, float] = {}
         self._current = random.choice(self._named)  # noqa: S311 - to spread the clients
-        self._origins: dict[str, Node] = {}
+        self._origins: dict[str, DisqueNode] = {}
         self._jobs_from: Counter[str] = Counter()
 
     # -- asking -----------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Nodes:
         return None
 
     def answers(
-        self, node: Node | None, commands: Sequence[Command], *, wait_seconds: float = 0.0
+        self, node: DisqueNode | None, commands: Sequence[Command], *, wait_seconds: float = 0.0
     ) -> list[Any]:
         """Send the commands to ``node``, or to the preferred node, and return its answers in order.
         A command that is refused or not answered has an exception in its place."""
@@ -125,7 +125,7 @@ class Nodes:
         return answers + answers[-1:] * (len(commands) - len(answers))
 
     def _read_answers(
-        self, node: Node, commands: Sequence[Command], wait_seconds: float, answers: list[Any]
+        self, node: DisqueNode, commands: Sequence[Command], wait_seconds: float, answers: list[Any]
     ) -> None:
         """Send the commands together, and append each answer or refusal to ``answers``.
 
@@ -148,7 +148,7 @@ class Nodes:
                 connection.disconnect()
             pool.release(connection)
 
-    def each(self) -> Iterator[Node]:
+    def each(self) -> Iterator[DisqueNode]:
         """Yield the preferred node, then the others in random order, then the nodes that failed
         recently."""
         now = time.monotonic()
@@ -157,7 +157,7 @@ class Nodes:
         line = [self._current, *others]
         yield from sorted(line, key=lambda node: self._away_until.get(node, 0.0) > now)
 
-    def reachable(self) -> Iterator[Node]:
+    def reachable(self) -> Iterator[DisqueNode]:
         """Yield the nodes that have not failed recently, or all nodes if every one has failed."""
         now, line = time.monotonic(), list(self.each())
         near = [node for node in line if self._away_until.get(node, 0.0) <= now]
@@ -193,14 +193,14 @@ class Nodes:
             if isinstance(answer, Exception):
                 continue
             for node_id, host, port, *_ in answer[2:]:
-                there = Node(host.decode() or node.host, int(port))
+                there = DisqueNode(host.decode() or node.host, int(port))
                 self._origins[node_id.decode()[:ORIGIN_LENGTH]] = there
             return
 
-    def _all(self) -> list[Node]:
+    def _all(self) -> list[DisqueNode]:
         return list(dict.fromkeys([*self._named, *self._origins.values()]))
 
-    def _gone(self, node: Node, error: Exception, count: int) -> list[Any]:
+    def _gone(self, node: DisqueNode, error: Exception, count: int) -> list[Any]:
         self._away_until[node] = time.monotonic() + AWAY_SECONDS
         if node == self._current:
             others = [one for one in self._all() if one not in self._away_until]
@@ -209,7 +209,7 @@ class Nodes:
 
     # -- connections ------------------------------------------------------------------------------
 
-    def _pool(self, node: Node, wait_seconds: float) -> redis.ConnectionPool:
+    def _pool(self, node: DisqueNode, wait_seconds: float) -> redis.ConnectionPool:
         with self._lock:
             pool = self._pools.get((node, wait_seconds))
             if pool is None:
@@ -262,7 +262,7 @@ class Nodes:
             )
         return found
 
-    def _answers(self, node: Node) -> bool:
+    def _answers(self, node: DisqueNode) -> bool:
         (answer,) = self.answers(node, [["PING"]])
         return not isinstance(answer, Exception)
 
@@ -291,7 +291,7 @@ def without_password(settings: Settings) -> str:
     return f"{head.partition('://')[0]}://{rest}" if at else settings.broker
 
 
-def _parsed(settings: Settings) -> tuple[str | None, list[Node], int]:
+def _parsed(settings: Settings) -> tuple[str | None, list[DisqueNode], int]:
     try:
         parts = urlsplit(settings.broker)
         login, _, hosts = parts.netloc.rpartition("@")
@@ -316,10 +316,10 @@ def _copies(given: dict[str, str], usual: int) -> int:
     return int(text)
 
 
-def _node(text: str) -> Node:
+def _node(text: str) -> DisqueNode:
     host, _, port = text.strip().rpartition(":") if ":" in text else (text.strip(), "", "")
     if not host:
         raise ValueError(f"{text!r} is no host")
     if port and not (port.isdecimal() and 0 < int(port) < 2**16):
         raise ValueError(f"{port!r} is no port")
-    return Node(host, int(port or PORT))
+    return DisqueNode(host, int(port or PORT))

@@ -34,7 +34,7 @@ from stoker.brokers.transport import (
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 
-from .nodes import Node, Nodes, without_password
+from .nodes import DisqueNode, Nodes, without_password
 
 AT_ONCE = 500
 TTL_SECONDS = 10 * 365 * 86_400
@@ -203,7 +203,7 @@ class DisqueTransport(Transport):
             self._lines_until = time.monotonic() + NAMES_SECONDS
         return self._lines
 
-    def _found_on(self, node: Node) -> Iterator[Line]:
+    def _found_on(self, node: DisqueNode) -> Iterator[Line]:
         for name in self._scan(node, "QSCAN", "COUNT", AT_ONCE):
             rest = name.decode(errors="replace")
             if rest.startswith(self._prefix):
@@ -214,7 +214,7 @@ class DisqueTransport(Transport):
     def _name(self, line: Line) -> str:
         return f"{self._prefix}{line.band}:{line.queue}"
 
-    def _scan(self, node: Node, command: str, *words: Any) -> Iterator[bytes]:
+    def _scan(self, node: DisqueNode, command: str, *words: Any) -> Iterator[bytes]:
         cursor: bytes | str = "0"
         while True:
             (answer,) = self._nodes.answers(node, [[command, cursor, *words]])

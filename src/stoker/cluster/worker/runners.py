@@ -17,7 +17,7 @@ from stoker.jobs.outcomes import Attempted
 from stoker.values.ids import is_marked
 
 from .connections import JOB_THREADS, tidy_broken_connections, tidy_connections
-from .workload import FLUSH_SECONDS, Begun
+from .workload import FLUSH_SECONDS, BegunJob
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -151,7 +151,7 @@ class ConcurrentRunner:
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1)
 
-    async def _attend(self, slot: int, begun: Begun) -> None:
+    async def _attend(self, slot: int, begun: BegunJob) -> None:
         worker, delivery = self._worker, begun.delivery
         # Its earlier attempts are read from the database, or what it is given.
         if delivery.attempt > 1 or is_marked(delivery.job_id):

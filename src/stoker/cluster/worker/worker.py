@@ -24,7 +24,7 @@ from stoker.jobs.execute import Executor, Opened
 from stoker.jobs.outcomes import Attempted
 
 from .connections import WorkerAftercare
-from .workload import Begun, Workload
+from .workload import BegunJob, Workload
 
 COMPANION_SECONDS = 0.05
 IDLE_SECONDS = 1.0
@@ -87,7 +87,7 @@ class Worker:
 
     # -- the main thread --------------------------------------------------------------------------
 
-    def begin(self, slot: int) -> Begun | None:
+    def begin(self, slot: int) -> BegunJob | None:
         """Start the next job in a slot; None when it must not be. The order of the two board
         accesses is what makes a recall safe: show first, then look."""
         job = self.workload.next()
@@ -109,9 +109,9 @@ class Worker:
         if self._companion_dozes:
             self._companion_dozes = False
             os.write(self._wake_writer, b".")
-        return Begun(number, delivery, permit_ns)
+        return BegunJob(number, delivery, permit_ns)
 
-    def leave_if_late(self, slot: int, begun: Begun) -> bool:
+    def leave_if_late(self, slot: int, begun: BegunJob) -> bool:
         """Skip a job that took so long to unpack that its permit ran out, and return whether it was
         skipped. Its attempt does not count."""
         if not (begun.permit_ns and is_over(begun.permit_ns)):
@@ -122,7 +122,7 @@ class Worker:
         self.workload.skip(begun.number)
         return True
 
-    def limit(self, slot: int, begun: Begun, opened: Opened) -> None:
+    def limit(self, slot: int, begun: BegunJob, opened: Opened) -> None:
         """Show when the sentinel is to kill this worker for the job in the slot, and later that it
         should not do so for the lease's sake. From here on the job can be told to end."""
         self._opened[begun.number] = opened

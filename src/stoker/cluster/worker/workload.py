@@ -25,7 +25,7 @@ from stoker.cluster.wire import Job, Report
 FLUSH_SECONDS = 0.002
 
 
-class Begun(NamedTuple):
+class BegunJob(NamedTuple):
     """A job that has its slot."""
 
     number: int
