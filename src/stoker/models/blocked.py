@@ -9,7 +9,6 @@ from uuid import UUID
 from django.db import models
 
 from stoker.store.engines import engine_of
-from stoker.store.statements import delete_returning_guards
 
 from .ready import Place
 
@@ -33,15 +32,6 @@ class Called(NamedTuple):
 
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
-    def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
-        """Delete these jobs' rows, if they still exist. Return job id -> number of needs.
-
-        Args:
-            job_ids: of the jobs.
-            waits: False: skip rows that other transactions have locked.
-        """
-        return delete_returning_guards(self, job_ids, waits=waits)
-
     def first_of(self, key_id: UUID, queue: str) -> tuple[int, UUID] | None:
         """Return rank and id of the first job in this line."""
         line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")

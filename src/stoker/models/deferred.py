@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from uuid import UUID
-
 from django.db import models
-
-from stoker.store.statements import delete_returning_guards
-
-
-class DeferredQuerySet(models.QuerySet["Deferred"]):
-    def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
-        """Delete these jobs' rows, if they still exist. Return job id -> number of needs.
-
-        Args:
-            job_ids: of the jobs.
-            waits: False: skip rows that other transactions have locked.
-        """
-        return delete_returning_guards(self, job_ids, waits=waits)
 
 
 class Deferred(models.Model):
@@ -30,8 +14,6 @@ class Deferred(models.Model):
     attempts = models.SmallIntegerField(default=0)
     crashes = models.SmallIntegerField(default=0)
     guards = models.SmallIntegerField(default=0, db_default=0)
-
-    objects = DeferredQuerySet.as_manager()
 
     class Meta:
         verbose_name = "deferred job"

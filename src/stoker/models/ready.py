@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 from uuid import UUID
 
 from django.db import connections, models
 
 from stoker.store.engines import engine_of
-from stoker.store.statements import delete_returning_guards
 from stoker.store.written import Written, as_uuid
 
 
@@ -25,15 +24,6 @@ class Place(NamedTuple):
 
 
 class ReadyQuerySet(models.QuerySet["Ready"]):
-    def withdraw(self, job_ids: Sequence[UUID], *, waits: bool = True) -> dict[UUID, int]:
-        """Delete these jobs' rows, if they still exist. Return job id -> number of needs.
-
-        Args:
-            job_ids: of the jobs.
-            waits: False: skip rows that other transactions have locked.
-        """
-        return delete_returning_guards(self, job_ids, waits=waits)
-
     def add(self, places: Iterable[Place]) -> None:
         """Insert these rows."""
         written = Written(connections[self.db])

@@ -28,7 +28,7 @@ from stoker.models.ready import Place, Ready
 from .clock import DatabaseNow, database_now_us
 from .engines import engine_of
 from .places import PLACES, WAITING, whereabouts
-from .statements import lock_by_key, update_by_key, with_keys
+from .statements import delete_returning_guards, lock_by_key, update_by_key, with_keys
 from .transactions import deciding
 from .turns import free, leave
 from .written import as_uuid
@@ -124,8 +124,8 @@ class Store:
         left: set[UUID] = set()
         for name, model in WAITING.items():
             there = [job_id for job_id, place in waiting.items() if place == name]
-            rows = model.objects.using(self.alias)
-            guards = rows.withdraw(there, waits=waits) if there else {}
+            rows = model._default_manager.using(self.alias)
+            guards = delete_returning_guards(rows, there, waits=waits) if there else {}
             held = {job_id: count for job_id, count in guards.items() if count}
             if held:
                 left |= leave(self.alias, held, had_turn=model is Ready)

@@ -24,6 +24,7 @@ from stoker.jobs.results import Commitment
 from stoker.jobs.sealing import Sealing
 from stoker.models import Claimed, Job, Ready
 from stoker.store.clock import database_now_us
+from stoker.store.statements import delete_returning_guards
 from stoker.values.ids import new_lease_id
 
 from . import conf
@@ -92,7 +93,7 @@ def _run(task: Any, *args: Any) -> tuple[str, bool]:
 
 def _claimed(alias: str, job_id: UUID) -> Delivery:
     """Claim the job in the open transaction."""
-    Ready.objects.using(alias).withdraw([job_id])
+    delete_returning_guards(Ready.objects.using(alias), [job_id])
     job = Job.objects.using(alias).get(pk=job_id)
     lease_id = new_lease_id()
     Claimed.objects.using(alias).create(
