@@ -49,14 +49,12 @@ class Capabilities:
     """Waiting jobs can be found and withdrawn by their id."""
     lists_holders: bool = True
     """The leases of one holder can be listed."""
-    lease_extension: bool = True
     guards: bool = False
     """Locks, limits, rates and sequences are kept by it."""
     atomic: bool = False
     """Whether a job's outcome may be recorded in the transaction in which the job runs."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
-    max_lease_seconds: float | None = None
 
     def allow(self, message: Message) -> bool:
         """Whether such a broker does everything for this job that is asked for."""
