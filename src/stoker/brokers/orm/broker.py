@@ -52,10 +52,10 @@ from .claim import Claiming, Watermarks, what_is_due
 
 
 class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
-    """Database errors of the block as Stoker's own, with a sentence that says what to do.
+    """Turn database errors of the block into Stoker's own errors, which say what to do.
 
     Args:
-        alias: of the database.
+        alias: alias of the database.
     """
 
     __slots__ = ("_alias",)
@@ -76,11 +76,12 @@ class explained:  # noqa: N801 - used as a word of the language, like contextlib
 
 
 def explain(error: Exception, alias: str) -> Exception:
-    """The error of Stoker's own that says what to do about this one; else the error itself."""
+    """Return Stoker's own error, which says what to do, or ``error`` itself if there is none."""
     message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     lowered = message.lower()
     signs = ["no such table", "no such column", "unknown column"]
-    if isinstance(error, ProgrammingError):  # else it is the database itself, or the role
+    # other errors with these words concern the database or the role itself
+    if isinstance(error, ProgrammingError):
         signs += ["does not exist", "doesn't exist"]
     if any(sign in lowered for sign in signs):
         return NotMigrated(
@@ -102,7 +103,7 @@ def explain(error: Exception, alias: str) -> Exception:
 
 
 def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
-    """With this one object for the lease id: so it is sent to a worker only once."""
+    """Return deliveries that all share one lease id object. So it is sent to a worker only once."""
     return [
         Delivery(job_id, lease_id, bytes(package), *rest) for job_id, _, package, *rest in claims
     ]
@@ -128,13 +129,13 @@ def given_back(returns: Sequence[Return]) -> list[GivenBack]:
 PROMOTE_AT_ONCE = 500
 """Deferred jobs moved per statement when they fall due."""
 PROMOTE_SECONDS = 0.1
-"""How often due jobs are moved while claims come back full: a backlog must not hold them back."""
+"""How often due jobs are moved while claims come back full: a backlog must not delay them."""
 TRUST_SECONDS = 1.0
 """How long the answer that nothing falls due is cached. A job enqueued to be due sooner is still
 found: a claim that finds nothing looks again, and one that finds others delays it once."""
 LOOK_BEHIND_SECONDS = 0.05
-"""How long a claim goes on that finds none but jobs which a guard turns away: others wait behind
-them."""
+"""How long a claim goes on while guards refuse all jobs that it finds. Jobs behind them may be free
+to start."""
 CAREFUL_SECONDS = 10.0
 """How long claims skip locked guard keys after they met one that stayed locked."""
 PURGE_AT_ONCE = 500
@@ -157,7 +158,7 @@ class OrmBroker(Broker):
         self._marks = Watermarks(self.alias)
         self._careful_until = 0.0
         self._knows_rates = False
-        """Whether there was ever a job with a rate."""
+        """Whether a job with a rate was ever claimed."""
         if self.alias not in connections:
             raise ConfigurationError(
                 f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
@@ -199,9 +200,11 @@ class OrmBroker(Broker):
             now = time.monotonic()
             has_looked = self._had_room or now >= self._promote_at
             if has_looked := has_looked and now >= self._nothing_due_until:
-                has_looked = not self._marks.due_from_us  # else not everywhere
+                # else jobs due before the watermark were left out
+                has_looked = not self._marks.due_from_us
                 self._promote_due(rated_limit)
-            elif self._knows_rates:  # they wait for a turn, not for the others to be done
+            # jobs with a rate wait for a permit, and not for other jobs to end
+            elif self._knows_rates:
                 self._call_due(rated_limit)
             deliveries = claim()
             if not deliveries and not has_looked and self._promote_due(rated_limit):
@@ -213,7 +216,8 @@ class OrmBroker(Broker):
     def _claim_ready(
         self, served: Sequence[str], limit: int, leasing: Leasing, rated: Rated
     ) -> list[Delivery]:
-        """Nothing may be raised once something is leased: its holder would not know of it."""
+        """Claim ready jobs of the queues. Raise nothing after a job is leased, because its holder
+        would not learn of the lease."""
         waits = time.monotonic() >= self._careful_until
         claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks, waits=waits)
         deliveries: list[Delivery] = []
@@ -225,7 +229,8 @@ class OrmBroker(Broker):
                 for claims in claiming.go_round():
                     deliveries += deliveries_of(claims, leasing.lease_id)
                 self._is_more_behind = not claiming.is_over
-                if time.monotonic() >= until:  # after a round: however slow, a claim looks once
+                # checked after a round, so that a slow claim makes at least one
+                if time.monotonic() >= until:
                     break
         except DatabaseError as error:
             if is_locked_out(error):
@@ -244,12 +249,12 @@ class OrmBroker(Broker):
         return self._leaves_doubt
 
     def _be_careful(self) -> None:
-        """Another transaction holds keys of guards, for longer than any of ours would: for the next
-        claims, do not wait for such keys."""
+        """Do not wait for guard keys in the next claims. Another transaction holds some for longer
+        than Stoker's own transactions would."""
         self._careful_until = time.monotonic() + CAREFUL_SECONDS
 
     def _promote_due(self, rated_limit: int) -> int:
-        """Move jobs whose moment has come to where claims find them."""
+        """Move due jobs to ready and return their number."""
         self._promote_at = time.monotonic() + PROMOTE_SECONDS
         from_us = self._marks.due_from_us
         due = what_is_due(self.alias, from_us)
@@ -268,7 +273,8 @@ class OrmBroker(Broker):
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         stale, locked = self.extend_unlocked(leases, lease_seconds=lease_seconds)
-        if locked:  # whoever has them may end these leases: only then is known which are stale
+        # the other transaction may end these leases: wait for it to learn which are stale
+        if locked:
             with explained(self.alias):
                 valid = self.store.extend_waiting(
                     lease_keys(list(locked)), microseconds(lease_seconds)
@@ -310,7 +316,8 @@ class OrmBroker(Broker):
         return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
 
     def _call(self, queues: Collection[str]) -> None:
-        """Somebody's turn has come there: it counts from the commit on."""
+        """Wake the pushers of the queues after the commit, because blocked jobs have become
+        ready."""
         if queues:
             after_commit(self.alias, lambda: self.wake_up(queues))
 
@@ -340,7 +347,8 @@ class OrmBroker(Broker):
         return gone
 
     def _look_after(self, key_ids: Collection[UUID]) -> None:
-        """Others may come, now that the transaction has ended: its keys were not locked."""
+        """Let other jobs take the places under these guard keys. Called after the commit, because
+        the transaction did not lock the keys."""
         with explained(self.alias):
             queues = look_after(self.alias, key_ids)
         if queues:
@@ -355,7 +363,7 @@ class OrmBroker(Broker):
             return self.store.sizes()
 
     def purge(self, queue: str) -> int:
-        """Remove every waiting job of a queue, with all that is kept of it, in batches."""
+        """Remove all waiting jobs of a queue with all their rows, in batches."""
         removed = 0
         with explained(self.alias):
             while job_ids := self._waiting_in(queue):

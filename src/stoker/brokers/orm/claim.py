@@ -33,17 +33,17 @@ NEW_QUEUES_SECONDS = 0.1
 """The longest time that jobs of an unknown queue are skipped while other jobs are claimed. A search
 for new queues on every claim would double the cost of a small claim."""
 DEAR = 2
-"""So many times as long as by the marks: else it does not matter where a claim begins."""
+"""Use watermarks only if a claim from the start costs at least this many times as much."""
 FEW = 20
 """The fixed cost of a claim, as a number of jobs."""
 
 
 class Watermarks:
-    """The marks of one process, for each queue and rank. There are none where the claim cannot be
-    told where to begin.
+    """The watermarks of one process, per queue and rank. An engine that cannot start a claim at a
+    watermark has none.
 
     Args:
-        alias: of the database.
+        alias: alias of the database.
     """
 
     def __init__(self, alias: str) -> None:
@@ -59,18 +59,20 @@ class Watermarks:
         self._look_for_queues_at = 0.0
 
     def are_good(self) -> bool:
-        """Whether it is too early for the next look from the start."""
+        """Return whether the watermarks may be used, because the last look from the start was
+        recent."""
         return time.monotonic() < self._good_until
 
     def forget(self) -> None:
-        """Look from the start next time."""
+        """Drop the watermarks, so that the next claim looks from the start."""
         self._good_until = 0.0
         self._first_due_us = 0
         self._marks.clear()
 
     @property
     def due_from_us(self) -> int:
-        """Deferred jobs that are due before that are not to be looked for now."""
+        """Earliest due time, in microseconds, of the deferred jobs to look for now. 0: look for all
+        of them."""
         return self._first_due_us if self.are_good() else 0
 
     def begin_due_at(self, first_us: int | None) -> None:
@@ -108,7 +110,7 @@ class Watermarks:
         return found
 
     def _look_for_queues(self) -> None:
-        """Learn of queues whose first jobs have come since the last look."""
+        """Look for queues that have got their first jobs since the last look."""
         now = time.monotonic()
         if now < self._look_for_queues_at:
             return
@@ -118,14 +120,15 @@ class Watermarks:
         self.queues += sorted({queue for (queue,) in rows})
 
     def note(self, rows: Iterable[Claim], guarded: Sequence[Claim]) -> None:
-        """A claim has come to these rows, in the order of the line. Those with guards may stay."""
+        """Set the watermarks to the last rows of a claim. Rows with guards may stay in the queue,
+        so a watermark stops at the first of them."""
         last = {(row[QUEUE], row[PRIORITY]): row for row in rows}
         first_to_stay = {(row[QUEUE], row[PRIORITY]): row for row in reversed(guarded)}
         for (queue, priority), row in {**last, **first_to_stay}.items():
             self._marks.setdefault(queue, {})[-priority] = row[JOB_ID]
 
     def lower(self, places: Iterable[Place]) -> None:
-        """These jobs have come to the line, where they may be before a mark."""
+        """Move watermarks back for jobs that were added before them."""
         for place in places:
             marks = self._marks.get(place.queue, {})
             if place.job_id < marks.get(place.rank, FIRST_ID):
@@ -134,8 +137,9 @@ class Watermarks:
                 self.queues.append(place.queue)
 
     def spans(self, queues: Iterable[str]) -> dict[str, list[Any]]:
-        """Their lines in parts: each from a mark to the rank of the next, the first from the start,
-        the last to the end. As arrays, in order, for ``claim.sql``."""
+        """Return the parts of each queue that a claim has to search, as arrays for ``claim.sql``.
+        Each part reaches from a watermark to the rank of the next one; the first starts at the
+        beginning, and the last reaches to the end."""
         spans: dict[str, list[Any]] = {
             name: [] for name in ("queues", "span_queues", "low_ranks", "low_ids", "high_ranks")
         }
@@ -159,9 +163,9 @@ class Due(NamedTuple):
     """Where jobs are overdue, and when the next one falls due."""
 
     jobs: bool
-    """Among the deferred jobs."""
+    """Whether deferred jobs are due."""
     keys: bool
-    """Among the keys of guards: a rate has a permit again, or a turn was missed."""
+    """Whether guard keys are due: a rate has a permit again, or a job's turn was missed."""
     first_us: int | None
     """When the earliest deferred job is due, in microseconds on the database's clock."""
     seconds: float | None
@@ -169,12 +173,12 @@ class Due(NamedTuple):
 
 
 def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
-    """One look at the left edges of two indexes.
+    """Read the smallest due times from two indexes.
 
     Args:
-        alias: of the database.
-        from_us: deferred jobs that are due before it are not looked for.
-        rated: whether jobs that wait for their rate count, too.
+        alias: alias of the database.
+        from_us: ignore deferred jobs that are due earlier than this.
+        rated: whether to include jobs that wait for their rate.
     """
     engine = engine_of(alias)
     parameters = {"from_us": from_us, "but": "" if rated else Need.Kind.RATE.value}
@@ -189,7 +193,7 @@ def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
 
 
 LOOK_MOST = 500
-"""How many ready jobs are looked at in one transaction."""
+"""Largest number of ready jobs that one transaction looks at."""
 LEASE_ID = 1
 """Position of the lease id in a ``Claim`` row."""
 
@@ -222,7 +226,7 @@ class Claiming:
         self.is_over = False
         """Whether no further job is ready for which there is room."""
         self.has_met_locks = False
-        """Whether jobs were deferred because other transactions hold keys that they need."""
+        """Whether jobs were put off because other transactions hold their guard keys."""
         self._waits = waits
         self._alias = alias
         self._engine = engine_of(alias)
@@ -288,13 +292,14 @@ class Claiming:
         return best[:look]
 
     def _paused_here(self) -> Collection[str]:
-        """What ``claim.sql`` sees for itself; elsewhere the caller has seen to it."""
+        """Return the names of paused queues, unless the engine's claim statement leaves them out
+        itself."""
         if not self._engine.claims_by_marks:
             return ()
         return PausedQueue.objects.using(self._alias).names()
 
     def _lease(self, admitted: Sequence[Admitted]) -> list[Claim]:
-        """The jobs are not in ready any more."""
+        """Lease jobs that were removed from ready."""
         lease_id, holder, lease_us = self._leasing
         places = [one.place._replace(attempts=one.place.attempts + 1) for one in admitted]
         if not places:
