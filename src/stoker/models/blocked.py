@@ -48,7 +48,7 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         return Called(queues, {line.key_id for line in missed}, empty)
 
     def call_one(self, job_id: UUID, key_id: UUID) -> Called:
-        """Move this job from a key's line to ready, if it is there."""
+        """Move this job from a key's line to ready, if it waits there."""
         line = self.filter(key_id=key_id)
         engine = engine_of(self.db)
         row = engine.lockable(self.filter(pk=job_id, key_id=key_id))

@@ -19,7 +19,7 @@ class CancellationQuerySet(models.QuerySet["Cancellation"]):
         self.bulk_create([request], ignore_conflicts=True)
 
     def ask_all(self, job_ids: Sequence[UUID], reason: str) -> None:
-        """Request the cancellation of these jobs."""
+        """Request the cancellation of several jobs."""
         self.bulk_create(
             [Cancellation(job_id=job_id, reason=reason[:255]) for job_id in job_ids],
             ignore_conflicts=True,

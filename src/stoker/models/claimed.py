@@ -1,4 +1,4 @@
-"""Jobs that belong to a cluster for now. ``(job_id, lease_id)`` is the lease; both must match."""
+"""Jobs leased to a cluster. ``(job_id, lease_id)`` identifies a lease; both must match."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from stoker.store.written import as_uuid
 
 LeaseKey = tuple[UUID, int]
 Claim = tuple[Any, ...]
-"""What a claim leased: the fields of a ``Delivery``, in their order. A plain tuple, as the driver
-gives it: there is one for each job."""
+"""Result row of a claim: the fields of a ``Delivery`` in their order. A plain tuple as the driver
+returns it, because there is one for each job."""
 
 
 class Freed(NamedTuple):
-    """What became of leases that were to end."""
+    """Result of ending leases."""
 
     rows: Sequence[tuple[Any, ...]]
     """Job id as the driver returns it, lease id and number of guards of each lease that was valid.
     The others were not changed."""
     queues: set[str]
-    """Where a blocked job's turn has come by it."""
+    """Queues with blocked jobs that became ready."""
 
     @property
     def valid(self) -> set[LeaseKey]:
@@ -32,16 +32,16 @@ class Freed(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """What became of leases that were to last longer."""
+    """Result of extending leases."""
 
     valid: set[LeaseKey]
-    """Those that do."""
+    """The leases that were extended."""
     locked: set[LeaseKey]
-    """Those that are as they were: other transactions hold their rows."""
+    """Leases that were not extended because other transactions have locked their rows."""
 
 
 class Leasing(NamedTuple):
-    """What the leases of one claim have in common."""
+    """The values that all leases of one claim have in common."""
 
     lease_id: int
     holder: UUID
@@ -49,7 +49,7 @@ class Leasing(NamedTuple):
 
 
 class GivenBack(NamedTuple):
-    """One leased job on its way back, with the counts that the next claim shall find."""
+    """A leased job to return to ready or deferred, with its new counts of attempts and crashes."""
 
     job_id: UUID
     lease_id: int
@@ -69,7 +69,7 @@ class Claimed(models.Model):
     queue = models.CharField(max_length=100)
     rank = models.SmallIntegerField(default=0)
     attempts = models.SmallIntegerField(default=1)
-    """Attempts used, this one included."""
+    """Attempts used, including the current one."""
     crashes = models.SmallIntegerField(default=0)
     guards = models.SmallIntegerField(default=0, db_default=0)
 

@@ -40,7 +40,7 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
         asked = self.filter(pk=cluster_id).exclude(request=Cluster.Request.STOP)
         if request == Cluster.Request.STOP:
             asked = self.filter(pk=cluster_id)
-        # MySQL counts the rows that it has changed, not those that it has found.
+        # MySQL counts changed rows, not found rows.
         return bool(asked.update(request=request)) or asked.filter(request=request).exists()
 
     def silent_for(self, seconds: float) -> models.QuerySet[Cluster]:

@@ -167,7 +167,7 @@ class DeadLetter(models.Model):
     failure_count = models.IntegerField(default=1)
     """Number of consecutive jobs that failed for good."""
     enqueued_at = models.DateTimeField(null=True)
-    """When the last failed job was enqueued."""
+    """Time of the last failed job's enqueue."""
     first_failed_at = models.DateTimeField(db_default=Now())
     failed_at = models.DateTimeField(db_default=Now())
     requeued_count = models.IntegerField(default=0, db_default=0)

@@ -1,4 +1,4 @@
-"""Jobs that wait for their moment: enqueued with ``run_after``, or waiting for a retry."""
+"""Jobs that wait for their due time: enqueued with ``run_after``, or waiting for a retry."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         return {key.pk: key for key in lock_by_key(self, key_ids, waits=waits)} if key_ids else {}
 
     def lock_free(self, key_ids: Collection[UUID]) -> set[UUID]:
-        """Lock the keys that exist and are not locked. Return those that other transactions have
+        """Lock the keys that exist and are not locked. Return the keys that other transactions have
         locked."""
         if not key_ids:
             return set()
@@ -40,7 +40,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         A key that was deleted meanwhile continues with a higher number, because numbers start at
         the present time.
         """
-        # The newest job says how many.
+        # The newest job decides about the numbers.
         stated = {need.key_id: need for need in sorted(needs, key=lambda need: need.job_id)}
         if not stated:
             return {}
@@ -48,7 +48,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         return {key.pk: key for key in engine_of(self.db).lock_or_make(self, in_order)}
 
     def forget(self, keys: Collection[UUID]) -> int:
-        """Delete those of these locked keys that no job needs."""
+        """Delete the locked keys that no job needs."""
         needed = Need.objects.using(self.db).filter(key_id=OuterRef("pk"))
         unused = with_keys(self, keys).filter(~Exists(needed), has_line=False, places_set=None)
         key_ids = list(unused.values_list("pk", flat=True))
@@ -72,12 +72,12 @@ class GuardKey(models.Model):
     has_line = models.BooleanField(default=False)
     """Whether the key may block jobs. If not, the blocked table need not be read."""
     period_us = models.BigIntegerField(default=0)
-    """Period of a rate, in which ``places`` jobs may start."""
+    """Period of a rate: ``places`` jobs may start in it."""
     burst = models.IntegerField(default=0)
     starts = models.JSONField(default=list)
     """Recent starts of a rate, see ``values.rates``."""
     due_us = models.BigIntegerField(null=True)
-    """When the next blocked job of a rate may start, on the database's clock."""
+    """Earliest start of the next blocked job of a rate, on the database's clock."""
 
     objects = GuardKeyQuerySet.as_manager()
 

@@ -1,4 +1,4 @@
-"""The job: one enqueued call of a task."""
+"""Jobs: one enqueued call of a task each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .need import NewNeed
 
 @dataclass(slots=True)
 class NewJob:
-    """A job to be added, as the store needs it."""
+    """A job to insert."""
 
     job_id: UUID
     task: str
@@ -60,7 +60,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         return engine_of(self.db).insert_ended(calls, endings) if endings.job_ids else set()
 
     def finish(self, endings: Endings) -> None:
-        """Write how these jobs ended."""
+        """Write how jobs ended."""
         self.finishing(endings)()
 
     def finishing(self, endings: Endings) -> Callable[[], object]:
@@ -75,13 +75,13 @@ class JobQuerySet(models.QuerySet["Job"]):
         return engine_of(self.db).finish_jobs(endings)
 
     def packages(self, job_ids: Sequence[UUID]) -> Mapping[UUID, bytes]:
-        """Job id -> package."""
+        """Return job id -> package."""
         rows = with_keys(self, job_ids).values_list("pk", "package")
         return {job_id: bytes(package) for job_id, package in rows}
 
 
 class Job(models.Model):
-    """Written once when enqueued and once when finished."""
+    """One enqueued call of a task. The row is written once when enqueued and once when finished."""
 
     class Status(models.TextChoices):
         SUCCESSFUL = "SUCCESSFUL"
@@ -97,10 +97,10 @@ class Job(models.Model):
     run_after = models.DateTimeField(null=True)
 
     status = models.CharField(max_length=10, choices=Status.choices, null=True)  # noqa: DJ001 - see below
-    """NULL until the job has ended: the narrow tables say where it is."""
+    """NULL until the job has ended. Until then its state is the narrow table that contains it."""
     attempts = models.SmallIntegerField(default=0)
     worker_id = models.CharField(max_length=128, default="")
-    """The worker of the last attempt; those of the others are in Attempt."""
+    """The worker of the last attempt. Attempt has the workers of the others."""
     started_at = models.DateTimeField(null=True)
     """Start of the last attempt."""
     finished_at = models.DateTimeField(null=True)

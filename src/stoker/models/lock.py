@@ -28,7 +28,8 @@ class LockQuerySet(models.QuerySet["Lock"]):
         open_to_us = Q(leased_until_us__lte=DatabaseNow())
         if steal_after_seconds is not None:
             open_to_us |= Q(taken_at_us__lte=DatabaseNow() - microseconds(steal_after_seconds))
-        # Looked at first: who waits must not hold up writers, as an UPDATE does on SQLite.
+        # Read first: a process that waits for the lock must not block writers, as an UPDATE does on
+        # SQLite.
         looked_at = self.filter(name=name).annotate(is_open=open_to_us)
         is_open = looked_at.values_list("is_open", flat=True).first()
         if is_open is None:
@@ -53,7 +54,7 @@ class LockQuerySet(models.QuerySet["Lock"]):
 
     def drop(self, name: str, owner: UUID) -> bool:
         """Release the lock. Return False if ``owner`` did not hold it (any more)."""
-        # Without an owner, a renewal that was under way comes to nothing.
+        # The owner is removed, so that a concurrent renewal has no effect.
         held = self.filter(name=name, owner=owner)
         return bool(held.update(owner=NOBODY, leased_until_us=DatabaseNow()))
 

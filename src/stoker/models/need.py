@@ -68,7 +68,7 @@ def need_ids(job_id: UUID, guards: int) -> list[UUID]:
 
 class NeedQuerySet(models.QuerySet["Need"]):
     def add(self, needs: Iterable[tuple[UUID, Sequence[NewNeed]]]) -> None:
-        """Insert the needs of these jobs."""
+        """Insert the needs of the jobs."""
         written = Written(connections[self.db])
         rows = [
             (written.id(need_id), written.id(job_id), written.id(need.key_id), *need[1:])

@@ -101,7 +101,7 @@ class NoteQuerySet(models.QuerySet["Note"]):
         letters = DeadLetter.objects.using(self.db).unclosed().filter(job_id=OuterRef("pk"))
         jobs = Job.objects.using(self.db).filter(pk__in=job_ids)
         needed = jobs.filter(models.Q(status=None) | Exists(letters))
-        # A job that a broker outside the store has got has no row until it has ended.
+        # A job in a broker outside the store has no row until it has ended.
         unknown = set(job_ids) - set(jobs.values_list("pk", flat=True))
         before = timezone.now() - timedelta(seconds=UNKNOWN_SECONDS)
         recent = self.filter(pk__in=unknown, noted_at__gt=before)

@@ -44,7 +44,7 @@ def has_outbox(alias: str) -> bool:
     connection: Any = connections[alias]
     is_alone = engine_of(alias).is_private
     if connection.in_atomic_block and not is_alone:
-        # By a connection of its own: on SQLite, a transaction that has read may not write any more.
+        # On a separate connection: on SQLite, a transaction that has read may not write any more.
         connection = connection.copy()
     try:
         with connection.cursor() as cursor:
@@ -107,7 +107,7 @@ def find_outgoing(
     def answer() -> None:
         try:
             answers.put(find())
-        except Exception as error:  # noqa: BLE001 - raised again where it was asked for
+        except Exception as error:  # noqa: BLE001 - raised again in the calling thread
             answers.put(error)
         finally:
             connections[alias].close()
@@ -140,7 +140,7 @@ class OutgoingQuerySet(models.QuerySet["Outgoing"]):
         return list(rows._lockable()[:limit])
 
     def lock_these(self, job_ids: Collection[UUID]) -> list[Outgoing]:
-        """Lock those of these rows that exist and are not being relayed."""
+        """Lock the given rows that exist and are not being relayed."""
         return list(self.filter(pk__in=job_ids)._lockable())
 
     def be_the_writer(self) -> None:
@@ -166,7 +166,7 @@ class Outgoing(models.Model):
     priority = models.SmallIntegerField(default=0)
     package = models.BinaryField()
     enqueued_at = models.FloatField()
-    """Seconds since 1970, as is ``run_after``."""
+    """Seconds since 1970, like ``run_after``."""
     run_after = models.FloatField(null=True)
     needs = models.JSONField(default=list)
     """Guards as lists of the fields of ``NewNeed``."""

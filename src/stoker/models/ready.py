@@ -45,7 +45,7 @@ class Ready(models.Model):
     job_id = models.UUIDField(primary_key=True)
     queue = models.CharField(max_length=100)
     rank = models.SmallIntegerField(default=0)
-    """The priority negated, so that one ascending index serves the claim."""
+    """The negated priority, so that one ascending index gives the order of claims."""
     attempts = models.SmallIntegerField(default=0)
     """Number of attempts so far; a claim adds one."""
     crashes = models.SmallIntegerField(default=0)

@@ -74,7 +74,7 @@ def _hold_statement(alias: str) -> str:
     it."""
     rows = Schedule.objects.using(alias).annotate(now_us=DatabaseNow())
     rows = engine_of(alias).lockable(rows)
-    with transaction.atomic(using=alias):  # it is asked for
+    with transaction.atomic(using=alias):  # Django requires a transaction for this query
         text, _ = rows.filter(pk=NOBODY).query.get_compiler(alias).as_sql()
     return str(text)
 
@@ -138,14 +138,14 @@ class Schedule(models.Model):
     is_paused = models.BooleanField(default=False)
     paused_us = models.BigIntegerField(null=True, blank=True)
     paused_by = models.CharField(max_length=150, default="", blank=True)
-    """"" with a reason = Stoker itself."""
+    """"" with a reason: paused by Stoker itself."""
     paused_because = models.CharField(max_length=500, default="", blank=True)
     problem = models.CharField(max_length=500, default="", blank=True)
     """Why the tick cannot be fired at present."""
     moment_us = models.BigIntegerField(null=True, blank=True)
     """Moment of the next tick; NULL = there is none, or the schedule is paused."""
     due_us = models.BigIntegerField(null=True, blank=True)
-    """When that tick fires: its moment and the jitter."""
+    """Time of that tick: its moment plus the jitter."""
     held_us = models.BigIntegerField(null=True, blank=True)
     """Moment of a tick that waits for the previous job to end."""
     last_moment_us = models.BigIntegerField(null=True, blank=True)

@@ -42,11 +42,11 @@ class StepEnd(NamedTuple):
 
 class StepQuerySet(models.QuerySet["Step"]):
     def of_jobs(self, job_ids: Collection[UUID]) -> StepQuerySet:
-        """Return the steps of these jobs."""
+        """Return the steps that belong to the jobs."""
         return self.filter(job_id__in=job_ids)
 
     def below(self, parent_ids: Collection[UUID]) -> StepQuerySet:
-        """Return the children of these steps, without undo and error steps."""
+        """Return the children of the steps, without undo and error steps."""
         return self.filter(parent_id__in=parent_ids, role=Step.Role.STEP)
 
     def add(self, steps: Sequence[Step]) -> None:
@@ -61,7 +61,7 @@ class StepQuerySet(models.QuerySet["Step"]):
         engine_of(self.db).insert_rows("stoker_step", COLUMNS, values)
 
     def end(self, ends: Sequence[StepEnd]) -> None:
-        """Write the ends of these steps. The caller has locked the workflow."""
+        """Write the ends of the steps. The caller has locked the workflow."""
         if ends:
             engine_of(self.db).end_steps(ends)
 
@@ -75,7 +75,7 @@ class StepQuerySet(models.QuerySet["Step"]):
             self.filter(parent_id__in=ids, state=Step.State.HELD).update(added_in=None)
 
     def become(self, ids: Iterable[UUID], state: str) -> None:
-        """Set the state of these steps."""
+        """Set the state of the steps."""
         update_by_key(self, list(ids), state=state)
 
 

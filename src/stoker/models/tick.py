@@ -48,7 +48,7 @@ class Tick(models.Model):
         MANUAL = "manual"
         """Fired by hand, at a moment outside of the rule."""
         MISSED = "missed"
-        """Not fired in time. One row stands for ``count`` moments from this one on."""
+        """Was not fired in time. One row stands for ``count`` moments from this one on."""
         SKIPPED = "skipped"
         """The previous job had not ended, or its unique key was taken."""
         HELD = "held"

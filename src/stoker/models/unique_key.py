@@ -23,7 +23,7 @@ from .requeue import Requeue
 
 LAST_US = 2**63 - 1
 PLACES = ("ready", "deferred", "blocked")
-"""Tables in which a job may wait, in the order of the columns of unique_look.sql."""
+"""Tables where a job may wait, in the order of the columns of unique_look.sql."""
 
 
 class Taking(NamedTuple):
@@ -51,7 +51,7 @@ class KeySeen(NamedTuple):
     status: str | None
     """Status of the job; "" = it has not ended, None = it does not exist."""
     waits: str | None
-    """Table in which the job waits: "ready", "deferred" or "blocked"."""
+    """Table where the job waits: "ready", "deferred" or "blocked"."""
     attempts: int
     """Number of attempts so far, if the job waits."""
 
@@ -65,7 +65,7 @@ class KeySeen(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Condition on the job from which a key is taken."""
+    """Condition on the job that a key is taken from."""
 
     sql: str
     is_met: Callable[[KeySeen], bool]
@@ -163,7 +163,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         return self._forget(rows), rows[-1][0] if len(rows) == limit else None
 
     def forget_these(self, key_ids: Collection[UUID]) -> int:
-        """Delete those of these keys that are free. Return the number."""
+        """Delete the given keys that are free. Return the number."""
         return self._forget(list(with_keys(self, key_ids).values_list("pk", "job_id", "until_us")))
 
     def _forget(self, rows: Sequence[tuple[UUID, UUID, int]]) -> int:
@@ -199,7 +199,7 @@ class UniqueKey(models.Model):
     job_id = models.UUIDField()
     """The last job that has taken the key."""
     taken_us = models.BigIntegerField()
-    """When that job was first enqueued, on the database's clock. Postponing counts from there."""
+    """Time of that job's first enqueue, on the database's clock. Postponing counts from there."""
     until_us = models.BigIntegerField(default=0)
     """The key stays taken until then, on the database's clock."""
 

@@ -44,7 +44,7 @@ class Workflow(models.Model):
         CANCELLED = "CANCELLED"
 
     id = models.UUIDField(primary_key=True)
-    """Also the id of its root step."""
+    """The root step has the same id."""
     name = models.CharField(max_length=255, default="")
     backend = models.CharField(max_length=100)
     """Alias in ``TASKS``."""
