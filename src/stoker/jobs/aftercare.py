@@ -4,23 +4,23 @@ from __future__ import annotations
 
 
 class Aftercare:
-    """Nothing, where a test or a script runs a job. A worker has its own."""
+    """The default: do nothing, when a test or a script runs a job. Workers have a subclass."""
 
     def leave_forked_child(self) -> None:
         """Called in the thread of the event loop as soon as an async task has ended."""
 
     def after_sync(self, besides: str | None) -> None:
-        """Called in the thread of a sync task, whether it returned or raised.
+        """Called in the thread of a sync task, after it returned or raised.
 
         Args:
-            besides: the database whose transaction goes on, as the task is atomic.
+            besides: the database whose transaction may stay open, because the task is atomic.
 
         Raises:
-            TransactionLeftOpen: the task ended inside a transaction; that is rolled back.
+            TransactionLeftOpen: the task ended inside a transaction, which is rolled back.
         """
 
     def before_async(self) -> int:
-        """Called before an async task begins. Returns what ``after_async`` needs."""
+        """Called before an async task begins. Return a value for ``after_async``."""
         return 0
 
     async def after_async(self, before: int) -> None:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 MOST_SECONDS = 5.0
 """Time-out of the cache. Recording waits for it."""
 PAUSE_SECONDS = 10.0
-"""How long a cache that failed is left alone."""
+"""How long a cache is not used after it failed."""
 FIELDS = (
     "task", "queue", "priority", "package", "enqueued_at", "status", "attempts", "worker_id",
     "started_at", "finished_at", "value",
@@ -36,7 +36,8 @@ _asked_again_at: dict[str, float] = {}
 
 
 def keep(settings: Settings, jobs: Collection[Job]) -> set[UUID]:
-    """Keep these, with all that their rows would tell. Returns those of them that are kept."""
+    """Write the jobs to the cache with all fields of their rows. Return their ids, except
+    those that the cache refused."""
     name, seconds = settings.results_cache, settings.keep_results.successful_seconds
     if not jobs or name is None or time.monotonic() < _asked_again_at.get(name, 0.0):
         return set()
@@ -44,7 +45,7 @@ def keep(settings: Settings, jobs: Collection[Job]) -> set[UUID]:
     began = time.monotonic()
     try:
         not_taken = _in_time(lambda: _set(name, entries, seconds))
-    except Exception as error:  # noqa: BLE001 - each cache has its own, and none may stop a record
+    except Exception as error:  # noqa: BLE001 - each cache has its own errors; recording goes on
         _asked_again_at[name] = time.monotonic() + PAUSE_SECONDS
         tell("results_not_cached", name=name, error=error, seconds=time.monotonic() - began)
         return set()
@@ -67,7 +68,7 @@ def look_up(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
 
 
 def why_not(name: str) -> str:
-    """What keeps this cache from keeping results; empty = nothing."""
+    """Return why this cache cannot keep results, or "" if it can."""
     try:
         cache = caches[name]
     except InvalidCacheBackendError:
@@ -86,7 +87,7 @@ def _set(name: str, entries: dict[str, Any], seconds: float | None) -> Collectio
     try:
         return cache.set_many(entries, seconds)
     finally:
-        cache.close()  # this thread's own
+        cache.close()  # the connection belongs to this thread
 
 
 def _in_time(call: Callable[[], T]) -> T:

@@ -27,7 +27,7 @@ from .states import explained
 
 LONGEST_REASON = 255
 LOOKS = 5
-"""A job on the move from one table to the next may be missed by one look, not by several."""
+"""How often to look for a job. A single look may miss a job that moves between tables."""
 
 
 def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
@@ -65,26 +65,28 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
 
 
 def _is_stored(settings: Settings, job: Job) -> bool:
-    """Whether the store has the job. Then no outbox has it, and other databases are not asked."""
+    """Return whether the store has the job. Then it is in no outbox, and other databases need not
+    be asked."""
     return Job.objects.using(settings.database).filter(pk=job.pk).exists()
 
 
 def _forgets_withdrawn(broker: Broker) -> bool:
-    """Whether a withdrawn job is gone even if the transaction that records that does not commit."""
+    """Return whether a withdrawn job is gone even if the transaction that records its end is rolled
+    back."""
     can = broker.capabilities
     return can.shared and can.look_up and not can.transactional
 
 
 def _request(settings: Settings, unstored: Job, reason: str) -> bool:
-    """Store the request before a waiting job is withdrawn: upkeep carries it out if this process
-    cannot. Returns whether nothing is left to do here."""
+    """Store the request before a waiting job is withdrawn, so that upkeep can finish the work if
+    this process dies. Return whether the caller has nothing left to do."""
     alias, broker = settings.database, broker_for(settings)
     with explained(alias):
         if broker.whereabouts([unstored.pk]).get(unstored.pk, "running") == "running":
             return False
         with transaction.atomic(using=alias):
             Cancellation.objects.using(alias).ask(unstored.pk, reason)
-            if not is_step(unstored.pk):  # upkeep finds what it has to know of a step
+            if not is_step(unstored.pk):  # upkeep finds the data of a step itself
                 Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
         if not _is_in_transaction(alias):
             return False
@@ -94,21 +96,23 @@ def _request(settings: Settings, unstored: Job, reason: str) -> bool:
 
 
 def _forget_request_row(settings: Settings, unstored: Job) -> None:
-    """Delete the row without a package that came with the request. The job has begun meanwhile."""
+    """Delete the row without a package that was inserted with the request, because the job has
+    begun meanwhile."""
     if _forgets_withdrawn(broker_for(settings)):
         rows = Job.objects.using(settings.database)
         rows.filter(pk=unstored.pk, status=None, package=b"").delete()
 
 
 def _is_in_transaction(alias: str) -> bool:
-    """Whether a transaction is open that will commit; one of a TestCase does not."""
+    """Return whether a transaction is open that will commit. The transaction of a TestCase will
+    not."""
     blocks = connections[alias].atomic_blocks
     return any(not getattr(block, "_from_testcase", False) for block in blocks)
 
 
 def sweep_requests(settings: Settings) -> int:
-    """Forget requests whose job has ended, and cancel where it waits again: it failed when it was
-    told to end. Returns how many requests are settled."""
+    """Delete requests whose job has ended. Cancel jobs that wait again because their attempt failed
+    when it was told to end. Return the number of deleted requests."""
     alias, broker = settings.database, broker_for(settings)
     reasons = Cancellation.objects.using(alias).reasons()
     if not reasons:
@@ -149,7 +153,7 @@ def _steps(alias: str, job_ids: Iterable[UUID]) -> list[Job]:
 
 
 def unstored_step(job_id: UUID, label: str) -> Job:
-    """Return the job of a step as it is recorded if it never began."""
+    """Return an unsaved row for the job of a step that never began."""
     return Job(pk=job_id, task=label, queue="default", package=b"", enqueued_at=timezone.now())
 
 
@@ -160,17 +164,17 @@ def _is_unended(alias: str, job_id: UUID) -> bool:
 
 
 class _NotWaitingError(Exception):
-    """The job does not wait; what was written is rolled back."""
+    """The job does not wait. The writes are rolled back."""
 
 
 def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
-    """Cancel a job that waits in the store or the broker. False: it runs, has ended, or is not
-    there; nothing was changed.
+    """Cancel a job that waits in the store or the broker. Return False if it is running, has ended
+    or does not exist; nothing is changed then.
 
     Args:
-        settings: the backend's.
-        unstored: the job, as it would be stored by now if the broker did that at enqueue.
-        reason: at most 255 characters of it are kept.
+        settings: settings of the backend.
+        unstored: the job as an unsaved row, for brokers that store no row at enqueue.
+        reason: at most 255 characters are kept.
     """
     alias, broker = settings.database, broker_for(settings)
     with (
@@ -178,7 +182,7 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
         explained(alias),
         transaction_for(alias, [unstored.pk]),
     ):
-        if _forgets_withdrawn(broker):  # upkeep waits for this lock
+        if _forgets_withdrawn(broker):  # upkeep waits for the lock on this row
             Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
             if not _is_unended(alias, unstored.pk):
                 raise _NotWaitingError
@@ -192,7 +196,8 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
 
 
 def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
-    """Cancel a job that its broker does not have yet. Its row is locked until that is recorded."""
+    """Cancel a job that is still in an outbox. Its outbox row stays locked until the end is
+    recorded."""
     alias = settings.database
     for row in outgoing_of(settings, [unstored.pk]):
         outbox = row._state.db

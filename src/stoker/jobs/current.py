@@ -29,12 +29,12 @@ REPORT_SECONDS = 0.5
 
 
 class CurrentJob:
-    """The job whose attempt the current thread or coroutine belongs to: ``stoker.job``, the one
-    object of this class. Outside of a job it raises ``NotInJob``, but for ``is_running``."""
+    """The job that the current thread or coroutine runs: ``stoker.job``, the only instance. Outside
+    a job, every attribute except ``is_running`` raises ``NotInJob``."""
 
     @property
     def is_running(self) -> bool:
-        """Whether a job runs here at all."""
+        """Whether a job is running here."""
         return current.get() is not None
 
     @property
@@ -43,7 +43,7 @@ class CurrentJob:
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
+        """Number of this attempt, from 1."""
         return _running().attempt
 
     @property

@@ -50,7 +50,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def snapshot(args: Any, kwargs: Mapping[str, Any]) -> tuple[Arguments, bool]:
-    """Return a private copy of these arguments, and whether it is plain JSON.
+    """Return a private copy of the arguments, and whether it is plain JSON.
 
     Writing plain JSON runs no code of the project.
     """
@@ -62,11 +62,11 @@ def snapshot(args: Any, kwargs: Mapping[str, Any]) -> tuple[Arguments, bool]:
 
 
 class Alike:
-    """Seals packages as JSON.
+    """Seal packages of one call of ``enqueue_many`` as JSON.
 
     Args:
-        sealer: that of the backend.
-        like: one of them: what counts is all but its id and arguments.
+        sealer: sealer of the backend.
+        like: a package with the common fields. Its id and arguments are not used.
     """
 
     def __init__(self, sealer: Sealer, like: Package) -> None:
@@ -77,17 +77,17 @@ class Alike:
         self._metadata = b"," + codec.write(codec.encode(dict(like.metadata))) + b"]"
 
     def seal(self, number: int, arguments: Arguments, *, is_plain: bool) -> bytes:
-        """The package of this id and these arguments.
+        """Return the package with this id and these arguments.
 
         Args:
-            number: the id, as a number.
-            is_plain: whether they are JSON as they stand.
+            number: the id as a number.
+            is_plain: whether the arguments are plain JSON.
 
-        Raises: as ``Sealer.seal``.
+        Raises: see ``Sealer.seal``.
         """
         args, kwargs = arguments
         if is_plain:
-            with suppress(ValueError):  # found below, where it gets a name
+            with suppress(ValueError):  # ``Sealer.seal`` below names the argument in its error
                 written = codec.write(args) + b"," + (codec.write(kwargs) if kwargs else b"{}")
                 body = b"%b%032x%b%b%b" % (
                     self._before, number, self._after, written, self._metadata,
@@ -98,7 +98,7 @@ class Alike:
 
 
 class Results(Sequence[Result[Any]]):
-    """The results of many jobs, each made when it is asked for: most never are."""
+    """Results of many jobs. Each is created on access, because most are never used."""
 
     def __init__(self, make: Callable[[int], Result[Any]], count: int) -> None:
         self._make = make
@@ -165,7 +165,7 @@ class Copies:
                 self._sealed[number] = self._alike.seal(number, arguments, is_plain=False)
 
     def store(self) -> Results:
-        """Store the jobs, in the open transaction."""
+        """Store the jobs in the open transaction."""
         like = self._like
         common = InCommon(like.task, like.queue, like.priority, like.enqueued_at, self._run_after)
         copy_jobs(self._alias, self._rows(), common)
@@ -192,7 +192,7 @@ def may_be_copied(settings: Settings, task: Any) -> bool:
 AT_ONCE = 1000
 """Jobs per round trip."""
 WORTH_COPYING = 50
-"""Fewer jobs are quicker in one statement: copying takes some round trips."""
+"""Fewer jobs are inserted faster by one statement, because COPY needs several round trips."""
 TRIES = 10
 RETRY_SECONDS = 0.05
 
@@ -203,7 +203,7 @@ Transaction = Callable[[], AbstractContextManager[Any]]
 def enqueue(
     settings: Settings, task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
 ) -> Result[Any]:
-    """Make one job.
+    """Enqueue one job.
 
     Raises: see ``Task.enqueue``.
     """
@@ -215,7 +215,7 @@ def enqueue(
 
 
 def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
-    """Make a job of each call, all or none, a thousand at a time.
+    """Enqueue a job for each call, all or none, in batches of a thousand.
 
     Raises: see ``Task.enqueue``.
     """
@@ -251,13 +251,13 @@ class _Line:
         self._neglected: set[UUID] = set()
         self._open_transaction = _open_transaction(self._alias)
         self._is_inside = self.broker.capabilities.transactional
-        """Whether all of it becomes rows in the store, in its transaction."""
+        """Whether all jobs are inserted into the store, within its transaction."""
         self._refuse_guards()
         self._refuse_atomic()
 
     @property
     def copies(self) -> bool:
-        """Whether many jobs may be copied into the store, in its transaction."""
+        """Whether many jobs may be stored by COPY within the store's transaction."""
         return (
             self._open_transaction in (None, self._alias)
             and may_be_copied(self._settings, self.task)
@@ -272,17 +272,18 @@ class _Line:
         return results
 
     def send(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
-        """Store the jobs; tell of them when they can be seen.
+        """Store the jobs, and announce them once they are visible.
 
         Args:
-            own: a transaction for all of them.
+            own: opens a transaction for all of them.
         """
         joining = {self.broker.joins(one.message) for batch in batches for one in batch}
         self._is_inside = joining <= {True}
         opened = self._open_transaction
         if opened is not None and not (opened == self._alias and self._is_inside):
             return self._put_off(opened, batches, own)
-        if len(joining) > 1:  # some here, some there: together they are certain at one commit
+        # some in the store, others in the broker: one commit decides about all
+        if len(joining) > 1:
             with transaction.atomic(using=self._alias):
                 return self._put_off(self._alias, batches, own)
         results = self._store(self._writing(batches), own if self._is_inside else nullcontext)
@@ -299,7 +300,7 @@ class _Line:
             for batch in batches:
                 outbox.put(self._settings, alias, batch)
             after_commit(alias, partial(self._relay, alias, results))
-        else:  # a process that dies between that commit and this loses the jobs
+        else:  # if the process dies between the commit and this call, the jobs are lost
             transaction.on_commit(partial(self._store_late, batches, own), using=alias)
         if not self._is_unique:
             self._announce(results)
@@ -323,7 +324,8 @@ class _Line:
             self._announce(results)
 
     def _store(self, write: Callable[[], AnyResults], own: Transaction) -> AnyResults:
-        """Once more, where the database has ended a transaction of our own for another's sake."""
+        """Store the jobs. Retry if the database aborted the transaction because of a conflict, and
+        the transaction is ours."""
         is_ours = not self._connection.in_atomic_block
         for tries_left in reversed(range(TRIES)):
             try:
@@ -333,7 +335,7 @@ class _Line:
                 may_succeed = is_conflict(error) or isinstance(error, KeyInMotion)
                 if not (tries_left and is_ours and may_succeed):
                     raise
-                time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
+                time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to spread the retries
             else:
                 break
         self._after_commit()
@@ -357,17 +359,17 @@ class _Line:
             after_commit(self._alias, self._commit)
         elif self._connection.get_autocommit():
             self._commit()
-        # Else the caller commits by hand, and nobody can be told when: polling finds the jobs.
+        # Otherwise the caller commits by hand, which cannot be observed: polling finds the jobs.
 
     def _commit(self) -> None:
         self.commitment.is_made = True
         if self._neglected:
-            with suppress(DatabaseError):  # upkeep looks after them, too
+            with suppress(DatabaseError):  # upkeep checks these keys, too
                 look_after(self._alias, self._neglected)
         self.broker.wake_up({self.task.queue_name}, inside=self._is_inside)
 
     def _announce(self, results: Iterable[Result[Any]]) -> None:
-        """Send Django's signal. A receiver that raises is logged, and harms nothing."""
+        """Send Django's signal. Errors of receivers are logged and have no other effect."""
         if not is_heard(task_signals.task_enqueued, logging.DEBUG):
             return
         for result in results:
@@ -408,7 +410,7 @@ def _own_results(batches: Iterable[Iterable[Newcomer]]) -> list[Result[Any]]:
 
 
 def _open_transaction(store: str) -> str | None:
-    """The database whose open transaction decides whether the job shall exist: the store's own
-    before any other."""
+    """Return the alias of the open transaction that decides whether the job will exist, or None.
+    The store's own transaction has precedence."""
     opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     return store if store in opened else next(iter(opened), None)

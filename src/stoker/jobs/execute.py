@@ -69,15 +69,16 @@ class Opened:
     result: Result[Any] | None = None
     """None until it is needed."""
     on_completing: Callable[[], object] = lambda: None
-    """Called when an atomic task has returned, before that is recorded in its transaction."""
+    """Called after an atomic task has returned, before its success is recorded in its
+    transaction."""
     interruption: Interruption = field(default_factory=Interruption)
 
 
 UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
-"""How long a job whose task is not known here is put back for, the longer the older it is."""
+"""Delays of a job whose task is unknown here. They grow with the age of the job."""
 
 UNREAD_DELAY_SECONDS = 5.0
-"""How long a job is put back for that could not be prepared, as the store was out of reach."""
+"""Delay of a job that could not be prepared because the store was unreachable."""
 
 
 def unopened(
@@ -127,19 +128,20 @@ T = TypeVar("T")
 def run_and_record(
     settings: Settings, run: Callable[[], T], attempted_of: Callable[[T], Attempted]
 ) -> T:
-    """Run a task and record that it succeeded, in one transaction on the database of the queues.
+    """Run a task and record its success in one transaction on the store's database.
 
     Args:
-        run: the task, its time limit included: that must be over when the attempt is recorded.
-        attempted_of: the attempt, given what ``run`` returned.
+        run: runs the task, with its time limit. The limit must be over before recording.
+        attempted_of: returns the attempt, given the result of ``run``.
 
     Returns:
-        What ``run`` returned; it is recorded.
+        The result of ``run``. The attempt is recorded.
 
     Raises:
-        LeaseLost: nothing is written, and there is nothing to record.
-        TransactionLeftOpen: the task has not left a block of ``transaction.atomic()`` inside.
-        Exception: as the task did, or the COMMIT. It is to be recorded, unless the lease is stale.
+        LeaseLost: the lease was lost. Nothing is written, and there is nothing to record.
+        TransactionLeftOpen: the task has not left a block of ``transaction.atomic()``.
+        Exception: the error of the task or of the COMMIT. The caller records it, unless the lease
+            is stale.
     """
     alias, broker = settings.database, broker_for(settings)
     if not broker.capabilities.atomic:
@@ -150,7 +152,7 @@ def run_and_record(
     is_committed: list[bool] = []
     try:
         with autocommit(alias), transaction.atomic(using=alias):
-            # Before any that the task adds, which may raise after the commit.
+            # Registered before the task's own callbacks, which may raise after the commit.
             after_commit(alias, lambda: is_committed.append(True))
             with _inner_blocks_closed(alias):
                 ran = run()
@@ -164,8 +166,8 @@ def run_and_record(
 
 @contextmanager
 def _inner_blocks_closed(alias: str) -> Iterator[None]:
-    """Roll back the blocks of ``transaction.atomic()`` that were entered here and not left. Django
-    would take the end of the outer one for theirs, and commit nothing."""
+    """Roll back blocks of ``transaction.atomic()`` that the task has entered and not left.
+    Otherwise Django would take the end of the outer block for theirs, and commit nothing."""
     connection = connections[alias]
     depth = len(connection.atomic_blocks)
     error: BaseException = TransactionLeftOpen(
@@ -189,16 +191,16 @@ def _refuse_stale(stale: set[Lease]) -> None:
 
 
 MOST_FOUND = 10_000
-"""Plain functions that are called by their paths may be many."""
+"""Limit of cached tasks, because plain functions that are called by path may be many."""
 
 
 class Executor:
-    """Runs deliveries, one after another or many at once; keeps nothing between them but tasks.
+    """Runs deliveries, one after another or many at the same time. Caches only tasks between them.
 
     Args:
-        settings: the backend's.
-        worker_id: who runs them, as results name it.
-        limit: the soft time-out around a sync task.
+        settings: settings of the backend.
+        worker_id: id of the worker as results show it.
+        limit: returns the soft time-out for a sync task.
         aftercare: called as soon as a task's function has ended.
     """
 
@@ -217,11 +219,13 @@ class Executor:
         self._sealer = sealer_for(settings)
         self._sender = type(task_backends[settings.alias])
         self._found: dict[str, tuple[Any, bool, bool]] = {}
-        """Name -> task, whether it is async, and atomic. They stay so as long as a process."""
+        """Name -> task, whether it is async, whether it is atomic. These never change in a
+        process."""
 
     def run(self, delivery: Delivery) -> Attempted:
-        """One attempt, from bytes to outcome, in this thread. Raises only the KeyboardInterrupt of
-        a process that Ctrl-C stops: a cluster's worker is no such process."""
+        """Run one attempt in this thread, from the package to the outcome. Raises only
+        KeyboardInterrupt, and only in a process that Ctrl-C stops; a cluster's worker is not
+        one."""
         opened = self.open(delivery)
         return self.run_opened(opened) if isinstance(opened, Opened) else opened
 
@@ -231,7 +235,7 @@ class Executor:
         token = self._announce(opened)
         try:
             value, outcome = self._complete(opened) if opened.is_atomic else self._try(opened)
-        except BaseException as error:  # whatever a task raises is its outcome
+        except BaseException as error:  # an error of the task is its outcome, whatever its class
             if _is_ctrl_c(error):
                 raise
             return self._raised(opened, error)
@@ -253,7 +257,7 @@ class Executor:
                 refuse = engine_of(self.settings.database).refuse_too_large
                 await sync_to_async(refuse)(sealed)
             outcome: Outcome = outcomes.Succeeded(sealed)
-        except BaseException as error:  # whatever a task raises is its outcome
+        except BaseException as error:  # an error of the task is its outcome, whatever its class
             if _is_ctrl_c(error):
                 raise
             return self._raised(opened, error)
@@ -263,7 +267,8 @@ class Executor:
             current.reset(token)
 
     def open(self, delivery: Delivery) -> Opened | Attempted:
-        """The job ready to run; or the attempt already over when it can't be."""
+        """Open a delivery. Return the job ready to run, or a finished attempt if it cannot be
+        run."""
         started_at = time.time()
         if delivery.refused:
             return self._not_run(delivery, started_at, outcomes.Cancelled(delivery.refused))
@@ -299,7 +304,8 @@ class Executor:
             if delivery.attempt > 1 or task.takes_context or somebody_listens():
                 opened.result = self._show(opened, package)
             return opened
-        except Exception as error:  # noqa: BLE001 - an attempt like any other, that failed early
+        # noqa: BLE001 - an attempt that failed early, recorded like any other
+        except Exception as error:
             outcome = unprepared(error, package, delivery)
             return self._not_run(delivery, started_at, outcome, package)
 
@@ -325,9 +331,9 @@ class Executor:
         return seconds
 
     def _result(self, opened: Opened) -> Result[Any]:
-        """The attempt as it is seen from outside."""
+        """Return the result object of the attempt for signals and the task's context."""
         if opened.result is None:
-            # From the bytes: the task may have changed what it was given.
+            # Opened again, because the task may have changed its arguments.
             opened.result = self._show(opened, self._sealer.open(opened.delivery.package))
         return opened.result
 
@@ -342,7 +348,7 @@ class Executor:
         )
 
     def _complete(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
-        """Run an atomic task and record it, in one transaction."""
+        """Run an atomic task and record it in one transaction."""
 
         def attempted(ran: tuple[Any, outcomes.Succeeded]) -> Attempted:
             opened.on_completing()
@@ -356,7 +362,7 @@ class Executor:
         try:
             value = self._call(opened)
         except BaseException:
-            with suppress(TransactionLeftOpen):  # the task's own error is what counts
+            with suppress(TransactionLeftOpen):  # the task's own error takes precedence
                 self._aftercare.after_sync(besides)
             raise
         self._aftercare.after_sync(besides)
@@ -366,7 +372,7 @@ class Executor:
         return value, outcomes.Succeeded(sealed)
 
     def _may_be_too_large(self, sealed: bytes) -> bool:
-        """Whether a return value is to be looked at before it is sent to the database."""
+        """Return whether a return value has to be checked before it is sent to the database."""
         return len(sealed) >= LARGE_BYTES and self.settings.results_cache is None
 
     def _call(self, opened: Opened) -> Any:
@@ -408,11 +414,12 @@ class Executor:
         return opened.package.args
 
     def _refused(self, opened: Opened) -> Attempted | None:
-        """Write down that a job begins which must not begin twice. Returns the attempt, which is
-        over, if that was refused."""
+        """Record the start of a job that must not begin twice. If this is refused, return the
+        finished attempt."""
         try:
             note_begin(self.settings, opened.package, self.worker_id)
-        except Exception as error:  # noqa: BLE001 - it has not begun: an outcome like any other
+        # noqa: BLE001 - the task has not begun: recorded like any other outcome
+        except Exception as error:
             outcome = unprepared(error, opened.package, opened.delivery)
             return self._not_run(opened.delivery, opened.started_at, outcome, opened.package)
         return None
@@ -437,14 +444,15 @@ class Executor:
         return token
 
     def _raised(self, opened: Opened, error: BaseException) -> Attempted:
-        """Called inside the except block: receivers of task_finished may ask sys.exc_info()."""
+        """Return the finished attempt for an error. Called inside the except block, because
+        receivers of task_finished may use sys.exc_info()."""
         outcome: Outcome
         if opened.interruption.is_behind(error):
             outcome = outcomes.Cancelled(opened.interruption.reason or "")
         elif isinstance(error, PackageError):
             outcome = outcomes.Failed(fault_of(error))
         else:
-            # How often is said with each job, as by using(max_attempts=...), and travels with it.
+            # max_attempts may be set per job by using(), and is part of its package.
             max_attempts = opened.package.options.max_attempts
             options = replace(options_of(opened.task, self.settings), max_attempts=max_attempts)
             outcome = decide(error, options, opened.delivery.attempt, self._result(opened))
@@ -484,7 +492,7 @@ class Executor:
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
-    """Return whether SIGINT may have raised the error. It cannot where SIGINT has another handler,
-    as in a worker: there the task itself raised KeyboardInterrupt."""
+    """Return whether SIGINT may have raised the error. In a worker SIGINT has another handler, so a
+    KeyboardInterrupt comes from the task."""
     handler = signal.getsignal(signal.SIGINT)
     return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler

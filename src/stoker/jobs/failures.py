@@ -31,17 +31,17 @@ class Failure:
     job_id: UUID
     queue: str
     attempt: int
-    """Which one, from 1."""
+    """Number of the attempt, from 1."""
     backend: str
-    """The name under ``TASKS``."""
+    """Name of the backend under ``TASKS``."""
     worker_id: str
     fault: Fault
     reason: str
     """``error``, ``timeout``, ``crash``, ``expired``, ``unreadable`` or ``unknown_task``."""
     is_final: bool
-    """Whether the job is over; else it is tried again."""
+    """Whether the job has ended. If not, it will be retried."""
     started_at: float | None
-    """Seconds since 1970; None = not known."""
+    """Seconds since 1970. None: unknown."""
     finished_at: float
     package: Package | None
     """The job's package; None if it cannot be opened. Without arguments and metadata if it is
@@ -51,12 +51,12 @@ class Failure:
 
     @property
     def task(self) -> str:
-        """Its dotted path; "" = not known."""
+        """Dotted path of the task. "": unknown."""
         return self.package.task if self.package else ""
 
 
 def tell_failure(settings: Settings, attempted: Attempted, package: Package | None = None) -> None:
-    """Tell of an attempt, if it failed. Nobody listens: nothing is done."""
+    """Send ``attempt_failed`` for a failed attempt, if the signal has receivers."""
     outcome, delivery = attempted.outcome, attempted.delivery
     if not attempt_failed.receivers or not isinstance(outcome, Failed | Retry):
         return
@@ -81,7 +81,7 @@ def tell_failure(settings: Settings, attempted: Attempted, package: Package | No
 
 
 def _at_hand(fault: Fault) -> BaseException | None:
-    """The exception that is being handled, if this is a fault of it."""
+    """Return the exception that is being handled, if the fault was made from it."""
     error = sys.exception()
     if error is None:
         return None
@@ -92,8 +92,8 @@ def _at_hand(fault: Fault) -> BaseException | None:
 
 
 def _opened(settings: Settings, attempted: Attempted) -> Package | None:
-    """The package, so far as it can be opened without running code of the project's: that has just
-    cost a worker its life, perhaps."""
+    """Return the package, or None if it cannot be opened. No code of the project is run, because it
+    may just have crashed the worker."""
     delivery = attempted.delivery
     try:
         data = delivery.package
@@ -105,5 +105,5 @@ def _opened(settings: Settings, attempted: Attempted) -> Package | None:
         return sealer.open(data)
     except PackageError:
         return None
-    except Exception:  # noqa: BLE001 - it is recorded: whatever the store says now undoes nothing
+    except Exception:  # noqa: BLE001 - a report must not undo the record
         return None

@@ -1,4 +1,4 @@
-"""Errors turned into text, once, where they happen."""
+"""Convert errors to text, once, in the process where they happen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACEBACK_LIMIT = 64_000
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The error as it is kept. Never raises, whatever the error's ``__str__`` does."""
+    """Convert an error to a fault. Never raises, even if the error's ``__str__`` does."""
     kind = type(error)
     try:
         message = str(error)
@@ -32,7 +32,7 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def plain_fault(error_class: type[BaseException], message: str) -> Fault:
-    """A fault that nothing raised: found out by the cluster itself."""
+    """Return a fault for a failure that the cluster itself has detected."""
     name = f"{error_class.__module__}.{error_class.__qualname__}"
     told = storable(message, MESSAGE_LIMIT)
     return Fault(exception_class=name, message=told, traceback=f"{name}: {told}\n")
@@ -45,7 +45,8 @@ def fingerprint(fault: Fault) -> str:
 
 
 def storable(text: str, limit: int) -> str:
-    """Text that every database takes: no NUL, no lone surrogate; the middle left out if long."""
+    """Return text that every database accepts: without NUL and lone surrogates. Leave out the
+    middle if it is longer than ``limit``."""
     clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
     if len(clean) <= limit:
         return clean
@@ -54,7 +55,7 @@ def storable(text: str, limit: int) -> str:
 
 
 def _location(trace: TracebackType | None) -> str:
-    """``module:function`` of the innermost frame."""
+    """Return ``module:function`` of the innermost frame."""
     if trace is None:
         return ""
     while trace.tb_next is not None:

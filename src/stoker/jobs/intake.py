@@ -29,7 +29,7 @@ from .states import JobState, Progress
 
 @dataclass(slots=True)
 class Newcomer:
-    """One call, checked and sealed."""
+    """A call that has been checked and sealed."""
 
     package: Package
     message: Message
@@ -38,7 +38,7 @@ class Newcomer:
 
 
 class Line(Protocol):
-    """What newcomers have in common."""
+    """The state shared by the calls of one task."""
 
     broker: Broker
     commitment: Commitment
@@ -48,14 +48,14 @@ class Line(Protocol):
 
 
 class _Group:
-    """The newcomers of one key: the later ones meet the first."""
+    """The calls with one unique key. Later calls are duplicates of the first."""
 
     def __init__(self, claim: UniqueClaim, first: Newcomer) -> None:
         self.claim = claim
         self.members = [first]
         self.decision: Decision
         self.job = first
-        """What their job shall be, unless one is kept."""
+        """The call that decides about the job's values, unless an existing job is kept."""
 
     @property
     def fate(self) -> Fate:
@@ -68,15 +68,15 @@ class _Group:
 
     @property
     def waits_untried(self) -> JobState | None:
-        """The state of the job that is there, if nothing more is to be told of it: it waits, and
-        was never tried."""
+        """The state of the existing job, if no query is needed to show it: the job waits and was
+        never attempted. Else None."""
         seen = self.decision.seen
         if seen is None or seen.waits is None or seen.attempts > 0:
             return None
         return JobState(seen.waits.upper())
 
     def shape(self, line: Line, now_us: int) -> Message:
-        """Make of them what their job shall be."""
+        """Return the message of the job that these calls lead to."""
         speaker = self.members[-1 if self.claim.on_conflict in CHANGES else 0]
         run_after = speaker.message.run_after
         if self.claim.on_conflict == "postpone":
@@ -92,7 +92,7 @@ class Newcomers:
     """Calls of one task that are stored together.
 
     Args:
-        batch: in their order.
+        batch: the calls in order.
     """
 
     def __init__(self, line: Line, batch: Sequence[Newcomer]) -> None:
@@ -110,14 +110,13 @@ class Newcomers:
                 group.members.append(newcomer)
 
     def store(self) -> tuple[list[Result[Any]], set[UUID]]:
-        """Store what becomes a job, in the open transaction or in one of its own.
+        """Store the calls that become jobs, in the open transaction or in one of its own.
 
         Returns:
-            The results, in order; and the keys of guards that are to be looked after when the
-            transaction has ended.
+            The results in order, and the guard keys to check after the transaction has ended.
 
         Raises:
-            DuplicateJob: with ``on_conflict="raise"``. Of one call, nothing was written then.
+            DuplicateJob: with ``on_conflict="raise"``. For a single call, nothing was written.
         """
         keys = self._keys()
         keys.look()
@@ -132,7 +131,8 @@ class Newcomers:
             if refused is None:
                 neglected = self._write(keys.now_us)
                 return self._results(), neglected
-            if refused.fate is Fate.ENQUEUED:  # by another of these calls, and so not at all
+            # the duplicate is among these calls, so none is enqueued
+            if refused.fate is Fate.ENQUEUED:
                 raise DuplicateJob(
                     f"More than one of these calls has the key {refused.claim.name!r}: none was "
                     "enqueued."
@@ -152,7 +152,8 @@ class Newcomers:
         return Keys(self._alias, wanted, holds=is_in_transaction)
 
     def _is_stored_at_once(self, keys: Keys) -> bool:
-        """One job that may have its key, by one statement where the database can do that."""
+        """Store a single job whose key is free with one statement, if the database can. Return
+        whether it was done."""
         taking = keys.only_taking()
         if taking is None or len(self._batch) != 1:
             return False
@@ -185,7 +186,7 @@ class Newcomers:
         return waiting_jobs.replace(self._alias, changed) | waiting_jobs.lines_of(self._alias, kept)
 
     def _enqueued(self) -> dict[str, UUID]:
-        """Logical job -> the new one."""
+        """Return logical job -> id of its new job."""
         return {
             group.members[0].package.options.identity: group.decision.job_id
             for group in self._groups.values()
@@ -206,7 +207,7 @@ class Newcomers:
         return results
 
     def _results_of(self, groups: Collection[_Group]) -> dict[UUID, Result[Any]]:
-        """Key -> the result of its job."""
+        """Return key -> the result of its job."""
         known = {
             group.decision.job_id: group.job.result
             for group in groups

@@ -1,13 +1,13 @@
-"""Interruption: how an attempt that runs is told to end, in whichever thread or coroutine it is.
+"""Interruption: request the end of a running attempt, in any thread or coroutine.
 
 ::
 
-    sync, in the main thread      a signal, whose handler raises TaskCancelled: it ends a wait, too
-    sync, in another thread       TaskCancelled is raised when that thread is back in Python
+    sync, in the main thread      a signal, whose handler raises TaskCancelled; it also ends a wait
+    sync, in another thread       TaskCancelled is raised when that thread next runs Python code
     async                         the asyncio task is cancelled: CancelledError
 
-It is a request, like the soft time-out. A task that swallows it, or sits in C code, is ended by the
-sentinel.
+It is a request, like the soft time-out. If a task swallows it, or is busy in C code, the sentinel
+kills the worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Interruption:
     """
 
     reason: str | None = None
-    """Why the attempt is to end; None = it is not."""
+    """Why the attempt has to end. None: it does not have to."""
     _deliver: Callable[[], object] | None = None
     _aim: Aim | None = None
     _is_raised = False
@@ -51,20 +51,20 @@ class Interruption:
             deliver()
 
     def remind(self) -> bool:
-        """Called again and again: a signal that comes just before a wait begins does not end it.
-        Whether it is still to be heard."""
+        """Send the signal again, and return whether that was necessary. Called repeatedly, because
+        a signal that arrives just before a wait begins does not end the wait."""
         if self.reason is None or self._is_raised or self._deliver is not _signal_main_thread:
             return False
         _signal_main_thread()
         return True
 
     def check(self) -> None:
-        """Raises TaskCancelled when it came before there was anything to interrupt."""
+        """Raise TaskCancelled if the interruption came before the task began."""
         if self.reason is not None:
             raise TaskCancelled(self.reason)
 
     def is_behind(self, error: BaseException) -> bool:
-        """Whether the attempt ended with this error because it was told to end."""
+        """Return whether the attempt ended with this error because it was interrupted."""
         return self.reason is not None and isinstance(error, TaskCancelled | asyncio.CancelledError)
 
     def __enter__(self) -> None:
@@ -84,7 +84,7 @@ class Interruption:
 
     @contextmanager
     def of_coroutine(self) -> Iterator[None]:
-        """Aimed at the asyncio task that runs this."""
+        """Target the current asyncio task."""
         loop, tasks = asyncio.get_running_loop(), [asyncio.current_task()]
 
         def cancel() -> None:
@@ -93,7 +93,7 @@ class Interruption:
                 one.cancel()
 
         def call_loop() -> None:
-            with suppress(RuntimeError):  # it is closed
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(cancel)
 
         self._deliver = call_loop
@@ -105,7 +105,7 @@ class Interruption:
             tasks.clear()
 
     def ring(self) -> None:
-        """Called in the main thread, by the handler of the signal."""
+        """Raise TaskCancelled if requested. Called in the main thread by the signal's handler."""
         if self.reason is not None and not self._is_raised:
             self._is_raised = True
             raise TaskCancelled(self.reason)
@@ -125,7 +125,8 @@ def _with_reason(reason: str) -> type[TaskCancelled]:
 
 
 class _MainThread:
-    """The main thread, where it listens, and what runs there now."""
+    """State of the main thread: whether it handles the signal, and the interruption that runs in
+    it."""
 
     thread_id: int | None = None
     interruption: Interruption | None = None
@@ -135,7 +136,7 @@ _main = _MainThread()
 
 
 def listen() -> None:
-    """Let the main thread be interrupted; called in it, once in a process."""
+    """Install the signal handler. Called once per process, in the main thread."""
     if SIGNAL is not None:
         signal.signal(SIGNAL, _hear)
         _main.thread_id = threading.get_ident()
@@ -155,7 +156,7 @@ NO_LIMIT = nullcontext()
 
 
 def time_limit(seconds: float | None) -> AbstractContextManager[None]:
-    """Raise TaskTimeout in the block when it takes longer than ``seconds``; None = no limit."""
+    """Raise TaskTimeout in the block if it takes longer than ``seconds``. None: no limit."""
     if seconds is None:
         return NO_LIMIT
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
@@ -198,7 +199,7 @@ class Aim:
         self.fired = False
 
     def fire(self) -> None:
-        """Called by another thread."""
+        """Raise the error in the target thread. Called by another thread."""
         self.is_being_decided = True
         if not self.is_over and not self.fired:
             self.fired = True
@@ -206,7 +207,8 @@ class Aim:
         self.is_being_decided = False
 
     def leave(self) -> None:
-        """Called by the aimed-at thread: from here on the error is not raised in it any more."""
+        """End the block. Called by the target thread; the error is not raised after this
+        returns."""
         while True:
             try:
                 self.is_over = True
@@ -215,12 +217,12 @@ class Aim:
                 if self.fired:
                     _raise_in(self.thread_id, None)
                 return
-            except self.error:  # raised just now: it is the one that fired, and the last
+            except self.error:  # the error was raised just now, and it is raised only once
                 continue
 
 
 class _Watch(Aim):
-    """One block that is being watched."""
+    """A block with a deadline."""
 
     __slots__ = ("deadline",)
 
@@ -233,7 +235,7 @@ class _Watch(Aim):
 
 
 class _Watchdog:
-    """A thread that raises TaskTimeout in other threads when their time is over."""
+    """A thread that raises TaskTimeout in other threads when their deadline has passed."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()

@@ -28,12 +28,12 @@ from .package import Package
 
 
 def is_once(task: Any) -> bool:
-    """Return whether any task, Stoker's own or a plain one of Django's, begins at most once."""
+    """Return whether a task begins at most once. Accepts Stoker's tasks and Django's."""
     return bool(getattr(task, "at_most_once", False))
 
 
 def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
-    """Write down that a job begins now, in a transaction of its own.
+    """Record in a separate transaction that a job begins now.
 
     Raises:
         AlreadyBegun: it has begun before.
@@ -41,7 +41,7 @@ def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
     """
     alias = settings.database
     row = Begun(job_id=package.job_id, worker_id=worker_id, begun_at=timezone.now())
-    # In a transaction there already (a test that runs jobs inline), a refusal must not break it.
+    # Inside another transaction (a test that runs jobs inline), a refusal must not break that one.
     is_inside = connections[alias].in_atomic_block
     with autocommit(alias):
         try:
@@ -53,7 +53,7 @@ def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
 
 
 def has_not_begun(settings: Settings, package: Package | None) -> bool:
-    """Return whether a job is of a task that begins at most once, and has not begun."""
+    """Return whether the job's task begins at most once and the job has not begun."""
     try:
         task = find_task(package.task) if package is not None else None
     except UnknownTask:

@@ -57,9 +57,9 @@ class Kind:
     name: str
     magic: bytes
     oldest: int
-    """The first version that is still read."""
+    """Oldest version that can be read."""
     newest: int
-    """The version that is written."""
+    """Version that is written."""
     is_always_signed: bool
     plain: bytes = field(init=False)
     """Header of content in the newest version that is neither pickled nor compressed."""
@@ -99,10 +99,10 @@ class Envelope:
         self._most_inflated_bytes = most_inflated_bytes
 
     def close(self, kind: Kind, body: bytes, *, pickled: bool) -> bytes:
-        """The body with everything around it, in the kind's newest version."""
+        """Return the body with header and signature, in the kind's newest version."""
         flags = PICKLED if pickled else 0
         limit = self._compress_above_bytes
-        # What is too large to be inflated again must not be deflated in the first place.
+        # A body that is too large to be decompressed again must not be compressed.
         if limit is not None and limit < len(body) <= self._most_inflated_bytes:
             deflated = zlib.compress(body)
             if len(deflated) < len(body):
@@ -114,10 +114,10 @@ class Envelope:
         return content
 
     def open(self, data: bytes, kind: Kind) -> tuple[int, bool, bytes]:
-        """Version, whether it is pickled, body.
+        """Return the version, whether the body is pickled, and the body.
 
         Raises:
-            BadSignature, NewerVersion, UnreadablePackage: each saying what to do.
+            BadSignature, NewerVersion, UnreadablePackage: the message says what to do.
         """
         if data.startswith(kind.plain):  # nearly always
             content = self._verified(data, kind) if kind.is_always_signed else data
@@ -134,7 +134,7 @@ class Envelope:
         return version, bool(flags & PICKLED), body
 
     def _verified(self, data: bytes, kind: Kind) -> bytes:
-        """What stands before the signature, when one of the keys made it."""
+        """Check the signature and return the content before it."""
         content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
         for key in self._keys:
             if hmac.compare_digest(key.sign(content), signature):
@@ -209,10 +209,10 @@ LINKS = ("receives", "each", "hooks", "about", "via")
 WITH_LINKS = 6
 
 
-# Not frozen, since there is one for each job: that would make it several times as slow to make.
+# Not frozen: there is one per job, and creating a frozen object takes several times as long.
 @dataclass(slots=True)
 class JobOptions:
-    """What decides how a job is tried; travels inside the signed package."""
+    """Options that decide how a job is attempted. Part of the signed package."""
 
     max_attempts: int = 3
     max_crashes: int = 3
@@ -220,38 +220,38 @@ class JobOptions:
     expires_at: float | None = None
     """Seconds since 1970, UTC, after which the job is not started any more."""
     identity: str = ""
-    """The logical job, where its unique key says which; "" = this job is one by itself."""
+    """The logical job, if the job has a unique key. "": the job stands for itself."""
     receives: str = ""
     """First argument that the worker adds: "value" = the previous step's result; "result" = the
     Result of the job that the step or hook belongs to; "" = none."""
     each: str = ""
-    """"map" or "starmap": the one argument is a list of calls."""
+    """"map" or "starmap": the only argument is a list of calls."""
     hooks: str = ""
     """Jobs to enqueue when it has ended: see stoker.workflows.hooks."""
     about: str = ""
     """For a hook: the job that it belongs to, see there."""
     via: str = ""
-    """Dotted path of the task that runs the job, where the package names a plain function that this
-    task calls; "" = the task that the package names."""
+    """Dotted path of the task that runs the job, if the package names a plain function that this
+    task calls. "": the task named by the package."""
 
 
-# Not frozen, since there is one for each job: that would make it several times as slow to make.
+# Not frozen: there is one per job, and creating a frozen object takes several times as long.
 @dataclass(slots=True)
 class Package:
-    """One job, opened."""
+    """A job's package, opened."""
 
     job_id: UUID
     task: str
-    """Dotted path: module and qualified name of the task, or of the function that it is ``via``."""
+    """Dotted path: module and qualified name of the task, or of the function run ``via`` a task."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     queue: str
     priority: int
     enqueued_at: float
-    """Seconds since 1970 by the enqueuing host's clock: shown, never decided on."""
+    """Seconds since 1970 on the enqueuing host's clock. Only for screens."""
     options: JobOptions = field(default_factory=JobOptions)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What faces and reporters carry across (trace ids, the request's id)."""
+    """Data added by integrations and reporters (trace ids, the request's id)."""
 
 
 class Sealer:
@@ -284,18 +284,22 @@ class Sealer:
         self._max_bytes = max_bytes
 
     def seal(self, package: Package) -> bytes:
-        """The job as signed bytes.
+        """Return the job as signed bytes.
 
         Raises:
-            NotSerializable: naming the argument and saying what to pass instead.
-            PackageTooLarge: when the bytes would be more than ``max_bytes``.
+            NotSerializable: the message names the argument and says what to pass instead.
+            PackageTooLarge: the package would have more than ``max_bytes``.
         """
         serialise = job_as_pickle if self._pickles else job_as_json
         arguments = (list(package.args), package.kwargs, package.metadata)
         return self.close(package.task, serialise(package.task, head_of(package), arguments))
 
     def close(self, task: str, body: bytes) -> bytes:
-        """The body of a job of this task as signed bytes. Raises PackageTooLarge."""
+        """Return the body of a job of this task as signed bytes.
+
+        Raises:
+            PackageTooLarge: the package would have more than ``max_bytes``.
+        """
         data = self._envelope.close(JOB, body, pickled=self._pickles)
         if len(data) > self._max_bytes:
             raise PackageTooLarge(self._too_large(task, len(data)))
@@ -319,9 +323,10 @@ class Sealer:
             raise UnreadablePackage(_unreadable(error)) from error
 
     def open_without_arguments(self, data: bytes) -> Package:
-        """The job with neither arguments nor metadata, for processes that don't run it.
+        """Open a package without its arguments and metadata, for processes that do not run the job.
 
-        Pickled arguments are not looked at, so no code of the project's runs. Raises as ``open``.
+        Pickled arguments are not unpickled, so no code of the project runs. Raises the same errors
+        as ``open``.
         """
         _, is_pickled, body = self._envelope.open(data, JOB)
         if is_pickled:
@@ -333,16 +338,17 @@ class Sealer:
             raise UnreadablePackage(_unreadable(error)) from error
 
     def seal_value(self, value: Any) -> bytes:
-        """A return value as bytes; signed only when pickled, since reading JSON runs nothing.
+        """Return a return value as bytes. Only pickled values are signed, because reading JSON runs
+        no code.
 
         Raises:
-            NotSerializable: saying what in it can't be serialised.
+            NotSerializable: the message names the part that cannot be serialised.
         """
         body = value_as_pickle(value) if self._pickles else value_as_json(value)
         return self._envelope.close(VALUE, body, pickled=self._pickles)
 
     def open_value(self, data: bytes) -> Any:
-        """The value again. Raises as ``open`` does."""
+        """Open a return value. Raises the same errors as ``open``."""
         _, is_pickled, body = self._envelope.open(data, VALUE)
         if is_pickled:
             self._refuse_pickled(VALUE)
@@ -353,7 +359,8 @@ class Sealer:
             raise UnreadablePackage(_unreadable(error)) from error
 
     def _refuse_pickled(self, kind: Kind) -> None:
-        """Although it was signed, as everything pickled is."""
+        """Refuse pickled bytes if this backend does not use pickle, although their signature is
+        valid."""
         if not self._pickles:
             raise UnreadablePackage(
                 f'The {kind.name} was pickled, and with SERIALIZER "json" nothing is unpickled: '
@@ -370,7 +377,8 @@ class Sealer:
 
 
 def sealer_for(settings: Settings) -> Sealer:
-    """The sealer of a backend: its options, and Django's SECRET_KEY and SECRET_KEY_FALLBACKS."""
+    """Return the sealer of a backend, from its options and Django's SECRET_KEY and
+    SECRET_KEY_FALLBACKS."""
     return _sealer(
         (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS),
         settings.cluster,
@@ -418,7 +426,7 @@ def head_of(package: Package) -> list[Any]:
 
 
 def _read_version_1(fields: list[Any]) -> Package:
-    """Before there was metadata."""
+    """Read a package of version 1, which had no metadata."""
     return _package([*fields, {}])
 
 
@@ -447,7 +455,7 @@ def _unreadable(error: Exception) -> str:
 
 
 READERS: dict[int, Callable[[list[Any]], Package]] = {1: _read_version_1, 2: _package}
-"""Version -> reader: the version that is written and the one before it."""
+"""Version -> its reader."""
 
 JOB = Kind("package", b"\xf5J", oldest=min(READERS), newest=max(READERS), is_always_signed=True)
 VALUE = Kind("value", b"\xf5V", oldest=1, newest=1, is_always_signed=False)

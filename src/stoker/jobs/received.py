@@ -38,7 +38,7 @@ def with_received(settings: Settings, package: Package) -> Package:
 
 
 def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
-    """A function of a list of calls, which makes them one after another."""
+    """Return a function that takes a list of calls and makes them one after another."""
 
     def calls(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
         return ((item,) if each == "map" else item for item in items)
@@ -83,7 +83,7 @@ class Values:
         return None
 
     def of(self, step: Step) -> Any:
-        """Its result; None if it has failed, and was not needed."""
+        """Return the step's value, or None if it failed and was optional."""
         if step.state not in (Step.State.SUCCESSFUL, Step.State.UNDOING, Step.State.STARTED):
             return None
         if step.kind in GROUPS:
@@ -99,7 +99,7 @@ class Values:
         return self.of(last)
 
     def of_members(self, group: Step) -> Iterator[Any]:
-        """The results of its members in their order, read a thousand at a time."""
+        """Yield the values of a group's members in order, read a thousand at a time."""
         after = -1
         while True:
             later = self._below(group).filter(position__gt=after).order_by("position")
@@ -111,7 +111,7 @@ class Values:
             after = members[-1].position
 
     def _filled(self, members: list[Step]) -> list[Step]:
-        """With their values, where these stand elsewhere."""
+        """Hook for subclasses that read the members' values elsewhere."""
         return members
 
     def _below(self, step: Step) -> Any:
@@ -127,8 +127,8 @@ def _is_adding(step: Step) -> bool:
 
 
 def result_about(settings: Settings, about: About) -> Result[Any]:
-    """The result of the job that a hook is about: as it is kept; else what travelled with the hook,
-    which is without its arguments."""
+    """Return the result of the job that a hook refers to: as stored, or else from the data that was
+    sent with the hook, which has no arguments."""
     found = fetch_many(settings, [about.job_id])
     if found and found[0].is_finished:
         result = found[0]

@@ -46,15 +46,16 @@ from .states import JobState, Progress, explained
 
 AT_ONCE = 500
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
-"""After a broker could not be reached, who enqueues leaves the relay to the schedulers for a while,
-and longer where that took long: requests shall not wait for a broker that is away."""
+"""How long an enqueuing process leaves the relay to the schedulers after the broker could not be
+reached. The pause grows with the time that the attempt took, so that web requests do not wait for
+an unreachable broker."""
 PAUSE_PER_SECOND = 20.0
 
 _away_until: dict[str, float] = {}
 
 
 def put(settings: Settings, alias: str, newcomers: Iterable[Newcomer]) -> None:
-    """Write these jobs to the outbox of the database whose transaction is open."""
+    """Insert jobs into the outbox of the database whose transaction is open."""
     rows = [as_row(settings.alias, one.message, one.claim) for one in newcomers]
     Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE)
 
@@ -83,8 +84,8 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
 
 
 def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
-    """Give the broker what others have left behind in any database. Returns how many jobs. For the
-    rest see ``relay_from``."""
+    """Relay the jobs left behind in any database's outbox. Return their number. ``relay_from``
+    explains the rest."""
     return sum(relay_from(settings, alias, beat) for alias in outboxes_of(settings))
 
 
@@ -124,7 +125,7 @@ class _Sweep:
         self.refusal: BrokerUnavailable | None = None
 
     def relay(self) -> int:
-        """Returns how many jobs the broker has now."""
+        """Relay all rows and return the number of jobs that the broker has accepted."""
         count = 0
         while True:
             try:
@@ -148,7 +149,7 @@ class _Sweep:
         count = 0
         self.refusal = self.refusal or error
         for row in self._page if len(self._page) > 1 else ():
-            self._broker.ping()  # raises where all of it would be in vain
+            self._broker.ping()  # raises if the broker is unreachable for all jobs
             with suppress(BrokerUnavailable):
                 count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
             self._beat()
@@ -157,10 +158,10 @@ class _Sweep:
 
 
 class Round(NamedTuple):
-    """What came of one round."""
+    """The result of one round."""
 
     jobs: int
-    """How many jobs are not in the outbox any more."""
+    """Number of jobs that have left the outbox."""
     told: dict[UUID, Result[Any]]
     """Job id -> result, for jobs with a unique key."""
 
@@ -178,7 +179,7 @@ class _RelayLine:
 
 
 class Relay:
-    """One round of relaying from the outbox of one database."""
+    """Relays rows from the outbox of one database."""
 
     def __init__(self, settings: Settings, alias: str) -> None:
         self._settings = settings
@@ -186,16 +187,17 @@ class Relay:
         self._broker = broker_for(settings)
 
     def relay(self, lock: Callable[[], Sequence[Outgoing]]) -> Round:
-        """Relay the rows that this locks.
+        """Relay the rows that ``lock`` returns.
 
         Raises:
-            BrokerUnavailable: nothing was changed; or the broker has them, and the next relay of
-                the same rows will change nothing there.
+            BrokerUnavailable: nothing was changed; or the broker has the jobs, and relaying the
+                same rows again will have no effect there.
         """
         outgoing = Outgoing.objects.using(self._alias)
         connection = connections[self._alias]
         if not connection.in_atomic_block and not outgoing.exists():
-            return Round(0, {})  # without a transaction, which on SQLite is everybody's only one
+            # without a transaction, because SQLite allows only one writer at a time
+            return Round(0, {})
         told: dict[UUID, Result[Any]] = {}
 
         def hand_over(rows: Sequence[Outgoing], until: float) -> None:
@@ -235,7 +237,7 @@ class Relay:
             try:
                 newcomer = self._newcomer(row, claim)
                 line = self._line(newcomer)
-            except (PackageError, UnknownTask, InvalidTask):  # the worker will say what is wrong
+            except (PackageError, UnknownTask, InvalidTask):  # the worker will report the error
                 self._broker.enqueue([as_message(row)])
                 continue
             (told[row.pk],), neglected = Newcomers(line, [newcomer]).store()

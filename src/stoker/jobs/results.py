@@ -1,4 +1,4 @@
-"""Results: fetched, waited for, cancelled."""
+"""Results of jobs: fetch them, wait for them, cancel the jobs."""
 
 from __future__ import annotations
 
@@ -44,24 +44,27 @@ AT_ONCE = 500
 
 
 class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # as in definition.py
-    """Attributes that are no fields: ``dataclasses.asdict`` shows what Django's results have."""
+    """Attributes that are not dataclass fields, so that ``dataclasses.asdict`` shows only what
+    Django's results have."""
 
     __slots__ = ("_commitment", "_progress")
 
     _progress: Progress | None
     _commitment: Commitment | None
-    """None where the job was seen in the store, so that it is committed, or ours to see."""
+    """None if the job was read from the store, and so is committed or visible to this
+    transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
     """A TaskResult of ``django.tasks`` that can also be waited for and cancelled.
 
-    It shows the job as it was when it was enqueued, fetched or refreshed last.
+    It shows the job as it was when it was enqueued, fetched or last refreshed.
     """
 
     was_duplicate: bool = False
-    """Whether ``enqueue`` made no job, as there was one of the same unique key: this one."""
+    """Whether ``enqueue`` created no job, because a job with the same unique key exists: this
+    one."""
     _first_progress: InitVar[Progress | None] = None
     _first_commitment: InitVar[Commitment | None] = None
 
@@ -76,7 +79,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         object.__setattr__(self, "_commitment", _first_commitment)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles."""
+        """Return the state for copying and pickling."""
         names = [*(one.name for one in fields(self)), *_Seen.__slots__]
         return {name: getattr(self, name) for name in names}
 
@@ -86,14 +89,14 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 
     @property
     def state(self) -> JobState:
-        """Stoker's own states: ``status`` has only four."""
+        """Stoker's own state. ``status`` has only Django's four values."""
         if self._progress is not None and self._progress.state.for_django == self.status:
             return self._progress.state
         return JobState(self.status.value)
 
     @property
     def attempts(self) -> int:
-        """How many attempts were begun."""
+        """Number of attempts that were begun."""
         known = self._progress.attempts if self._progress is not None else 0
         return max(known, len(self.worker_ids))
 
@@ -114,8 +117,8 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 
     @property
     def progress(self) -> ProgressReport | None:
-        """How far the job said last that it was, by ``stoker.job.progress``: looked up each time,
-        and kept for ten minutes at least. None while it has said nothing.
+        """The job's last report by ``stoker.job.progress``, or None. It is read from the store each
+        time, and kept for at least ten minutes.
 
         Raises:
             BrokerUnavailable: the store cannot be reached.
@@ -129,7 +132,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         """The row of the job.
 
         Raises:
-            TaskResultDoesNotExist: there is none (any more, or yet).
+            TaskResultDoesNotExist: there is no row yet, or it has been deleted.
         """
         if self._progress is None or self._progress.job is None:
             self.refresh()
@@ -138,15 +141,15 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         return self._progress.job
 
     def refresh(self) -> None:
-        """Look again.
+        """Read the job's state again.
 
         Raises:
-            TaskResultDoesNotExist: the job is not there (any more).
+            TaskResultDoesNotExist: the job does not exist (any more).
         """
         self._take(progress_of_one(settings_for(self.backend), UUID(self.id)))
 
     async def arefresh(self) -> None:
-        """Look again, without blocking the event loop. See ``refresh``."""
+        """Do the same as ``refresh`` without blocking the event loop."""
         await sync_to_async(self.refresh, thread_sensitive=True)()
 
     def wait(self, timeout: float | timedelta | None = None, *, poll_seconds: float = 0.5) -> R:
@@ -191,16 +194,17 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         return self.wait_async().__await__()
 
     def cancel(self, reason: str = "") -> bool:
-        """Withdraw the job if it waits (also for its next attempt), or have it ended if it runs: an
-        async task gets CancelledError, a sync one TaskCancelled, within a second or so. One that
-        goes on for ``TIMEOUT_GRACE_SECONDS`` after that is killed.
+        """Withdraw the job if it waits, even for a retry, or request its end if it runs.
+
+        A running async task gets CancelledError, a sync task TaskCancelled, within about a second.
+        A task that goes on for ``TIMEOUT_GRACE_SECONDS`` after that is killed.
 
         Args:
-            reason: kept with the job, at most 255 characters.
+            reason: stored with the job, at most 255 characters.
 
         Returns:
-            True: it is CANCELLED, or told to end while it is RUNNING (see ``state``); it may still
-            succeed if that comes too late for it. False: it has ended, or is not there.
+            True: the job is CANCELLED, or its end was requested while it is RUNNING (see
+                ``state``); it may still succeed. False: it has ended or does not exist.
         """
         unstored = Job(
             pk=UUID(self.id),
@@ -245,7 +249,8 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
             object.__setattr__(self, name, value)
 
     def _is_seen_to_have_ended(self, outage: Outage) -> bool:
-        """One look of a wait. While the store cannot be reached, nothing is seen."""
+        """Look once and return whether the job has ended. While the store is unreachable, return
+        False."""
         try:
             has_ended = self._has_ended()
         except BrokerUnavailable as error:
@@ -257,7 +262,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         return has_ended
 
     def _has_ended(self) -> bool:
-        """One cheap look; a whole one when there is something to see."""
+        """Query only the status, and refresh everything if it has changed."""
         if self.is_finished:
             return True
         settings = settings_for(self.backend)
@@ -289,10 +294,10 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 
 
 def fetch(settings: Settings, job_id: Any) -> Result[Any]:
-    """The result of one job.
+    """Return the result of one job.
 
     Raises:
-        TaskResultDoesNotExist: no job has this id (any more), or it is no id at all.
+        TaskResultDoesNotExist: no job has this id (any more), or it is not a valid id.
     """
     found = fetch_many(settings, [job_id])
     if not found:
@@ -301,7 +306,7 @@ def fetch(settings: Settings, job_id: Any) -> Result[Any]:
 
 
 def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:
-    """The results of those jobs that are there, in the order asked for."""
+    """Return the results of the jobs that exist, in the order of ``job_ids``."""
     wanted = [job_id for text in job_ids if (job_id := parse_job_id(str(text))) is not None]
     results = []
     for start in range(0, len(wanted), AT_ONCE):
@@ -335,8 +340,8 @@ def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[An
 FIRST_PAUSE_SECONDS = 0.005
 GROWTH = 1.5
 OUTAGE_SECONDS = 300.0
-"""Longer than a restart or a fail-over takes. Whoever waits without a limit shall not hang in
-silence on a database that does not come back."""
+"""Longer than a restart or a fail-over takes. A wait without a time-out must not hang for ever when
+the database does not come back."""
 
 
 class Commitment:
@@ -349,7 +354,7 @@ class Commitment:
 
 
 def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterator[float]:
-    """Pauses that grow, until the time is over; then one look more."""
+    """Yield growing pauses until the time is over, then one last pause of zero."""
     deadline = float("inf") if timeout is None else time.monotonic() + as_seconds(timeout)
     pause = min(FIRST_PAUSE_SECONDS, longest_seconds)
     while (left := deadline - time.monotonic()) > 0:
@@ -359,17 +364,17 @@ def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterato
 
 
 def too_late(job: str, state: str, timeout: float | timedelta | None) -> ResultTimeout:
-    """The error of a wait whose time is over, and how the job stands."""
+    """Return the error of a wait that has timed out, with the job's state."""
     return ResultTimeout(
         f"{job} had not ended after {as_seconds(timeout or 0):g} s: it is {state}."
     )
 
 
 class Outage:
-    """The store cannot be reached. A wait bears with that, for most outages are short.
+    """An outage of the store during a wait. Most outages are short, so the wait goes on.
 
     Args:
-        timeout: that of the wait; with one, its end is the only limit.
+        timeout: time-out of the wait. If there is one, only it ends the wait.
     """
 
     __slots__ = ("_alias", "_is_limited", "_until", "error")
@@ -382,9 +387,9 @@ class Outage:
         """The last error; None if the last query succeeded."""
 
     def goes_on(self, error: BrokerUnavailable) -> None:
-        """Raises the error where it is no use to look again."""
+        """Record the error. Raise it if another look is useless."""
         connection = connections[self._alias]
-        if connection.in_atomic_block:  # it was lost with the connection, and what it wrote too
+        if connection.in_atomic_block:  # the transaction was lost with the connection
             raise error
         now = time.monotonic()
         if self.error is None:
@@ -392,7 +397,7 @@ class Outage:
         elif now >= self._until and not self._is_limited:
             raise error
         self.error = error
-        # One that still works stays: the caller may hold something in its session.
+        # A connection that works is kept, because the caller may rely on its session.
         if connection.connection is not None and not connection.is_usable():
             connection.close()
 
@@ -401,7 +406,7 @@ class Outage:
 
 
 def refuse_endless_wait(alias: str, job_id: str, commitment: Commitment | None) -> None:
-    """Raises TransactionManagementError where the open transaction can never see the job end."""
+    """Raise TransactionManagementError if the open transaction can never see the job end."""
     connection = connections[alias]
     if not connection.in_atomic_block:
         return

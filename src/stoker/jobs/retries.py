@@ -76,5 +76,6 @@ def _delay(error: BaseException, options: TaskOptions, result: Any) -> float | N
 
 
 def crash_delay_seconds(times: int) -> float:
-    """The delay after an attempt that left no exception to ask a task's own ``backoff`` about."""
+    """Return the delay after an attempt without an exception, for which the task's own ``backoff``
+    cannot be called."""
     return min(CRASH_DELAY_CAP_SECONDS, float(2 ** min(times, 20)))

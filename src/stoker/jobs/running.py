@@ -28,7 +28,7 @@ from .results import Result
 logger = logging.getLogger("stoker")
 
 
-# Not frozen, since there is one for each job: that would make it several times as slow to make.
+# Not frozen: there is one per job, and creating a frozen object takes several times as long.
 @dataclass(slots=True)
 class Running:
     """The attempt that the current thread or coroutine belongs to."""
@@ -39,9 +39,9 @@ class Running:
     queue: str
     fence: int
     metadata: Mapping[str, str]
-    """What its package carries beside the arguments."""
+    """The metadata of its package."""
     backend: str
-    """The name under ``TASKS``."""
+    """Name of the backend under ``TASKS``."""
     lease_id: LeaseId
     reported_at: float = float("-inf")
     """Time of the last progress report, in monotonic seconds."""
@@ -82,8 +82,8 @@ def fencing_number() -> int:
 
 
 def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
-    """Whether sending it has any effect while all goes well: Django's own receivers write a log
-    record at this level, and nothing else."""
+    """Return whether sending the signal has any effect. Django's own receivers only write a log
+    record at this level."""
     if not signal.receivers or tasks_logger.isEnabledFor(level):
         return bool(signal.receivers)
     for receiver in signal.receivers:  # noqa: SIM110 - a generator takes twice as long
@@ -100,7 +100,8 @@ def somebody_listens() -> bool:
     asked = (writes, one.receivers, two.receivers, three.receivers, four.receivers)
     known, is_any = _last_found
     if asked != known:
-        known = (writes, *map(list, asked[1:]))  # a copy of each, before they are looked at
+        # copied before they are checked, because another thread may change them
+        known = (writes, *map(list, asked[1:]))
         is_any = any(map(is_heard, SIGNALS))
         _last_found = known, is_any
     return is_any
@@ -114,7 +115,7 @@ def running_result(
     started_at: float,
     worker_id: str,
 ) -> Result[Any]:
-    """The TaskResult of the attempt that begins: what signals, contexts and ``backoff`` see."""
+    """Return the TaskResult of the attempt that begins, for signals, contexts and ``backoff``."""
     now = moment(started_at)
     worker_ids, errors = _earlier(settings, delivery) if delivery.attempt > 1 else ([], [])
     return Result(
@@ -134,7 +135,7 @@ def running_result(
 
 
 def conclude(result: Result[Any], outcome: Outcome, value: Any, finished_at: datetime) -> None:
-    """Let the result say how the job ended."""
+    """Set the result's final status, value and error."""
     succeeded = isinstance(outcome, outcomes.Succeeded)
     status = TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED
     object.__setattr__(result, "status", status)
@@ -148,7 +149,8 @@ def conclude(result: Result[Any], outcome: Outcome, value: Any, finished_at: dat
 
 
 def _earlier(settings: Settings, delivery: Delivery) -> tuple[list[str], list[TaskError]]:
-    """Who tried before, and what came of it. Attempts without a record count all the same."""
+    """Return the worker ids and errors of the earlier attempts. An attempt without a record has an
+    empty worker id."""
     try:
         rows = list(
             Attempt.objects.using(settings.database)

@@ -62,7 +62,7 @@ NOT_YET_KNOWN = NotYetKnown()
 
 
 def calls_of(args: Sequence[Any], each: str, receives: str) -> Iterator[tuple[Any, ...]]:
-    """The positional arguments of each call that a job makes."""
+    """Yield the positional arguments of each call that a job makes."""
     if not each:
         yield (NOT_YET_KNOWN, *args) if receives else tuple(args)
         return
@@ -71,7 +71,8 @@ def calls_of(args: Sequence[Any], each: str, receives: str) -> Iterator[tuple[An
 
 
 def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError here, where the mistake is, and not in a worker."""
+    """Raise TypeError if the function does not accept these arguments. So the error appears at the
+    call and not in a worker."""
     context = (None,) if task.takes_context else ()
     signature = _signature(task.func)
     if signature is None or _fits(task.func, len(context) + len(args), tuple(kwargs)):
@@ -88,7 +89,7 @@ def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def refuse_unusual(task: Any, each: str, what: str) -> None:
-    """Raises InvalidTaskOption for guards that such a job cannot have."""
+    """Raise InvalidTaskOption for guards that such a job cannot have."""
     if getattr(task, "unique", None) is not None:
         raise InvalidTaskOption(
             f"{task.module_path} is unique, and {what} is always a job of its own: write "
@@ -160,10 +161,10 @@ HOOKS = {"on_success": SUCCESS, "on_failure": FAILURE, "on_finish": FINISH}
 
 
 def hooks_of(settings: Settings, task: Any) -> str:
-    """The hooks of a task as they travel with its jobs; "" = it has none.
+    """Return the hooks of a task in the form stored in its packages. "": none.
 
     Raises:
-        InvalidTask, InvalidTaskOption, NotSerializable, TypeError: one of them is none.
+        InvalidTask, InvalidTaskOption, NotSerializable, TypeError: a hook is invalid.
     """
     rows = []
     for option, when in HOOKS.items():
@@ -214,14 +215,14 @@ def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
 Call = tuple[Iterable[Any], Mapping[str, Any]]
 
 carried: ContextVar[Mapping[str, str]] = ContextVar("stoker_carried", default={})  # noqa: B039 - never changed
-"""What jobs that are enqueued in this context carry as metadata."""
+"""Metadata added to all jobs that are enqueued in this context."""
 NO_JOB = UUID(int=0)
 MOST_KNOWN = 500
 _known: dict[tuple[int, int, int], tuple[Any, Any, Settings, TaskOptions]] = {}
-"""Tasks that were found to be sound, with their options. There may be many: using() makes new ones,
-and each thread has a backend."""
+"""Cache of tasks that were checked, with their options. There may be many: using() creates new
+tasks, and each thread has its own backend."""
 WORKFLOW = "stoker.workflow"
-"""The metadata of a step: the id of its workflow."""
+"""Metadata key of a step: the id of its workflow."""
 
 
 @contextmanager
@@ -267,8 +268,8 @@ class Sealing:
         return [self._seal_one(args, kwargs, now, run_after, options) for args, kwargs in calls]
 
     def in_common(self) -> tuple[Package, float | None]:
-        """What jobs of this task that nothing but their arguments and ids tells apart have in
-        common: a package without these; and when they may start."""
+        """Return a package with the fields that all jobs of this call have in common, and their due
+        time. Its id and arguments are empty."""
         task, now = self._task, time.time()
         run_after, options = self._run_after_and_options(now)
         like = Package(
@@ -341,7 +342,7 @@ class Sealing:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether something is to be enqueued when such a job has ended."""
+        """Whether jobs are enqueued when such a job has ended."""
         return bool(self._hooks)
 
     def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
@@ -397,7 +398,7 @@ class Sealing:
         ):
             refuse_wrong_arguments(task, one, named)
         claim = None if is_step else unique_of(task, positional, named)
-        # It may become another call, which has hooks.
+        # A job may later be changed to another call, which has hooks.
         may_change = claim is not None and claim.on_conflict in CHANGES
         if claim is not None:
             options = replace(options, identity=identity_of(claim))
@@ -451,10 +452,12 @@ class Sealing:
 
 
 def _checked(settings: Settings, task: Any, backend: Any) -> TaskOptions:
-    """The options in force. Neither a task nor a backend changes: others take their places."""
+    """Check the task once and return its effective options. Cached by identity, because tasks and
+    backends do not change."""
     key = (id(task), id(backend), id(settings))
     known = _known.get(key)
-    if known is not None:  # with all three in it, so that no other can have their ids
+    # the entry keeps references to all three, so that their ids are not reused
+    if known is not None:
         return known[-1]
     backend.validate_task(task)
     _refuse_script(task)
@@ -474,5 +477,6 @@ def _refuse_script(task: Any) -> None:
 
 
 def _stays_in_store(task: Any) -> bool:
-    """Keys of unique jobs, and the transactions of atomic ones, are the store's."""
+    """Return whether the job must wait in the store: because of its unique key, or because atomic
+    tasks need the store's transaction."""
     return getattr(task, "unique", None) is not None or bool(getattr(task, "atomic", False))

@@ -24,7 +24,7 @@ from .cached_results import look_up
 from .package import Package, sealer_for
 
 LOOKS = 3
-"""A job on the move from one table to the next may be missed by one look, not by several."""
+"""How often to look for a job. A single look may miss a job that moves between tables."""
 
 
 class JobState(TextChoices):
@@ -40,7 +40,7 @@ class JobState(TextChoices):
 
     @property
     def for_django(self) -> TaskResultStatus:
-        """The nearest of the four states that ``django.tasks`` knows."""
+        """The nearest of the four states of ``django.tasks``."""
         return FOR_DJANGO[self]
 
 
@@ -60,7 +60,7 @@ class Progress:
     """The data about one job at one moment."""
 
     job: Job | None
-    """Its row; None while a broker outside the store has it and it has not ended."""
+    """The job's row. None: it has not ended, and its broker is outside the store."""
     state: JobState
     failures: Sequence[Attempt] = ()
     """The attempts that did not succeed, in order."""
@@ -69,7 +69,7 @@ class Progress:
 
     @property
     def errors(self) -> list[TaskError]:
-        """One for each attempt that failed."""
+        """One error for each failed attempt."""
         return [
             TaskError(exception_class_path=attempt.exception_class, traceback=attempt.traceback)
             for attempt in self.failures
@@ -78,7 +78,7 @@ class Progress:
 
     @property
     def worker_ids(self) -> list[str]:
-        """Who tried, in order."""
+        """Workers of the attempts, in order."""
         ids = [attempt.worker_id for attempt in self.failures]
         if self.job is not None and self.state == JobState.SUCCESSFUL:
             ids.append(self.job.worker_id)
@@ -88,7 +88,7 @@ class Progress:
 
     @property
     def attempts(self) -> int:
-        """How many attempts were begun."""
+        """Number of attempts that were begun."""
         if self.job is not None and self.job.status is not None:
             return self.job.attempts
         begun = self.failures[-1].number if self.failures else 0
@@ -110,7 +110,7 @@ class Progress:
 
 
 def progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
-    """Job id -> progress, for those jobs that are known (still)."""
+    """Return job id -> progress, for the jobs that are still known."""
     found: dict[UUID, Progress] = {}
     looked_for = list(job_ids)
     with explained(settings.database):
@@ -138,7 +138,11 @@ def _cached(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]
 
 
 def progress_of_one(settings: Settings, job_id: UUID) -> Progress:
-    """Raises TaskResultDoesNotExist when the job is not there (any more)."""
+    """Return the progress of a job.
+
+    Raises:
+        TaskResultDoesNotExist: the job does not exist (any more).
+    """
     found = progress_of(settings, [job_id])
     if job_id not in found:
         raise not_there(job_id)
@@ -153,7 +157,8 @@ def not_there(job_id: Any) -> TaskResultDoesNotExist:
 
 
 def package_of(settings: Settings, job: Job | None) -> Package | None:
-    """None when it cannot be opened: what became of the job can be told all the same."""
+    """Return the package of a job, or None if it cannot be opened. The job's state can be shown
+    without it."""
     try:
         return sealer_for(settings).open(bytes(job.package)) if job is not None else None
     except PackageError:
@@ -161,7 +166,7 @@ def package_of(settings: Settings, job: Job | None) -> Package | None:
 
 
 def task_of(settings: Settings, job: Job | None) -> Any:
-    """The job's task as it was enqueued, or a stand-in when it is not there any more."""
+    """Return the job's task as it was enqueued, or a stand-in if it does not exist any more."""
     path = job.task if job is not None else ""
     try:
         task = find_task(path)
@@ -174,7 +179,7 @@ def task_of(settings: Settings, job: Job | None) -> Any:
     changes = {name: value for name, value in changes.items() if getattr(task, name) != value}
     try:
         return task.using(**changes) if changes else task
-    except InvalidTask:  # the settings have changed since: that queue, say, is not allowed any more
+    except InvalidTask:  # the settings have changed, for example the queue is not allowed any more
         return task
 
 
@@ -220,7 +225,7 @@ def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Pr
 
 
 def _unstored(row: Outgoing) -> Job:
-    """The row that this job may once have."""
+    """Return an unsaved row for a job in an outbox."""
     return Job(
         id=row.pk,
         task=row.task,
