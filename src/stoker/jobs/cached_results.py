@@ -36,8 +36,8 @@ _asked_again_at: dict[str, float] = {}
 
 
 def keep(settings: Settings, jobs: Collection[Job]) -> set[UUID]:
-    """Write the jobs to the cache with all fields of their rows. Return their ids, except
-    those that the cache refused."""
+    """Write the jobs to the cache with all fields of their rows. Return their ids, without
+    the jobs that the cache refused."""
     name, seconds = settings.results_cache, settings.keep_results.successful_seconds
     if not jobs or name is None or time.monotonic() < _asked_again_at.get(name, 0.0):
         return set()

@@ -304,8 +304,7 @@ class Executor:
             if delivery.attempt > 1 or task.takes_context or somebody_listens():
                 opened.result = self._show(opened, package)
             return opened
-        # noqa: BLE001 - an attempt that failed early, recorded like any other
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - recorded like any failed attempt
             outcome = unprepared(error, package, delivery)
             return self._not_run(delivery, started_at, outcome, package)
 
@@ -418,8 +417,7 @@ class Executor:
         finished attempt."""
         try:
             note_begin(self.settings, opened.package, self.worker_id)
-        # noqa: BLE001 - the task has not begun: recorded like any other outcome
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - recorded like any failed attempt
             outcome = unprepared(error, opened.package, opened.delivery)
             return self._not_run(opened.delivery, opened.started_at, outcome, opened.package)
         return None

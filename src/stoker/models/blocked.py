@@ -14,7 +14,7 @@ from .ready import Place
 
 
 class Line(NamedTuple):
-    """The jobs of one queue that one key blocks."""
+    """The jobs of one queue that wait for one key."""
 
     key_id: UUID
     queue: str
@@ -38,7 +38,7 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         return line.values_list("rank", "job_id").first()
 
     def call(self, key_ids: Sequence[UUID], count: int) -> Called:
-        """Move the first ``count`` jobs of each queue from the lines of these keys to ready."""
+        """Move the first ``count`` jobs of each queue from the keys' lines to ready."""
         called = engine_of(self.db).call_first(self, key_ids, count)
         moved = {Line(*line): number for line, number in called.items()}
         short = [line for line, number in moved.items() if number < count]

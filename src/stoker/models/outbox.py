@@ -82,7 +82,7 @@ def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
 def find_outgoing(
     alias: str, job_ids: Collection[UUID], store: str, seconds: float
 ) -> list[Outgoing]:
-    """Return the rows of these jobs in the outbox of this database, if it has one.
+    """Return the jobs' rows in the outbox of this database, if it has one.
 
     A database other than the store's may accept connections and never answer. It is queried in a
     separate thread and connection, unless this thread has a transaction open there.

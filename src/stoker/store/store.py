@@ -1,4 +1,4 @@
-"""The store of one backend: what happens to jobs in the tables of its database."""
+"""The store of one backend: the operations on the jobs in its database."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, None, None)
 
 
 class Store:
-    """Jobs in the tables of one database. Made once for each backend and process.
+    """Jobs in the tables of one database. Created once per backend and process.
 
     Args:
-        settings: the backend's.
+        settings: settings of the backend.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -51,9 +51,9 @@ class Store:
     # -- waiting ----------------------------------------------------------------------------------
 
     def add(self, jobs: Sequence[NewJob]) -> None:
-        """Insert jobs with the row that says where they wait. An id that is there is left alone."""
+        """Insert jobs and their ready or deferred rows. Skip ids that exist already."""
         first: dict[UUID, NewJob] = {}
-        for job in jobs:  # two rows that say where one job waits would be two jobs
+        for job in jobs:  # two waiting rows of one job would be two jobs
             first.setdefault(job.job_id, job)
         if not first:
             return
@@ -62,7 +62,7 @@ class Store:
         except IntegrityError:
             if self.engine.connection.in_atomic_block:
                 raise
-            self._add(list(first.values()))  # another has added one of them: this time it is seen
+            self._add(list(first.values()))  # another transaction added one: skip it
 
     def _add(self, jobs: Sequence[NewJob]) -> None:
         if not any(job.needs for job in jobs):
@@ -74,35 +74,35 @@ class Store:
             Need.objects.using(self.alias).add(needed)
 
     def add_fresh(self, job: NewJob) -> None:
-        """Add a job that nobody can have added before. Outside of a transaction the sleeping
-        pushers may be notified by the same message."""
+        """Add a job whose id is known to be new. Outside a transaction, the engine may notify the
+        sleeping pushers in the same message."""
         if job.run_after is not None or job.needs:
             self.add([job])
         else:
             self.engine.insert_fresh(job)
 
     def promote(self, limit: int, from_us: int = 0) -> list[Place]:
-        """Move up to ``limit`` jobs whose moment has come to ready.
+        """Move deferred jobs that are due to ready.
 
         Args:
-            limit: how many at most.
-            from_us: those that were due before that may be left for another time.
+            limit: largest number of jobs.
+            from_us: jobs that were due earlier than this may be left for later.
 
         Returns:
-            Where they are now.
+            The new rows in ready.
         """
         deferred = Deferred.objects.using(self.alias)
         return [Place(*row) for row in self.engine.move_due(deferred, limit, from_us)]
 
     def withdraw(self, job_ids: Sequence[UUID]) -> tuple[set[UUID], set[UUID]]:
-        """Remove jobs that wait, with what they need; in a transaction, which may last.
+        """Remove waiting jobs and their needs. The caller's transaction may be long.
 
-        A job that others hold is mostly on the move, and is looked for again. To wait for it could
-        be to wait in a circle, and MariaDB would let whoever brings it back wait for this
-        transaction.
+        A locked job is usually moving to another table, so it is looked for again. Waiting for its
+        lock could cause a deadlock, and on MariaDB the transaction that moves the job would have to
+        wait for this one.
 
         Returns:
-            Those removed; and the keys that are to be looked after when the transaction has ended.
+            The removed jobs, and the guard keys to check after the transaction has ended.
         """
         gone: set[UUID] = set()
         key_ids: set[UUID] = set()
@@ -135,10 +135,10 @@ class Store:
     # -- leased -----------------------------------------------------------------------------------
 
     def extend(self, keys: Sequence[LeaseKey], lease_us: int) -> Extended:
-        """Let these leases end ``lease_us`` from now.
+        """Let leases end ``lease_us`` from now.
 
-        Rows that an ack or a rescue has locked are left out, and not waited for: their transaction
-        may belong to a machine that is gone, and all other leases would end meanwhile.
+        Skip rows that an ack or a rescue has locked: their transaction may belong to a machine that
+        is gone, and all other leases would expire while this waits.
         """
         extended = self.engine.extend_leases(self._leases, keys, lease_us)
         rest = set(keys) - extended
@@ -148,13 +148,13 @@ class Store:
         return Extended(extended, rest & set(there.values_list("job_id", "lease_id")))
 
     def extend_waiting(self, keys: Sequence[LeaseKey], lease_us: int) -> set[LeaseKey]:
-        """Let these leases end ``lease_us`` from now, and wait for who has their rows locked.
+        """Let leases end ``lease_us`` from now, and wait for locked rows.
 
         Returns:
-            Those that were still valid then.
+            The leases that were still valid then.
         """
         extended: set[LeaseKey] = set()
-        for job_id, lease_id in keys:  # one at a time: who holds no row meanwhile blocks nobody
+        for job_id, lease_id in keys:  # one at a time: waits without a lock
             with transaction.atomic(using=self.alias):
                 rows = lock_by_key(self._leases, [job_id], "lease_id")
                 if [row.lease_id for row in rows] == [lease_id]:
@@ -190,22 +190,22 @@ class Store:
         return Freed([*ended, *returned] if returned else ended, queues)
 
     def claim_expired(self, limit: int, leasing: Leasing) -> list[Claim]:
-        """Take over up to ``limit`` leases that are over. The lost attempt stays counted."""
+        """Take over up to ``limit`` expired leases. The lost attempt stays counted."""
         return self.engine.claim_expired(self._leases, limit, leasing)
 
     def expire_holder(self, holder: UUID) -> int:
-        """End all leases of a holder at once; whoever rescues next takes them over."""
+        """Let all leases of a holder expire at once, so that the next rescue takes them over."""
         valid = self._leases.filter(holder=holder, leased_until_us__gte=DatabaseNow())
         return valid.update(leased_until_us=DatabaseNow() - 1)
 
     # -- all of them ------------------------------------------------------------------------------
 
     def states(self, job_ids: Collection[UUID]) -> dict[UUID, str]:
-        """Return the place of each of these jobs that is in one."""
+        """Return job id -> state, for the jobs that wait or run."""
         return whereabouts(self.alias, job_ids)
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Return how many jobs of each queue are in each place."""
+        """Return queue -> state -> number of jobs."""
         counted = [
             place._default_manager.using(self.alias)
             .values_list("queue", Value(name, CharField()))

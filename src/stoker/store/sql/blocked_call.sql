@@ -1,5 +1,5 @@
--- Call: move the first jobs of each queue in the lines of these keys to ready, so many of each.
--- Rows that somebody else has locked are left out. Returns how many of each line were moved.
+-- Move the first jobs of each queue in the lines of these keys to ready, up to a number per line.
+-- Skip rows that other transactions have locked. Return how many jobs of each line were moved.
 -- Plan: for each key and queue an index scan of stoker_blocked_line; TID scan for the delete.
 WITH RECURSIVE line AS (
     SELECT wanted.key_id, (

@@ -1,5 +1,5 @@
--- The queues that have a job in the line of this key.
--- Plan: for each of them one look-up in stoker_blocked_line; never a scan.
+-- Return the queues with jobs in the line of this key.
+-- Plan: one look-up in stoker_blocked_line for each queue; never a scan.
 WITH RECURSIVE found (queue) AS (
     SELECT min(queue) FROM stoker_blocked WHERE key_id = %(key_id)s
     UNION ALL

@@ -1,11 +1,12 @@
--- Claim: the best jobs of each served queue that is not paused, merged, moved from ready to claimed
--- with one fresh lease id. Rows locked by another claim are skipped, so claims never wait for one
+-- Claim the best jobs of all served queues that are not paused: move them from ready to claimed
+-- with one new lease id. Skip rows that another claim has locked, so that claims never wait for one
 -- another.
--- Jobs with guards stay where they are: they come back without a lease id, to be decided about one
--- by one in a transaction.
--- A queue's line is given in spans, in order, which begin behind what is known to be worked off
--- (watermarks.py); once there are enough jobs, the spans after are not looked at.
--- Plan: index scan of stoker_ready_line per span; TID scan for the delete; primary key of stoker_job.
+-- Jobs with guards stay in ready and are returned without a lease id. The caller checks their
+-- guards in a transaction.
+-- A queue's line is passed as spans, in order. They start at watermarks (brokers/orm/claim.py),
+-- behind jobs that are known to be gone. Once enough jobs are found, later spans are not read.
+-- Plan: index scan of stoker_ready_line per span; TID scan for the delete; primary key of
+-- stoker_job.
 WITH best AS MATERIALIZED (
     SELECT candidate.*
     FROM (

@@ -1,5 +1,5 @@
--- Rescue: take over leases that are over, under a fresh lease id. The condition is checked again
--- in the UPDATE itself. Plan: scan of stoker_claimed, which is as small as what runs now.
+-- Rescue: take over expired leases with a new lease id. The UPDATE checks the condition again.
+-- Plan: scan of stoker_claimed, which has one row per running job.
 WITH over AS MATERIALIZED (
     SELECT job_id
     FROM stoker_claimed

@@ -1,7 +1,8 @@
--- Extend leases that are still valid. Rows that an ack or a rescue has locked are left out: whoever
--- holds one may be gone, and the other leases must not end meanwhile.
--- No join, and the array in a subquery, for the reasons that claimed_ack.sql gives.
--- Plan: the primary key, twice; the lease of each job is looked up in the object, by its id.
+-- Extend leases that are still valid. Skip rows that an ack or a rescue has locked: its process may
+-- be dead, and the other leases must not expire meanwhile.
+-- No join, and the array in a subquery, for the reasons given in claimed_ack.sql.
+-- Plan: the primary key, twice; the lease of each job is looked up in the JSON object by the job's
+-- id.
 WITH free AS MATERIALIZED (
     SELECT job_id
     FROM stoker_claimed

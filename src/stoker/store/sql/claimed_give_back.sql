@@ -1,7 +1,7 @@
--- Release: move leased jobs back to ready, or to deferred when they have a delay.
--- No join, and the array in a subquery, for the reasons that claimed_ack.sql gives.
--- Plan: the primary key; what belongs to each job is looked up in the object, by its id: lease,
--- delay, attempts and crashes.
+-- Release: move leased jobs back to ready, or to deferred if they have a delay.
+-- No join, and the array in a subquery, for the reasons given in claimed_ack.sql.
+-- Plan: the primary key; lease, delay, attempts and crashes of each job are looked up in the JSON
+-- object by the job's id.
 WITH freed AS (
     DELETE FROM stoker_claimed
     WHERE job_id = ANY ((SELECT %(job_ids)s::uuid[])::uuid[])

@@ -1,4 +1,4 @@
--- The leases of these jobs, each with the package of its job.
+-- Return the leases of these jobs, each with its job's package.
 -- Plan: two primary keys for each job.
 SELECT
     held.job_id, held.lease_id, job.package, held.queue, -held.rank, held.attempts, held.crashes,

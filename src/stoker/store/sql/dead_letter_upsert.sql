@@ -1,8 +1,9 @@
--- One entry per logical job: the newest failure replaces what an older one said and is counted, and
--- a failure that was counted already is not counted again. An entry that was closed begins anew.
--- In the order of the identities: two who write the same ones wait for each other in one direction
--- only. What decides (state, job_id, attempts) is written last: MariaDB and MySQL go from left to
--- right, and see what was assigned before.
+-- Insert one entry per logical job. If there is an entry, overwrite it with the newer failure and
+-- count that, unless it was counted already. A closed entry is opened again, and its counts start
+-- anew.
+-- Rows are in the order of the identities, so that two transactions with the same entries cannot
+-- deadlock. The columns that the expressions read (state, job_id, attempts) are assigned last:
+-- MariaDB and MySQL assign from left to right, and expressions see the new values.
 -- Plan: unique index of identity for each row.
 INSERT INTO stoker_deadletter ({columns})
 {rows}

@@ -1,5 +1,5 @@
--- Promote: move deferred jobs whose moment has come to ready.
--- The clock goes on within a transaction, and stands in a subquery so that it is read once: compared
+-- Promote: move deferred jobs that are due to ready.
+-- The clock advances within a transaction. It is in a subquery so that it is read once; compared
 -- with each row, it could not be an index condition.
 -- Plan: index scan of stoker_deferred_due; TID scan for the delete.
 WITH due AS MATERIALIZED (

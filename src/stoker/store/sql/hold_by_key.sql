@@ -1,5 +1,5 @@
--- Lock rows by primary key, in the order of the list, and read them (MariaDB and MySQL).
--- The list is ASCII, so that it compares to a column of any collation.
+-- Lock rows by primary key in the order of the list, and return them (MariaDB and MySQL).
+-- The list is ASCII, so that it can be compared with a column of any collation.
 -- Plan: eq_ref over the primary key for each entry of the list; never a scan.
 SELECT {columns}
 FROM JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$')) AS wanted

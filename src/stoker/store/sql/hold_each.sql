@@ -1,4 +1,4 @@
--- Lock rows by primary key, in the order of the keys, and read them (PostgreSQL, SQLite).
+-- Lock rows by primary key in the order of the keys, and return them (PostgreSQL, SQLite).
 -- Plan: primary key, once for each key.
 SELECT {columns}
 FROM {table} AS narrow

@@ -1,5 +1,5 @@
--- Enqueue: the wide job row, and the narrow row that says where it waits. One statement, so that
--- it is atomic without a transaction of its own. An id that is there already adds nothing.
+-- Enqueue jobs: insert the wide job rows, and a ready or deferred row for each. It is one
+-- statement, and so atomic without a transaction. Existing ids are skipped.
 -- Plan: function scan of the arrays; three inserts.
 WITH incoming AS (
     SELECT *

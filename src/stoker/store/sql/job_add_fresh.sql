@@ -1,5 +1,5 @@
--- Enqueue one job that may run now, and whose id nobody else can have: two plain inserts, sent together
--- and so one transaction, which the planner is done with sooner than with one statement for both.
+-- Enqueue one job that is due and whose id is certainly new: two plain inserts, sent together and
+-- so in one transaction. They take less planning than one statement for both.
 -- Plan: two inserts.
 INSERT INTO stoker_job (
     id, task, queue, priority, package, enqueued_at, attempts, worker_id, reason

@@ -1,6 +1,5 @@
--- Enqueue one job: the same as job_add.sql without arrays, which take the planner longer than the
--- inserts take.
--- Plan: two inserts; the third table's is never run, by a constant condition.
+-- Enqueue one job. Like job_add.sql without arrays, whose planning takes longer than the inserts.
+-- Plan: two inserts; the insert into the third table is skipped by a constant condition.
 WITH added AS (
     INSERT INTO stoker_job (
         id, task, queue, priority, package, enqueued_at, run_after, attempts, worker_id, reason

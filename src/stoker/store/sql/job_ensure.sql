@@ -1,6 +1,6 @@
--- The wide rows of jobs that a broker outside the database has delivered, when they end. One that is
--- there already, of an attempt before, is left alone. In the order of the ids: two who add the same
--- jobs wait for each other in one direction only.
+-- Insert the wide rows of jobs that a broker outside the database has delivered, when they end. A
+-- row left by an earlier attempt is not changed. Rows are in the order of the ids, so that two
+-- transactions with the same jobs cannot deadlock.
 -- Plan: function scan of the arrays, sorted; one insert.
 INSERT INTO stoker_job (
     id, task, queue, priority, package, enqueued_at, attempts, worker_id, reason

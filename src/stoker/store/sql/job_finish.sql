@@ -1,4 +1,4 @@
--- Record how jobs ended. The arrays stand in subqueries for the reason that claimed_ack.sql gives.
+-- Record how jobs ended. The arrays are in subqueries for the reason given in claimed_ack.sql.
 -- Plan: nested loop from the arrays over the primary key of stoker_job.
 UPDATE stoker_job AS job
 SET status = ended.status,

@@ -1,3 +1,3 @@
--- Which of these jobs are there.
+-- Return which of these jobs exist.
 -- Plan: primary key, once for each id.
 SELECT id FROM stoker_job WHERE id {among}

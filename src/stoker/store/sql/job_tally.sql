@@ -1,4 +1,4 @@
--- Tally: how many jobs are in each state, up to a limit.
+-- Count the jobs in each state, up to a limit.
 -- Plan: for each state an index-only scan, which ends at the limit.
 SELECT 'READY', count(*) FROM (SELECT 1 AS found FROM stoker_ready LIMIT {limit}) AS ready
 UNION ALL

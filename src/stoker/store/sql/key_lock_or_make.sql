@@ -1,6 +1,6 @@
--- Lock keys, make those that are not there yet, and raise the fence of the others: in the order of
--- their ids, so that two who want the same keys wait for each other in one direction only.
--- Always writes, so that a transaction which sees the past of a key ends here.
+-- Lock guard keys, create missing keys, and raise the fencing numbers of the others, in the order
+-- of their ids, so that two transactions with the same keys cannot deadlock.
+-- Always writes, so that a transaction with an old snapshot of a key fails here.
 -- Plan: insert; primary key of stoker_key.
 INSERT INTO stoker_key (
     id, kind, name, fence, places, places_by, has_line, period_us, burst, starts

@@ -1,4 +1,4 @@
--- Ack: forget leases that are still valid (SQLite).
+-- Ack: delete leases that are still valid (SQLite).
 -- Plan: the list, then the primary key for each entry of it; then the rows that were found.
 DELETE FROM stoker_claimed
 WHERE rowid IN (

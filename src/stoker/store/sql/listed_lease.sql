@@ -1,5 +1,5 @@
--- Lease ready jobs that have no guards (SQLite), counting the attempt; their rows in stoker_ready are
--- still to be deleted.
+-- Lease ready jobs without guards, and count the attempt (SQLite). The caller deletes their rows
+-- from stoker_ready.
 -- Plan: the list, then the primary key for each entry of it.
 INSERT INTO stoker_claimed (
     job_id, lease_id, holder, leased_until_us, queue, rank, attempts, crashes, guards

@@ -1,5 +1,6 @@
--- Lock the first jobs of a line, but for those that others have locked. On SQLite nothing is locked.
--- Plan: the index that has the line in this order, without sorting.
+-- Lock the first jobs of a line, and skip jobs that other transactions have locked. SQLite locks
+-- nothing.
+-- Plan: the index in the order of the line, without sorting.
 SELECT {columns}
 FROM {table} {index}
 WHERE {condition}

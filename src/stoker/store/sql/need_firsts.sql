@@ -1,5 +1,5 @@
--- The oldest job under each of these keys.
--- Plan: for each key one look at the left end of its part of stoker_need_order.
+-- Return the oldest job under each of these keys.
+-- Plan: for each key one look-up at the left end of its part of stoker_need_order.
 SELECT wanted.id, (
     SELECT need.job_id
     FROM stoker_need AS need {index}

@@ -1,4 +1,4 @@
--- Who has places under these keys.
+-- Return the jobs that have places under these keys.
 -- Plan: the index of holds for each key; never a scan.
 SELECT need.holds, need.job_id
 FROM {wanted}

@@ -1,5 +1,5 @@
--- The queues that have a ready job and are not known (PostgreSQL). They are looked for between the
--- names of the known ones, whose lines may begin with many dead rows.
+-- Return the queues with ready jobs that are not known yet (PostgreSQL). The search goes between
+-- the names of known queues, whose lines may begin with many dead rows.
 -- Plan: one look-up in stoker_ready_line for each gap, and one for each queue found; never a scan.
 WITH RECURSIVE gap AS MATERIALIZED (
     SELECT name AS low, lead(name) OVER (ORDER BY name) AS high

@@ -1,4 +1,4 @@
--- Places by queue: how many jobs of each queue are where, of up to so many of each place.
+-- Count the jobs of each queue in each place, among a limited number of rows per place.
 -- Plan: for each table a scan that ends at the limit.
 SELECT 'deferred', queue, count(*) FROM (
     SELECT queue FROM stoker_deferred LIMIT {limit}

@@ -1,5 +1,5 @@
--- Pulse: facts that are others when something has changed that screens show.
--- Plan: one end of an index each; small tables are read from end to end.
+-- Return values that change whenever something changes that screens show.
+-- Plan: one end of an index each; small tables are read completely.
 SELECT
     (SELECT id FROM stoker_job ORDER BY id DESC LIMIT 1),
     (SELECT finished_at FROM stoker_job WHERE status = 'SUCCESSFUL'

@@ -1,5 +1,5 @@
--- Fronts: the next ready job of each queue and priority.
--- Plan: from one end of stoker_ready_line to the other in leaps: three look-ups for each line.
+-- Return the next ready job of each queue and priority.
+-- Plan: skip scan of stoker_ready_line: three look-ups for each line.
 WITH RECURSIVE served (queue) AS (
     SELECT (SELECT ready.queue FROM stoker_ready AS ready ORDER BY ready.queue LIMIT 1)
     UNION ALL

@@ -1,5 +1,5 @@
--- The queues that have a ready job.
--- Plan: for each of them one look-up at the left edge of an index; never a scan.
+-- Return the queues with ready jobs.
+-- Plan: one look-up at the left edge of an index for each queue; never a scan.
 WITH RECURSIVE found (queue) AS (
     SELECT min(queue) FROM stoker_ready
     UNION ALL

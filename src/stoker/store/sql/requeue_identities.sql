@@ -1,3 +1,3 @@
--- The logical jobs that jobs carry on.
+-- Return the logical jobs that these jobs continue.
 -- Plan: the primary key, once for each id.
 SELECT job_id, identity FROM stoker_requeue WHERE job_id {among}

@@ -1,5 +1,5 @@
--- Write what became of steps. The caller has locked their workflow. The arrays stand in subqueries
--- for the reason that claimed_ack.sql gives.
+-- Record the results of steps. The caller has locked their workflow. The arrays are in subqueries
+-- for the reason given in claimed_ack.sql.
 -- Plan: nested loop from the arrays over the primary key of stoker_step.
 -- Parameters: %(ids)s, %(states)s, %(step_values)s, %(causes)s.
 UPDATE stoker_step AS step

@@ -1,8 +1,8 @@
--- Enqueue one job if it gets its unique key: that of nobody yet, or that of the job which was seen to
--- have it, if that still has it and still may be replaced. One statement, so that it is atomic without
--- a transaction of its own. Where the logical job has an open dead letter, this job carries it on. For
--- the rest see job_add_one.sql.
--- Plan: inserts, one of them never run, by a constant condition; unique index of stoker_deadletter.
+-- Enqueue one job if it gets its unique key: a key without a row, or the key of the job that was
+-- seen to have it, if that job still has it and may be replaced. It is one statement, and so atomic
+-- without a transaction. If the logical job has an open dead letter, the new job continues it. See
+-- job_add_one.sql for the rest.
+-- Plan: inserts, one of them skipped by a constant condition; unique index of stoker_deadletter.
 WITH taken AS (
     INSERT INTO stoker_unique (key_id, name, job_id, taken_us, until_us)
     VALUES (

@@ -1,6 +1,6 @@
--- Take unique keys that nobody has had yet, in the order of their ids: two who take the same keys
--- wait for each other in one direction only. Waits for others who are about to: nobody can know
--- whether they will commit.
+-- Take unique keys that have no row yet, in the order of their ids, so that two transactions with
+-- the same keys cannot deadlock. Waits for transactions that are inserting one of the keys, because
+-- they may roll back.
 -- Plan: function scan of the arrays; insert.
 INSERT INTO stoker_unique (key_id, name, job_id, taken_us, until_us)
 SELECT key_id, name, job_id, taken_us, until_us

@@ -1,6 +1,7 @@
--- Unique keys and what their jobs do, all of one moment.
--- Status: '' while the job is alive, NULL when it is gone. Places: attempts used so far, where it waits.
--- Always at least one row, for the sake of the clock.
+-- Return unique keys and the states of their jobs in one snapshot.
+-- Status: '' if the job is alive, NULL if it is gone. Places: attempts used so far, if the job
+-- waits there.
+-- Returns at least one row, because the row contains the database's time.
 -- Plan: primary key of stoker_unique; for each row the primary keys of the others.
 SELECT
     clock.now_us, uniq.key_id, uniq.job_id, uniq.taken_us, uniq.until_us,

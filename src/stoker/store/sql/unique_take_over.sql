@@ -1,6 +1,6 @@
--- Take unique keys over from the jobs that were seen to have them, if these still do, and still may
--- be replaced. Locked in the order of the ids, for the reason that unique_insert.sql gives.
--- The arrays stand in subqueries for the reason that claimed_ack.sql gives.
+-- Take unique keys from the jobs that were seen to have them, if these still have them and may be
+-- replaced. Rows are locked in the order of the ids, for the reason given in unique_insert.sql.
+-- The arrays are in subqueries for the reason given in claimed_ack.sql.
 -- Plan: nested loops over the primary key of stoker_unique.
 WITH taking AS MATERIALIZED (
     SELECT *

@@ -1,5 +1,6 @@
--- Take unique keys over from the jobs that were seen to have them, if these still do (MariaDB and MySQL).
--- The list is ASCII, so that it compares to a column of any collation.
+-- Take unique keys from the jobs that were seen to have them, if these still have them (MariaDB and
+-- MySQL).
+-- The list is ASCII, so that it can be compared with a column of any collation.
 -- Plan: eq_ref over the primary key for each entry of the list; never a scan.
 UPDATE JSON_TABLE(
     %s, '$[*]' COLUMNS (

@@ -1,4 +1,4 @@
--- The same as unique_take_over.sql for one key (SQLite, MySQL).
+-- Like unique_take_over.sql for one key (SQLite, MySQL).
 -- Plan: primary key of stoker_unique.
 UPDATE stoker_unique
 SET name = %s, job_id = %s, taken_us = %s, until_us = %s

@@ -1,5 +1,5 @@
--- Write to each of these rows its own number. The arrays stand in subqueries for the reason that
--- claimed_ack.sql gives.
+-- Set a different number in each row. The arrays are in subqueries for the reason given in
+-- claimed_ack.sql.
 -- Plan: nested loop over the primary key.
 UPDATE {table} AS narrow
 SET {column} = given.number{more}

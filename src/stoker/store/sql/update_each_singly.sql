@@ -1,3 +1,3 @@
--- Write to one row its number.
+-- Set a number in one row.
 -- Plan: primary key.
 UPDATE {table} SET {column} = %s{more} WHERE {key} = %s

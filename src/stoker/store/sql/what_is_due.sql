@@ -1,5 +1,5 @@
--- When the first falls due: of the deferred jobs that are not past a mark, and of the keys of guards, but
--- for those of a kind; and what time it is.
+-- Return when the first deferred job after a mark is due, when the first guard key is due (keys of
+-- one kind left out), and the database's time.
 -- Plan: the left edges of two indexes.
 SELECT
     (SELECT min(due_us) FROM stoker_deferred WHERE due_us >= %(from_us)s),

@@ -1,5 +1,5 @@
--- Claim: ARGV: limit, lease id, holder, lease (microseconds), how many of the names that follow are
--- of queues that are served (0 = all), then those, then queues that are passed over.
+-- Claim jobs. ARGV: limit, lease id, holder, lease (microseconds), number of served queues (0:
+-- all), names of the served queues, names of queues to skip.
 local limit, lease_id, holder, lease_us = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
 local served, passed_over = {}, {}
 for i = 6, #ARGV do

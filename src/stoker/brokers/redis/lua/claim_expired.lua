@@ -1,4 +1,4 @@
--- Take over leases that are over: ARGV: limit, lease id, holder, lease (microseconds).
+-- Take over expired leases. ARGV: limit, lease id, holder, lease (microseconds).
 go_on_when_full()
 local over = '(' .. string.format('%.0f', now_us())
 local ids = redis.call('ZRANGEBYSCORE', leases, '-inf', over, 'LIMIT', 0, tonumber(ARGV[1]))

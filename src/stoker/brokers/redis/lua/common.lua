@@ -1,17 +1,17 @@
--- What every script begins with.
+-- The beginning of every script.
 --
 -- KEYS of all scripts, in one hash slot by the tag {prefix}:
---   1  {prefix}:job       hash   job id -> what is known of it (msgpack, see below)
+--   1  {prefix}:job       hash   job id -> its record (msgpack, see below)
 --   2  {prefix}:package   hash   job id -> package
---   3  {prefix}:deferred  zset   job id by the moment it is due, in microseconds of this server
---   4  {prefix}:leases    zset   job id by the moment its lease ends, in microseconds of this server
---   5  {prefix}:queues    set    names of queues with ready jobs, and of some that had them just now
---   6  {prefix}:relayed   zset   job id of what came from an outbox, by when to forget it
--- and, made of the name of a queue:
---      {prefix}:ready:QUEUE  zset   job id by rank (minus the priority); of one rank, by id: those
---                                   made later sort later
+--   3  {prefix}:deferred  zset   job id by due time, in microseconds on this server's clock
+--   4  {prefix}:leases    zset   job id by end of its lease, in microseconds on this server's clock
+--   5  {prefix}:queues    set    names of queues with ready jobs; some may be empty by now
+--   6  {prefix}:relayed   zset   id of a relayed job by the time when it is forgotten
+-- One more key per queue:
+--      {prefix}:ready:QUEUE  zset   job id by rank (minus the priority), then by id: newer ids sort
+--                                   later
 --
--- A job is {queue, rank, attempts, crashes, lease, holder}; lease and holder are "" while it waits.
+-- A record is {queue, rank, attempts, crashes, lease, holder}; lease and holder are "" while it waits.
 local jobs, packages, deferred, leases, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local ready_prefix = string.sub(jobs, 1, -4) .. 'ready:'
 local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER = 1, 2, 3, 4, 5, 6
@@ -23,13 +23,13 @@ local function now_us()
     return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- A server whose memory is full refuses whatever may need more of it as the first write of a script.
--- What carries jobs out must not be refused: it begins with a write that needs none.
+-- A server whose memory is full refuses a script whose first write may need more memory. Scripts that
+-- work jobs off must not be refused, so they begin with a write that needs none.
 local function go_on_when_full()
     redis.call('ZREM', leases, '')
 end
 
--- A call with more arguments than fit on Lua's stack.
+-- Split a call whose arguments do not fit on Lua's stack.
 local function call_in_chunks(command, key, arguments, width)
     local step = CHUNK * width
     for start = 1, #arguments, step do
@@ -38,7 +38,7 @@ local function call_in_chunks(command, key, arguments, width)
     end
 end
 
--- Ids and lease ids of "ID,LEASE;ID,LEASE;".
+-- Return the ids and the lease ids in "ID,LEASE;ID,LEASE;".
 local function named(text)
     local ids, lease_ids = {}, {}
     for id, lease_id in string.gmatch(text, '([^,]*),([^;]*);') do
@@ -48,7 +48,7 @@ local function named(text)
     return ids, lease_ids
 end
 
--- What was written of a job, or false where somebody else has changed or evicted it.
+-- Unpack a job's record. Return false if it was evicted, or damaged by another program.
 local function opened(value)
     local is_open, record = pcall(cmsgpack.unpack, value or '')
     local is_sound = is_open and type(record) == 'table' and type(record[QUEUE]) == 'string'
@@ -73,8 +73,8 @@ local function read(ids)
     return found
 end
 
--- Those of these that are jobs, with their records. One that is lost is made up: the job shall run, or
--- be a dead letter if its package is lost, too, and not stop the others.
+-- Return the valid job ids and their records. Replace a lost record by a made-up one, so that the job
+-- runs, or becomes a dead letter if its package is lost, too, and does not block the others.
 local function read_or_make_up(ids, made_up)
     local found, ours, records = read(ids), {}, {}
     for i = 1, #ids do
@@ -124,7 +124,7 @@ local function forget(ids)
     call_in_chunks('HDEL', packages, ids, 1)
 end
 
--- The first of these: as many as one answer may carry the packages of, and one at least.
+-- Return the first ids whose packages fit into one answer, at least one.
 local function fitting(ids)
     local first, bytes = {}, 0
     for i = 1, #ids do
@@ -137,8 +137,8 @@ local function fitting(ids)
     return first
 end
 
--- Lease these, and tell of them as claims do: ids, queues, ranks, attempts and crashes as JSON, then
--- the package of each.
+-- Lease jobs and return them in the form of a claim: ids, queues, ranks, attempts and crashes as JSON,
+-- then the package of each.
 local function lease(ids, records, lease_id, holder, lease_us)
     local scores, known = {}, {ids, {}, {}, {}, {}}
     local until_us = string.format('%.0f', now_us() + lease_us)

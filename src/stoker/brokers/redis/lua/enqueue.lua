@@ -1,7 +1,8 @@
--- Enqueue: ARGV: channel, how long to remember what comes from an outbox (microseconds; 0 = it does
--- not), until when that may be added (microseconds; 0 = at any time), then id, package, queue, rank, due
--- (microseconds, or '') of each job. A job that is here already is left alone, and one from an outbox
--- that is remembered. Returns how many were added; -1 = it is too late for any.
+-- Enqueue jobs. ARGV: channel; how long to remember relayed jobs (microseconds; 0: not relayed);
+-- latest time at which relayed jobs may be added (microseconds; 0: no limit); then id, package,
+-- queue, rank, due time (microseconds, or '') of each job. Jobs that exist already, or were relayed
+-- already and are remembered, are skipped. Returns the number of added jobs; -1: too late, nothing
+-- was added.
 local remembered, relayed, now = KEYS[6], {}, now_us()
 local keep_us, until_us = tonumber(ARGV[2]), tonumber(ARGV[3])
 if until_us > 0 and now > until_us then
@@ -39,7 +40,7 @@ call_in_chunks('ZADD', deferred, scores, 2)
 add_ready(ids, records)
 if keep_us > 0 then
     call_in_chunks('ZADD', remembered, relayed, 2)
-    -- Last, for it would have a server whose memory is full accept the rest.
+    -- Last: as the first write it would make a server whose memory is full accept the other writes.
     redis.call('ZREMRANGEBYSCORE', remembered, '-inf', string.format('%.0f', now))
 end
 if #ids > 0 then

@@ -1,4 +1,4 @@
--- End the leases of a holder at once: ARGV: holder. Returns how many.
+-- End all leases of a holder at once. ARGV: holder. Returns their number.
 go_on_when_full()
 local ids = redis.call('ZRANGEBYSCORE', leases, '(0', '+inf')
 local records = read(ids)

@@ -1,5 +1,5 @@
--- Extend: ARGV: lease (microseconds), then the leases. Returns the places, from 0, of those that are
--- stale.
+-- Extend leases. ARGV: lease (microseconds), then the leases. Returns the indexes, from 0, of stale
+-- leases.
 go_on_when_full()
 local until_us = string.format('%.0f', now_us() + tonumber(ARGV[1]))
 local ids, lease_ids = named(ARGV[2])

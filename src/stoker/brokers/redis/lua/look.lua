@@ -1,5 +1,5 @@
--- Look up: ARGV: ids. Returns queue, rank, attempts, crashes, lease, holder and whether it is deferred
--- (1 or 0) of each; an empty list for those that are not here.
+-- Look up jobs. ARGV: ids. Returns for each job: queue, rank, attempts, crashes, lease, holder, and
+-- 1 if it is deferred, else 0. Returns an empty list for a job that does not exist.
 local records = read(ARGV)
 local found = {}
 for i = 1, #ARGV do

@@ -1,4 +1,4 @@
--- When the next deferred job is due: microseconds from now, or nothing.
+-- Return the time until the next deferred job is due, in microseconds, or nothing.
 local first = redis.call('ZRANGE', deferred, 0, 0, 'WITHSCORES')
 if #first == 0 then
     return false

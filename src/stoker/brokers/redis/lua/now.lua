@@ -1,2 +1,2 @@
--- The server's clock, in microseconds.
+-- Return the server's time in microseconds.
 return now_us()

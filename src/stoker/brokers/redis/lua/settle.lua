@@ -1,6 +1,6 @@
--- Ack and release: ARGV: how many are acked, then the leases of those and after them of what is
--- released; then delay (microseconds), attempts, crashes of each that is released. Returns the places,
--- from 0, of those that are stale.
+-- Ack and release jobs. ARGV: number of acked leases; the acked leases, then the released leases;
+-- then delay (microseconds), attempts and crashes of each released job. Returns the indexes, from
+-- 0, of stale leases.
 go_on_when_full()
 local count = tonumber(ARGV[1])
 local ids, lease_ids = named(ARGV[2])
@@ -17,7 +17,7 @@ local now = now_us()
 for i = 1, #ids do
     local record = records[i]
     if done[ids[i]] == lease_ids[i] then
-        -- The same lease twice: once is enough.
+        -- The same lease is given twice.
     elseif not record or record[LEASE] ~= lease_ids[i] then
         stale[#stale + 1] = i - 1
     else

@@ -1,4 +1,4 @@
--- Withdraw: ARGV: ids. Returns those that waited and are gone.
+-- Withdraw jobs. ARGV: ids. Returns the ids of the jobs that waited and were removed.
 local records = read(ARGV)
 local gone, by_queue = {}, {}
 for i = 1, #ARGV do
