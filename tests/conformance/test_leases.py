@@ -164,7 +164,6 @@ def test_the_old_and_the_new_lease_in_a_batch(stand: Stand, use: Use) -> None:
 
 
 def test_extended_lasts_from_now(stand: Stand) -> None:
-    stand.needs("lease_extension")
     stand.put()
     delivery = stand.claim_one()
     for _ in range(3):
@@ -176,7 +175,6 @@ def test_extended_lasts_from_now(stand: Stand) -> None:
 
 
 def test_extending_one_does_not_extend_the_other(stand: Stand) -> None:
-    stand.needs("lease_extension")
     stand.put(2)
     first, second = stand.claim()
     stand.advance(LEASE_SECONDS / 2)
