@@ -172,6 +172,9 @@ class OrmStand(Stand):
     def advance(self, seconds: float) -> None:
         Claimed.objects.update(leased_until_us=F("leased_until_us") - microseconds(seconds))
         Deferred.objects.update(due_us=F("due_us") - microseconds(seconds))
+        if isinstance(self.broker, OrmBroker):  # its mark is such a moment, too
+            marks = self.broker._marks
+            marks.begin_due_at(max(0, marks.due_from_us - microseconds(seconds)))
 
     def another(self) -> Broker:
         return OrmBroker(self.settings)

@@ -19,6 +19,7 @@ from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_o
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job, Ready, Relayed
 from stoker.models.need import NewNeed
+from stoker.store.store import Store
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.memory_transport import MemoryTransport
@@ -159,7 +160,7 @@ class TestOnce:
         """And held: else others would get it who can do no better, until the server gives it up."""
         put = stand.put(2)
         with monkeypatch.context() as patch:
-            patch.setattr(type(Job.objects.all()), "add", _database_is_away)
+            patch.setattr(Store, "add", _database_is_away)
             for _ in range(4):
                 with pytest.raises((BrokerUnavailable, DatabaseError)):
                     stand.claim()
@@ -174,7 +175,7 @@ class TestOnce:
     ) -> None:
         (job_id,) = stand.put()
         with monkeypatch.context() as patch:
-            patch.setattr(type(Job.objects.all()), "add", _database_is_away)
+            patch.setattr(Store, "add", _database_is_away)
             with pytest.raises((BrokerUnavailable, DatabaseError)):
                 stand.claim()
         stand.broker.close()

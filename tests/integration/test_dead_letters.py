@@ -415,7 +415,7 @@ def test_a_filter_for_others_than_open_ones_does_not_mean_open_ones(state: str) 
     dead(frail.charge, "order 1")
     for act in (dead_letters.discard_many, dead_letters.requeue_many):
         for dry_run in (False, True):
-            with pytest.raises(ValueError, match=r"state=.*: only those that are open"):
+            with pytest.raises(ValueError, match=r"state=.*: only open dead letters"):
                 act(state=state, dry_run=dry_run)
     assert DeadLetter.objects.get().state == "open"
     assert dead_letters.discard_many(state="open").done == 1

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, Delivery
-from stoker.brokers.orm.claim import Claiming
 from stoker.conf import settings_for
 from stoker.models import Claimed, Job, Ready
+from stoker.store.engines.sqlite import SQLite
 
 from tests.app.tasks import add
 
@@ -28,16 +29,16 @@ def broker() -> Broker:
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Between:
     """Does something after the first look of the next claim, before its transaction."""
-    look = Claiming._first_listed
+    look = SQLite.lock_line
     todo: list[Callable[[], object]] = []
 
-    def looked(claiming: Claiming, count: int) -> object:
-        found = look(claiming, count)
+    def looked(engine: SQLite, *args: Any, **options: Any) -> object:
+        found = look(engine, *args, **options)
         if todo:
             todo.pop()()
         return found
 
-    monkeypatch.setattr(Claiming, "_first_listed", looked)
+    monkeypatch.setattr(SQLite, "lock_line", looked)
     return todo.append
 
 

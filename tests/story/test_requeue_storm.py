@@ -18,7 +18,7 @@ from django.db import connection
 from stoker import dead_letters
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.dead_letters.requeueing import Fate
+from stoker.dead_letters.requeueing import LetterFate
 from stoker.jobs.package import sealer_for
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Requeue
 
@@ -99,7 +99,7 @@ class _Storm:
         def send(ids: list[object]) -> Callable[[], None]:
             def sent() -> None:
                 answers = [dead_letters.requeue(str(one)) for one in ids]
-                made.append(sum(one.fate is Fate.REQUEUED for one in answers))
+                made.append(sum(one.fate is LetterFate.REQUEUED for one in answers))
 
             return sent
 
@@ -143,8 +143,8 @@ def _undo_once_sent(letter_id: str) -> bool:
     """Whether a requeue was taken back, which somebody else is about to make."""
     for _ in range(LOOKS):
         fate = dead_letters.undo_requeue(letter_id).fate
-        if fate is not Fate.NOT_REQUEUED:
-            return fate is Fate.TAKEN_BACK
+        if fate is not LetterFate.NOT_REQUEUED:
+            return fate is LetterFate.TAKEN_BACK
     return False
 
 

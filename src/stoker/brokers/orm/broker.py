@@ -149,6 +149,11 @@ class OrmBroker(Broker):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.alias = settings.database
+        if self.alias not in connections:
+            raise ConfigurationError(
+                f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
+                f"but DATABASES has no {self.alias!r}."
+            )
         self._promote_at = 0.0
         self._had_room = True
         self._nothing_due_until = 0.0
@@ -159,11 +164,6 @@ class OrmBroker(Broker):
         self._careful_until = 0.0
         self._knows_rates = False
         """Whether a job with a rate was ever claimed."""
-        if self.alias not in connections:
-            raise ConfigurationError(
-                f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
-                f"but DATABASES has no {self.alias!r}."
-            )
         self.store = Store(settings)
         self.sees_pauses = self.store.engine.claims_by_marks
 
