@@ -130,7 +130,7 @@ class JobAdmin(StoreAdmin):
 
 
 def _page(visit: AdminContext, wanted: JobFilter) -> tuple[JobPage, str]:
-    """Return a page of jobs, and what was wrong with the requested one."""
+    """Return a page of jobs and an error message, which is empty if the requested page exists."""
     search = JobSearch(visit.database, wanted)
     try:
         return search.page(PAGE, visit.request.GET.get("after") or None), ""

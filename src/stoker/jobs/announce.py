@@ -22,7 +22,7 @@ from .received import result_about
 
 
 def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) -> None:
-    """Tell who listens what these attempts came to, and of which jobs there are dead letters."""
+    """Send signals and log events for the outcomes of these attempts and for new dead letters."""
     for verdict in batch.verdicts(batch.decided):
         if isinstance(verdict.attempted.outcome, outcomes.Crashed | outcomes.TimedOut):
             tell_failure(settings, replace(verdict.attempted, outcome=verdict.outcome))

@@ -58,18 +58,18 @@ class Batch:
     """Task paths from the packages; "" = unopened package."""
     enqueued_at: Sequence[float | None]
     values: Sequence[bytes | None]
-    """What was returned; None = it has not succeeded."""
+    """Serialised return values; None = the attempt did not succeed."""
     valid_until_ns: Sequence[int]
     """Until when each lease is known to be valid, on the lease clock; 0 = not known."""
     seen: dict[int, Outcome]
-    """Place -> outcome, of what has not succeeded."""
+    """Place -> reported outcome of each attempt that did not succeed."""
     decided: dict[int, Outcome] = field(default_factory=dict)
     """Place -> decided outcome, without crashes and time-outs."""
     _marked: list[int] | None = None
 
     @classmethod
     def of(cls, attempted: Sequence[Attempted]) -> Batch:
-        """A batch of these attempts."""
+        """Make a batch of attempts."""
         deliveries = [one.delivery for one in attempted]
         outcomes = [one.outcome for one in attempted]
         return cls(
@@ -102,7 +102,7 @@ class Batch:
     # -- parts ------------------------------------------------------------------------------------
 
     def take(self, places: Sequence[int]) -> Batch:
-        """The batch of these rows."""
+        """Return a batch of the rows at these places."""
         if len(places) == len(self):
             return self
         new = {old: place for place, old in enumerate(places)}
@@ -196,7 +196,7 @@ class Batch:
         )
 
     def verdict(self, place: int) -> Verdict:
-        """One row with what was decided about it."""
+        """Return one row as an attempt with its decided outcome."""
         attempted = self.attempted(place)
         outcome = self.decided.get(place, attempted.outcome)
         crashes = self.crashes[place] + isinstance(attempted.outcome, Crashed)

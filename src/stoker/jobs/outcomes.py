@@ -99,7 +99,7 @@ KINDS: dict[str, type[Outcome]] = {
 # Not frozen, since there is one for each job: that would make it several times as slow to make.
 @dataclass(slots=True)
 class Attempted:
-    """One attempt that is over: what was tried, by whom, when, and what it came to."""
+    """A finished attempt: its delivery, worker, times and outcome."""
 
     delivery: Delivery
     outcome: Outcome
@@ -108,11 +108,11 @@ class Attempted:
     """Seconds since 1970 by the worker's clock: shown, never decided on. None = not known."""
     finished_at: float
     is_recorded: bool = False
-    """Whether that was done in the transaction of the task itself."""
+    """Whether the outcome was recorded in the transaction of the task itself."""
     task: str = ""
-    """As its package says; "" = it was not opened, or who says so has not seen it."""
+    """Task path in the package; "" = the package was not opened."""
     enqueued_at: float | None = None
-    """The same, by the clock of who enqueued it."""
+    """Seconds since 1970 by the enqueuing process's clock. None = unknown."""
 
 
 Packed = tuple[Any, ...]
@@ -120,7 +120,7 @@ Packed = tuple[Any, ...]
 
 
 def pack_outcome(outcome: Outcome) -> Packed:
-    """The outcome as a plain tuple."""
+    """Return the outcome as a plain tuple."""
     if isinstance(outcome, Succeeded):  # nearly always
         return ("succeeded", outcome.value)
     match outcome:

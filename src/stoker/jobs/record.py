@@ -124,7 +124,7 @@ class Recorder:
         return (stale | self._record_outside(outside, recorded)) - recorded
 
     def _decide(self, batch: Batch) -> None:
-        """Decide what is to be done about attempts that could not decide for themselves."""
+        """Decide the outcome of each attempt that did not succeed."""
         for place, seen in batch.seen.items():
             decided = seen
             if isinstance(seen, outcomes.Crashed | outcomes.TimedOut):
@@ -134,7 +134,7 @@ class Recorder:
     def _decide_unseen(
         self, batch: Batch, place: int, seen: outcomes.Crashed | outcomes.TimedOut
     ) -> Outcome:
-        """Decide about an attempt of which its worker could not tell."""
+        """Decide the outcome of an attempt whose worker crashed or was killed."""
         package = self._package_of(batch, place)
         options = _options(self._settings, package)
         attempt, crashes = batch.attempts[place], batch.crashes[place] + 1
@@ -142,7 +142,7 @@ class Recorder:
             fault = plain_fault(TaskKilled, seen.detail)
             return _retry_unless(is_out_of_attempts(options, attempt), fault, "timeout", attempt)
         is_last = is_out_of_attempts(options, attempt, crashes)
-        # A package that kills whoever opens it never begins: its crashes count all the same.
+        # A package that kills the process that opens it never begins. Its crashes still count.
         if is_last and crashes < options.max_crashes and has_not_begun(self._settings, package):
             return outcomes.Snoozed(0.0, "its cluster is gone, and it had not begun")
         return _retry_unless(is_last, plain_fault(WorkerCrashed, seen.detail), "crash", crashes)
@@ -328,13 +328,13 @@ class Recorder:
         return entries
 
     def _tell(self, batch: Batch, entries: Sequence[DeadLetter]) -> None:
-        """Tell who listens. If freeing the leases fails, nobody will do this again."""
+        """Send signals and log events. They are not sent again if freeing the leases fails."""
         announce(self._settings, batch, entries)
         if self._tallies is not None:
             self._tallies.add(batch)
 
     def _package_of(self, batch: Batch, place: int) -> Package | None:
-        """What was tried, without its arguments; None if it cannot be opened."""
+        """Return the job's package without its arguments; None if it cannot be opened."""
         data = batch.packages[place]
         if not data:
             (job_id,) = batch.ids([place])
@@ -417,7 +417,7 @@ def as_attempt(verdict: Verdict) -> Attempt:
 
 
 def jobs_of(batch: Batch) -> list[Job]:
-    """What the rows of these jobs, which have ended, would be."""
+    """Build the rows of these ended jobs."""
     endings = batch.endings()
     return [
         Job(

@@ -410,9 +410,9 @@ class RequeueLetters(_ChangeSome):
 
 
 class DiscardLetters(_ChangeSome):
-    """Close dead letters: nothing is to be done about them.
+    """Close dead letters that need no further action.
 
-    Close dead letters, by their ids, or all open ones that the filters find. They are kept until
+    Close dead letters by their ids, or all open ones that the filters find. They are kept until
     they are purged. A sequence of jobs that one of them halts continues.
 
     --json writes one object, as `dead requeue` does.

@@ -1,4 +1,4 @@
-"""The tables: one model per file. What may happen to rows is a method of the model's query set.
+"""The tables: one model per file. Operations on rows are methods of the model's query set.
 
 The state of an unfinished job is the hot table that its row is in: ready, deferred, blocked or
 claimed. The wide row in ``Job`` is written twice: when the job is enqueued and when it ends.

@@ -98,6 +98,6 @@ def value_text(value: Any) -> str:
 
 
 def first_line(text: str, longest: int = 120) -> str:
-    """Return the first line of a text, cut after so many characters."""
+    """Return the first line of a text, shortened to ``longest`` characters."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= longest else f"{line[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -75,7 +75,7 @@ def requeue_dead_letters(
 def discard_dead_letters(
     request: HttpRequest, body: DiscardingMany, backend: Backend = None
 ) -> BulkShape:
-    """Close the open dead letters that the filters find: nothing is to be done about them."""
+    """Close the open dead letters that the filters find."""
     signed = operator_of(request, backend, body.because).signed
     return _bulk(dead_letters.discard_many(**body.selection(), **signed), body.dry_run)
 

@@ -39,7 +39,7 @@ class ScheduleShape(Shape):
     kind: str
     """cron, interval or once."""
     rule: str
-    """In words; empty = it cannot be read."""
+    """Description of the rule; empty if the rule cannot be parsed."""
     expression: str
     """The cron rule."""
     zone: str
