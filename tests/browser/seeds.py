@@ -10,15 +10,15 @@ from datetime import timedelta
 from django.utils import timezone
 
 from stoker.models import Sample, Schedule, Tally, Tick
-from stoker.models.metrics import Place, Sums
+from stoker.models.metrics import Sums, TaskInQueue
 from stoker.store.clock import MICROSECONDS
 from stoker.values.histogram import class_of
 
 TASKS = (
-    Place("payments", "shop.tasks.charge_card"),
-    Place("mail", "shop.tasks.send_receipt"),
-    Place("photos", "shop.tasks.resize_photo"),
-    Place("reports", "shop.tasks.nightly_report"),
+    TaskInQueue("payments", "shop.tasks.charge_card"),
+    TaskInQueue("mail", "shop.tasks.send_receipt"),
+    TaskInQueue("photos", "shop.tasks.resize_photo"),
+    TaskInQueue("reports", "shop.tasks.nightly_report"),
 )
 RATES = (40, 95, 25, 1)
 SECONDS = (0.35, 0.08, 1.6, 12.0)

@@ -30,7 +30,7 @@ from stoker.jobs.record import finish
 from stoker.jobs.tallies import Tallies
 from stoker.metrics import Figures, by_queue, by_task, finest_step, history, totals
 from stoker.models import Job, Sample, Tally
-from stoker.models.metrics import FINEST_SECONDS, FOLDS, Place, Sums, fold_oldest
+from stoker.models.metrics import FINEST_SECONDS, FOLDS, Sums, TaskInQueue, fold_oldest
 
 from tests.app import tasks
 
@@ -79,7 +79,7 @@ def counts(figures: Figures) -> tuple[int, int, int, int]:
 def written(start: float, seconds: int = FINEST_SECONDS, **numbers: Any) -> None:
     """One row of `mail`."""
     sums = Sums(**numbers, run_classes=Counter({40: numbers.get("successful", 0)}))
-    place = Place("mail", "shop.tasks.send")
+    place = TaskInQueue("mail", "shop.tasks.send")
     Tally.objects.bulk_create(Tally.objects.rows_of(int(start), seconds, {place: sums}))
 
 

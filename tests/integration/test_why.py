@@ -24,7 +24,7 @@ from stoker.jobs.outcomes import Snoozed
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
 from stoker.models import Claimed, Cluster, Deferred, Job, Ready, Tally
-from stoker.models.metrics import FINEST_SECONDS, Place, Sums
+from stoker.models.metrics import FINEST_SECONDS, Sums, TaskInQueue
 from stoker.store.clock import DatabaseNow, microseconds
 from stoker.why import Answer, Kind, why
 
@@ -398,7 +398,7 @@ def test_others_are_before_it() -> None:
     answer = asked(last)
     assert (answer.facts["before"], answer.facts["expected_seconds"]) == (10, None)
     assert answer.facts["free_workers"] == 1
-    sums = {Place("default", nothing.module_path): Sums(successful=600)}
+    sums = {TaskInQueue("default", nothing.module_path): Sums(successful=600)}
     start = int(timezone.now().timestamp()) // FINEST_SECONDS * FINEST_SECONDS
     Tally.objects.bulk_create(Tally.objects.rows_of(start, FINEST_SECONDS, sums))
     answer = asked(last)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stoker import queues
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import DeadLetter, Tally
-from stoker.models.metrics import Place, Sums
+from stoker.models.metrics import Sums, TaskInQueue
 from stoker.reporters import prometheus
 from stoker.reporters import prometheus as prometheus_numbers
 
@@ -66,7 +66,7 @@ def numbers(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 def write(successful: int = 0, age_seconds: float = 20, **sums: Any) -> None:
     counted = Sums(successful=successful, run_classes=Counter({40: successful}), **sums)
     start = int(time.time() - age_seconds)
-    rows = Tally.objects.rows_of(start, 10, {Place("mail", "shop.tasks.send"): counted})
+    rows = Tally.objects.rows_of(start, 10, {TaskInQueue("mail", "shop.tasks.send"): counted})
     Tally.objects.bulk_create(rows)
 
 

@@ -86,7 +86,7 @@ class _Plan:
     """Whether the lock is exclusive -> job id -> table in which the job waits."""
 
 
-class Keys:
+class WantedKeys:
     """Unique keys that one enqueue asks for.
 
     Args:

@@ -16,7 +16,7 @@ from stoker.brokers.orm.broker import as_new_job
 from stoker.dead_letters.entries import note_successors
 from stoker.exceptions import DuplicateJob
 from stoker.guards.keys import UniqueClaim
-from stoker.guards.unique import CHANGES, Decision, Fate, Keys
+from stoker.guards.unique import CHANGES, Decision, Fate, WantedKeys
 from stoker.models import Job
 from stoker.store import waiting as waiting_jobs
 from stoker.store.clock import MICROSECONDS
@@ -142,16 +142,16 @@ class Newcomers:
             f"There is a job of the key {refused.claim.name!r} already: {result.id}.", result
         )
 
-    def _keys(self) -> Keys:
+    def _keys(self) -> WantedKeys:
         wanted = {
             key_id: (group.claim, group.members[0].message.job_id)
             for key_id, group in self._groups.items()
         }
         connection = connections[self._alias]
         is_in_transaction = connection.in_atomic_block or not connection.get_autocommit()
-        return Keys(self._alias, wanted, holds=is_in_transaction)
+        return WantedKeys(self._alias, wanted, holds=is_in_transaction)
 
-    def _is_stored_at_once(self, keys: Keys) -> bool:
+    def _is_stored_at_once(self, keys: WantedKeys) -> bool:
         """Store a single job whose key is free with one statement, if the database can. Return
         whether it was done."""
         taking = keys.only_taking()
@@ -162,7 +162,7 @@ class Newcomers:
         job = as_new_job(group.shape(self._line, keys.now_us))
         return keys.take_and_add(job, group.members[0].package.options.identity)
 
-    def _transaction(self, keys: Keys) -> AbstractContextManager[Any]:
+    def _transaction(self, keys: WantedKeys) -> AbstractContextManager[Any]:
         """Return a transaction, or a no-op context manager if nothing will be written."""
         if keys.is_decided and len(self._groups) == len(self._batch):
             return nullcontext()

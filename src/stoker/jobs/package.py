@@ -51,7 +51,7 @@ HEADER_BYTES, SIGNATURE_BYTES = 4, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ContentKind:
     """A kind of content."""
 
     name: str
@@ -98,7 +98,7 @@ class Envelope:
         self._compress_above_bytes = compress_above_bytes
         self._most_inflated_bytes = most_inflated_bytes
 
-    def close(self, kind: Kind, body: bytes, *, pickled: bool) -> bytes:
+    def close(self, kind: ContentKind, body: bytes, *, pickled: bool) -> bytes:
         """Return the body with header and signature, in the kind's newest version."""
         flags = PICKLED if pickled else 0
         limit = self._compress_above_bytes
@@ -113,7 +113,7 @@ class Envelope:
             return content + self._keys[0].sign(content)
         return content
 
-    def open(self, data: bytes, kind: Kind) -> tuple[int, bool, bytes]:
+    def open(self, data: bytes, kind: ContentKind) -> tuple[int, bool, bytes]:
         """Return the version, whether the body is pickled, and the body.
 
         Raises:
@@ -133,7 +133,7 @@ class Envelope:
             body = self._inflate(body)
         return version, bool(flags & PICKLED), body
 
-    def _verified(self, data: bytes, kind: Kind) -> bytes:
+    def _verified(self, data: bytes, kind: ContentKind) -> bytes:
         """Check the signature and return the content before it."""
         content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
         for key in self._keys:
@@ -178,7 +178,7 @@ class _Key:
         return outer.digest()
 
 
-def _read_header(data: bytes, kind: Kind) -> tuple[int, int]:
+def _read_header(data: bytes, kind: ContentKind) -> tuple[int, int]:
     """Return version and flags.
 
     A version newer than ours is believed before the signature is verified, because we cannot know
@@ -358,7 +358,7 @@ class Sealer:
         except Exception as error:
             raise UnreadablePackage(_unreadable(error)) from error
 
-    def _refuse_pickled(self, kind: Kind) -> None:
+    def _refuse_pickled(self, kind: ContentKind) -> None:
         """Refuse pickled bytes if this backend does not use pickle, although their signature is
         valid."""
         if not self._pickles:
@@ -457,5 +457,7 @@ def _unreadable(error: Exception) -> str:
 READERS: dict[int, Callable[[list[Any]], Package]] = {1: _read_version_1, 2: _package}
 """Version -> its reader."""
 
-JOB = Kind("package", b"\xf5J", oldest=min(READERS), newest=max(READERS), is_always_signed=True)
-VALUE = Kind("value", b"\xf5V", oldest=1, newest=1, is_always_signed=False)
+JOB = ContentKind(
+    "package", b"\xf5J", oldest=min(READERS), newest=max(READERS), is_always_signed=True
+)
+VALUE = ContentKind("value", b"\xf5V", oldest=1, newest=1, is_always_signed=False)

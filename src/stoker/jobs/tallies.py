@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError
 
 from stoker.conf import Settings
 from stoker.models import Job, Tally
-from stoker.models.metrics import FINEST_SECONDS, Place, Sums
+from stoker.models.metrics import FINEST_SECONDS, Sums, TaskInQueue
 from stoker.store.statements import with_keys
 from stoker.values.histogram import class_of
 
@@ -42,7 +42,7 @@ class Tallies:
     def __init__(self, settings: Settings) -> None:
         self._alias = settings.database
         self._is_wanted = settings.keep_metrics_seconds > 0
-        self._sums: dict[int, dict[Place, Sums]] = {}
+        self._sums: dict[int, dict[TaskInQueue, Sums]] = {}
         """By the beginning of the stretch of time in which it was recorded."""
         self._write_at = 0.0
 
@@ -64,7 +64,7 @@ class Tallies:
                 ran[at] = None
         lines = list(zip(batch.queues, self._tasks_of(batch), strict=True))
         for line in set(lines):
-            sums = all_sums.setdefault(Place(*line), Sums())
+            sums = all_sums.setdefault(TaskInQueue(*line), Sums())
             is_here = [one == line for one in lines]
             some = list(compress(ran, is_here))
             if None in batch.started_at or batch.decided:
@@ -89,7 +89,7 @@ class Tallies:
         tallies.bulk_create(rows)
         self._sums = {}
 
-    def _sums_of_now(self) -> dict[Place, Sums]:
+    def _sums_of_now(self) -> dict[TaskInQueue, Sums]:
         if not self._sums:
             self._write_at = time.monotonic() + WRITE_SECONDS
         start = int(time.time()) // FINEST_SECONDS * FINEST_SECONDS

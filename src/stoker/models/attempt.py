@@ -5,14 +5,17 @@ from __future__ import annotations
 from django.db import models
 
 
+class AttemptKind(models.TextChoices):
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    CANCELLED = "cancelled"
+
+
 class Attempt(models.Model):
     """An attempt that failed, was cancelled, timed out or crashed. A success is stored in Job."""
 
-    class Kind(models.TextChoices):
-        FAILED = "failed"
-        TIMED_OUT = "timed_out"
-        CRASHED = "crashed"
-        CANCELLED = "cancelled"
+    Kind = AttemptKind
 
     id = models.BigAutoField(primary_key=True)
     job_id = models.UUIDField()

@@ -13,7 +13,7 @@ from stoker.store.engines import engine_of
 from .ready import Place
 
 
-class Line(NamedTuple):
+class BlockedLine(NamedTuple):
     """The jobs of one queue that wait for one key."""
 
     key_id: UUID
@@ -40,7 +40,7 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
     def call(self, key_ids: Sequence[UUID], count: int) -> Called:
         """Move the first ``count`` jobs of each queue from the keys' lines to ready."""
         called = engine_of(self.db).call_first(self, key_ids, count)
-        moved = {Line(*line): number for line, number in called.items()}
+        moved = {BlockedLine(*line): number for line, number in called.items()}
         short = [line for line, number in moved.items() if number < count]
         missed = {line for line in short if self._is_left(line)}
         empty = set(key_ids) - {line.key_id for line in moved.keys() - (set(short) - missed)}
@@ -62,7 +62,7 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
             {key_id} if is_empty else set(),
         )
 
-    def _is_left(self, line: Line) -> bool:
+    def _is_left(self, line: BlockedLine) -> bool:
         """Return whether the line still contains a job."""
         return self.filter(key_id=line.key_id, queue=line.queue).exists()
 

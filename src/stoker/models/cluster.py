@@ -69,12 +69,15 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
         return self.filter(heartbeat_us__gte=DatabaseNow() - microseconds(seconds))
 
 
+class ClusterStatus(models.TextChoices):
+    RUNNING = "running"
+    QUIET = "quiet"
+    """It takes no new jobs, on request; running jobs go on."""
+    STOPPING = "stopping"
+
+
 class Cluster(models.Model):
-    class State(models.TextChoices):
-        RUNNING = "running"
-        QUIET = "quiet"
-        """It takes no new jobs, on request; running jobs go on."""
-        STOPPING = "stopping"
+    State = ClusterStatus
 
     class Request(models.TextChoices):
         NONE = ""

@@ -128,6 +128,13 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         )
 
 
+class DeadLetterState(models.TextChoices):
+    OPEN = "open"
+    REQUEUED = "requeued"
+    RESOLVED = "resolved"
+    DISCARDED = "discarded"
+
+
 class DeadLetter(models.Model):
     class Reason(models.TextChoices):
         ERROR = "error"
@@ -137,11 +144,7 @@ class DeadLetter(models.Model):
         UNREADABLE = "unreadable"
         UNKNOWN_TASK = "unknown_task"
 
-    class State(models.TextChoices):
-        OPEN = "open"
-        REQUEUED = "requeued"
-        RESOLVED = "resolved"
-        DISCARDED = "discarded"
+    State = DeadLetterState
 
     id = models.UUIDField(primary_key=True)
     identity = models.CharField(max_length=255, unique=True)

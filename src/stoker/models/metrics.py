@@ -92,7 +92,7 @@ SUMMED = ("successful", "failed", "cancelled", "retried", "run_seconds", "wait_s
 _SUMS = [f"{name}__sum" for name in SUMMED]
 
 
-class Place(NamedTuple):
+class TaskInQueue(NamedTuple):
     """The jobs of one task in one queue."""
 
     queue: str
@@ -100,7 +100,9 @@ class Place(NamedTuple):
 
 
 class TallyQuerySet(models.QuerySet["Tally"]):
-    def rows_of(self, start: int, seconds: int, sums: Mapping[Place, Sums]) -> Iterator[Tally]:
+    def rows_of(
+        self, start: int, seconds: int, sums: Mapping[TaskInQueue, Sums]
+    ) -> Iterator[Tally]:
         """Yield unsaved rows for one period."""
         for place, one in sums.items():
             yield Tally(
@@ -119,23 +121,25 @@ class TallyQuerySet(models.QuerySet["Tally"]):
 
     def add_to_totals(self, rows: Sequence[Tally]) -> None:
         """Add rows that will be deleted to the totals."""
-        places = {Place(row.queue, row.task) for row in rows}
-        known = [one for one in self.filter(seconds=EVER) if Place(one.queue, one.task) in places]
+        places = {TaskInQueue(row.queue, row.task) for row in rows}
+        known = [
+            one for one in self.filter(seconds=EVER) if TaskInQueue(one.queue, one.task) in places
+        ]
         self.bulk_create(self.merged([*known, *rows], 0, EVER))
         self.filter(pk__in=[row.pk for row in known]).delete()
 
-    def totals(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+    def totals(self) -> Iterator[tuple[TaskInQueue, dict[str, Any]]]:
         """Yield all-time totals, which never decrease."""
         sums = [models.Sum(name) for name in SUMMED]
         rows = self.order_by("queue", "task").values("queue", "task").annotate(*sums)
         for queue, task, *numbers in rows.values_list("queue", "task", *_SUMS):
-            yield Place(queue, task), dict(zip(SUMMED, numbers, strict=True))
+            yield TaskInQueue(queue, task), dict(zip(SUMMED, numbers, strict=True))
 
     def merged(self, rows: Sequence[Tally], start: int, seconds: int) -> Iterator[Tally]:
         """Yield fewer rows for one period with the same sums."""
-        sums: dict[Place, Sums] = {}
+        sums: dict[TaskInQueue, Sums] = {}
         for row in rows:
-            sums.setdefault(Place(row.queue, row.task), Sums()).add_row(row)
+            sums.setdefault(TaskInQueue(row.queue, row.task), Sums()).add_row(row)
         return self.rows_of(start, seconds, sums)
 
 

@@ -115,15 +115,18 @@ class NeedQuerySet(models.QuerySet["Need"]):
         return {as_uuid(key_id): first and as_uuid(first) for key_id, first in rows}
 
 
+class NeedKind(models.TextChoices):
+    LOCK = "lock"
+    LIMIT = "limit"
+    RATE = "rate"
+    SEQUENCE = "sequence"
+
+
 class Need(models.Model):
     """A guard of a job. It exists as long as the job, and holds a place while the job is claimed;
     in a sequence, until the job has ended."""
 
-    class Kind(models.TextChoices):
-        LOCK = "lock"
-        LIMIT = "limit"
-        RATE = "rate"
-        SEQUENCE = "sequence"
+    Kind = NeedKind
 
     id = models.UUIDField(primary_key=True)
     """See ``need_ids``."""

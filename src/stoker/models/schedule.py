@@ -79,11 +79,14 @@ def _hold_statement(alias: str) -> str:
     return str(text)
 
 
+class ScheduleKind(models.TextChoices):
+    CRON = "cron"
+    INTERVAL = "interval"
+    ONCE = "once"
+
+
 class Schedule(models.Model):
-    class Kind(models.TextChoices):
-        CRON = "cron"
-        INTERVAL = "interval"
-        ONCE = "once"
+    Kind = ScheduleKind
 
     class Source(models.TextChoices):
         CODE = "code"

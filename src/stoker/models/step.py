@@ -79,28 +79,34 @@ class StepQuerySet(models.QuerySet["Step"]):
         update_by_key(self, list(ids), state=state)
 
 
+class StepKind(models.TextChoices):
+    TASK = "task"
+    CHAIN = "chain"
+    GROUP = "group"
+    CHORD = "chord"
+    MAP = "map"
+
+
+class StepState(models.TextChoices):
+    HELD = "HELD"
+    PENDING = "PENDING"
+    ENQUEUED = "ENQUEUED"
+    STARTED = "STARTED"
+    UNDOING = "UNDOING"
+    SUCCESSFUL = "SUCCESSFUL"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
 class Step(models.Model):
-    class Kind(models.TextChoices):
-        TASK = "task"
-        CHAIN = "chain"
-        GROUP = "group"
-        CHORD = "chord"
-        MAP = "map"
+    Kind = StepKind
 
     class Role(models.TextChoices):
         STEP = "step"
         UNDO = "undo"
         ERROR = "error"
 
-    class State(models.TextChoices):
-        HELD = "HELD"
-        PENDING = "PENDING"
-        ENQUEUED = "ENQUEUED"
-        STARTED = "STARTED"
-        UNDOING = "UNDOING"
-        SUCCESSFUL = "SUCCESSFUL"
-        FAILED = "FAILED"
-        CANCELLED = "CANCELLED"
+    State = StepState
 
     id = models.UUIDField(primary_key=True)
     """For a task the id of its first job; for the root the id of the workflow."""

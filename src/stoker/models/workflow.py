@@ -36,12 +36,15 @@ class WorkflowQuerySet(models.QuerySet["Workflow"]):
         self.filter(pk=workflow_id).update(tasks=F("tasks") + tasks)
 
 
+class WorkflowState(models.TextChoices):
+    RUNNING = "RUNNING"
+    SUCCESSFUL = "SUCCESSFUL"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
 class Workflow(models.Model):
-    class State(models.TextChoices):
-        RUNNING = "RUNNING"
-        SUCCESSFUL = "SUCCESSFUL"
-        FAILED = "FAILED"
-        CANCELLED = "CANCELLED"
+    State = WorkflowState
 
     id = models.UUIDField(primary_key=True)
     """The root step has the same id."""

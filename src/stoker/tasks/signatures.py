@@ -150,7 +150,7 @@ class Group(Node):
 
     def _first_backend(self) -> str | None:
         members = self.members
-        first = members.first if isinstance(members, Stream) else next(iter(members), None)
+        first = members.first if isinstance(members, MemberIterator) else next(iter(members), None)
         return None if first is None else as_node(first)._first_backend()
 
     def nodes(self) -> Iterator[Node]:
@@ -179,7 +179,7 @@ class Map(Node):
             yield Signature(task=self.task, args=(part,), receives=False, each=self.each)
 
 
-class Stream:
+class MemberIterator:
     """Group members from an iterator. It can be read once."""
 
     def __init__(self, members: Iterator[Any]) -> None:
@@ -282,7 +282,7 @@ def group(
     if len(members) == 1 and not isinstance(members[0], Node) and not is_task(members[0]):
         given = _iterable("group", members[0])
     if isinstance(given, Iterator):
-        given = Stream(given)
+        given = MemberIterator(given)
     else:
         given = tuple(as_node(member) for member in given)
     return Group(

@@ -22,7 +22,7 @@ from stoker.jobs.running import DJANGOS_OWN
 from stoker.jobs.sealing import WORKFLOW, Sealing, carrying, check_backend
 from stoker.jobs.states import explained
 from stoker.models import Step, Workflow
-from stoker.tasks.signatures import Chain, Group, Map, Node, Signature, Stream
+from stoker.tasks.signatures import Chain, Group, Map, MemberIterator, Node, Signature
 from stoker.values.ids import LINKED, STEP, new_job_id
 
 from .advance import Advance
@@ -239,7 +239,7 @@ def reads(node: Node) -> bool:
             return receives
         case Chain(steps=steps):
             return reads(steps[0])
-        case Group(members=members) if not isinstance(members, Stream):
+        case Group(members=members) if not isinstance(members, MemberIterator):
             return any(reads(member) for member in node.nodes())
     return isinstance(node, Group)
 

@@ -69,14 +69,14 @@ MISTAKES = (
     ),
     Mistake(
         "leases are never extended",
-        [Change("cluster.pusher.claims:Leases.extend_due", negate("if old:\n    ..."))],
+        [Change("cluster.pusher.claims:HeldLeases.extend_due", negate("if old:\n    ..."))],
         "tests/unit/cluster/test_leases.py",
     ),
     Mistake(
         "the fence counts from after the call",
         [
             Change(
-                "cluster.pusher.claims:Leases._note",
+                "cluster.pusher.claims:HeldLeases._note",
                 replace("flight.leased_at = now", "flight.leased_at = time.monotonic()"),
             )
         ],

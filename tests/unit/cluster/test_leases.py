@@ -12,7 +12,7 @@ from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.claims import Leases
+from stoker.cluster.pusher.claims import HeldLeases
 from stoker.cluster.pusher.flights import Flights
 from stoker.exceptions import BrokerUnavailable
 from stoker.values.ids import new_job_id
@@ -52,12 +52,14 @@ def patience(plan: Plan, broker: Stand) -> Patience:
 
 
 @pytest.fixture
-def leases(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Leases:
-    return Leases(plan.settings, broker, flights, board)
+def leases(plan: Plan, broker: Stand, flights: Flights, board: Board) -> HeldLeases:
+    return HeldLeases(plan.settings, broker, flights, board)
 
 
 @pytest.fixture
-def claim(broker: Stand, flights: Flights, leases: Leases, clock: Clock) -> Callable[[], Delivery]:
+def claim(
+    broker: Stand, flights: Flights, leases: HeldLeases, clock: Clock
+) -> Callable[[], Delivery]:
     """Claim one job, as the pusher does."""
 
     def claim_one() -> Delivery:
@@ -88,7 +90,7 @@ def test_a_claim_sets_the_fence_to_the_end_of_its_lease(
 
 def test_prefetched_jobs_are_extended_like_running_ones(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     flights: Flights,
     broker: Stand,
@@ -104,7 +106,11 @@ def test_prefetched_jobs_are_extended_like_running_ones(
 
 
 def test_a_lease_is_extended_when_a_third_of_it_is_gone_and_not_sooner(
-    claim: Callable[[], Delivery], leases: Leases, patience: Patience, board: Board, clock: Clock
+    claim: Callable[[], Delivery],
+    leases: HeldLeases,
+    patience: Patience,
+    board: Board,
+    clock: Clock,
 ) -> None:
     claim()
     leases.extend_due(patience)
@@ -118,7 +124,7 @@ def test_a_lease_is_extended_when_a_third_of_it_is_gone_and_not_sooner(
 
 def test_the_fence_counts_from_before_the_call(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     board: Board,
     broker: Stand,
@@ -142,7 +148,7 @@ def test_the_fence_counts_from_before_the_call(
 
 def test_while_the_broker_is_away_the_fence_stays(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     board: Board,
     broker: Stand,
@@ -161,7 +167,11 @@ def test_while_the_broker_is_away_the_fence_stays(
 
 
 def test_a_lost_lease_is_told(
-    claim: Callable[[], Delivery], leases: Leases, patience: Patience, broker: Stand, clock: Clock
+    claim: Callable[[], Delivery],
+    leases: HeldLeases,
+    patience: Patience,
+    broker: Stand,
+    clock: Clock,
 ) -> None:
     delivery = claim()
     clock.turn(LEASE_SECONDS + 1)
@@ -172,7 +182,7 @@ def test_a_lost_lease_is_told(
 
 def test_a_lease_that_is_gone_because_its_outcome_is_recorded_is_not_lost(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     flights: Flights,
     broker: Stand,
@@ -189,7 +199,7 @@ def test_a_lease_that_is_gone_because_its_outcome_is_recorded_is_not_lost(
 
 def test_without_flights_there_is_no_fence(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     flights: Flights,
     board: Board,
@@ -205,7 +215,7 @@ def test_without_flights_there_is_no_fence(
 
 def test_locked_lease_does_not_draw_the_fence_nearer(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     flights: Flights,
     board: Board,
@@ -226,7 +236,7 @@ def test_locked_lease_does_not_draw_the_fence_nearer(
 
 def test_job_whose_lease_stays_locked_is_stopped_before_the_lease_ends(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     flights: Flights,
     board: Board,
@@ -248,7 +258,7 @@ def test_job_whose_lease_stays_locked_is_stopped_before_the_lease_ends(
 
 def test_lease_that_is_let_go_is_extended_soon(
     claim: Callable[[], Delivery],
-    leases: Leases,
+    leases: HeldLeases,
     patience: Patience,
     board: Board,
     broker: Stand,

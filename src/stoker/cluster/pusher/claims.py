@@ -48,7 +48,7 @@ class Claims:
         self._flights = flights
         self._board = board
         self._pauses = pauses
-        self.leases = Leases(self._settings, broker, flights, board)
+        self.leases = HeldLeases(self._settings, broker, flights, board)
         self.tempo = Tempo(self._settings.poll_seconds)
         pauses.on_resume = self.tempo.hurry
         self._are_in_doubt = False
@@ -183,7 +183,7 @@ LOCKED_SHARE = 24
 """A lease that another transaction holds is tried again after this part of its time."""
 
 
-class Leases:
+class HeldLeases:
     """The times of all leases held here, on the lease clock."""
 
     def __init__(self, settings: Settings, broker: Broker, flights: Flights, board: Board) -> None:

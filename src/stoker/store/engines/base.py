@@ -20,7 +20,7 @@ from django.utils import timezone
 from stoker.store.clock import DatabaseNow, database_now_us, microseconds
 from stoker.store.written import Written, as_uuid, statement
 
-from .rows import Keys
+from .rows import KeyRows
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
@@ -37,7 +37,7 @@ PLACE = ("job_id", "queue", "rank", "attempts", "crashes", "guards")
 """Columns that all narrow tables have in common."""
 
 
-class Engine(Keys):
+class Engine(KeyRows):
     """Engine of the database with one alias, shared by all threads of a process."""
 
     # -- jobs -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Statements about the rows of one table, in Django's ORM or in SQL that any database accepts.
 
-``Keys`` adds the tables of guards' keys and of unique keys.
+``KeyRows`` adds the tables of guards' keys and of unique keys.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Rows(Sessions):
             return int(cursor.rowcount)
 
 
-class Keys(Rows):
+class KeyRows(Rows):
     """Default implementation, which creates and takes keys one by one."""
 
     def lock_or_make(
