@@ -45,7 +45,6 @@ SLICES = {
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/crew.py": "the processes of a cluster, without the decisions of its sentinel",
     "cluster/pusher/claims.py": "claiming ahead, without handing over",
-    "cluster/relays.py": "a thread of its own beside the scheduler's loop",
     "cluster/worker/runners.py": "one runner for each kind of concurrency",
     "contrib/django_q/models/sealed.py": "named by a migration",
     "contrib/django_q/tasks.py": "the public module of Django Q",
