@@ -27,7 +27,7 @@ from stoker.inspect.queue_depths import queues as depths
 from stoker.jobs.cancel import cancel_those_waiting
 from stoker.jobs.states import explained
 from stoker.store.places import PLACES, WAITING
-from stoker.store.transactions import after_commit
+from stoker.store.transactions import after_commit, is_in_transaction
 from stoker.values.progress import come_so_far
 
 from .conf import Settings, settings_for
@@ -124,7 +124,8 @@ def clear(
 
     Args:
         limit: maximum number, above 0; None = all. A broker outside the database ignores it and
-            keeps no record of the removed jobs.
+            keeps no record of the removed jobs. Within a transaction, it removes them when that
+            commits.
         dry_run: count only.
 
     Raises: as ``pause``.
@@ -138,8 +139,12 @@ def clear(
     matched = waiting if limit is None else min(waiting, limit)
     if dry_run or not matched:
         return Cleared(matched, 0)
-    if not broker_for(settings).capabilities.transactional:
-        return Cleared(waiting, broker_for(settings).purge(queue))
+    broker = broker_for(settings)
+    if not broker.capabilities.transactional:
+        if not is_in_transaction(settings.database):
+            return Cleared(waiting, broker.purge(queue))
+        after_commit(settings.database, lambda: broker.purge(queue))
+        return Cleared(waiting, waiting)
     reason = f"the queue was cleared{f' by {by}' if by else ''}{f': {because}' if because else ''}"
     done = 0
     for job_ids in _batches(settings, queue):

@@ -15,10 +15,11 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from redis import Redis
 
-from stoker import Lock, Unique, group
+from stoker import Lock, Unique, dead_letters, group, queues
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import Settings, settings_for
+from stoker.dead_letters import Fate, requeueing
 from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.jobs import cancel as cancelling
 from stoker.jobs.cancel import sweep_requests
@@ -30,9 +31,11 @@ from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Job, Outgo
 from stoker.signals import post_execute
 
 from tests.app import atomic as atomic_tasks
+from tests.app import frail
 from tests.app.models import Account, Ledger
 from tests.app.tasks import add, echo, succeed_at, write_ledger
 from tests.conformance.stands import message, redis_url
+from tests.integration.letters import dead
 from tests.integration.work import claim, work_off, work_off_when_due
 
 BACKEND = "stoker.backend.StokerBackend"
@@ -335,6 +338,67 @@ class TestEnds:
                 result.cancel("no")
         sweep_requests(settings_for())
         assert (outside(broker), statuses()) == (0, {"CANCELLED"})
+
+    def test_clear_in_a_transaction_that_rolls_back_removes_nothing(
+        self, broker: FrontedBroker
+    ) -> None:
+        result = add.enqueue(1, 2)
+        add.using(lock=Lock("one")).enqueue(3, 4)
+        with transaction.atomic():
+            assert queues.clear("default") == queues.Cleared(2, 2)
+            transaction.set_rollback(True)
+        assert (outside(broker), Ready.objects.count()) == (1, 1)
+        while work_off():
+            pass
+        assert result.wait(5) == 3
+
+    def test_clear_in_a_transaction_removes_when_it_commits(self, broker: FrontedBroker) -> None:
+        add.enqueue(1, 2)
+        add.using(lock=Lock("one")).enqueue(3, 4)
+        with transaction.atomic():
+            queues.clear("default")
+        assert (outside(broker), Ready.objects.count()) == (0, 0)
+
+
+class TestUndoneRequeues:
+    """A requeued job waits in the store, so its withdrawal is part of the store's transaction."""
+
+    def test_undo_in_a_transaction_that_rolls_back_withdraws_nothing(self) -> None:
+        letter = dead(frail.charge, "order 1")
+        sent = dead_letters.requeue(letter.pk)
+        with transaction.atomic():
+            assert dead_letters.undo_requeue(letter.pk).fate is Fate.TAKEN_BACK
+            transaction.set_rollback(True)
+        _assert_carried_out(letter, sent.job_id)
+
+    def test_undo_whose_connection_is_lost_withdraws_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letter = dead(frail.charge, "order 1")
+        sent = dead_letters.requeue(letter.pk)
+        with monkeypatch.context() as patch:
+            patch.setattr(requeueing, "record_taken_back", _lose_connection)
+            with pytest.raises((OperationalError, BrokerUnavailable)):
+                dead_letters.undo_requeue(letter.pk)
+        _assert_carried_out(letter, sent.job_id)
+
+    def test_undo_does_not_ask_the_broker_within_its_transaction(
+        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letter = dead(frail.charge, "order 1")
+        sent = dead_letters.requeue(letter.pk)
+        assert [one.job_id for one in claim()] == [sent.job_id]
+        monkeypatch.setattr(broker.behind, "withdraw", _lose_connection)
+        assert dead_letters.undo_requeue(letter.pk).fate is Fate.UNDER_WAY
+
+
+def _assert_carried_out(letter: DeadLetter, job_id: uuid.UUID | None) -> None:
+    """The requeue is in force: its job runs, and resolves the dead letter."""
+    assert list(Ready.objects.values_list("pk", flat=True)) == [job_id]
+    frail.broken.clear()
+    assert work_off() == 1
+    letter.refresh_from_db()
+    assert letter.state == "resolved"
 
 
 def _lose_connection(*_: object) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for, outgoing_of
@@ -19,6 +19,7 @@ from stoker.brokers.contract import Broker
 from stoker.conf import Settings
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.statements import lock_by_key
+from stoker.store.transactions import is_in_transaction
 from stoker.values.ids import is_step
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
@@ -88,7 +89,7 @@ def _request(settings: Settings, unstored: Job, reason: str) -> bool:
             Cancellation.objects.using(alias).ask(unstored.pk, reason)
             if not is_step(unstored.pk):  # upkeep finds the data of a step itself
                 Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
-        if not _is_in_transaction(alias):
+        if not is_in_transaction(alias):
             return False
         withdraw = partial(cancel_waiting, settings, unstored, reason)
         transaction.on_commit(withdraw, using=alias, robust=True)
@@ -101,13 +102,6 @@ def _forget_request_row(settings: Settings, unstored: Job) -> None:
     if _forgets_withdrawn(broker_for(settings)):
         rows = Job.objects.using(settings.database)
         rows.filter(pk=unstored.pk, status=None, package=b"").delete()
-
-
-def _is_in_transaction(alias: str) -> bool:
-    """Return whether a transaction is open that will commit. The transaction of a TestCase will
-    not."""
-    blocks = connections[alias].atomic_blocks
-    return any(not getattr(block, "_from_testcase", False) for block in blocks)
 
 
 def sweep_requests(settings: Settings) -> int:

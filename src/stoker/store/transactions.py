@@ -78,6 +78,13 @@ def _has_code(
     return False
 
 
+def is_in_transaction(alias: str) -> bool:
+    """Return whether a transaction is open that will commit. The transaction of a TestCase will
+    not."""
+    blocks = connections[alias].atomic_blocks
+    return any(not getattr(block, "_from_testcase", False) for block in blocks)
+
+
 def after_commit(alias: str, call: Callable[[], object]) -> None:
     """Call a function after the open transaction commits, or now if none is open. Errors of the
     function are logged and not raised, because the commit is already made.

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import pickle
+import uuid
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -16,6 +17,9 @@ from django.db import connection
 from django.test import override_settings
 from django.utils.dateparse import parse_datetime
 
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.fronted import FrontedBroker
+from stoker.conf import settings_for
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.importing import (
     NotReadable,
@@ -27,8 +31,10 @@ from stoker.contrib.django_q.importing import (
 )
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.tasks import result
-from stoker.models import Job
+from stoker.models import Job, Outgoing
 from stoker.testing import drain
+
+from tests.conformance.stands import redis_url
 
 MODELS = {"task": OldTask, "schedule": OldSchedule, "ormq": OldPackage}
 MOMENTS = ("started", "stopped", "next_run", "lock")
@@ -134,6 +140,35 @@ def test_what_is_broken_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch
     told = import_all()
     assert "django_q_ormq: 4 rows, 3 copied, 1 were before" in told
     assert Job.objects.using(conf.database()).count() == 4
+
+
+@pytest.fixture
+def broker(old_tables: None) -> Iterator[FrontedBroker]:
+    """The queue is on Redis."""
+    options = {"BROKER": redis_url(), "CLUSTER": f"test-{uuid.uuid4().hex}"}
+    entry = {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": [], "OPTIONS": options}
+    with override_settings(TASKS={"default": entry}):
+        made = broker_for(settings_for())
+        assert isinstance(made, FrontedBroker)
+        yield made
+        for queue in made.sizes():
+            made.purge(queue)
+        made.close()
+
+
+@pytest.mark.redis
+@pytest.mark.usefixtures("late")
+def test_dry_run_enqueues_nothing_on_a_broker_outside_the_database(broker: FrontedBroker) -> None:
+    assert "django_q_ormq: 4 rows, 4 would be copied" in import_all("--dry-run")
+    assert broker.sizes() == {}
+
+
+@pytest.mark.redis
+@pytest.mark.usefixtures("late")
+def test_packages_are_enqueued_on_a_broker_outside_the_database(broker: FrontedBroker) -> None:
+    assert "django_q_ormq: 4 rows, 4 copied" in import_all()
+    assert sum(size["ready"] for size in broker.behind.sizes().values()) == 4
+    assert not Outgoing.objects.exists()
 
 
 @pytest.mark.usefixtures("late")

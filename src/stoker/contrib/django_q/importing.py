@@ -26,7 +26,6 @@ from django.core.signing import BadSignature, TimestampSigner, b64_decode
 from django.db import connections, models, transaction
 from django.utils import timezone
 
-from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Message
 from stoker.exceptions import InvalidSchedule, StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
@@ -36,6 +35,7 @@ from stoker.management.subcommand import ExitCode, Subcommand, option, refuse
 from stoker.tasks.options import as_timestamp
 from stoker.values.ids import LINKED, derived_job_id
 from stoker.values.progress import come_so_far
+from stoker.workflows.deliver import deliver
 
 from . import conf
 from .calls import call_task
@@ -374,7 +374,8 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
             ),
         )
     )
-    broker_for(settings).enqueue(
+    deliver(
+        settings,
         [
             Message(
                 job_id=job_id,
@@ -384,7 +385,7 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
                 package=sealed,
                 enqueued_at=enqueued_at,
             )
-        ]
+        ],
     )
 
 
