@@ -343,7 +343,9 @@ def _take_back(
     reason = stored_text(f"{told}: {because}" if because else told, 255)
     with transaction_for(alias, [job_id]):
         halts = halts_of(alias, job_id)
-        was_waiting = broker_for(settings).withdraw([job_id])
+        # The new job waits in the store on every broker. Others cannot undo a withdrawal.
+        broker = broker_for(settings)
+        was_waiting = (broker.inside or broker).withdraw([job_id])
         if not was_waiting or Attempt.objects.using(alias).filter(job_id=job_id).exists():
             transaction.set_rollback(True, using=alias)
             sentence = f"job {job_id} has begun: cancel that, or wait for its end"
