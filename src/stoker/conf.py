@@ -160,8 +160,8 @@ class Settings:
     scheduler: bool = option("SCHEDULER", True, flag, "Whether clusters fire schedules.")
     prefetch: int = option(
         "PREFETCH", 250, whole(0, 10_000),
-        "Jobs that may wait inside one worker at most, for short tasks; long tasks are "
-        "never prefetched.",
+        "Jobs that may wait inside one worker at most, for short tasks. Jobs of long "
+        "or unknown tasks are sent to idle workers only.",
     )  # fmt: skip
     poll_seconds: float = option(
         "POLL_SECONDS", 1.0, seconds(0.01),

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from stoker.models import Attempt, DeadLetter, Job
 
-from tests.app import tasks
+from tests.app import chaos, tasks
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
+from tests.story.beats import spans
 
 SHORT, LONGEST = timedelta(milliseconds=1), timedelta(milliseconds=20)
 
@@ -45,14 +47,44 @@ def value_of(result: Any, cluster: ProcessCluster) -> Any:
     return result.return_value
 
 
-def let_it_prefetch(cluster: ProcessCluster) -> None:
+def let_it_prefetch(
+    cluster: ProcessCluster, task: Any = tasks.add, arguments: tuple[Any, ...] = (1, 2)
+) -> None:
     """After long jobs none is sent ahead to a busy worker; after short ones many are. Where the
     machine has much else to do, short ones may take long: then others have to follow them."""
 
     def were_short() -> bool:
-        jobs = [end_of(one, cluster).job for one in tasks.add.enqueue_many([((1, 2), {})] * 200)]
+        jobs = [end_of(one, cluster).job for one in task.enqueue_many([(arguments, {})] * 200)]
         last = sorted((one.finished_at, one.started_at) for one in jobs)[-100:]
         took = [end - start for end, start in last]
         return sum(took, timedelta()) < len(took) * SHORT and max(took) < LONGEST
 
     wait_for(were_short, lambda: f"short jobs take long\n{cluster.tail()}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """Two long jobs, and short ones behind them."""
+
+    beats: Path
+    long: list[Any]
+    short: list[Any]
+
+    @property
+    def started(self) -> list[Any]:
+        """The short jobs that a worker has started."""
+        seen = spans(self.beats)
+        return [one for one in self.short if one.id in seen]
+
+
+def put_behind_long_jobs(cluster: ProcessCluster, may_end: Path, queue: str = "default") -> Line:
+    """Let the two workers of a cluster run a long job each while it holds short ones. Those that it
+    cannot start it releases after half a second."""
+    beats = may_end.with_name("beats")
+    task = chaos.beat.using(queue_name=queue)
+    let_it_prefetch(cluster, task, (str(beats), 0.0))
+    long = ((str(beats), 10 * WAIT_SECONDS, str(may_end)), {})
+    results = task.enqueue_many([long, long, *[((str(beats), 0.0), {})] * 60])
+    line = Line(beats, results[:2], results[2:])
+    wait_for(lambda: {one.id for one in line.long} <= set(spans(beats)), cluster.tail)
+    return line

@@ -17,7 +17,7 @@ from stoker.store.clock import database_now_us
 from tests.app import chaos, tasks
 from tests.app.models import Ledger
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
-from tests.cluster.ends import end_of, let_it_prefetch, value_of
+from tests.cluster.ends import end_of, let_it_prefetch, put_behind_long_jobs, value_of
 from tests.servers.process import is_running
 from tests.story.beats import spans
 
@@ -41,19 +41,15 @@ def broker() -> Broker:
 def test_jobs_longer_than_the_lease_and_those_prefetched_behind_them_run_once(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:
-    let_it_prefetch(cluster)
     may_end = tmp_path / "may end"
-    long = chaos.run_until.enqueue_many([((str(may_end),), {})] * 2)
-    wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
-    short = tasks.write_ledger.enqueue_many([((), {})] * 8)
-    wait_for(lambda: Claimed.objects.count() > 2, cluster.tail)
+    line = put_behind_long_jobs(cluster, may_end)
     first_end_us = max(Claimed.objects.values_list("leased_until_us", flat=True))
     wait_for(lambda: database_now_us("default") > first_end_us)
     may_end.touch()
-    for result in [*long, *short]:
+    for result in [*line.long, *line.short]:
         end = end_of(result, cluster)
         assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
-        assert Ledger.objects.filter(job_id=result.id).count() == 1
+        assert len(spans(line.beats)[result.id]) == 1
 
 
 def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
@@ -133,20 +129,33 @@ def test_a_lost_job_that_was_not_started_is_not_started(
     cluster: ProcessCluster, broker: Broker, tmp_path: Path
 ) -> None:
     """It waits inside a worker, behind a long one, when its lease is lost."""
-    let_it_prefetch(cluster)
     may_end = tmp_path / "may end"
-    long = chaos.run_until.enqueue_many([((str(may_end),), {})] * 2)
-    wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
-    waiting = tasks.write_ledger.enqueue()
-    delivery = _taken_over(waiting, broker, cluster)
+    while True:
+        may_end.unlink(missing_ok=True)
+        line = put_behind_long_jobs(cluster, may_end)
+        pusher = cluster.pause_at_rest("pusher")
+        unstarted = Claimed.objects.exclude(pk__in=[one.id for one in [*line.long, *line.started]])
+        held = list(unstarted.values_list("pk", flat=True))
+        waiting = [one for one in line.short if UUID(one.id) in held]
+        if waiting:
+            break
+        pusher.resume()  # it has released them already
+        may_end.touch()
+        for result in [*line.long, *line.short]:
+            end_of(result, cluster)
+    delivery = _taken_over(waiting[-1], broker, cluster)
+    pusher.resume()
     told = Cluster.objects.filter(heartbeat_us__gt=database_now_us("default"))
     wait_for(lambda: [one.info["leases"] for one in told.all()] == [2], cluster.tail)
     may_end.touch()
-    for result in long:
+    for result in line.long:
         assert end_of(result, cluster).job.attempts == 1
-    assert not Ledger.objects.filter(job_id=waiting.id).exists()
+    for result in line.short:
+        if result is not waiting[-1]:
+            assert end_of(result, cluster).job.attempts == 1
+    assert waiting[-1].id not in spans(line.beats)
     _give_back(delivery, broker)
-    assert end_of(waiting, cluster).job.attempts == 2
+    assert end_of(waiting[-1], cluster).job.attempts == 2
 
 
 def _taken_over(result: Any, broker: Broker, cluster: ProcessCluster) -> Delivery:

@@ -7,10 +7,10 @@ import pytest
 from stoker import queues
 from stoker.models import Attempt, Claimed, Job, Ready
 
-from tests.app import chaos, tasks
+from tests.app import tasks
 from tests.app.models import Ledger
 from tests.cluster.clusters import running_cluster, wait_for
-from tests.cluster.ends import end_of, let_it_prefetch, value_of
+from tests.cluster.ends import end_of, put_behind_long_jobs, value_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,22 +20,20 @@ mail = tasks.write_ledger.using(queue_name="mail")
 def test_what_runs_goes_on_and_what_was_fetched_is_given_back_uncounted(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
-        let_it_prefetch(cluster)
         may_end = tmp_path / "may end"
-        long = chaos.run_until.using(queue_name="mail").enqueue_many([((str(may_end),), {})] * 2)
-        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
-        mail.enqueue_many([((), {})] * 30)
-        wait_for(lambda: Claimed.objects.count() > 10, cluster.tail)
+        line = put_behind_long_jobs(cluster, may_end, "mail")
         queues.pause("mail")
-        wait_for(lambda: Ready.objects.filter(queue="mail").count() == 30, cluster.tail)
+        wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
+        waiting = Ready.objects.filter(queue="mail").count()
+        assert waiting == len(line.short) - len(line.started) > 0
         assert set(Ready.objects.values_list("attempts", "crashes")) == {(0, 0)}
         may_end.touch()
-        for result in long:
+        for result in line.long:
             assert end_of(result, cluster).job.status == Job.Status.SUCCESSFUL
         assert value_of(tasks.add.enqueue(1, 2), cluster) == 3, "other queues go on"
-        assert Ready.objects.count() == 30
+        assert Ready.objects.count() == waiting
         queues.resume("mail")
-        wait_for(lambda: Ledger.objects.count() == 32, cluster.tail)
+        wait_for(lambda: len(line.started) == len(line.short), cluster.tail)
         wait_for(lambda: not Claimed.objects.exists(), cluster.tail)
     assert not Attempt.objects.exists()
 

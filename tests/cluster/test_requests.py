@@ -20,7 +20,7 @@ from tests.cluster.clusters import (
     running_cluster,
     wait_for,
 )
-from tests.cluster.ends import end_of, let_it_prefetch, value_of
+from tests.cluster.ends import end_of, put_behind_long_jobs, value_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,22 +38,20 @@ def wait_for_state(state: str, cluster: ProcessCluster) -> None:
 def test_a_quiet_cluster_finishes_what_runs_and_gives_back_the_rest(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster_id = id_of(cluster)
-        let_it_prefetch(cluster)
         may_end = tmp_path / "may end"
-        long = chaos.run_until.enqueue_many([((str(may_end),), {})] * 2)
-        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
-        tasks.write_ledger.enqueue_many([((), {})] * 30)
-        wait_for(lambda: Claimed.objects.count() > 10, cluster.tail)
+        line = put_behind_long_jobs(cluster, may_end)
         assert clusters.quiet(cluster_id)
-        wait_for(lambda: Ready.objects.count() == 30, cluster.tail)
+        wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
         wait_for_state("quiet", cluster)
+        waiting = len(line.short) - len(line.started)
+        assert Ready.objects.count() == waiting > 0
         assert set(Ready.objects.values_list("attempts", flat=True)) == {0}
         may_end.touch()
-        for result in long:
+        for result in line.long:
             end_of(result, cluster)
-        assert (Ready.objects.count(), Claimed.objects.count()) == (30, 0)
+        assert (Ready.objects.count(), Claimed.objects.count()) == (waiting, 0)
         assert clusters.resume(cluster_id)
-        wait_for(lambda: Ledger.objects.count() == 32, cluster.tail)
+        wait_for(lambda: len(line.started) == len(line.short), cluster.tail)
         wait_for_state("running", cluster)
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from stoker.models import Attempt, Claimed, Cluster, Job, Ready
 
-from tests.app import chaos, tasks
+from tests.app import chaos
 from tests.app.models import Ledger
 from tests.cluster.clusters import WAIT_SECONDS, running_cluster, wait_for
-from tests.cluster.ends import let_it_prefetch, value_of
+from tests.cluster.ends import put_behind_long_jobs, value_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -19,21 +19,18 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_prefetched_jobs_are_released_at_once_with_their_attempt(tmp_path: Path) -> None:
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
-        let_it_prefetch(cluster)
         may_end = tmp_path / "may end"
-        long = chaos.run_until.enqueue_many([((str(may_end),), {})] * 2)
-        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
-        waiting = tasks.write_ledger.enqueue_many([((), {})] * 30)
-        wait_for(lambda: Claimed.objects.count() > 10, cluster.tail)
+        line = put_behind_long_jobs(cluster, may_end)
         cluster.signal(signal.SIGTERM)
-        wait_for(lambda: Ready.objects.count() == 30, cluster.tail)
-        assert Claimed.objects.count() == 2
+        wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
+        waiting = Ready.objects.count()
+        assert waiting == len(line.short) - len(line.started) > 0
         assert set(Ready.objects.values_list("attempts", "crashes")) == {(0, 0)}
         may_end.touch()
         assert cluster.wait() == 0
-    assert Job.objects.filter(pk__in=[one.id for one in long], status="SUCCESSFUL").count() == 2
-    assert Ledger.objects.count() == 2
-    assert Ready.objects.count() == len(waiting)
+    ended = [one.id for one in [*line.long, *line.started]]
+    assert Job.objects.filter(pk__in=ended, status="SUCCESSFUL").count() == len(ended)
+    assert Ready.objects.count() == waiting
     assert not Claimed.objects.exists()
     assert not Cluster.objects.exists()
 
@@ -58,12 +55,8 @@ def test_what_still_runs_in_the_end_is_interrupted_and_given_back(how: str, tmp_
 def test_a_new_pusher_of_a_stopping_cluster_stops_too(tmp_path: Path) -> None:
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
-        let_it_prefetch(cluster)
         may_end = tmp_path / "may end"
-        long = chaos.run_until.enqueue_many([((str(may_end),), {})] * 2)
-        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
-        tasks.write_ledger.enqueue_many([((), {})] * 30)
-        wait_for(lambda: Claimed.objects.count() > 10, cluster.tail)
+        line = put_behind_long_jobs(cluster, may_end)
         cluster.signal(signal.SIGTERM)
         killed = cluster.kill("pusher")
         wait_for(
@@ -71,10 +64,11 @@ def test_a_new_pusher_of_a_stopping_cluster_stops_too(tmp_path: Path) -> None:
         )
         may_end.touch()
         assert cluster.wait() == 0
-    assert Job.objects.filter(pk__in=[one.id for one in long], status="SUCCESSFUL").count() == 2
+    ended = [one.id for one in [*line.long, *line.started]]
+    assert Job.objects.filter(pk__in=ended, status="SUCCESSFUL").count() == len(ended)
     assert not Claimed.objects.exists()
     assert set(Ready.objects.values_list("attempts", flat=True)) <= {0}
-    assert Ready.objects.count() + Ledger.objects.count() == 32
+    assert Ready.objects.count() + len(line.started) == len(line.short)
 
 
 @pytest.mark.sqlite

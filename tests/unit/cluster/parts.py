@@ -5,8 +5,13 @@ from uuid import UUID
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import Board, Occupied, lease_mark
+from stoker.cluster.wire import Report
+from stoker.jobs.package import JOB
+from stoker.values import codec
 from stoker.values.ids import new_job_id, new_lease_id
 
+TASK = "app.tasks.task"
+OTHER_TASK = "app.tasks.other"
 WORKERS = 2
 SLOTS = 3
 
@@ -49,9 +54,27 @@ def finish(board: Board, worker: int, number: int, delivery: Delivery) -> None:
     finished.add((number, *halves, lease_mark(delivery.lease_id)))
 
 
+def make_package(task: str = TASK) -> bytes:
+    """Build a package of which only the beginning can be read."""
+    return JOB.plain + codec.write(["0" * 32, task, "default", 0, 1.0, [3, 3, None, None]])
+
+
 def make_delivery(
-    job_id: UUID | None = None, lease_id: int | str | None = None, attempt: int = 1
+    job_id: UUID | None = None,
+    lease_id: int | str | None = None,
+    attempt: int = 1,
+    task: str = TASK,
 ) -> Delivery:
     return Delivery(
-        job_id or new_job_id(), lease_id or new_lease_id(), b"package", "default", 0, attempt
+        job_id or new_job_id(),
+        lease_id or new_lease_id(),
+        make_package(task),
+        "default",
+        0,
+        attempt,
     )
+
+
+def make_report(number: int, seconds: float = 1.0, task: str = TASK) -> Report:
+    """Report a success that took so long."""
+    return (number, 1.0, 1.0 + seconds, "worker", ("succeeded", b""), task, None)

@@ -17,7 +17,7 @@ from stoker.cluster.watch import Death
 from stoker.cluster.wire import Job, Report, open_outcome, pack_job
 from stoker.jobs.outcomes import Crashed
 
-from tests.unit.cluster.parts import Clock, finish, make_delivery, occupy
+from tests.unit.cluster.parts import Clock, finish, make_delivery, make_report, occupy
 
 pytestmark = pytest.mark.unit
 
@@ -57,7 +57,7 @@ def job(number: int, delivery: Delivery) -> Job:
 
 
 def report(number: int) -> Report:
-    return (number, 1.0, 2.0, "worker", ("succeeded", b""))
+    return make_report(number)
 
 
 def died(worker: int, number: int, delivery: Delivery, lease: int | None = None) -> Death:

@@ -8,13 +8,15 @@ from stoker.brokers.contract import Delivery
 from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.wire import Report
 
+from tests.unit.cluster.parts import make_report
+
 pytestmark = pytest.mark.unit
 
 Make = Callable[..., list[Delivery]]
 
 
 def report(number: int) -> Report:
-    return (number, 1.0, 2.0, "worker", ("succeeded", b""))
+    return make_report(number)
 
 
 def test_numbers_rise_and_go_on_where_the_last_pusher_stopped(deliveries: Make) -> None:

@@ -24,7 +24,7 @@ from stoker.cluster.pusher.roster import Roster
 from stoker.cluster.wire import Job, is_over, pack_job, permit_of
 from stoker.cluster.worker.worker import Worker
 
-from tests.unit.cluster.parts import Clock, make_delivery
+from tests.unit.cluster.parts import Clock, make_delivery, make_report
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("clock")]
 
@@ -61,7 +61,7 @@ def let_jobs_take(seconds: float, roster: Roster, flights: Flights) -> None:
     for _ in range(30):
         flights.add(plain(), 1.0)
         (flight,) = flights.send(0, 1)
-        roster.reported(0, [(flight.number, 1.0, 1.0 + seconds, "worker", ("succeeded", b""))])
+        roster.reported(0, [make_report(flight.number, seconds)])
         roster.recorded([flight.number])
 
 
@@ -182,8 +182,8 @@ def test_where_jobs_are_short_some_more_are_started_almost_at_once(
 ) -> None:
     arrive(0)
     let_jobs_take(0.002, roster, flights)
-    assert roster.prompt_room() in (5, 6)
-    assert roster.target() == 11
+    assert roster.prompt_room() in (4, 5)
+    assert roster.room() == 11
 
 
 def test_where_others_always_wait_one_with_a_rate_has_its_turn(
@@ -192,11 +192,11 @@ def test_where_others_always_wait_one_with_a_rate_has_its_turn(
     """A worker that works off a backlog is sent more before it has nothing to do."""
     arrive(0)
     let_jobs_take(0.0045, roster, flights)
-    flights.add(plain(roster.target()), clock.now)
+    flights.add(plain(roster.room()), clock.now)
     roster.hand_out()
     assert roster.prompt_room() <= 0
     for number in list(flights.with_worker(0))[:7]:
-        roster.reported(0, [(number, 1.0, 1.0045, "worker", ("succeeded", b""))])
+        roster.reported(0, [make_report(number, 0.0045)])
     assert roster.is_hungry()
     assert roster.prompt_room() == 1
     flights.add(rated(), clock.now)
@@ -228,10 +228,10 @@ def test_others_are_handed_out_though_somebody_with_a_permit_finds_no_slot(
 ) -> None:
     arrive(0)
     let_jobs_take(0.02, roster, flights)
-    assert roster.target() == 3
+    assert roster.room() == 2
     flights.add(plain(), clock.now)
     roster.hand_out()
-    flights.add([*rated(), *plain(2)], clock.now)
+    flights.add([*rated(), *plain()], clock.now)
     roster.hand_out()
     assert len(flights.permitted) == 1
     assert not flights.waiting

@@ -10,14 +10,29 @@ from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
 from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.pusher.adoption import SETTLES_SECONDS, UNFAIR_SECONDS, Recall
+from stoker.cluster.pusher.adoption import (
+    BEHIND_SECONDS,
+    SETTLES_SECONDS,
+    UNFAIR_SECONDS,
+    Recall,
+)
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import LOST_REPORT, Roster
+from stoker.cluster.pusher.run_times import PREFETCH_SECONDS, RunTimes
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import open_outcome
 from stoker.jobs.outcomes import Crashed, TimedOut
+from stoker.jobs.package import Package, Sealer
 
-from tests.unit.cluster.parts import Clock, finish, occupy
+from tests.unit.cluster.parts import (
+    OTHER_TASK,
+    TASK,
+    Clock,
+    finish,
+    make_delivery,
+    make_report,
+    occupy,
+)
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("clock")]
 
@@ -86,15 +101,14 @@ def test_the_longer_jobs_take_the_fewer_are_prefetched(
     roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
-    assert roster.target() == 2
-    for seconds, target in ((0.0001, 11), (10.0, 1)):
+    assert roster.room() == 1
+    for seconds, room in ((0.0001, 11), (10.0, 1)):
         for _ in range(30):
             flights.add(deliveries(1), 1.0)
             (flight,) = flights.send(0, 1)
-            report = (flight.number, 100.0, 100.0 + seconds, "worker", ("succeeded", b""))
-            roster.reported(0, [report])
+            roster.reported(0, [make_report(flight.number, seconds)])
             roster.recorded([flight.number])
-        assert roster.target() == target
+        assert roster.room() == room
 
 
 def test_a_leaving_worker_gets_nothing_and_gives_back_what_it_does_not_run(
@@ -116,7 +130,7 @@ def test_a_report_of_what_is_recorded_already_is_confirmed_again(
 ) -> None:
     """The confirmation may have died with the pusher before."""
     theirs = arrive(0)
-    assert roster.reported(0, [(9, 1.0, 2.0, "worker", ("succeeded", b""))]) == []
+    assert roster.reported(0, [make_report(9)]) == []
     roster.links[0].flush()
     assert theirs.receive(block=True) == [("recorded", [9])]
 
@@ -140,14 +154,14 @@ def behind_a_long_job(
 def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
     recall: Recall, roster: Roster, flights: Flights, board: Board, clock: Clock
 ) -> None:
-    recall.recall_for_the_idle()
+    recall.recall_late()
     assert board.worker(0, place.RECALLED_THROUGH) == 0, "it may still come to it by itself"
     clock.turn(UNFAIR_SECONDS + 0.001)
-    recall.recall_for_the_idle()
+    recall.recall_late()
     assert board.worker(0, place.RECALLED_THROUGH) == 3
     assert not flights.waiting, "not before the recall has settled"
     clock.turn(2 * SETTLES_SECONDS)
-    recall.recall_for_the_idle()
+    recall.recall_late()
     assert list(flights.with_worker(0)) == [1]
     roster.hand_out()
     assert len(flights.with_worker(1)) >= 1
@@ -183,6 +197,7 @@ def test_started_job_with_a_permit_is_not_taken_back_when_a_plain_job_follows_it
     """A job with a permit overtakes those that wait. Its report is still on the way when the idle
     worker asks for jobs."""
     arrive(0)
+    let_jobs_take(0.001, TASK, roster, flights)
     (permitted,) = deliveries(1)
     flights.add([*deliveries(1), permitted._replace(permit_seconds=10.0)], clock.now)
     roster.hand_out()
@@ -216,22 +231,109 @@ def test_a_worker_says_what_it_skipped(roster: Roster, flights: Flights, board: 
     assert list(flights.with_worker(0)) == [1, 3]
 
 
-def test_a_lone_worker_is_not_recalled_for(
+def test_unstarted_jobs_of_a_lone_busy_worker_are_released(
     recall: Recall,
+    roster: Roster,
     flights: Flights,
     deliveries: Make,
     board: Board,
     clock: Clock,
     arrive: Callable[[int], Stream],
 ) -> None:
+    """No worker here is free: another cluster may have one."""
     arrive(0)
     flights.add(deliveries(3), 1.0)
     flights.send(0, 3)
     start(board, 0, 1)
-    clock.turn(10)
-    recall.recall_for_the_idle()
+    recall.recall_late()
     assert board.worker(0, place.RECALLED_THROUGH) == 0
-    assert recall.next_look(clock.now) == float("inf")
+    assert recall.next_look(clock.now) == clock.now + BEHIND_SECONDS
+    clock.turn(BEHIND_SECONDS)
+    recall.recall_late()
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.recall_late()
+    roster.hand_out()
+    assert list(flights.with_worker(0)) == [1]
+    assert len(flights.waiting) == 2
+    flights.give_back_unstarted()
+    assert not flights.given_back()
+    clock.now = flights.keep_until()
+    flights.give_back_unstarted()
+    assert len(flights.given_back()) == 2
+    assert flights.to_announce == {"default"}
+    assert flights.keep_until() == float("inf")
+
+
+# -- by task ---------------------------------------------------------------------------------------
+
+
+def let_jobs_take(seconds: float, task: str, roster: Roster, flights: Flights) -> None:
+    """Let worker 0 report a job of this task that took so long."""
+    flights.add([make_delivery(task=task)], 1.0)
+    (flight,) = flights.send(0, 1)
+    roster.reported(0, [make_report(flight.number, seconds, task)])
+    roster.recorded([flight.number])
+
+
+def test_jobs_of_an_unknown_task_go_to_free_slots_only(
+    roster: Roster, flights: Flights, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    let_jobs_take(0.001, TASK, roster, flights)
+    flights.add([make_delivery(task=OTHER_TASK) for _ in range(3)], 1.0)
+    roster.hand_out()
+    assert len(flights.with_worker(0)) == 1
+    assert roster.room() == 0
+    (number,) = flights.with_worker(0)
+    roster.reported(0, [make_report(number, 0.001, OTHER_TASK)])
+    roster.hand_out()
+    assert len(flights.with_worker(0)) == 2, "now the task is known as a short one"
+
+
+def test_nothing_is_sent_behind_a_job_of_a_long_task(
+    roster: Roster, flights: Flights, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    let_jobs_take(10.0, OTHER_TASK, roster, flights)
+    for _ in range(30):
+        let_jobs_take(0.001, TASK, roster, flights)
+    flights.add([make_delivery(task=OTHER_TASK), make_delivery()], 1.0)
+    roster.hand_out()
+    assert len(flights.with_worker(0)) == 1
+    assert len(flights.waiting) == 1
+
+
+def test_nothing_is_sent_behind_a_short_task_that_takes_long(
+    roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    let_jobs_take(0.001, TASK, roster, flights)
+    flights.add([make_delivery()], 1.0)
+    roster.hand_out()
+    assert roster.room() == 10
+    clock.turn(2 * PREFETCH_SECONDS)
+    assert roster.room() == 0
+    flights.add([make_delivery()], 1.0)
+    roster.hand_out()
+    assert len(flights.with_worker(0)) == 1
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+@pytest.mark.parametrize("compress_above_bytes", [None, 0])
+@pytest.mark.parametrize("task", ["app.tasks.send", "app.t\u00e2ches.envoyer"])
+def test_run_time_is_found_by_the_package(
+    serializer: str, compress_above_bytes: int | None, task: str
+) -> None:
+    sealer = Sealer(
+        ["secret"], "test", serializer=serializer, compress_above_bytes=compress_above_bytes
+    )
+    times = RunTimes(sealer)
+    package = sealer.seal(Package(uuid4(), task, (1,) * 500, {}, "default", 0, 1.0))
+    assert times.expected(package) == PREFETCH_SECONDS
+    times.note([make_report(1, 0.002, task)])
+    assert times.expected(package) == pytest.approx(0.002)
+    assert times.expected(b"broken") == PREFETCH_SECONDS
+    assert times.expected(b"") == PREFETCH_SECONDS
 
 
 # -- deaths ----------------------------------------------------------------------------------------

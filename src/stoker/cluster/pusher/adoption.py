@@ -170,6 +170,8 @@ class Adoption:
 
 UNFAIR_SECONDS = 0.02
 """How long a job may wait behind another while some worker is idle."""
+BEHIND_SECONDS = 0.25
+"""How long a job may wait behind another while none is."""
 SETTLES_SECONDS = 0.002
 
 
@@ -188,16 +190,23 @@ class Recall:
         for worker in self._roster.links:
             self.recall(worker)
 
-    def recall_for_the_idle(self) -> None:
-        """Recall jobs that wait behind a long job, so that idle workers can run them."""
+    def recall_late(self) -> None:
+        """Recall jobs that wait behind a long job: soon if an idle worker can run them, otherwise
+        in time for other clusters."""
         self.take_back()
-        if self._roster.is_unfair():
-            now = time.monotonic()
-            for worker in self._roster.links:
-                unstarted = self._unstarted(worker)
-                is_late = unstarted and now - unstarted[0].sent_at > UNFAIR_SECONDS
-                if is_late and worker not in self._since:
-                    self.recall(worker)
+        now = time.monotonic()
+        seconds = UNFAIR_SECONDS if self._roster.is_unfair() else BEHIND_SECONDS
+        for worker in self._roster.links:
+            if worker not in self._since and self._has_waited(worker, now - seconds):
+                self.recall(worker)
+
+    def _has_waited(self, worker: int, since: float) -> bool:
+        """Return whether a worker has had an unstarted job since then."""
+        oldest = next(iter(self._flights.with_worker(worker).values()), None)
+        if oldest is None or oldest.sent_at > since:
+            return False
+        unstarted = self._unstarted(worker)
+        return bool(unstarted) and unstarted[0].sent_at <= since
 
     def recall_paused(self) -> None:
         """Recall the unstarted jobs of a worker that has some of a paused queue. Those of other
@@ -258,7 +267,9 @@ class Recall:
         """Return when a recall may be due or complete, in monotonic seconds."""
         if self._since:
             return now + SETTLES_SECONDS
-        return now + UNFAIR_SECONDS if self._roster.is_unfair() else float("inf")
+        if self._roster.is_unfair():
+            return now + UNFAIR_SECONDS
+        return now + BEHIND_SECONDS if self._roster.is_ahead() else float("inf")
 
     def _unstarted(self, worker: int) -> list[Flight]:
         held = self._flights.with_worker(worker)

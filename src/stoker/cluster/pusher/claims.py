@@ -141,10 +141,17 @@ class Claims:
         ]
         if self._patience.call(lambda: self._broker.release(returns)) is not None:
             self._flights.forget_given_back(flights)
+            self._announce()
         elif self._patience.has_met_a_lock:
             job_ids = [flight.delivery.job_id for flight in flights]
             self._locked |= locked_jobs(self._settings.database, job_ids)
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
+
+    def _announce(self) -> None:
+        """Wake the other clusters for the jobs that no worker here can start."""
+        queues, self._flights.to_announce = self._flights.to_announce, set()
+        if queues:
+            self._patience.call(lambda: self._broker.wake_up(queues))
 
     def doubt(self) -> None:
         """Request a comparison of the broker's leases with this pusher's. A claim whose answer was

@@ -11,6 +11,11 @@ from stoker.brokers.contract import Delivery
 from stoker.cluster.board import lease_clock
 from stoker.cluster.wire import Job, Report, is_over, pack_job
 
+from .run_times import PREFETCH_SECONDS
+
+KEEP_SECONDS = 0.5
+"""How long an unstarted job is kept while no worker here has room for it."""
+
 
 class Flight:
     """One claimed job, from its claim until its outcome is recorded or it is given back."""
@@ -22,6 +27,8 @@ class Flight:
     """For how many seconds its permit was requested; 0 = unknown."""
     worker: int | None = None
     sent_at = 0.0
+    expected_seconds = PREFETCH_SECONDS
+    """How long it was expected to occupy its worker's slot when it was sent."""
     job: Job
     """The message with which it was last sent to a worker."""
     report: Report | None = None
@@ -36,6 +43,7 @@ class Flight:
         self.number = number
         self.delivery = delivery
         self.leased_at = leased_at
+        self.came_at = time.monotonic()
 
     @property
     def is_late(self) -> bool:
@@ -57,6 +65,10 @@ class Flights:
         """Leases of the pusher before this one, until a worker says that it has the job."""
         self._all: dict[int, Flight] = {}
         self._with_worker: dict[int, dict[int, Flight]] = {}
+        self._load_seconds: dict[int, float] = {}
+        """Worker -> expected run time of what it has."""
+        self.to_announce: set[str] = set()
+        """Queues of jobs that other clusters are to be told of when they have been released."""
         self._sent_through: dict[int, int] = {}
         """Worker -> number of the last flight that it was sent."""
         self._to_give_back: list[Flight] = []
@@ -78,6 +90,10 @@ class Flights:
     def with_worker(self, worker: int) -> dict[int, Flight]:
         """Number -> flight of what this worker has been sent and has not reported, oldest first."""
         return self._with_worker.setdefault(worker, {})
+
+    def load_seconds(self, worker: int) -> float:
+        """Return the expected run time of all jobs that this worker has."""
+        return self._load_seconds.get(worker, 0.0) if self.with_worker(worker) else 0.0
 
     def add(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
         """Take fresh claims into the books; they wait for a worker."""
@@ -142,14 +158,17 @@ class Flights:
     def report_all(self, worker: int, reports: Iterable[Report]) -> list[Flight]:
         """Store a worker's reports in its flights, and return these flights."""
         held, flights = self.with_worker(worker), []
+        load_seconds = self._load_seconds.get(worker, 0.0)
         for report in reports:
             flight = held.pop(report[0], None)
             if flight is not None:
                 flight.report = report
+                load_seconds -= flight.expected_seconds
                 if flight.asked_seconds and report[1] is not None:
                     started_seconds_ago = time.time() - report[1]
                     self._note_permit(flight, started_seconds_ago)
                 flights.append(flight)
+        self._load_seconds[worker] = load_seconds
         return flights
 
     def reported(self) -> list[Flight]:
@@ -186,6 +205,22 @@ class Flights:
         for flight in [flight for flight in self.permitted if flight.is_late]:
             self.permitted.remove(flight)
             self._give_back_late(flight)
+
+    def give_back_unstarted(self) -> None:
+        """Release the waiting flights that have found no worker for too long. Other clusters may
+        have one."""
+        before = time.monotonic() - KEEP_SECONDS
+        for flight in [one for one in self.waiting if one.came_at <= before]:
+            self.waiting.remove(flight)
+            self.to_announce.add(flight.delivery.queue)
+            self.give_back(flight)
+
+    def keep_until(self) -> float:
+        """Return when to release the first waiting flight, in monotonic seconds. Those that came
+        first are at the end, if they were taken back, or at the beginning."""
+        if not self.waiting:
+            return float("inf")
+        return min(self.waiting[0].came_at, self.waiting[-1].came_at) + KEEP_SECONDS
 
     def permits_end_at(self) -> float:
         """Return when the first permit of a waiting flight runs out, in monotonic seconds."""
@@ -256,16 +291,20 @@ class Flights:
             self._all[number] = flight
 
     def _join_worker(self, worker: int, flights: Iterable[Flight]) -> None:
+        load_seconds = self.load_seconds(worker)  # from 0 again if it has nothing
         held, now = self.with_worker(worker), time.monotonic()
         for flight in flights:
+            load_seconds += flight.expected_seconds
             flight.worker = worker
             flight.sent_at = now
             flight.job = pack_job(flight.number, flight.delivery, flight.permit_ns)
             held[flight.number] = flight
+        self._load_seconds[worker] = load_seconds
 
     def _leave_worker(self, flight: Flight) -> None:
         if flight.worker is not None:
-            self.with_worker(flight.worker).pop(flight.number, None)
+            if self.with_worker(flight.worker).pop(flight.number, None) is not None:
+                self._load_seconds[flight.worker] -= flight.expected_seconds
             flight.worker = None
 
 

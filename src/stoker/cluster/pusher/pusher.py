@@ -112,10 +112,12 @@ class Pusher:
                 is_hungry=self.roster.is_hungry(),
                 prompt_room=self.roster.prompt_room,
             )
-        self.recall.recall_for_the_idle()
+        self.recall.recall_late()
         if self._may_claim() and not is_fenced(self.board, self.settings):
             self.roster.hand_out()
             self.claims.note_numbers()
+        if time.monotonic() >= self.flights.keep_until():
+            self.flights.give_back_unstarted()
         for worker, link in list(self.roster.links.items()):
             if link.has_outgoing:
                 self._expect_writing(worker, link)
@@ -293,6 +295,7 @@ class Pusher:
             self.requests.next_look,
             self.pauses.next_look(),
             self.flights.permits_end_at(),
+            self.flights.keep_until(),
         ]
         if self._may_claim() and self._room() > 0:
             until.append(self.claims.tempo.next_claim)

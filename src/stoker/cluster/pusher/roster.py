@@ -1,9 +1,10 @@
 """The pusher's workers: how many jobs each may hold, who gets which, and what comes back.
 
-Short jobs are prefetched so that a worker never waits; the longer jobs take, the fewer are
-prefetched, down to none. Jobs prefetched behind a long one are recalled (see ``adoption``). A job
-with a rate limit has a permit that soon runs out: it goes first, to a slot that is free or about to
-be.
+Short jobs are prefetched so that a worker never waits; the longer the jobs of their tasks take, the
+fewer are prefetched, down to none. A job of a task whose run time is not known goes to a free slot
+only. Jobs that wait behind one that takes longer than expected are recalled (see ``adoption``), and
+released if no worker here can start them. A job with a rate limit has a permit that soon runs out:
+it goes first, to a slot that is free or about to be.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from stoker.cluster import board as place
@@ -21,14 +23,16 @@ from stoker.cluster.process import resident_bytes
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import Report
 from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut, pack_outcome
+from stoker.jobs.package import sealer_for
 
 from .flights import Flight, Flights
+from .run_times import PREFETCH_SECONDS, RunTimes
 
 FRAME_JOBS = 50
-PREFETCH_SECONDS = 0.05
-"""How much work may wait inside a worker."""
 PROMPT_SECONDS = 0.01
 """How much of it may be before a job that has a permit: it is good for at least twice as long."""
+LATE_SECONDS = 2 * PREFETCH_SECONDS
+"""After this time a job that was sent should be over, as only short ones wait before it."""
 OUTGOING_LIMIT_BYTES = 8 << 20
 LOST_REPORT = "the job had finished, and its worker was gone before the outcome was recorded"
 
@@ -51,7 +55,7 @@ class Roster:
         self._settings = plan.settings
         self._flights = flights
         self._board = board
-        self._job_seconds = PREFETCH_SECONDS
+        self._times = RunTimes(sealer_for(plan.settings))
         self.links: dict[int, WorkerLink] = {}
 
     def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
@@ -66,71 +70,89 @@ class Roster:
 
     # -- how much ---------------------------------------------------------------------------------
 
-    def target(self) -> int:
-        """Return how many jobs a worker may hold, including running ones."""
-        return self._target(PREFETCH_SECONDS)
-
     def room(self) -> int:
-        """How many more jobs all workers may hold."""
-        target = self.target()
-        return sum(max(0, target - len(self._held(worker))) for worker in self._takers())
+        """How many more jobs all workers may hold, if they take as long as most."""
+        return sum(self._room(worker) for worker in self._takers())
 
     def is_hungry(self) -> bool:
         """Whether some worker will soon have nothing to do."""
-        low = self._low()
-        return not self._flights.waiting and any(
-            len(self._held(worker)) < low for worker in self._takers()
-        )
+        return not self._flights.waiting and any(map(self._is_low, self._takers()))
 
     def prompt_room(self) -> int:
         """Return how many more jobs can start at once or nearly so. Every worker that will soon be
         idle counts for at least one: otherwise jobs with a rate limit would starve while others
         wait."""
-        low = 0 if self._flights.waiting else self._low()
-        target = self._prompt_target()
-        held = [len(self._held(worker)) for worker in self._takers()]
-        room = sum(max(0, target - count, int(count < low)) for count in held)
+        none_waits = not self._flights.waiting
+        room = sum(
+            max(self._room(worker, PROMPT_SECONDS), int(none_waits and self._is_low(worker)))
+            for worker in self._takers()
+        )
         return room - len(self._flights.permitted)
 
     def hand_out(self) -> None:
-        """Queue frames of waiting jobs for the workers with the most room."""
+        """Queue frames of waiting jobs for the workers with the least to do."""
         self._hand_out_permitted()
-        target = self.target()
-        while self._flights.waiting:
-            takers = self._takers()
-            if not takers:
-                break
-            worker = min(takers, key=lambda one: len(self._held(one)))
-            room = target - len(self._held(worker))
-            if room <= 0:
-                break
+        while self._flights.waiting and (takers := self._takers()):
+            worker = max(takers, key=self._spare_seconds)
             share = -(-len(self._flights.waiting) // len(takers))
-            self._queue(worker, self._flights.send(worker, min(room, share, FRAME_JOBS)))
+            count = self._fitting(worker, min(share, FRAME_JOBS))
+            if not count:
+                break
+            self._queue(worker, self._flights.send(worker, count))
 
     def _hand_out_permitted(self) -> None:
-        target = max(self._prompt_target(), self._low())
         while self._flights.permitted and (takers := self._takers()):
-            worker = min(takers, key=lambda one: len(self._held(one)))
-            if len(self._held(worker)) >= target:
+            worker = max(takers, key=self._spare_seconds)
+            if not self._room(worker, PROMPT_SECONDS) and not self._is_low(worker):
                 break
+            first = self._flights.permitted[0]
+            first.expected_seconds = self._times.expected(first.delivery.package)
             self._queue(worker, self._flights.send_permitted(worker, 1))
+
+    def _fitting(self, worker: int, most: int) -> int:
+        """Return how many of the waiting jobs this worker may be sent: one for each free slot, and
+        more as long as all that it has is expected to be over soon."""
+        held = len(self._held(worker))
+        free = self._settings.concurrency - held
+        most = min(most, free + self._settings.prefetch)
+        spare_seconds = self._spare_seconds(worker)
+        count = 0
+        for flight in islice(self._flights.waiting, max(0, most)):
+            flight.expected_seconds = self._times.expected(flight.delivery.package)
+            if count >= free and flight.expected_seconds > spare_seconds:
+                break
+            spare_seconds -= flight.expected_seconds
+            count += 1
+        return count
 
     def _queue(self, worker: int, flights: Iterable[Flight]) -> None:
         self.links[worker].queue(("jobs", [flight.job for flight in flights]))
 
-    def _low(self) -> int:
-        """Return the number of jobs below which a worker counts as soon idle."""
-        return max(1, self.target() // 2)
+    def _is_low(self, worker: int) -> bool:
+        """Whether a worker will soon be idle."""
+        held = len(self._held(worker))
+        return held < max(1, (held + self._room(worker)) // 2)
 
-    def _prompt_target(self) -> int:
-        """Return the number of jobs below which a worker starts what it is sent at once, or nearly
-        so."""
-        return self._target(PROMPT_SECONDS)
+    def _room(self, worker: int, seconds: float = PREFETCH_SECONDS) -> int:
+        """Return how many more jobs a worker may hold: one for each free slot, and as many as are
+        over within so many seconds for each slot."""
+        free = self._settings.concurrency - len(self._held(worker))
+        spare = int(self._spare_seconds(worker, seconds) / self._times.mean_seconds)
+        return max(0, free, min(spare, free + self._settings.prefetch))
 
-    def _target(self, seconds: float) -> int:
+    def _spare_seconds(self, worker: int, seconds: float = PREFETCH_SECONDS) -> float:
+        """Return how much more work a worker may hold. A slot whose job takes longer than expected
+        has no room."""
         concurrency = self._settings.concurrency
-        allowance = int(seconds * concurrency / max(self._job_seconds, 1e-6))
-        return concurrency + min(self._settings.prefetch, allowance)
+        load_seconds = self._flights.load_seconds(worker) + PREFETCH_SECONDS * self._late(worker)
+        return seconds * concurrency - load_seconds
+
+    def _late(self, worker: int) -> int:
+        """Return how many of a worker's slots are busy with jobs that should be over, at most
+        all."""
+        before = time.monotonic() - LATE_SECONDS
+        oldest = islice(self._held(worker).values(), self._settings.concurrency)
+        return sum(flight.sent_at <= before for flight in oldest)
 
     # -- what comes back --------------------------------------------------------------------------
 
@@ -142,9 +164,7 @@ class Roster:
             if known := [number for number in numbers if self._flights.get(number) is None]:
                 self.confirm(worker, known)
         if flights:
-            seconds = sum([report[2] - report[1] for report in reports if report[1]])
-            mean = max(0.0, seconds / len(reports))
-            self._job_seconds += 0.3 * (mean - self._job_seconds)
+            self._times.note(reports)
         return flights
 
     def recorded(self, numbers: Iterable[int]) -> None:
@@ -221,11 +241,15 @@ class Roster:
         self._flights.report(flight.worker, report)
 
     def is_unfair(self) -> bool:
-        """Whether a worker is idle while jobs wait behind another's."""
+        """Whether a worker has a free slot while jobs wait behind another's."""
         if self._flights.waiting or len(self.links) < 2:
             return False
         counts = [len(self._held(worker)) for worker in self._takers()]
-        return bool(counts) and min(counts) == 0 and max(counts) > self._settings.concurrency
+        return bool(counts) and min(counts) < self._settings.concurrency < max(counts)
+
+    def is_ahead(self) -> bool:
+        """Whether a worker has more jobs than slots."""
+        return any(len(self._held(one)) > self._settings.concurrency for one in self.links)
 
     def information(self) -> list[dict[str, Any]]:
         """For screens: what each worker does."""
