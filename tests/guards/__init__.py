@@ -1,1 +1,1 @@
-"""What may be done once at a time, on real stores, with processes that are killed and paused."""
+"""Guards and locks on real stores, with processes that are killed and paused."""

@@ -1,4 +1,4 @@
-"""Every place for locks, one after another."""
+"""Fixtures: each place that can keep locks, and another process that uses it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def place(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[Pl
 
 @pytest.fixture
 def name() -> str:
-    """The name of a lock that no other test knows."""
+    """A lock name that no other test uses."""
     return f"test {uuid.uuid4()}"
 
 
 @pytest.fixture
 def other(place: Place) -> Iterator[Other]:
-    """Another process, which does with locks what it is told."""
+    """Another process that takes and releases locks on request."""
     with started(hold, place) as other:
         yield other

@@ -1,4 +1,4 @@
-"""Processes that all want the same lock."""
+"""Processes that compete for one lock."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from tests.guards.places import Place
 
 
 class Hammer:
-    """Takes a lock again and again, and under it reads a counter, waits a moment, and writes it
-    back: with two at once a count would be missing, and the guard would be found locked."""
+    """Take a lock again and again. Under it, read a counter, wait a moment and write it back.
+
+    If two processes did this at once, an increment would be lost and the file would be locked.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
 
     def strike(self, name: str, folder: str, until: float, least: int) -> dict[str, Any]:
-        """Up to that moment of the monotonic clock, and until all together have had so many turns.
-        What was done and seen."""
+        """Repeat until that time of the monotonic clock and that total count of turns.
+
+        Return the number of turns and the faults seen.
+        """
         turns, faults = 0, []
         counter = Path(folder) / "counter"
         count = 0
@@ -47,7 +51,7 @@ class Hammer:
 
 
 def strike(place: Place, line: Connection) -> None:
-    """Strike when told to."""
+    """Run one hammer when the test sends its arguments."""
     django.setup()
     with place.opened():
         line.send("ready")

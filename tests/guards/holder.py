@@ -1,4 +1,4 @@
-"""A process that holds a lock, and does with it what it is told."""
+"""A process that holds a lock and calls its methods on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Holder:
         self._lock: Any = None
 
     def acquire(self, name: str, **options: Any) -> int | None:
-        """The fence, or None."""
+        """Return the fence, or None if the lock is taken."""
         self._lock = self._place.lock(name, **options)
         return self._lock.fence if self._lock.acquire() else None
 
@@ -26,7 +26,7 @@ class Holder:
         return bool(self._lock.release())
 
     def check(self) -> str:
-        """What the check says; empty when the lock is held."""
+        """Return the message of the check; empty if the lock is held."""
         from stoker.exceptions import LockLost
 
         try:
@@ -39,12 +39,12 @@ class Holder:
         return bool(self._lock.is_held)
 
     def write(self, note: str) -> bool:
-        """Write with the fence. Whether the ledger took it."""
+        """Write with the fence. Return whether the ledger accepted it."""
         return write_fenced(self._lock.fence, note)
 
 
 def write_fenced(fence: int, note: str) -> bool:
-    """A write that is refused when a later holder has written."""
+    """Write, unless a later holder has written already. Return whether it was written."""
     from tests.app.models import Ledger
 
     later = Ledger.objects.filter(job_id="fenced", started_ns__lte=fence)
@@ -52,7 +52,7 @@ def write_fenced(fence: int, note: str) -> bool:
 
 
 def hold(place: Place, line: Connection) -> None:
-    """Do what is said until nothing more comes."""
+    """Carry out each request until the process is killed."""
     django.setup()
     with place.opened():
         holder = Holder(place)

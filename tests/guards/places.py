@@ -1,4 +1,4 @@
-"""Where a lock may be kept, each with what a process must be told to keep it there."""
+"""The places that can keep locks, each with the settings that a process needs for it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ TABLE = "stoker_tests_cache"
 
 @dataclass(frozen=True)
 class Place:
-    """A store of locks. ``cache`` is its alias in ``caches``; None = the database."""
+    """A place for locks. ``cache`` is its alias in ``caches``; None means the database."""
 
     name: str
     caches: dict[str, Any]
     cache: str | None = "locks"
 
     def lock(self, name: str, **options: Any) -> NamedLock:
-        """A lock in this place."""
+        """Return a lock that is kept in this place."""
         return lock(name, cache=self.cache, **options)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Settings under which the place can be used."""
+        """Override the settings so that the place can be used."""
         from django.test.utils import override_settings
 
         with override_settings(CACHES=self.caches):
@@ -38,7 +38,7 @@ class Place:
 
 
 def place_named(name: str) -> Place:
-    """Raises KeyError when the server is not known: such tests are left out."""
+    """Return a place. Raise KeyError if its server is unknown; such tests are deselected."""
     if name == "database":
         return Place(name, _caches(), None)
     if name == "database cache":
@@ -64,8 +64,8 @@ def _caches(backend: str = "", location: str = "") -> dict[str, Any]:
     return {"default": nowhere, "locks": place}
 
 
-# What is not in the database is the same whatever the database is: once is enough. The database
-# cache has its own test of what its statements do elsewhere.
+# Places outside the database behave alike on every database, so SQLite alone is enough. The
+# statements of the database cache have their own test on the other databases.
 PLACES = [
     pytest.param("database"),
     pytest.param("database cache", marks=pytest.mark.sqlite),

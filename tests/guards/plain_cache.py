@@ -1,4 +1,4 @@
-"""A cache that somebody else wrote: an atomic `add`, and nothing else to hold on to."""
+"""A third-party cache that has an atomic `add` and no other atomic operation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.core.cache.backends.redis import RedisCache
 
 
 class PlainCache(BaseCache):
-    """Django's cache on Redis, of which only the common verbs are to be had."""
+    """Django's Redis cache, reduced to the methods that every cache has."""
 
     def __init__(self, server: Any, params: dict[str, Any]) -> None:
         super().__init__(params)

@@ -1,4 +1,4 @@
-"""What the process that others are forked from loads once, before any of them."""
+"""Imports that the fork server loads once, before it forks the other processes."""
 
 import django
 

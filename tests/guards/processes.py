@@ -1,6 +1,6 @@
-"""Processes of their own, which tests tell what to do, and may kill and pause.
+"""Separate processes that tests control, kill and pause.
 
-They are forked from one that has loaded Django already, so starting one costs next to nothing.
+A process that has loaded Django already forks them, so they start quickly.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 ANSWER_SECONDS = 180.0
 
 Program = Callable[[Any, Connection], None]
-"""Is given the place that it works on, and the line to the test."""
+"""Takes the place to work on and the connection to the test."""
 
 
 class Other:
-    """A process that is sent a verb with its arguments, and answers."""
+    """A process that receives the name of a method with its arguments, and answers."""
 
     def __init__(self, process: Any, line: Connection) -> None:
         self._process = process
@@ -28,7 +28,7 @@ class Other:
         assert self.hear() == "ready"
 
     def do(self, verb: str, **arguments: Any) -> Any:
-        """Tell it to do something, and give what it answers."""
+        """Send a request and return the answer."""
         self.say(verb, **arguments)
         return self.hear()
 
@@ -52,7 +52,7 @@ class Other:
 
 @contextmanager
 def started(program: Program, place: Any) -> Iterator[Other]:
-    """Run a program in a process of its own, on the database of this test."""
+    """Run a program in a separate process on the database of this test."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.guards.preloaded"])
     ours, theirs = context.Pipe()

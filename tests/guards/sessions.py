@@ -1,4 +1,4 @@
-"""Connections of their own, each in a thread, whose transactions a test opens and ends."""
+"""Separate connections, each in a thread, whose transactions a test opens and ends."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ WAITING = {
     "MariaDB": "SELECT count(*) FROM information_schema.processlist WHERE db = database()"
     " AND id <> connection_id() AND command = 'Query' AND time_ms > 100",
 }
-"""MariaDB's table of lock waits shows nothing new as long as anybody looks often; a statement that
-takes so long waits, and if it does not, the test goes on too early and proves less."""
+"""MariaDB refreshes its table of lock waits only if it is read seldom. So a statement that takes
+longer than 100 ms counts as waiting. If it does not wait, the test goes on too early and proves
+less, but does not fail."""
 REPEATABLE_READ = {
     "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -33,23 +34,23 @@ REPEATABLE_READ = {
 
 
 class Session:
-    """What another process would be to the database."""
+    """A connection in a thread of its own, like another process to the database."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._block: Any = None
 
     def start(self, function: Callable[[], T]) -> Future[T]:
-        """Do this there, and go on here."""
+        """Start a function in the session and return at once."""
         return self._thread.submit(function)
 
     def start_transaction(self, function: Callable[[], T]) -> Future[T]:
-        """The same in a transaction, which goes on."""
+        """Start a function in a new transaction, which stays open."""
         self._block = transaction.atomic()
         return self.start(lambda: (self._block.__enter__(), function())[1])
 
     def do(self, function: Callable[[], T]) -> T:
-        """Do this there, and give what it gave."""
+        """Run a function in the session and return its result."""
         return self.start(function).result(PATIENCE_SECONDS)
 
     def begin(self) -> None:
@@ -65,7 +66,7 @@ class Session:
         self.do(lambda: block.__exit__(KeyError, KeyError(), None))
 
     def read_repeatably(self) -> None:
-        """From the next transaction on."""
+        """Use REPEATABLE READ from the next transaction on."""
         self.do(lambda: connection.cursor().execute(REPEATABLE_READ[connection.vendor]))
 
     def close(self) -> None:
@@ -85,12 +86,12 @@ def session() -> Iterator[Session]:
 
 
 def wait_until_waiting(count: int = 1) -> None:
-    """Until so many sessions wait for a lock. On SQLite, that shows nowhere."""
+    """Wait until so many sessions wait for a lock. SQLite does not show lock waits."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while connection.display_name in WAITING:
         with connection.cursor() as cursor:
             cursor.execute(WAITING[connection.display_name])
             if cursor.fetchone()[0] >= count:
                 return
-        assert time.monotonic() < deadline, "nobody waits"
+        assert time.monotonic() < deadline, "no session waits"
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Locks in coroutines: they wait without holding up the loop, and leave nothing when cancelled."""
+"""Locks in coroutines: waiting does not block the loop, cancelling leaves no lock behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.parametrize(
 
 
 def run(story: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop of its own, and leave no connection in the thread that loops use."""
+    """Run a coroutine in a new loop, and close the connections of its thread."""
 
     async def whole() -> T:
         try:
@@ -35,7 +35,7 @@ def run(story: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(whole())
 
 
-def test_one_has_it_and_another_waits(place: Place, name: str) -> None:
+def test_two_coroutines_hold_the_lock_one_after_the_other(place: Place, name: str) -> None:
     seen: list[str] = []
 
     async def hold(who: str, seconds: float) -> None:
@@ -64,7 +64,7 @@ def test_a_busy_lock_raises(place: Place, name: str) -> None:
     run(both())
 
 
-def test_the_loop_goes_on_while_one_waits(place: Place, name: str) -> None:
+def test_waiting_for_a_lock_does_not_block_the_loop(place: Place, name: str) -> None:
     async def both() -> None:
         other = place.lock(name, wait=120)
         async with place.lock(name):
@@ -79,10 +79,8 @@ def test_the_loop_goes_on_while_one_waits(place: Place, name: str) -> None:
 
 
 @pytest.mark.parametrize("after_seconds", [0, 0.0005, 0.002, 0.005, 0.02, 0.05])
-def test_who_is_cancelled_while_waiting_leaves_nothing(
-    place: Place, name: str, after_seconds: float
-) -> None:
-    """Also in the very moment in which the store says yes."""
+def test_cancelled_wait_leaves_the_lock_free(place: Place, name: str, after_seconds: float) -> None:
+    """Even if it is cancelled just as the store grants the lock."""
 
     async def story() -> None:
         for _ in range(5):
@@ -102,7 +100,7 @@ def test_who_is_cancelled_while_waiting_leaves_nothing(
     run(story())
 
 
-def test_who_is_cancelled_inside_gives_it_back(place: Place, name: str) -> None:
+def test_cancelled_holder_releases_the_lock(place: Place, name: str) -> None:
     async def hold(is_held: asyncio.Event) -> None:
         async with place.lock(name):
             is_held.set()

@@ -1,4 +1,4 @@
-"""Who has the places under a guard, and who waits for them."""
+"""The list of guards for which jobs wait: their holders and the number of waiting jobs."""
 
 import time
 import uuid
@@ -32,13 +32,13 @@ def claim() -> list[Delivery]:
     return broker.claim(["mail"], 100, holder=uuid.uuid4(), lease_seconds=60, rated_limit=100)
 
 
-def test_nobody_waits() -> None:
+def test_guard_without_waiting_jobs_is_not_listed() -> None:
     put("lock smtp")
     claim()
     assert crowded(settings_for()).keys == ()
 
 
-def test_the_longest_line_comes_first_with_those_that_hold_it_up() -> None:
+def test_longest_line_is_listed_first_with_its_holders() -> None:
     put("lock smtp", 3)
     put("limit tenant:7", 9, places=2)
     running = claim()
@@ -52,7 +52,7 @@ def test_the_longest_line_comes_first_with_those_that_hold_it_up() -> None:
     assert {one.name: one.blocked for one in queues(settings_for())} == {"mail": 9}
 
 
-def test_of_a_rate_it_says_when_the_next_may_start() -> None:
+def test_rate_shows_when_the_next_job_may_start() -> None:
     put("rate api", 5, places=2, period_us=3_600_000_000)
     claim()
     (rate,) = crowded(settings_for()).keys
@@ -61,7 +61,7 @@ def test_of_a_rate_it_says_when_the_next_may_start() -> None:
     assert 3500 < (rate.next_start_seconds or 0) < 3700
 
 
-def test_of_very_many_the_first_are_shown() -> None:
+def test_only_twenty_guards_are_listed_and_the_rest_counted() -> None:
     for number in range(23):
         put(f"lock {number}", 2)
     claim()

@@ -1,4 +1,4 @@
-"""Locks in the database: transactions, tests of users, the table itself."""
+"""Locks in the database: transactions, users' test cases, the lock table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ on_the_database = pytest.mark.parametrize("place", ["database", "database cache"
 
 
 @on_the_database
-def test_inside_a_transaction_it_is_refused(place: Place, name: str) -> None:
+def test_lock_inside_atomic_is_refused(place: Place, name: str) -> None:
     held = place.lock(name)
     with (
         transaction.atomic(),
@@ -41,7 +41,7 @@ def test_inside_a_transaction_it_is_refused(place: Place, name: str) -> None:
 
 
 @on_the_database
-def test_inside_a_transaction_by_hand_it_is_refused(place: Place, name: str) -> None:
+def test_lock_inside_manual_transaction_is_refused(place: Place, name: str) -> None:
     connection.set_autocommit(False)
     try:
         with pytest.raises(TransactionManagementError, match="others would not see it"):
@@ -54,17 +54,15 @@ def test_inside_a_transaction_by_hand_it_is_refused(place: Place, name: str) -> 
 @pytest.mark.sqlite
 @pytest.mark.redis
 @pytest.mark.parametrize("place", ["redis"], indirect=True)
-def test_a_lock_outside_of_the_database_may_be_taken_inside_a_transaction(
-    place: Place, name: str
-) -> None:
+def test_redis_lock_inside_a_transaction_is_allowed(place: Place, name: str) -> None:
     with transaction.atomic(), place.lock(name) as held:
         assert held.is_held
 
 
 class InATestCase(TestCase):
-    """Users' tests run in a transaction which is never committed."""
+    """A user's TestCase runs in a transaction that is never committed."""
 
-    def test_a_lock_works_and_does_not_end(self) -> None:
+    def test_lock_inside_a_test_case_works_and_never_expires(self) -> None:
         with lock("in a test", lease=1) as held:
             held.check()
             assert held._holding is not None
@@ -74,13 +72,13 @@ class InATestCase(TestCase):
         with lock("in a test"):
             pass
 
-    def test_a_transaction_of_the_code_under_test_is_refused_all_the_same(self) -> None:
+    def test_lock_inside_atomic_in_a_test_case_is_refused(self) -> None:
         with transaction.atomic(), pytest.raises(TransactionManagementError):
             lock("in a test").acquire()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_without_the_table_it_says_what_to_do(name: str) -> None:
+def test_missing_lock_table_raises_not_migrated(name: str) -> None:
     table, away = Lock._meta.db_table, "stoker_lock_away"
     with connection.schema_editor() as editor:
         editor.alter_db_table(Lock, table, away)
@@ -93,10 +91,10 @@ def test_without_the_table_it_says_what_to_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["database cache"], indirect=True)
-def test_the_statements_for_the_database_cache(
+def test_database_cache_takes_renews_steals_and_drops_locks(
     place: Place, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without waiting: entries are written as though they had ended already."""
+    """Nothing is waited for: entries are written as if they had ended already."""
     store, key = DatabaseCacheLocks("locks"), key_of(name)
     one, two, three = (uuid.uuid4() for _ in range(3))
     first = store.take(LockClaim(key, one, 30))
@@ -123,10 +121,10 @@ def test_the_statements_for_the_database_cache(
 
 
 @pytest.mark.parametrize("place", ["database cache"], indirect=True)
-def test_an_ended_entry_of_the_database_cache_is_had_by_one(
+def test_ended_entry_of_the_database_cache_goes_to_one_claimant(
     place: Place, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two look at the same moment and see that it has ended. Django's own `add` lets both in."""
+    """Two claimants see at once that it has ended. Django's own `add` would let both in."""
     store, key = DatabaseCacheLocks("locks"), key_of(name)
     monkeypatch.setattr(database_cache, "whole", lambda _: -5)
     assert store.take(LockClaim(key, uuid.uuid4(), 1))
@@ -147,8 +145,8 @@ def ids() -> tuple[uuid.UUID, uuid.UUID]:
 
 
 @pytest.mark.django_db
-def test_take_keeps_what_its_owner_has(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
-    """As upkeep does, whose owner is a cluster."""
+def test_take_by_the_owner_keeps_the_fence(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+    """Upkeep takes its lock again this way; its owner is a cluster."""
     ours, theirs = ids
     assert Lock.objects.take("x", ours, 60)
     fence = Lock.objects.get().fence
@@ -164,7 +162,7 @@ def test_take_keeps_what_its_owner_has(ids: tuple[uuid.UUID, uuid.UUID]) -> None
 
 
 @pytest.mark.django_db
-def test_a_lease_that_ended_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+def test_ended_lease_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     ours, theirs = ids
     assert Lock.objects.acquire("x", ours, 60)
     assert not Lock.objects.renew("x", theirs, 60)
@@ -174,8 +172,8 @@ def test_a_lease_that_ended_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> 
 
 
 @pytest.mark.django_db
-def test_what_was_dropped_is_nobodys(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
-    """A renewal that comes late, having waited for the row, must not bring it back."""
+def test_dropped_lock_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+    """A late renewal that waited for the row must not revive the lock."""
     ours, _ = ids
     assert Lock.objects.acquire("x", ours, 60)
     assert Lock.objects.drop("x", ours)
@@ -186,7 +184,7 @@ def test_what_was_dropped_is_nobodys(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
 
 
 @pytest.mark.django_db
-def test_unused_locks_are_forgotten_and_fences_grow_on(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+def test_unused_locks_are_deleted_and_fences_keep_growing(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     ours, theirs = ids
     fences = [Lock.objects.acquire(name, ours, 60) for name in ("x", "y")]
     Lock.objects.filter(name="x").update(leased_until_us=1)
@@ -199,7 +197,7 @@ def test_unused_locks_are_forgotten_and_fences_grow_on(ids: tuple[uuid.UUID, uui
 
 
 @pytest.mark.django_db
-def test_upkeep_forgets_what_nobody_has_had_for_a_day(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+def test_upkeep_deletes_locks_unused_for_a_day(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     ours, _ = ids
     for name in ("held", "just released", "old"):
         assert Lock.objects.acquire(name, ours, 60)

@@ -1,4 +1,4 @@
-"""A limit that is changed while jobs run under it."""
+"""Changing a limit while jobs run under it."""
 
 import uuid
 from collections.abc import Collection
@@ -29,14 +29,14 @@ def ack(deliveries: list[Delivery]) -> None:
     assert not broker_for(settings_for()).ack([delivery.lease for delivery in deliveries])
 
 
-def test_a_higher_limit_lets_more_in_at_once() -> None:
+def test_raised_limit_admits_more_jobs_at_once() -> None:
     send.enqueue_many([((7,), {})] * 6)
     assert len(claim()) == 2
     set_limit("tenant:7", 5)
     assert len(claim()) == 3
 
 
-def test_a_lower_limit_counts_for_those_that_come() -> None:
+def test_lowered_limit_lets_running_jobs_finish() -> None:
     send.enqueue_many([((7,), {})] * 6)
     running = claim()
     set_limit("tenant:7", 1)
@@ -46,7 +46,7 @@ def test_a_lower_limit_counts_for_those_that_come() -> None:
     assert len(claim()) == 1
 
 
-def test_none_may_start_until_it_is_taken_back() -> None:
+def test_limit_of_zero_admits_no_job_until_it_is_reset() -> None:
     set_limit("tenant:7", 0)
     send.enqueue_many([((7,), {})] * 3 + [((8,), {})])
     assert len(claim()) == 1
@@ -70,14 +70,14 @@ def test_changed_limit_wakes_clusters_after_the_commit(monkeypatch: pytest.Monke
     assert [list(queues) for queues in woken] == [["default"]]
 
 
-def test_a_limit_without_a_key_is_set_by_its_task() -> None:
+def test_limit_without_a_key_is_set_by_task() -> None:
     tidy_up.enqueue_many([((), {})] * 4)
     assert len(claim()) == 2
     set_limit(tidy_up, 3)
     assert len(claim()) == 1
 
 
-def test_a_broker_without_guards_has_none_to_set(settings: Any) -> None:
+def test_broker_without_guards_refuses_set_limit(settings: Any) -> None:
     entry = {**settings.TASKS["default"], "OPTIONS": {"BROKER": "memory://"}}
     settings.TASKS = {**settings.TASKS, "memory": entry}
     with pytest.raises(ConfigurationError, match="keeps no guards"):

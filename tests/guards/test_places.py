@@ -1,4 +1,4 @@
-"""What holds for every place that a lock may be kept in."""
+"""Behaviour of locks that is the same in every place that can keep them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.guards.places import STEALING_PLACES, WITHOUT_STEALING, Place
 from tests.guards.processes import Other, started
 
 LEASE_SECONDS = 1.0
-"""The shortest that there is, for those who are to lose it."""
+"""The shortest possible lease, for holders that are to lose the lock."""
 KEPT_SECONDS = 6.0
-"""For those who are to keep it, on a machine that may have much else to do."""
+"""For holders that are to keep the lock, even on a busy machine."""
 PATIENCE_SECONDS = 120.0
 PROCESSES = 8
 
 
-def test_one_has_it_and_another_does_not(place: Place, name: str) -> None:
+def test_held_lock_is_refused_to_another(place: Place, name: str) -> None:
     one, another = place.lock(name), place.lock(name)
     with one as held:
         assert held is one
@@ -42,14 +42,14 @@ def test_one_has_it_and_another_does_not(place: Place, name: str) -> None:
         assert another.fence > one.fence
 
 
-def test_locks_of_other_names_are_free(place: Place, name: str) -> None:
+def test_locks_with_similar_names_are_separate(place: Place, name: str) -> None:
     names = [name, name.upper(), f"{name} ", "ä" * 300 + name, "🔒" + name, f"{name}\n"]
     held = [place.lock(one) for one in names]
     assert [one.acquire() for one in held] == [True] * len(names)
     assert [one.release() for one in held] == [True] * len(names)
 
 
-def test_it_is_given_back_once(place: Place, name: str) -> None:
+def test_second_release_returns_false(place: Place, name: str) -> None:
     held = place.lock(name)
     assert held.acquire()
     assert held.release()
@@ -58,14 +58,14 @@ def test_it_is_given_back_once(place: Place, name: str) -> None:
     assert held.release()
 
 
-def test_who_waits_gets_it_when_it_is_free(place: Place, name: str, other: Other) -> None:
+def test_waiting_process_gets_the_released_lock(place: Place, name: str, other: Other) -> None:
     with place.lock(name):
         other.say("acquire", name=name, wait=PATIENCE_SECONDS)
         time.sleep(0.2)
     assert other.hear() is not None
 
 
-def test_who_waits_waits_no_longer_than_it_said(place: Place, name: str) -> None:
+def test_wait_raises_lock_busy_after_its_time(place: Place, name: str) -> None:
     with place.lock(name):
         began = time.monotonic()
         with pytest.raises(LockBusy, match=r"was not free within 0\.3 s"):
@@ -73,10 +73,10 @@ def test_who_waits_waits_no_longer_than_it_said(place: Place, name: str) -> None
         assert time.monotonic() - began >= 0.3
 
 
-def test_many_processes_never_have_it_at_once(
+def test_many_processes_never_hold_the_lock_at_once(
     place: Place, name: str, other: Other, tmp_path: Path
 ) -> None:
-    """They begin while a dead one still has it, so first they all want the same ended entry."""
+    """They start while a killed holder's lease runs, so all compete for the same ended entry."""
     (tmp_path / "counter").write_text("0 0")
     other.do("acquire", name=name, lease=LEASE_SECONDS)
     with ExitStack() as stack:
@@ -95,7 +95,9 @@ def test_many_processes_never_have_it_at_once(
         assert held.fence > last_fence
 
 
-def test_a_killed_holder_lets_go_when_its_lease_ends(place: Place, name: str, other: Other) -> None:
+def test_lock_of_a_killed_holder_is_free_after_its_lease(
+    place: Place, name: str, other: Other
+) -> None:
     fence = other.do("acquire", name=name, lease=LEASE_SECONDS)
     newcomer = place.lock(name, wait=PATIENCE_SECONDS)
     other.kill()
@@ -103,9 +105,11 @@ def test_a_killed_holder_lets_go_when_its_lease_ends(place: Place, name: str, ot
         assert newcomer.fence > fence
 
 
-def test_a_paused_holder_loses_it_and_spoils_nothing(place: Place, name: str, other: Other) -> None:
-    """The story that the fence is for: who was stopped for longer than its lease, as a virtual
-    machine may be, wakes up and does not know it."""
+def test_paused_holder_loses_the_lock_and_cannot_write(
+    place: Place, name: str, other: Other
+) -> None:
+    """This is what the fence is for: a process that was stopped for longer than its lease, as a
+    virtual machine can be, resumes and does not know it."""
     Ledger.objects.create(job_id="fenced", attempt=1, worker="", started_ns=0)
     old_fence = other.do("acquire", name=name, lease=LEASE_SECONDS)
     assert other.do("write", note="the first")
@@ -125,9 +129,9 @@ def test_a_paused_holder_loses_it_and_spoils_nothing(place: Place, name: str, ot
     assert newcomer.release()
 
 
-def test_a_lease_is_renewed_while_its_holder_lives(place: Place, name: str, other: Other) -> None:
+def test_lease_is_renewed_while_the_holder_lives(place: Place, name: str, other: Other) -> None:
     other.do("acquire", name=name, lease=KEPT_SECONDS)
-    # Longer than any store keeps an entry of a lease that is not renewed.
+    # Longer than any store keeps the entry of a lease that is not renewed.
     until = time.monotonic() + KEPT_SECONDS + 1.4
     newcomer = place.lock(name)
     while time.monotonic() < until:
@@ -140,7 +144,9 @@ def test_a_lease_is_renewed_while_its_holder_lives(place: Place, name: str, othe
 
 
 @pytest.mark.parametrize("place", STEALING_PLACES, indirect=True)
-def test_it_can_be_taken_from_who_has_it_too_long(place: Place, name: str, other: Other) -> None:
+def test_steal_after_takes_the_lock_from_a_slow_holder(
+    place: Place, name: str, other: Other
+) -> None:
     fence = other.do("acquire", name=name, lease=KEPT_SECONDS)
     assert not place.lock(name, steal_after=600).acquire()
     thief = place.lock(name, steal_after=1.5)
@@ -158,21 +164,21 @@ def test_it_can_be_taken_from_who_has_it_too_long(place: Place, name: str, other
 @pytest.mark.parametrize("place", [WITHOUT_STEALING], indirect=True)
 @pytest.mark.sqlite
 @pytest.mark.redis
-def test_where_it_cannot_be_taken_from_its_holder_it_says_so(place: Place, name: str) -> None:
+def test_steal_after_on_an_unsupported_cache_is_refused(place: Place, name: str) -> None:
     with pytest.raises(ConfigurationError, match="`steal_after` does not work in the cache"):
         place.lock(name, steal_after=1).acquire()
 
 
 @pytest.mark.parametrize("place", STEALING_PLACES, indirect=True)
-def test_one_of_two_thieves_gets_it(place: Place, name: str) -> None:
+def test_stolen_lock_is_not_stolen_again(place: Place, name: str) -> None:
     with place.lock(name):
         time.sleep(0.1)
         assert place.lock(name, steal_after=0.05).acquire()
         assert not place.lock(name, steal_after=600).acquire()
 
 
-def test_what_the_store_forgot_is_lost(place: Place, name: str) -> None:
-    """A cache that is full or flushed, a row that somebody deleted."""
+def test_lock_deleted_from_the_store_is_lost(place: Place, name: str) -> None:
+    """For example by a flushed or full cache, or a deleted row."""
     held = place.lock(name, lease=KEPT_SECONDS)
     assert held.acquire()
     forget_all(place, name)
@@ -188,9 +194,7 @@ def test_what_the_store_forgot_is_lost(place: Place, name: str) -> None:
     assert newcomer.release()
 
 
-def test_what_the_store_forgot_and_gave_to_another_stays_the_others(
-    place: Place, name: str
-) -> None:
+def test_lock_deleted_and_taken_by_another_stays_with_the_other(place: Place, name: str) -> None:
     held, newcomer = place.lock(name), place.lock(name)
     assert held.acquire()
     forget_all(place, name)

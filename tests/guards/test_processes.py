@@ -1,4 +1,4 @@
-"""Locks and the life of processes and objects."""
+"""Locks across forks, threads and garbage collection."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.servers.process import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 KEPT_SECONDS = 5
-"""A lease that is not to end, though the machine may have no time for a process now and then."""
+"""A lease that must not end, even if the machine is busy for a while."""
 
 
 def rest(seconds: float) -> bool:
-    """Sleep, and tell whether the machine has had time for this process all the while."""
+    """Sleep, and return whether this process got processor time throughout."""
     until, longest = time.monotonic() + seconds, 0.0
     while (now := time.monotonic()) < until:
         time.sleep(0.05)
@@ -34,12 +34,12 @@ def rest(seconds: float) -> bool:
 
 
 def in_a_child(story: object) -> None:
-    """Fork, tell the story there, and fail here when it fails."""
+    """Run a function in a forked child, and fail if it fails."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            parents = []  # kept, for one that is thrown away says goodbye to the server
+            parents = []  # kept: deleting a connection closes its session
             for connection in connections.all(initialized_only=True):
                 parents.append(connection.connection)
                 connection.connection = None
@@ -53,7 +53,7 @@ def in_a_child(story: object) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_leaves_its_parents_lock_alone(name: str) -> None:
+def test_forked_child_cannot_use_its_parents_lock(name: str) -> None:
     held = lock(name)
 
     def child() -> None:
@@ -70,7 +70,7 @@ def test_a_forked_child_leaves_its_parents_lock_alone(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_renews_its_own(name: str) -> None:
+def test_forked_child_renews_its_own_lock(name: str) -> None:
     def is_renewed() -> bool:
         held = lock(name, lease=KEPT_SECONDS)
         assert held.acquire(wait=60)
@@ -85,7 +85,7 @@ def test_a_forked_child_renews_its_own(name: str) -> None:
         in_a_child(child)
 
 
-def test_one_thread_renews_them_all(name: str) -> None:
+def test_one_thread_renews_all_locks(name: str) -> None:
     before = threading.active_count()
 
     def are_renewed() -> bool:
@@ -101,7 +101,7 @@ def test_one_thread_renews_them_all(name: str) -> None:
     assert wait_until(are_renewed, 180)
 
 
-def test_a_lock_that_nobody_knows_any_more_is_not_renewed(name: str) -> None:
+def test_garbage_collected_lock_is_not_renewed(name: str) -> None:
     """A request that failed between acquire() and release() must not hold it for ever."""
     lost, began = lock(name, lease=1), time.monotonic()
     assert lost.acquire()
@@ -113,8 +113,8 @@ def test_a_lock_that_nobody_knows_any_more_is_not_renewed(name: str) -> None:
     assert newcomer.is_held or newcomer.acquire(wait=120)
 
 
-def test_the_renewing_thread_keeps_no_connection(name: str) -> None:
-    """It would be in the way of who drops a test's database, and count against a server's limit."""
+def test_renewing_thread_closes_its_connection(name: str) -> None:
+    """An open one would prevent dropping a test database and count against the server's limit."""
     opened: list[BaseDatabaseWrapper] = []
 
     def note(connection: BaseDatabaseWrapper, **_: object) -> None:

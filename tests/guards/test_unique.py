@@ -1,4 +1,4 @@
-"""Unique jobs: what an enqueue comes to, by what the job of the same key is doing."""
+"""Unique jobs: the outcome of an enqueue, by the state of the job with the same key."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CASES = [
 
 @pytest.fixture
 def announced() -> Iterator[list[str]]:
-    """The ids that Django's signal told."""
+    """The ids of jobs for which Django sent its signal."""
     ids: list[str] = []
 
     def receive(sender: Any, task_result: Any, **_: Any) -> None:
@@ -77,13 +77,13 @@ def claim() -> list[Delivery]:
 
 
 def put_back(delivery: Delivery, seconds: float = 0.0) -> None:
-    """As after a failed attempt."""
+    """Release a job as after a failed attempt."""
     back = Return(delivery.lease, delay_seconds=seconds, attempts=delivery.attempt)
     assert not broker_for(settings_for()).release([back])
 
 
 def bring_into(state: str, until: str) -> Result[int]:
-    """A job of the key, in this state. With "within" the key outlasts it."""
+    """Make a job of the key in this state. With "within", the key outlives the job."""
     guard = unique(until=until, within=3600 if state == "within" else None)
     if state == "deferred":
         return add.using(unique=guard, run_after=3600).enqueue(1, 10)
@@ -114,7 +114,9 @@ def key_holder() -> str:
 
 
 @pytest.mark.parametrize(("until", "mode", "state", "fate"), CASES)
-def test_what_becomes_of_a_newcomer(until: str, mode: str, state: str, fate: str) -> None:
+def test_duplicate_enqueue_has_the_outcome_of_its_mode_and_state(
+    until: str, mode: str, state: str, fate: str
+) -> None:
     first = bring_into(state, until)
     before = alive()
     newcomer = add.using(unique=unique(mode, until=until), queue_name="mail", priority=5)
@@ -141,7 +143,7 @@ def test_what_becomes_of_a_newcomer(until: str, mode: str, state: str, fate: str
 # -- changed ------------------------------------------------------------------------------------
 
 
-def test_a_replaced_job_is_what_the_newcomer_says() -> None:
+def test_replaced_job_has_the_options_of_the_new_call() -> None:
     first = add.using(unique=unique("replace"), priority=1).enqueue(1, 10)
     soon = timezone.now() + timedelta(hours=1)
     newcomer = add.using(
@@ -167,7 +169,7 @@ def test_a_replaced_job_is_what_the_newcomer_says() -> None:
     assert (first.return_value, first.attempts) == (31, 1)
 
 
-def test_a_replaced_job_keeps_its_turn_and_its_attempts() -> None:
+def test_replaced_job_keeps_its_turn_and_its_attempts() -> None:
     first = add.using(unique=unique("replace")).enqueue(1, 10)
     (delivery,) = claim()
     put_back(delivery, 3600.0)
@@ -181,7 +183,7 @@ def test_a_replaced_job_keeps_its_turn_and_its_attempts() -> None:
     assert [one.attempt for one in claimed] == [2, 1]
 
 
-def test_what_is_told_of_a_replaced_job_tells_what_it_has_been_through() -> None:
+def test_result_of_a_replaced_job_has_its_attempts_and_errors() -> None:
     task = fail.using(unique=Unique("f", on_conflict="replace"), max_attempts=3)
     task.enqueue("once")
     assert work_off() == 1
@@ -189,7 +191,7 @@ def test_what_is_told_of_a_replaced_job_tells_what_it_has_been_through() -> None
     assert (result.args, result.attempts, len(result.errors)) == (["twice"], 1, 1)
 
 
-def test_the_guards_of_a_replaced_job_are_those_of_the_newcomer() -> None:
+def test_replaced_job_has_the_guards_of_the_new_call() -> None:
     guard = unique("replace")
     first = add.using(unique=guard, lock=Lock("lock {second}")).enqueue(1, 10)
     add.using(unique=guard, lock=Lock("lock {second}"), rate=Rate("5/h", "r")).enqueue(1, 20)
@@ -204,7 +206,7 @@ def test_the_guards_of_a_replaced_job_are_those_of_the_newcomer() -> None:
     assert not Need.objects.exists()
 
 
-def test_a_job_of_a_sequence_that_waits_for_its_retry_keeps_its_place_when_it_is_replaced() -> None:
+def test_replaced_job_waiting_for_its_retry_keeps_its_place_in_the_sequence() -> None:
     guarded = add.using(unique=unique("replace"), sequence=InSequence("s{first}"))
     first = guarded.enqueue(1, 10)
     (delivery,) = claim()
@@ -218,7 +220,7 @@ def test_a_job_of_a_sequence_that_waits_for_its_retry_keeps_its_place_when_it_is
     assert [str(one.job_id) for one in claim()] == [first.id]
 
 
-def test_a_blocked_job_is_replaced_and_decided_about_anew() -> None:
+def test_replaced_blocked_job_is_ready_if_its_new_guard_is_free() -> None:
     guarded = add.using(unique=unique("replace"), lock=Lock("{second}"))
     holder = add.using(lock=Lock("10")).enqueue(9, 9)
     (held,) = claim()
@@ -235,7 +237,7 @@ def test_a_blocked_job_is_replaced_and_decided_about_anew() -> None:
 
 
 @pytest.mark.parametrize("mode", ["replace", "postpone", "after"])
-def test_one_job_follows_the_one_that_runs_and_not_beside_it(mode: str) -> None:
+def test_duplicate_of_a_running_job_runs_once_after_it(mode: str) -> None:
     guarded = add.using(unique=unique(mode, **({"delay": 0.001} if mode == "postpone" else {})))
     first = guarded.enqueue(1, 10)
     if mode == "postpone":
@@ -267,7 +269,7 @@ def due_in() -> float:
     return (Deferred.objects.get().due_us - database_now_us("default")) / MICROSECONDS
 
 
-def test_each_enqueue_moves_the_start_until_the_longest_wait_is_over() -> None:
+def test_each_enqueue_postpones_the_start_up_to_the_longest_wait() -> None:
     guarded = add.using(unique=unique("postpone", delay=1000, longest_wait=2500))
     result = guarded.enqueue(1, 1)
     assert result.state is JobState.DEFERRED
@@ -286,13 +288,13 @@ def test_each_enqueue_moves_the_start_until_the_longest_wait_is_over() -> None:
     assert add.get_result(result.id).return_value == 5
 
 
-def test_postponed_jobs_start_no_earlier_than_they_were_asked_to() -> None:
+def test_postponed_job_starts_no_earlier_than_its_run_after() -> None:
     guarded = add.using(unique=unique("postpone", delay=10, longest_wait=20), run_after=3600)
     guarded.enqueue(1, 1)
     assert 3500 < due_in() <= 3600
 
 
-def test_a_postponed_job_that_would_expire_before_it_starts_is_refused() -> None:
+def test_postponed_job_expiring_before_its_start_is_refused() -> None:
     guarded = add.using(unique=unique("postpone", delay=100), expires=50)
     with pytest.raises(InvalidTaskOption, match="would expire before it may start"):
         guarded.enqueue(1, 1)
@@ -303,7 +305,7 @@ def test_a_postponed_job_that_would_expire_before_it_starts_is_refused() -> None
 
 
 @pytest.mark.parametrize("until", ["finished", "started"])
-def test_a_key_is_taken_for_its_period_and_then_free(until: str) -> None:
+def test_key_is_taken_for_its_period_and_then_free(until: str) -> None:
     guarded = add.using(unique=unique(until=until, within=3600))
     first = guarded.enqueue(1, 1)
     key = UniqueKey.objects.get()
@@ -317,7 +319,7 @@ def test_a_key_is_taken_for_its_period_and_then_free(until: str) -> None:
     assert UniqueKey.objects.get().until_us > database_now_us("default")
 
 
-def test_the_job_of_a_key_that_is_taken_for_its_period_may_be_pruned() -> None:
+def test_key_outlives_its_pruned_job() -> None:
     guarded = add.using(unique=unique(within=3600))
     first = guarded.enqueue(1, 1)
     work_off()
@@ -338,7 +340,7 @@ def calls(*pairs: tuple[int, int]) -> list[tuple[tuple[int, int], dict[str, Any]
 
 
 @pytest.mark.parametrize("mode", ["keep", "after", "replace", "postpone"])
-def test_the_later_of_a_batch_meet_the_earlier(mode: str, announced: list[str]) -> None:
+def test_duplicates_within_a_batch_share_one_job(mode: str, announced: list[str]) -> None:
     guarded = add.using(unique=unique(mode))
     there = guarded.enqueue(3, 1)
     announced.clear()
@@ -377,8 +379,8 @@ def test_a_batch_with_a_duplicate_is_refused_as_a_whole() -> None:
 
 
 STATEMENTS = {"postgresql": 14, "mysql": 20, "sqlite": 60}
-"""Enough for each of the batches below: with one per job there would be hundreds. Django gives
-SQLite no more than 999 parameters at once."""
+"""Enough for each of the batches below; one statement per job would make hundreds. Django passes
+SQLite at most 999 parameters at once."""
 
 
 @pytest.mark.parametrize("mode", ["keep", "replace", "postpone"])
@@ -410,7 +412,7 @@ class Undo(Exception):
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """A transaction, or a part of one, that is rolled back."""
+    """Run a transaction or a savepoint and roll it back."""
     with suppress(Undo), transaction.atomic():
         yield
         raise Undo
@@ -418,7 +420,7 @@ def undone() -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", ["keep", "replace", "postpone", "after"])
 @pytest.mark.parametrize("state", ["new", "ready", "claimed", "ended"])
-def test_what_is_rolled_back_leaves_nothing(mode: str, state: str) -> None:
+def test_rolled_back_enqueue_changes_nothing(mode: str, state: str) -> None:
     first = bring_into(state, "finished") if state != "new" else None
     before = list(UniqueKey.objects.values()), alive(), list(Need.objects.values())
     places = list(Ready.objects.values()), list(Deferred.objects.values())
@@ -431,7 +433,7 @@ def test_what_is_rolled_back_leaves_nothing(mode: str, state: str) -> None:
         assert package_of(first.id).args == (1, 10)
 
 
-def test_what_is_rolled_back_to_a_savepoint_leaves_nothing() -> None:
+def test_enqueue_rolled_back_to_a_savepoint_frees_the_key() -> None:
     guarded = add.using(unique=unique())
     with transaction.atomic():
         with undone():
@@ -442,7 +444,7 @@ def test_what_is_rolled_back_to_a_savepoint_leaves_nothing() -> None:
     assert work_off() == 1
 
 
-def test_a_refusal_leaves_the_transaction_usable() -> None:
+def test_transaction_is_usable_after_a_refused_duplicate() -> None:
     guarded = add.using(unique=unique("raise"))
     with transaction.atomic():
         first = guarded.enqueue(1, 1)
@@ -453,8 +455,8 @@ def test_a_refusal_leaves_the_transaction_usable() -> None:
     assert work_off() == 2
 
 
-def test_a_wait_for_a_kept_job_inside_the_transaction_would_be_endless() -> None:
-    """The job is held until the transaction has ended."""
+def test_wait_for_a_kept_job_inside_the_transaction_is_refused() -> None:
+    """The job is held until the transaction ends, so the wait would never end."""
     guarded = add.using(unique=unique())
     guarded.enqueue(1, 1)
     with transaction.atomic():
@@ -465,7 +467,7 @@ def test_a_wait_for_a_kept_job_inside_the_transaction_would_be_endless() -> None
     assert kept.wait(20) == 2
 
 
-def test_a_job_that_has_ended_within_its_period_can_be_waited_for_anywhere() -> None:
+def test_wait_for_a_finished_duplicate_inside_a_transaction_returns() -> None:
     guarded = add.using(unique=unique(within=3600))
     guarded.enqueue(1, 1)
     work_off()
@@ -483,7 +485,7 @@ def test_duplicates_are_not_announced(announced: list[str]) -> None:
 # -- others -------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_keeps_no_guards_refuses_them(settings: Any) -> None:
+def test_broker_without_guards_refuses_unique(settings: Any) -> None:
     backend = {**settings.TASKS["default"], "OPTIONS": {"BROKER": "memory://"}}
     settings.TASKS = {**settings.TASKS, "memory": backend}
     with pytest.raises(InvalidTask, match=r"memory:// keeps none: let BROKER be the database"):
@@ -491,7 +493,7 @@ def test_a_broker_that_keeps_no_guards_refuses_them(settings: Any) -> None:
     add.using(backend="memory").enqueue(1, 1)
 
 
-def test_tasks_share_a_key_of_global_scope_and_no_other() -> None:
+def test_tasks_share_only_keys_of_global_scope() -> None:
     first = add.using(unique=Unique("x", scope="global")).enqueue(1, 1)
     second = echo.using(unique=Unique("x", scope="global", on_conflict="replace")).enqueue("hello")
     assert (second.id, second.was_duplicate) == (first.id, True)
@@ -501,7 +503,7 @@ def test_tasks_share_a_key_of_global_scope_and_no_other() -> None:
     assert echo.get_result(first.id).return_value == "hello"
 
 
-def test_failures_of_one_logical_job_have_one_dead_letter() -> None:
+def test_failures_with_one_unique_key_share_one_dead_letter() -> None:
     failing = fail.using(unique=Unique("pay {message}"), max_attempts=1)
     for message in ("a", "a", "A", "b"):
         failing.enqueue(message)
@@ -515,7 +517,7 @@ def test_failures_of_one_logical_job_have_one_dead_letter() -> None:
     assert any(identity.startswith("unique pay a ") for identity in identities)
 
 
-def test_a_key_too_long_to_be_shown_is_told_from_another_in_dead_letters() -> None:
+def test_long_keys_with_the_same_beginning_have_separate_dead_letters() -> None:
     failing = fail.using(unique=Unique("{message}"), max_attempts=1)
     for end in "ab":
         failing.enqueue("x" * 300 + end)

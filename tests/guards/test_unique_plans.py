@@ -22,7 +22,7 @@ from tests.conformance.test_plans import EMPTY, FILL, LARGE, ROWS, plans, whole_
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 LIST_OF_THE_ORM = 500
-"""Of a longer one the planner may think that the whole table is read sooner."""
+"""For a longer list the planner may prefer to read the whole table."""
 
 FILL_KEYS = """
 INSERT INTO stoker_unique (key_id, name, job_id, taken_us, until_us)
@@ -49,7 +49,7 @@ def many_keys() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_keys")
 @pytest.mark.parametrize("is_analyzed", [False, True], ids=["as loaded", "analyzed"])
-def test_nothing_reads_a_whole_table(is_analyzed: bool) -> None:
+def test_no_statement_scans_a_whole_table(is_analyzed: bool) -> None:
     if is_analyzed:
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE")
@@ -69,7 +69,7 @@ def test_nothing_reads_a_whole_table(is_analyzed: bool) -> None:
 
 
 def verbs(count: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Give each thing that an enqueue may come to."""
+    """Yield each possible outcome of an enqueue, with its name."""
     queue = f"unique {count}"
 
     def enqueue(mode: str) -> None:

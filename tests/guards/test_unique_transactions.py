@@ -1,5 +1,5 @@
-"""Unique jobs and transactions that are open at the same time: who waits for whom, and what each
-comes to when the other has committed or not."""
+"""Unique jobs in concurrent transactions: which one waits, and the outcome of each when the other
+commits or rolls back."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def arguments(job_id: str) -> list[Any]:
 @pytest.mark.parametrize("is_in_transaction", [False, True], ids=["alone", "in a transaction"])
 @pytest.mark.parametrize("state", ["new", "ended"])
 @pytest.mark.parametrize("mode", ["keep", "replace"])
-def test_the_second_is_a_duplicate_when_the_first_commits(
+def test_second_enqueue_is_a_duplicate_if_the_first_commits(
     mode: str, state: str, is_in_transaction: bool, one: Session, other: Session
 ) -> None:
     first, future = meet(mode, state, is_in_transaction, one, other)
@@ -92,7 +92,7 @@ def test_the_second_is_a_duplicate_when_the_first_commits(
 @pytest.mark.parametrize("is_in_transaction", [False, True], ids=["alone", "in a transaction"])
 @pytest.mark.parametrize("state", ["new", "ended"])
 @pytest.mark.parametrize("mode", ["keep", "replace"])
-def test_the_second_has_the_key_when_the_first_rolls_back(
+def test_second_enqueue_takes_the_key_if_the_first_rolls_back(
     mode: str, state: str, is_in_transaction: bool, one: Session, other: Session
 ) -> None:
     first, future = meet(mode, state, is_in_transaction, one, other)
@@ -107,7 +107,7 @@ def test_the_second_has_the_key_when_the_first_rolls_back(
 def meet(
     mode: str, state: str, is_in_transaction: bool, one: Session, other: Session
 ) -> tuple[Result[int], Future[Result[int]]]:
-    """One has enqueued in a transaction that is open; the other waits for its end."""
+    """Enqueue in an open transaction of one session; the other session waits for its end."""
     if state == "ended":
         call(5, mode)()
         assert work_off() == 1
@@ -120,9 +120,7 @@ def meet(
     return first, future
 
 
-def test_batches_that_meet_in_several_keys_wait_in_one_direction(
-    one: Session, other: Session
-) -> None:
+def test_batches_with_several_common_keys_do_not_deadlock(one: Session, other: Session) -> None:
     def batch(*keys: int) -> Callable[[], list[Result[int]]]:
         return lambda: list(unique().enqueue_many([((key, 0), {}) for key in keys]))
 
@@ -145,10 +143,10 @@ def test_batches_that_meet_in_several_keys_wait_in_one_direction(
 @pytest.mark.mariadb
 @pytest.mark.parametrize("mode", ["keep", "after"])
 @pytest.mark.parametrize("state", ["ready", "deferred"])
-def test_a_kept_job_does_not_start_before_its_newcomer_has_committed(
+def test_kept_job_does_not_start_before_the_duplicate_enqueue_commits(
     mode: str, state: str, one: Session, other: Session
 ) -> None:
-    """Whatever the callers have written is there for it to see. They do not wait for each other."""
+    """So the job sees what the callers wrote. The callers do not wait for each other."""
     first = call(10, mode)()
     if state == "deferred":
         (delivery,) = claim()
@@ -169,8 +167,8 @@ def test_a_kept_job_does_not_start_before_its_newcomer_has_committed(
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_a_kept_job_that_is_blocked_has_its_turn_after_the_newcomers_commit(one: Session) -> None:
-    """It was passed over in the line while it was held."""
+def test_kept_job_that_is_blocked_starts_after_the_duplicate_enqueue_commits(one: Session) -> None:
+    """Its turn was passed over while it was held."""
     add.using(lock=Lock("l")).enqueue(0, 0)
     (holder,) = claim()
     guarded = add.using(unique=Unique("k"), lock=Lock("l"))
@@ -187,7 +185,7 @@ def test_a_kept_job_that_is_blocked_has_its_turn_after_the_newcomers_commit(one:
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("mode", ["keep", "after", "raise"])
-def test_the_end_of_a_running_job_waits_for_no_newcomer(mode: str, one: Session) -> None:
+def test_running_job_ends_while_a_duplicate_enqueue_is_uncommitted(mode: str, one: Session) -> None:
     call(10)()
     (delivery,) = claim()
     one.begin()
@@ -211,7 +209,9 @@ def end(delivery: Delivery) -> None:
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("ending", ["commit", "roll_back"])
-def test_who_replaces_waits_for_who_holds(ending: str, one: Session, other: Session) -> None:
+def test_second_replace_waits_for_the_first_transaction(
+    ending: str, one: Session, other: Session
+) -> None:
     first = call(10)()
     one.begin()
     one.do(call(20, "replace"))
@@ -227,10 +227,10 @@ def test_who_replaces_waits_for_who_holds(ending: str, one: Session, other: Sess
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("mode", ["keep", "replace"])
-def test_a_job_that_is_claimed_while_its_newcomer_waits_is_looked_at_again(
+def test_job_claimed_while_a_duplicate_enqueue_waits_is_checked_again(
     mode: str, one: Session, other: Session
 ) -> None:
-    """Another transaction has it, and has not committed yet."""
+    """The transaction that claims it has not committed yet."""
     first = call(10, mode)()
     one.begin()
     assert [str(delivery.job_id) for delivery in one.do(claim)] == [first.id]
@@ -243,15 +243,15 @@ def test_a_job_that_is_claimed_while_its_newcomer_waits_is_looked_at_again(
     assert (second.id == first.id) == (mode == "keep")
 
 
-# -- what was seen is not so any more -----------------------------------------------------------
+# -- the key changes after it was read ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("until", ["finished", "started"])
 @pytest.mark.parametrize("lie", ["over", "another's", "nobody's"])
-def test_nothing_is_taken_on_what_is_so_no_more(
+def test_key_that_only_looked_free_is_not_taken(
     lie: str, until: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first look finds the key free, which it is not."""
+    """The first read wrongly finds the key free."""
     first = unique(until=until).enqueue(1, 10)
     look = UniqueKeyQuerySet.look
     lies = []
@@ -274,7 +274,7 @@ def test_nothing_is_taken_on_what_is_so_no_more(
     assert alive() == {first.id}
 
 
-def test_a_key_that_is_never_what_it_seems_to_be_is_given_up(
+def test_key_that_always_looks_free_but_is_taken_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     call(10)()
@@ -287,7 +287,7 @@ def test_a_key_that_is_never_what_it_seems_to_be_is_given_up(
     assert len(alive()) == 1
 
 
-def test_upkeep_leaves_a_key_that_has_just_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upkeep_keeps_a_key_that_has_just_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     call(10)()
     work_off()
     delete = UniqueKeyQuerySet._delete
@@ -306,7 +306,7 @@ def test_upkeep_leaves_a_key_that_has_just_been_taken(monkeypatch: pytest.Monkey
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("ending", ["commit", "roll_back"])
-def test_upkeep_passes_over_a_key_that_is_being_taken(ending: str, one: Session) -> None:
+def test_upkeep_skips_a_key_that_an_open_transaction_takes(ending: str, one: Session) -> None:
     call(10)()
     work_off()
     one.begin()
@@ -319,17 +319,17 @@ def test_upkeep_passes_over_a_key_that_is_being_taken(ending: str, one: Session)
         assert UniqueKey.objects.forget(None, 10) == (1, None)
 
 
-# -- transactions that see what was -------------------------------------------------------------
+# -- old snapshots ------------------------------------------------------------------------------
 
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("mode", ["keep", "replace"])
 @pytest.mark.parametrize("change", ["taken", "taken over", "claimed", "over"])
-def test_a_transaction_that_sees_the_past_is_refused_and_doubles_nothing(
+def test_enqueue_in_an_old_snapshot_is_refused_and_adds_no_second_job(
     change: str, mode: str, one: Session
 ) -> None:
-    """REPEATABLE READ: what has happened since the transaction began cannot be seen in it."""
+    """Under REPEATABLE READ a transaction does not see what others did since it began."""
     one.read_repeatably()
     if change != "taken":
         call(5, mode)()
@@ -357,7 +357,7 @@ def test_a_transaction_that_sees_the_past_is_refused_and_doubles_nothing(
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("state", ["new", "ended"])
-def test_a_transaction_of_its_own_that_sees_the_past_is_tried_again(
+def test_enqueue_in_its_own_old_snapshot_is_retried(
     state: str, one: Session, other: Session
 ) -> None:
     other.read_repeatably()
@@ -372,9 +372,7 @@ def test_a_transaction_of_its_own_that_sees_the_past_is_tried_again(
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_of_two_transactions_in_a_deadlock_one_is_refused_and_may_try_again(
-    one: Session, other: Session
-) -> None:
+def test_deadlock_refuses_one_transaction_which_may_retry(one: Session, other: Session) -> None:
     one.begin()
     other.begin()
     one.do(call(1, first=1))
@@ -403,7 +401,7 @@ class Deadlock(Exception):
 
 @pytest.mark.parametrize("times", [3, 100])
 @pytest.mark.parametrize("verb", ["enqueue", "enqueue_many"])
-def test_a_transaction_of_our_own_is_tried_again_when_it_was_ended_for_another(
+def test_enqueue_outside_a_transaction_is_retried_after_a_deadlock(
     verb: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = fail_at_first(times, monkeypatch)
@@ -417,7 +415,9 @@ def test_a_transaction_of_our_own_is_tried_again_when_it_was_ended_for_another(
         assert work_off() == 1
 
 
-def test_a_transaction_of_the_callers_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enqueue_inside_the_callers_transaction_is_not_retried_after_a_deadlock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     failures = fail_at_first(1, monkeypatch)
     with pytest.raises(BrokerUnavailable), transaction.atomic():
         run("enqueue")

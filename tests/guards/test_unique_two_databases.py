@@ -1,5 +1,5 @@
-"""Unique jobs enqueued in a transaction of another database than the queue's: decided when that is
-committed."""
+"""Unique jobs enqueued in a transaction of a database other than the queue's: the outcome is
+decided when that transaction commits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Undo(Exception):
 
 @pytest.fixture
 def announced() -> Iterator[list[str]]:
-    """The ids that Django's signal told."""
+    """The ids of jobs for which Django sent its signal."""
     ids: list[str] = []
 
     def receive(sender: Any, task_result: Any, **_: Any) -> None:
@@ -42,7 +42,7 @@ def unique(mode: str = "keep") -> Any:
     return add.using(unique=Unique("{first}", on_conflict=mode))
 
 
-def test_what_was_given_tells_after_the_commit_what_it_has_come_to(announced: list[str]) -> None:
+def test_result_shows_after_the_commit_whether_it_is_a_duplicate(announced: list[str]) -> None:
     there = unique().enqueue(1, 1)
     with transaction.atomic(using="default"):
         kept = unique().enqueue(1, 2)
@@ -55,7 +55,7 @@ def test_what_was_given_tells_after_the_commit_what_it_has_come_to(announced: li
     assert Job.objects.using("queue").count() == 2
 
 
-def test_what_is_rolled_back_takes_no_key() -> None:
+def test_rolled_back_enqueue_takes_no_key() -> None:
     try:
         with transaction.atomic(using="default"):
             unique().enqueue(1, 1)
@@ -65,7 +65,7 @@ def test_what_is_rolled_back_takes_no_key() -> None:
     assert not UniqueKey.objects.using("queue").exists()
 
 
-def test_a_refusal_would_come_too_late() -> None:
+def test_raise_mode_is_refused_inside_a_transaction_of_another_database() -> None:
     with (
         transaction.atomic(using="default"),
         pytest.raises(InvalidTask, match="too late for Unique"),

@@ -1,4 +1,4 @@
-"""Leftovers: keys that are not taken any more are removed; those that are, never."""
+"""Upkeep removes unique keys that are no longer taken, and no others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leftovers() -> Leftovers:
     return Leftovers("default", beat=lambda: None)
 
 
-def test_keys_whose_job_has_ended_or_is_gone_are_removed_and_no_others() -> None:
+def test_only_keys_of_ended_or_deleted_jobs_are_removed() -> None:
     enqueue("gone")
     enqueue("ended")
     enqueue("in its period", within=3600)
@@ -52,7 +52,7 @@ def test_keys_whose_job_has_ended_or_is_gone_are_removed_and_no_others() -> None
     assert names() == {"unique in its period", "unique claimed", "unique waits"}
 
 
-def test_all_pages_are_looked_at_and_an_hour_later_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upkeep_checks_all_pages_and_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers_module, "AT_ONCE", 4)
     monkeypatch.setattr(leftovers_module, "PAGES", 2)
     for number in range(21):
@@ -73,7 +73,7 @@ def test_all_pages_are_looked_at_and_an_hour_later_again(monkeypatch: pytest.Mon
     assert leftovers().forget_keys() == 7
 
 
-def test_upkeep_does_it() -> None:
+def test_upkeep_removes_unused_keys() -> None:
     enqueue("ended")
     work_off()
     Job.objects.update(finished_at=timezone.now() - timedelta(days=400))

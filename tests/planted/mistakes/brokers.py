@@ -300,7 +300,7 @@ MISTAKES = (
         "a unique key is taken without asking once more whether its job has ended",
         [Text("store/sql/unique_take_over.sql", "  AND {condition}\n", "")],
         "tests/guards/test_unique_transactions.py",
-        "is_so_no_more",
+        "only_looked_free",
         database="postgres",
     ),
     Mistake(

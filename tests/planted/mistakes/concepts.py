@@ -206,7 +206,7 @@ MISTAKES = (
             )
         ],
         "tests/guards/test_places.py",
-        "who_waits_gets_it_when_it_is_free",
+        "waiting_process_gets_the_released_lock",
     ),
     Mistake(
         "a lock in the cache's table is replaced though it was renewed",
@@ -217,7 +217,7 @@ MISTAKES = (
             )
         ],
         "tests/guards/test_places.py",
-        "who_waits_gets_it_when_it_is_free",
+        "waiting_process_gets_the_released_lock",
     ),
     Mistake(
         "a lock that was taken is given to the next",
@@ -227,7 +227,7 @@ MISTAKES = (
             )
         ],
         "tests/guards/test_places.py",
-        "one_has_it_and_another_does_not",
+        "held_lock_is_refused_to_another",
     ),
     Mistake(
         "a paused schedule is resumed with what it missed",

@@ -126,7 +126,7 @@ MISTAKES = (
         "a replaced job keeps the package of another id",
         [Change("jobs.sealing:Sealing.again", drop("data = self._sealer.seal(package)"))],
         "tests/guards/test_unique.py",
-        "what_the_newcomer_says",
+        "options_of_the_new_call",
     ),
     Mistake(
         "who was cancelled before it began is not told",
