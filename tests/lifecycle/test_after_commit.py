@@ -1,4 +1,4 @@
-"""What is done after a commit, when it fails."""
+"""Callbacks after a commit that fail."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite]
 
 
 def fail(number: int) -> None:
-    """Fail as a broker does that is away."""
+    """Fail like a broker that is unreachable."""
     raise OSError(number)
 
 
-def test_it_harms_neither_the_commit_nor_what_comes_after(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_keeps_the_commit_and_the_next_callback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     done: list[str] = []
     with caplog.at_level(logging.ERROR), transaction.atomic():
         after_commit("default", partial(fail, 7))
@@ -27,7 +29,7 @@ def test_it_harms_neither_the_commit_nor_what_comes_after(caplog: pytest.LogCapt
     assert "on_commit()" in caplog.text
 
 
-def test_without_a_transaction_it_is_done_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_callback_without_a_transaction_runs_at_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         after_commit("default", partial(fail, 7))
     assert "on_commit()" in caplog.text

@@ -1,4 +1,4 @@
-"""What a task with atomic=True writes, and that it is done: both or neither."""
+"""A task with atomic=True commits its writes and its result together, or neither."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +63,7 @@ def statuses() -> list[str | None]:
 # -- done -----------------------------------------------------------------------------------------
 
 
-def test_effects_result_and_follow_up_are_there_together(
+def test_effects_result_and_enqueued_job_commit_together(
     account: Account, claim: Callable[[], Delivery]
 ) -> None:
     result = atomic.add_and_enqueue.enqueue(account.pk)
@@ -78,10 +78,10 @@ def test_effects_result_and_follow_up_are_there_together(
     assert str(follow_up.job_id) == result.return_value
 
 
-def test_it_is_recorded_before_the_commit_and_not_after_it(
+def test_result_is_recorded_before_the_commit(
     account: Account, claim: Callable[[], Delivery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two a worker may die."""
+    """A worker may die between the two."""
     atomic.add.enqueue(account.pk)
     delivery = claim()
     seen = []
@@ -95,7 +95,7 @@ def test_it_is_recorded_before_the_commit_and_not_after_it(
     assert seen == [(["SUCCESSFUL"], 0)]
 
 
-def test_it_is_committed_where_the_project_commits_by_hand(
+def test_task_commits_though_autocommit_is_off(
     account: Account, claim: Callable[[], Delivery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     atomic.add.enqueue(account.pk)
@@ -110,10 +110,10 @@ def test_it_is_committed_where_the_project_commits_by_hand(
     assert not Claimed.objects.exists()
 
 
-def test_nobody_records_it_a_second_time(
+def test_recorded_attempt_is_stale_for_the_monitor(
     account: Account, broker: Broker, claim: Callable[[], Delivery]
 ) -> None:
-    """As it is judged when the worker dies before it can say that it has recorded its job."""
+    """This happens when a worker dies after it recorded its job but before it reported that."""
     atomic.add.enqueue(account.pk)
     delivery = claim()
     attempted = run(delivery)
@@ -121,7 +121,7 @@ def test_nobody_records_it_a_second_time(
     assert statuses() == ["SUCCESSFUL"]
 
 
-def test_a_hook_that_raises_after_the_commit_undoes_nothing(
+def test_failing_on_commit_hook_undoes_nothing(
     account: Account, claim: Callable[[], Delivery]
 ) -> None:
     atomic.add_with_a_hook_that_raises.enqueue(account.pk)
@@ -131,10 +131,10 @@ def test_a_hook_that_raises_after_the_commit_undoes_nothing(
     assert (total(account), statuses()) == (1, ["SUCCESSFUL"])
 
 
-def test_nothing_is_raised_in_the_task_any_more_while_it_is_recorded(
+def test_time_limit_ends_before_recording(
     account: Account, claim: Callable[[], Delivery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The soft time-out is raised wherever the thread is."""
+    """The soft time-out would be raised wherever the thread is, even in the recording."""
     limited = []
     during_finish = []
 
@@ -155,7 +155,7 @@ def test_nothing_is_raised_in_the_task_any_more_while_it_is_recorded(
 
 
 @pytest.mark.sqlite
-def test_nobody_is_the_only_writer_for_long(
+def test_sqlite_limits_atomic_tasks_to_half_a_lease(
     account: Account, claim: Callable[[], Delivery]
 ) -> None:
     atomic.add.enqueue(account.pk)
@@ -179,7 +179,7 @@ def test_nobody_is_the_only_writer_for_long(
         ("exit", Retry),
     ],
 )
-def test_whatever_is_raised_nothing_is_kept_of_what_was_written(
+def test_raising_task_writes_nothing(
     account: Account, broker: Broker, claim: Callable[[], Delivery], what: str, outcome: type
 ) -> None:
     atomic.add_and_raise.enqueue(account.pk, what)
@@ -200,7 +200,7 @@ def test_whatever_is_raised_nothing_is_kept_of_what_was_written(
     ],
     ids=lambda one: one.name,
 )
-def test_what_cannot_be_committed_is_a_failure(
+def test_failed_commit_is_a_failed_attempt(
     account: Account, claim: Callable[[], Delivery], one: Any
 ) -> None:
     one.enqueue(account.pk)
@@ -210,7 +210,7 @@ def test_what_cannot_be_committed_is_a_failure(
     assert (total(account), statuses()) == (0, [None])
 
 
-def test_who_has_lost_the_lease_has_written_nothing(
+def test_task_without_its_lease_writes_nothing(
     account: Account, broker: Broker, claim: Callable[[], Delivery]
 ) -> None:
     atomic.add.enqueue(account.pk)
@@ -228,15 +228,15 @@ def test_who_has_lost_the_lease_has_written_nothing(
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-def test_a_commit_of_unknown_end_is_looked_up(
+def test_commit_with_unknown_outcome_is_decided_by_the_lease(
     account: Account,
     broker: Broker,
     claim: Callable[[], Delivery],
     monkeypatch: pytest.MonkeyPatch,
     is_committed: bool,
 ) -> None:
-    """The connection breaks while it is being asked for the commit, and after the answer was sent.
-    Whoever records the attempt sees by the lease what became of it."""
+    """The connection breaks before the commit, or after it but before its answer arrives.
+    Recording the attempt then shows by the lease whether it was committed."""
     atomic.add.enqueue(account.pk)
     delivery = claim()
 
@@ -258,7 +258,7 @@ def test_a_commit_of_unknown_end_is_looked_up(
     assert (total(account), statuses()) == (1, ["SUCCESSFUL"])
 
 
-def test_a_job_that_was_cancelled_before_it_began_does_nothing(
+def test_job_cancelled_before_it_began_writes_nothing(
     account: Account, claim: Callable[[], Delivery]
 ) -> None:
     atomic.add.enqueue(account.pk)
@@ -274,22 +274,22 @@ def test_a_job_that_was_cancelled_before_it_began_does_nothing(
 # -- refused --------------------------------------------------------------------------------------
 
 
-def test_async_tasks_are_refused_where_they_are_defined() -> None:
+def test_async_task_is_refused_at_definition() -> None:
     with pytest.raises(InvalidTaskOption, match="add_later is async"):
         task(atomic=True)(tasks.add_later.func)
 
 
-def test_it_is_yes_or_no() -> None:
+def test_value_other_than_a_boolean_is_refused() -> None:
     with pytest.raises(InvalidTaskOption, match="atomic='yes': write True or False"):
-        task(atomic="yes")(tasks.add.func)  # type: ignore[call-overload] # that is the point
+        task(atomic="yes")(tasks.add.func)  # type: ignore[call-overload] # on purpose
 
 
-def test_it_belongs_to_the_task() -> None:
+def test_atomic_in_using_is_refused() -> None:
     with pytest.raises(InvalidTaskOption, match="it belongs into @task"):
         tasks.add.using(atomic=True)  # type: ignore[call-arg] # as above
 
 
-def test_a_queue_elsewhere_is_refused(settings: Any) -> None:
+def test_broker_outside_the_database_is_refused(settings: Any) -> None:
     settings.TASKS = {
         "default": {
             "BACKEND": "stoker.backend.StokerBackend",

@@ -1,4 +1,4 @@
-"""Outcomes are recorded together, whatever they are, and each leaves what it leaves alone."""
+"""Outcomes recorded in one batch leave the same rows as outcomes recorded one by one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def claim(broker: Broker, count: int) -> list[Delivery]:
 
 
 def succeeded(broker: Broker, values: list[Any]) -> list[Reported]:
-    """Reports of jobs that have returned these, as the monitor gets them."""
+    """Return reports of jobs that returned these values, as the monitor receives them."""
     tasks.add.enqueue_many([((1, 2), {}) for _ in values])
     sealer, reports = sealer_for(settings_for()), []
     claimed = claim(broker, len(values))
@@ -86,7 +86,7 @@ def rows_of(reported: list[Reported]) -> list[tuple[Any, ...]]:
     return [found[UUID(bytes=job[1])] for _, job in reported]
 
 
-def test_reports_of_workers_leave_what_attempts_leave(settings: Settings, broker: Broker) -> None:
+def test_batch_leaves_the_same_rows_as_single_attempts(settings: Settings, broker: Broker) -> None:
     together, singly = succeeded(broker, VALUES), succeeded(broker, VALUES)
     assert record(settings, broker, together) == set()
     for one in singly:
@@ -95,7 +95,7 @@ def test_reports_of_workers_leave_what_attempts_leave(settings: Settings, broker
     assert not Claimed.objects.exists()
 
 
-def test_a_batch_is_counted_as_its_parts_are(settings: Settings, broker: Broker) -> None:
+def test_batch_is_counted_like_its_single_reports(settings: Settings, broker: Broker) -> None:
     (delivery,) = (one for one in claim_again(broker))
     late = open_report(*succeeded(broker, [1])[0])
     late.delivery, late.enqueued_at = delivery, 1_800_000_000.0
@@ -125,16 +125,14 @@ def test_a_batch_is_counted_as_its_parts_are(settings: Settings, broker: Broker)
 
 
 def claim_again(broker: Broker) -> list[Delivery]:
-    """A job in its second attempt, whose wait is not counted."""
+    """Claim a job in its second attempt; its wait is not counted."""
     tasks.add.enqueue(1, 2)
     (delivery,) = claim(broker, 1)
     broker.release([Return(delivery.lease, attempts=1)])
     return claim(broker, 1)
 
 
-def test_a_stale_lease_is_not_recorded_and_the_others_are(
-    settings: Settings, broker: Broker
-) -> None:
+def test_stale_lease_in_a_batch_is_skipped(settings: Settings, broker: Broker) -> None:
     reported = succeeded(broker, [1, 2, 3])
     taken = UUID(bytes=reported[1][1][1])
     Claimed.objects.filter(pk=taken).update(lease_id=1)
@@ -144,7 +142,7 @@ def test_a_stale_lease_is_not_recorded_and_the_others_are(
     assert Job.objects.get(status=None).pk == taken
 
 
-def test_what_cannot_be_recorded_is_not_acked(
+def test_batch_that_cannot_be_recorded_is_not_acked(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -157,9 +155,7 @@ def test_what_cannot_be_recorded_is_not_acked(
     assert Claimed.objects.count() == 2
 
 
-def test_a_failure_and_a_retry_are_recorded_with_successes(
-    settings: Settings, broker: Broker
-) -> None:
+def test_failure_and_retry_are_recorded_with_successes(settings: Settings, broker: Broker) -> None:
     reported = succeeded(broker, [1, 2])
     tasks.fail.using(max_attempts=1).enqueue()
     tasks.fail.using(max_attempts=2).enqueue()
@@ -174,13 +170,13 @@ def test_a_failure_and_a_retry_are_recorded_with_successes(
     assert sorted(Attempt.objects.values_list("kind", flat=True)) == ["failed", "failed"]
 
 
-def test_a_job_that_is_reported_twice_is_recorded_once(settings: Settings, broker: Broker) -> None:
+def test_job_reported_twice_is_recorded_once(settings: Settings, broker: Broker) -> None:
     reported = succeeded(broker, [1])
     assert record(settings, broker, reported * 2) == set()
     assert Job.objects.get().status == "SUCCESSFUL"
 
 
-def test_a_step_is_followed_by_the_next(settings: Settings, broker: Broker) -> None:
+def test_finished_step_enqueues_the_next(settings: Settings, broker: Broker) -> None:
     reported = succeeded(broker, [1])
     chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue()
     (delivery,) = claim(broker, 1)
@@ -191,7 +187,7 @@ def test_a_step_is_followed_by_the_next(settings: Settings, broker: Broker) -> N
     assert len(claim(broker, 2)) == 1
 
 
-def test_listeners_are_told_of_each_end(
+def test_post_execute_is_sent_for_each_outcome(
     settings: Settings, broker: Broker, django_capture_on_commit_callbacks: Any
 ) -> None:
     told: list[Any] = []
@@ -213,7 +209,7 @@ def listening(receiver: Any) -> Iterator[None]:
         post_execute.disconnect(receiver)
 
 
-def test_the_next_of_a_line_comes(settings: Settings, broker: Broker) -> None:
+def test_finished_job_unblocks_the_next_of_its_lock(settings: Settings, broker: Broker) -> None:
     locked = tasks.add.using(lock=Lock("one"))
     locked.enqueue(1, 2)
     locked.enqueue(3, 4)
@@ -223,10 +219,10 @@ def test_the_next_of_a_line_comes(settings: Settings, broker: Broker) -> None:
     reported = [(pack_report(1, attempted), pack_for_monitor(pack_job(1, delivery)))]
     assert record(settings, broker, reported) == set()
     assert not Blocked.objects.exists()
-    assert Need.objects.count() == 1, "those of the one that has ended are gone"
+    assert Need.objects.count() == 1, "the needs of the finished job are deleted"
 
 
-def test_a_dead_letter_that_was_carried_on_is_resolved(settings: Settings, broker: Broker) -> None:
+def test_success_of_a_requeue_resolves_its_dead_letter(settings: Settings, broker: Broker) -> None:
     tasks.fail.using(max_attempts=1).enqueue()
     (delivery,) = claim(broker, 1)
     finish(settings, broker, [Executor(settings, worker_id="host:1.2").run(delivery)])
@@ -242,7 +238,7 @@ def test_a_dead_letter_that_was_carried_on_is_resolved(settings: Settings, broke
     assert letter.state == DeadLetter.State.RESOLVED
 
 
-def test_moments_are_rounded_as_one_by_one(seed: int) -> None:
+def test_times_in_a_batch_are_rounded_like_single_ones(seed: int) -> None:
     chance = random.Random(seed)
     moments = [time.time() + chance.uniform(-1e6, 1e6) for _ in range(5000)]
     moments += [0.0, 0.9999996, 1_700_000_000.9999998, 1_700_000_000.0000005]

@@ -1,4 +1,4 @@
-"""The table of dead letters: one row for each logical job, whoever writes it and how often."""
+"""The table of dead letters: one row for each logical job, however often it fails."""
 
 import threading
 from datetime import timedelta
@@ -16,7 +16,7 @@ WRITERS, ROUNDS = 2, 20
 
 
 def failure(identity: str, **values: object) -> DeadLetter:
-    """A job that has failed for good."""
+    """Return an entry for a job that has failed for good."""
     now = timezone.now()
     given = {
         "job_id": new_job_id(),
@@ -37,7 +37,7 @@ def failure(identity: str, **values: object) -> DeadLetter:
 
 
 @pytest.mark.django_db
-def test_a_further_failure_updates_the_entry() -> None:
+def test_further_failure_updates_the_entry() -> None:
     (first,) = DeadLetter.objects.upsert([failure("feed 7", message="no", priority=-5)])
     later = failure(
         "feed 7", message='still \\ "no", {1}\n%s', package=b"newer", priority=9, reason="timeout"
@@ -55,8 +55,8 @@ def test_a_further_failure_updates_the_entry() -> None:
 
 
 @pytest.mark.django_db
-def test_a_failure_that_was_counted_is_not_counted_again() -> None:
-    """A broker outside the store may have an outcome recorded twice."""
+def test_failure_recorded_twice_is_counted_once() -> None:
+    """With a broker outside the store an outcome may be recorded twice."""
     once = failure("feed 7")
     DeadLetter.objects.upsert([once])
     DeadLetter.objects.upsert([once])
@@ -64,7 +64,7 @@ def test_a_failure_that_was_counted_is_not_counted_again() -> None:
 
 
 @pytest.mark.django_db
-def test_two_failures_of_one_key_in_one_batch_are_both_counted() -> None:
+def test_two_failures_of_one_key_in_a_batch_are_both_counted() -> None:
     entries = [failure("feed 7"), failure("feed 8"), failure("feed 7", message="the last")]
     stored = DeadLetter.objects.upsert(entries)
     assert [(one.identity, one.failure_count) for one in stored] == [("feed 7", 2), ("feed 8", 1)]
@@ -73,7 +73,7 @@ def test_two_failures_of_one_key_in_one_batch_are_both_counted() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("state", ["resolved", "discarded"])
-def test_a_closed_entry_begins_anew(state: str) -> None:
+def test_failure_reopens_a_closed_entry_with_new_counts(state: str) -> None:
     DeadLetter.objects.upsert([failure("feed 7")])
     DeadLetter.objects.update(state=state, failure_count=9, requeued_count=9, closed_by="alice")
     (entry,) = DeadLetter.objects.upsert([failure("feed 7")])
@@ -83,7 +83,7 @@ def test_a_closed_entry_begins_anew(state: str) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.postgres
-def test_a_batch_is_one_statement_and_one_look() -> None:
+def test_batch_takes_two_statements() -> None:
     batch = [failure(str(uuid4())) for _ in range(400)]
     with CaptureQueriesContext(
         connection,
@@ -94,8 +94,8 @@ def test_a_batch_is_one_statement_and_one_look() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_who_write_the_same_entries_at_once_are_both_counted() -> None:
-    """Each on a connection of its own, in opposite orders."""
+def test_concurrent_writers_of_the_same_entries_are_both_counted() -> None:
+    """Each writer has its own connection and writes in the opposite order."""
     identities = [f"feed {number}" for number in range(5)]
     barrier = threading.Barrier(WRITERS)
     errors: list[BaseException] = []
@@ -121,7 +121,7 @@ def test_two_who_write_the_same_entries_at_once_are_both_counted() -> None:
     assert counts == dict.fromkeys(identities, WRITERS * ROUNDS)
 
 
-def test_an_id_that_follows_another_sorts_between_it_and_what_is_made_later() -> None:
+def test_following_id_sorts_between_its_predecessor_and_later_ids() -> None:
     first = new_job_id()
     later = [following_job_id(first) for _ in range(100)]
     assert len({first, *later}) == 101

@@ -1,4 +1,4 @@
-"""An attempt that failed is told once, by whoever knows most of it."""
+"""Each failed attempt sends one attempt_failed, from the process that knows most about it."""
 
 import uuid
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def told() -> Iterator[list[Failure]]:
-    """What was told."""
+    """The failures that attempt_failed was sent for."""
     failures: list[Failure] = []
 
     def listen(*, failure: Failure, **_: Any) -> None:
@@ -46,11 +46,11 @@ def record(delivery: Delivery, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("outcome", [Crashed("killed by SIGKILL", signal=9), TimedOut("late")])
-def test_a_lost_worker_is_told_of_when_it_is_recorded(
+def test_lost_worker_sends_attempt_failed_when_recorded(
     outcome: Outcome, told: list[Failure]
 ) -> None:
     reported.fail.enqueue("A-1", password="x")
-    record(claim()._replace(package=b""), outcome)  # as the monitor has it
+    record(claim()._replace(package=b""), outcome)  # the monitor has no package
     (failure,) = told
     assert (failure.task, failure.attempt, failure.is_final) == ("tests.app.reported.fail", 1, True)
     assert failure.reason == {"crashed": "crash", "timed_out": "timeout"}[outcome.kind]
@@ -59,13 +59,13 @@ def test_a_lost_worker_is_told_of_when_it_is_recorded(
     assert failure.exception is None
 
 
-def test_one_that_is_tried_again_is_not_final(told: list[Failure]) -> None:
+def test_retried_failure_is_not_final(told: list[Failure]) -> None:
     tasks.add.enqueue(1, 2)
     record(claim(), Crashed("killed"))
     assert [one.is_final for one in told] == [False]
 
 
-def test_what_the_worker_has_told_is_not_told_again(told: list[Failure]) -> None:
+def test_failure_signalled_by_the_worker_is_not_signalled_again(told: list[Failure]) -> None:
     reported.fail.enqueue("A-1", "x")
     attempted = Executor(settings_for(), worker_id="me").run(claim())
     (failure,) = told
@@ -75,14 +75,14 @@ def test_what_the_worker_has_told_is_not_told_again(told: list[Failure]) -> None
     assert len(told) == 1
 
 
-def test_what_cannot_be_begun_is_told_by_the_worker(told: list[Failure]) -> None:
+def test_unreadable_package_is_signalled_by_the_worker(told: list[Failure]) -> None:
     tasks.add.enqueue(1, 2)
     Executor(settings_for(), worker_id="me").run(claim()._replace(package=b"rubbish"))
     (failure,) = told
     assert (failure.reason, failure.package, failure.task) == ("unreadable", None, "")
 
 
-def test_nothing_is_unpickled_for_it(told: list[Failure]) -> None:
+def test_failure_of_a_pickled_job_unpickles_nothing(told: list[Failure]) -> None:
     entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"SERIALIZER": "pickle"}}
     with override_settings(TASKS={"default": entry}):
         tasks.echo.enqueue(object())
@@ -93,7 +93,7 @@ def test_nothing_is_unpickled_for_it(told: list[Failure]) -> None:
     assert failure.package.args == ()
 
 
-def test_what_goes_wrong_while_telling_undoes_nothing(told: list[Failure]) -> None:
+def test_unreadable_package_does_not_prevent_recording(told: list[Failure]) -> None:
     tasks.add.enqueue(1, 2)
     delivery = claim()._replace(package=b"")
     Job.objects.filter(pk=delivery.job_id).update(package=b"rubbish")
@@ -101,7 +101,7 @@ def test_what_goes_wrong_while_telling_undoes_nothing(told: list[Failure]) -> No
     assert [one.task for one in told] == [""]
 
 
-def test_whoever_listens_to_an_enqueue_knows_the_job() -> None:
+def test_pre_enqueue_receives_the_job_id() -> None:
     known: list[Any] = []
 
     def listen(*, job_id: uuid.UUID, **_: Any) -> None:

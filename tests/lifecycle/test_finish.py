@@ -1,4 +1,4 @@
-"""The state machine as a table: what an attempt came to, and where it leaves the job."""
+"""The state machine as a table: the outcome of an attempt, and the state of the job after it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,17 +39,17 @@ TIME_OUT = TimedOut("it went on", 9)
 
 @dataclass(frozen=True)
 class Left:
-    """Where a job is found afterwards."""
+    """The state of a job after its attempt."""
 
     place: str
     """claimed, ready, deferred, or none of them."""
     counts: tuple[int, int] | None = None
-    """Attempts and crashes, as the next claim finds them."""
+    """Attempts and crashes before the next claim."""
     status: str | None = None
     attempt: str | None = None
     """The kind of the recorded attempt."""
     dead_letter: str | None = None
-    """The reason it gives."""
+    """The reason of the dead letter."""
 
 
 OVER = Left("none", status="SUCCESSFUL")
@@ -66,7 +66,7 @@ def broker(settings: Settings) -> Broker:
 
 
 def claim(broker: Broker, attempt: int = 1, crashes: int = 0) -> Delivery:
-    """A job of 3 attempts and 2 crashes at most, in the attempt that is asked for."""
+    """Claim a job in the given attempt; it has at most 3 attempts and 2 crashes."""
     tasks.add.using(max_attempts=3, max_crashes=2).enqueue(1, 2)
     (delivery,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
     if (attempt, crashes) != (1, 0):
@@ -123,7 +123,7 @@ def left_of(delivery: Delivery) -> Left:
     ],
     ids=str,
 )
-def test_the_moves(
+def test_outcome_moves_the_job_to_the_expected_place(
     outcome: Outcome, attempt: int, crashes: int, left: Left, settings: Settings, broker: Broker
 ) -> None:
     delivery = claim(broker, attempt, crashes)
@@ -137,7 +137,7 @@ def test_the_moves(
     [DONE, Cancelled("no"), Failed(FAULT), Retry(FAULT, 0.0), Snoozed(0.0), CRASH, TIME_OUT],
     ids=lambda outcome: outcome.kind,
 )
-def test_a_stale_lease_moves_nothing_and_records_nothing(
+def test_stale_lease_moves_and_records_nothing(
     outcome: Outcome, settings: Settings, broker: Broker
 ) -> None:
     delivery = claim(broker, attempt=3)
@@ -149,10 +149,10 @@ def test_a_stale_lease_moves_nothing_and_records_nothing(
 
 
 @pytest.mark.parametrize("outcome", [DONE, Retry(FAULT, 0.0), CRASH], ids=lambda one: one.kind)
-def test_an_outcome_counts_once_however_often_it_is_told(
+def test_outcome_reported_twice_counts_once(
     outcome: Outcome, settings: Settings, broker: Broker
 ) -> None:
-    """A monitor that dies between its commit and its word of it is told again by the pusher."""
+    """The pusher reports again if the monitor dies after its commit, before it confirms it."""
     delivery = claim(broker)
     finish(settings, broker, [attempted(delivery, outcome)])
     before = left_of(delivery)
@@ -161,9 +161,7 @@ def test_an_outcome_counts_once_however_often_it_is_told(
     assert Attempt.objects.count() == (0 if outcome is DONE else 1)
 
 
-def test_a_batch_is_recorded_whole_and_its_stale_ones_are_left_out(
-    settings: Settings, broker: Broker
-) -> None:
+def test_batch_is_recorded_without_its_stale_leases(settings: Settings, broker: Broker) -> None:
     tasks.add.enqueue_many([((1, 2), {})] * 50)
     deliveries = broker.claim([], 50, holder=uuid4(), lease_seconds=60)
     lost = deliveries[::10]
@@ -174,10 +172,10 @@ def test_a_batch_is_recorded_whole_and_its_stale_ones_are_left_out(
     assert not Claimed.objects.exists()
 
 
-def test_what_cannot_be_recorded_is_not_acked(
+def test_outcome_that_cannot_be_recorded_is_not_acked(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Record first, ack last: here both are one transaction."""
+    """Record first, ack last; on this broker both are one transaction."""
     delivery = claim(broker)
 
     def refuse() -> None:
@@ -189,18 +187,17 @@ def test_what_cannot_be_recorded_is_not_acked(
     assert left_of(delivery) == Left("claimed", (1, 0))
 
 
-def test_what_a_crash_is_worth_is_read_from_the_store_and_runs_nothing(
+def test_crash_without_a_package_is_decided_by_the_settings(
     settings: Settings, broker: Broker
 ) -> None:
-    """The report of a crash comes without the package, and with a package that does not open the
-    settings decide."""
+    """The report of a crash has no package, and the settings decide if no package can be opened."""
     delivery = claim(broker, attempt=3)
     bare = Delivery(delivery.job_id, delivery.lease_id, b"", "default", 0, 3, 0)
     finish(settings, broker, [attempted(bare, CRASH)])
     assert left_of(delivery).dead_letter == "crash"
 
 
-def test_dead_letters_are_announced_when_they_are_stored(
+def test_dead_lettered_is_sent_after_the_entry_is_stored(
     settings: Settings, broker: Broker
 ) -> None:
     told: list[tuple[str, bool]] = []
@@ -216,7 +213,7 @@ def test_dead_letters_are_announced_when_they_are_stored(
     assert told == [("error", True)]
 
 
-def test_successes_that_are_not_kept_leave_no_row(settings: Settings, broker: Broker) -> None:
+def test_success_without_kept_results_leaves_no_row(settings: Settings, broker: Broker) -> None:
     delivery = claim(broker)
     keeping_none = replace(settings, keep_results=Retention(successful_seconds=0))
     finish(keeping_none, broker, [attempted(delivery, DONE)])

@@ -1,5 +1,5 @@
-"""A cluster without processes, that has the misfortunes of one: outcomes that are recorded many at
-a time, in any order, and some of them too late."""
+"""A cluster without processes that records outcomes as a real one may: in batches, in any order,
+and some of them too late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.models import Ready
 
 
 class Runner:
-    """Runs what is due until nothing is.
+    """Runs due jobs until there are none.
 
     Args:
         loss_rate: how often an outcome is lost, so that the job is run again.
@@ -52,14 +52,14 @@ class Runner:
         )
 
     def _lose(self, lost: Sequence[Attempted]) -> None:
-        """Somebody else has these jobs from now on."""
+        """Release these jobs, so that they run again."""
         self.broker.release(
             [Return(one.delivery.lease, attempts=one.delivery.attempt - 1) for one in lost]
         )
         self.lost += lost
 
     def _come_late(self) -> None:
-        """What was lost is recorded after all: too late, so that nothing may come of it."""
+        """Record the lost outcomes too late, and check that nothing changes."""
         if self.lost:
             leases = {one.delivery.lease for one in self.lost}
             assert finish(self.settings, self.broker, self.lost) == leases

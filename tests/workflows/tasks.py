@@ -1,18 +1,18 @@
-"""Tasks of the tests of workflows: what they do stands in a list, in the order it was done."""
+"""Tasks for the tests of workflows. Each appends what it did to a list."""
 
 from typing import Any
 
 from stoker import Cancel, current_workflow, task
 
 DONE: list[Any] = []
-"""What was done so far."""
+"""What the tasks have done so far, in order."""
 FAILING: set[Any] = set()
 """Names of steps that fail."""
 
 
 @task(max_attempts=1)
 def note(name: str) -> str:
-    """Write the name down."""
+    """Append the name to DONE."""
     DONE.append(name)
     if name in FAILING:
         raise ValueError(name)
@@ -42,14 +42,14 @@ async def double_later(number: int) -> int:
 
 @task(max_attempts=1)
 def tell(given: Any, name: str = "") -> Any:
-    """Write down what it is given."""
+    """Append the argument to DONE."""
     DONE.append((name, given) if name else given)
     return given
 
 
 @task(max_attempts=1)
 def tell_result(result: Any, name: str) -> None:
-    """Write down what has become of a job."""
+    """Append the state and value of a job to DONE."""
     value = result.return_value if result.status == "SUCCESSFUL" else None
     DONE.append((name, result.state.value, value))
 
@@ -61,7 +61,7 @@ def give_up(name: str) -> None:
 
 @task
 def fan_out(count: int) -> int:
-    """Add as many steps as it is told, side by side, and their sum."""
+    """Add that many parallel steps and a step that sums them."""
     from stoker import group
 
     current_workflow().add(group(double.si(number) for number in range(count)), total.s())
@@ -80,7 +80,7 @@ def add_and_fail_once(name: str) -> str:
 
 @task(max_attempts=1)
 def say(*given: Any) -> str:
-    """Write down its name, the last argument, and what it was given before that."""
+    """Append its name, which is the last argument, and the argument before it."""
     *received, name = given
     DONE.append((name, received[0] if received else "nothing"))
     if name in FAILING:

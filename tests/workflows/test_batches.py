@@ -1,4 +1,4 @@
-"""What ends in the same transaction as something else, or too late, or once more."""
+"""Steps that end in the same transaction as others, too late, or once more."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_and_snooze_once() -> None:
 
 
 def run_in_one_batch(before_it_is_recorded: Callable[[], object] = lambda: None) -> None:
-    """Run what waits, and record all of it in one transaction."""
+    """Run all waiting jobs and record them in one transaction."""
     settings = settings_for()
     broker, executor = broker_for(settings), Executor(settings, worker_id="test")
     claimed = broker.claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
@@ -65,7 +65,9 @@ def _failing() -> Node:
         lambda: group(chain(note.si("a")), chain(group(note.si("x"), _failing()))),
     ],
 )
-def test_on_error_of_what_fails_together_with_what_holds_it(make: Callable[[], Any]) -> None:
+def test_on_error_runs_once_when_a_node_fails_together_with_its_parent(
+    make: Callable[[], Any],
+) -> None:
     FAILING.add("bad")
     make().enqueue()
     run_in_one_batch()
@@ -73,7 +75,7 @@ def test_on_error_of_what_fails_together_with_what_holds_it(make: Callable[[], A
     assert DONE.count("told") == 1
 
 
-def test_what_is_added_to_a_workflow_that_is_cancelled_meanwhile_is_never_run() -> None:
+def test_steps_added_to_a_workflow_cancelled_meanwhile_never_run() -> None:
     workflow = chain(add_one.si("a")).enqueue()
     run_in_one_batch(workflow.cancel)
     drain()
@@ -81,7 +83,7 @@ def test_what_is_added_to_a_workflow_that_is_cancelled_meanwhile_is_never_run() 
     assert get_workflow(workflow.id).status == "CANCELLED"
 
 
-def test_what_a_dead_letter_has_added_is_never_run_though_its_step_is_sent_again() -> None:
+def test_steps_added_by_a_failed_run_never_run_after_a_retry() -> None:
     FAILING.add("a")
     workflow = chain(add_one.si("a")).enqueue()
     drain()
@@ -91,14 +93,14 @@ def test_what_a_dead_letter_has_added_is_never_run_though_its_step_is_sent_again
     assert DONE == ["a", "a", "after a"]
 
 
-def test_what_was_added_before_a_snooze_is_never_run() -> None:
+def test_steps_added_before_a_snooze_never_run() -> None:
     workflow = chain(add_and_snooze_once.si()).enqueue()
     drain(include_deferred=True)
     assert DONE == ["run", "run", "added"]
     assert get_workflow(workflow.id).progress().total == 2
 
 
-def test_two_retries_at_once_send_each_job_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_retries_at_once_enqueue_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     workflow = chain(note.si("a"), note.si("b")).enqueue()
     workflow.cancel()
     look = steering._to_redo
@@ -125,7 +127,7 @@ def send_again_and_run_all(workflow: Any) -> str:
 
 
 @pytest.mark.parametrize("optional", [note.si("b").optional(), chain(note.si("b")).optional()])
-def test_an_optional_step_that_is_sent_again_ends_no_chain_that_has_gone_on(optional: Node) -> None:
+def test_requeued_optional_step_does_not_end_a_chain_that_went_on(optional: Node) -> None:
     FAILING.add("b")
     later = note.using(run_after=60).si("later")
     workflow = chain(optional, later, note.si("end")).enqueue()
@@ -135,7 +137,7 @@ def test_an_optional_step_that_is_sent_again_ends_no_chain_that_has_gone_on(opti
 
 
 @pytest.mark.parametrize("optional", [note.si("b").optional(), chain(note.si("b")).optional()])
-def test_an_optional_step_that_is_sent_again_mends_no_chain_that_has_failed(optional: Node) -> None:
+def test_requeued_optional_step_does_not_revive_a_failed_chain(optional: Node) -> None:
     FAILING.add("b")
     workflow = chain(optional, give_up.si("c"), note.si("end")).enqueue()
     drain()
@@ -143,7 +145,7 @@ def test_an_optional_step_that_is_sent_again_mends_no_chain_that_has_failed(opti
     assert DONE == ["b", "b"]
 
 
-def test_a_cancel_that_dies_half_way_is_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_cancel_is_completed_by_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = group(note.si("a"), note.si("b")).enqueue()
 
     def die(*_: object) -> None:
@@ -159,7 +161,7 @@ def test_a_cancel_that_dies_half_way_is_carried_out(monkeypatch: pytest.MonkeyPa
     assert not Cancellation.objects.exists()
 
 
-def test_what_a_member_has_added_is_not_run_when_its_group_has_failed() -> None:
+def test_steps_added_by_a_member_of_a_failed_group_never_run() -> None:
     FAILING.add("bad")
     group([add_one.si("a"), note.si("bad")], on_failure="stop").enqueue()
     settings = settings_for()

@@ -1,4 +1,4 @@
-"""``manage.py stoker workflows``: what it says, and how it ends."""
+"""``manage.py stoker workflows``: its output and its exit code."""
 
 import json
 from io import StringIO
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _this_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps its database's deadlines: they are for commands."""
+    """Do not set the database deadlines of commands in the test process."""
     monkeypatch.setattr("stoker.management.subcommand.within_deadlines", lambda settings: settings)
 
 
@@ -34,7 +34,7 @@ def plain(*words: str) -> Any:
     return json.loads(stoker(*words, "--json")[0])
 
 
-def test_list() -> None:
+def test_list_filters_by_state_and_shows_pages() -> None:
     ids = [chain(note.si("a")).enqueue(name=f"flow {number}").id for number in range(3)]
     drain()
     chain(note.si("b")).enqueue()
@@ -62,7 +62,7 @@ def test_show_draws_the_tree() -> None:
     assert (shown["state"], len(shown["steps"])) == ("SUCCESSFUL", 6)
 
 
-def test_cancel_and_retry() -> None:
+def test_cancel_and_retry_change_the_workflow_and_set_the_exit_code() -> None:
     workflow = chain(note.si("a"), note.si("b")).enqueue()
     assert stoker("cancel", workflow.id, "--because", "wrong")[1] == 0
     assert get_workflow(workflow.id).reason == "wrong"
@@ -77,6 +77,6 @@ def test_cancel_and_retry() -> None:
     assert get_workflow(workflow.id).status == "SUCCESSFUL"
 
 
-def test_an_id_that_nobody_has() -> None:
+def test_unknown_id_is_an_error() -> None:
     with pytest.raises(CommandError, match="id of a workflow"):
         stoker("show", "x")

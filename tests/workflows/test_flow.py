@@ -1,4 +1,4 @@
-"""Workflows run as they are written: each step once, in order, with what it is given."""
+"""Workflows run each step once, in order, with the right arguments."""
 
 from typing import Any
 
@@ -35,52 +35,52 @@ def run(node: Any) -> Any:
     return workflow
 
 
-def test_a_chain_gives_each_step_the_result_of_the_one_before() -> None:
+def test_chain_passes_each_result_to_the_next_step() -> None:
     workflow = run(chain(add.s(1, 2), add.s(3), tell.si("end"), double.si(4)))
     assert DONE == [(1, 2), (3, 3), "end"]
     assert (workflow.status, workflow.value) == ("SUCCESSFUL", 8)
 
 
-def test_a_chord_gives_its_callback_the_results_in_order() -> None:
+def test_chord_passes_the_results_in_order_to_its_callback() -> None:
     workflow = run(chord([double.s(number) for number in range(10)], total.s()))
     assert workflow.value == 90
     assert workflow.wait(timeout=0) == 90
 
 
-def test_a_callback_waits_for_every_member() -> None:
-    """Even if it would come before them, once it is enqueued."""
+def test_callback_with_high_priority_waits_for_every_member() -> None:
+    """Its priority would put it first in the queue, but it is not enqueued before."""
     first = total.using(priority=100).s()
     assert run(chord([double.s(number) for number in range(4)], first)).value == 12
 
 
-def test_nested() -> None:
+def test_nested_workflow_passes_results_through() -> None:
     node = add.s(1, 1) | (double.s() & (add.s(1) | double.s())) | tell.s()
     assert run(node).value == [4, 6]
     assert DONE[-1] == [4, 6]
 
 
-def test_a_group_alone_gives_a_list_lazily() -> None:
+def test_group_alone_has_lazy_results() -> None:
     workflow = run(group(double.s(number) for number in range(5)))
     assert list(workflow.results()) == workflow.value == [0, 2, 4, 6, 8]
     assert workflow.progress().successful == 5
 
 
-def test_a_group_of_nothing_is_done_at_once() -> None:
+def test_chord_without_members_calls_its_callback_with_an_empty_list() -> None:
     assert run(chord([], tell.s())).value == []
 
 
 @pytest.mark.parametrize("of_task", [double, double_later])
-def test_map_calls_each_in_chunks(of_task: Any) -> None:
+def test_map_runs_in_chunks(of_task: Any) -> None:
     workflow = run(chain(of_task.map(range(10), chunk=4), total.s()))
     assert workflow.value == 90
     assert workflow.progress().total == 4
 
 
-def test_starmap() -> None:
+def test_starmap_passes_each_tuple_as_arguments() -> None:
     assert run(add.starmap([(1, 2), (3, 4)])).value == [3, 7]
 
 
-def test_a_failed_step_stops_its_chain() -> None:
+def test_failed_step_stops_its_chain() -> None:
     FAILING.add("b")
     workflow = run(chain(note.si("a"), note.si("b"), note.si("c")))
     assert (workflow.status, DONE) == ("FAILED", ["a", "b"])
@@ -89,13 +89,13 @@ def test_a_failed_step_stops_its_chain() -> None:
     assert (progress.successful, progress.failed, progress.waiting) == (1, 1, 1)
 
 
-def test_an_optional_step_does_not() -> None:
+def test_failed_optional_step_does_not_stop_its_chain() -> None:
     FAILING.add("b")
     workflow = run(chain(note.si("a"), note.si("b").optional(), tell.s("c")))
     assert (workflow.status, DONE) == ("SUCCESSFUL", ["a", "b", ("c", None)])
 
 
-def test_what_was_done_is_undone_backwards() -> None:
+def test_failed_chain_undoes_finished_steps_in_reverse() -> None:
     FAILING.add("c")
     node = chain(
         note.si("a").undo(tell.s("undo")),
@@ -108,24 +108,24 @@ def test_what_was_done_is_undone_backwards() -> None:
     assert workflow.status == "FAILED"
 
 
-def test_on_error_is_told_which_job_failed() -> None:
+def test_on_error_receives_the_result_of_the_failed_job() -> None:
     FAILING.add("b")
     run(chain(note.si("a"), note.si("b"), on_error=tell_result.s("oh")))
     assert DONE == ["a", "b", ("oh", "FAILED", None)]
 
 
-def test_a_cancelled_step_counts_as_failed() -> None:
+def test_cancelled_step_fails_its_chain() -> None:
     assert run(chain(give_up.si("no"), note.si("b"))).status == "FAILED"
     assert DONE == []
 
 
-def test_a_group_waits_for_all_before_it_fails() -> None:
+def test_failed_member_lets_the_other_members_run_by_default() -> None:
     FAILING.add("a")
     workflow = run(chord([note.si("a"), note.si("b"), note.si("c")], tell.s()))
     assert (workflow.status, DONE) == ("FAILED", ["a", "b", "c"])
 
 
-def test_a_group_may_fail_fast() -> None:
+def test_failed_member_cancels_the_others_with_on_failure_stop() -> None:
     FAILING.add("a")
     members = group(note.si("a"), note.si("b"), note.si("c"), on_failure="stop")
     workflow = run(chain(members, note.si("d")))
@@ -133,13 +133,13 @@ def test_a_group_may_fail_fast() -> None:
     assert workflow.progress().cancelled == 2
 
 
-def test_a_group_may_go_on() -> None:
+def test_group_with_on_failure_continue_succeeds_despite_a_failed_member() -> None:
     FAILING.add("b")
     members = group(note.si("a"), note.si("b"), on_failure="continue")
     assert run(chain(members, tell.s())).value == ["a", None]
 
 
-def test_few_members_at_once() -> None:
+def test_group_with_at_once_enqueues_only_so_many_members() -> None:
     workflow = group((note.si(name) for name in "abcde"), at_once=2).enqueue()
     enqueued = Step.objects.filter(state="ENQUEUED")
     assert enqueued.count() == 2
@@ -150,7 +150,7 @@ def test_few_members_at_once() -> None:
     assert (workflow.status, sorted(DONE)) == ("SUCCESSFUL", [*"abcde"])
 
 
-def test_cancel_ends_what_waits() -> None:
+def test_cancel_ends_waiting_steps() -> None:
     workflow = chain(group(note.si("a"), note.si("b")), note.si("c")).enqueue()
     assert workflow.cancel("enough")
     assert not drain()
@@ -159,7 +159,7 @@ def test_cancel_ends_what_waits() -> None:
     assert not workflow.cancel()
 
 
-def test_retry_goes_on_from_the_failed_step() -> None:
+def test_retry_continues_from_the_failed_step() -> None:
     FAILING.add("b")
     workflow = run(chain(note.si("a"), note.si("b"), tell.s("c")))
     FAILING.clear()
@@ -170,7 +170,7 @@ def test_retry_goes_on_from_the_failed_step() -> None:
     assert (workflow.status, DONE) == ("SUCCESSFUL", ["a", "b", "b", ("c", "b")])
 
 
-def test_retry_after_a_cancel() -> None:
+def test_retry_after_a_cancel_runs_the_workflow() -> None:
     workflow = chain(note.si("a"), note.si("b")).enqueue()
     workflow.cancel()
     assert workflow.retry() == 1
@@ -178,18 +178,18 @@ def test_retry_after_a_cancel() -> None:
     assert get_workflow(workflow.id).status == "SUCCESSFUL"
 
 
-def test_retry_after_a_cancel_between_two_steps() -> None:
+def test_retry_after_a_cancel_between_two_steps_continues_with_the_second() -> None:
     workflow = chain(note.si("a"), chain(note.si("b"), note.si("c")), note.si("d")).enqueue()
     drain(until_empty=False)
     Step.objects.filter(workflow_id=workflow.id, state="ENQUEUED").update(state="SUCCESSFUL")
-    Ready.objects.all().delete()  # as though it had succeeded when the workflow was cancelled
+    Ready.objects.all().delete()  # as if it had succeeded just before the workflow was cancelled
     workflow.cancel()
     assert workflow.retry() == 1
     drain()
     assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "c", "d"])
 
 
-def test_retry_of_a_group_that_failed_fast() -> None:
+def test_retry_of_a_stopped_group_runs_all_members() -> None:
     FAILING.add("a")
     members = group((note.si(name) for name in "abcde"), on_failure="stop", at_once=3)
     workflow = run(chain(members, tell.s()))
@@ -201,21 +201,21 @@ def test_retry_of_a_group_that_failed_fast() -> None:
     assert workflow.value == [*"abcde"]
 
 
-def test_a_task_adds_steps_to_its_workflow() -> None:
+def test_task_adds_steps_that_run_before_the_next_step() -> None:
     workflow = run(chain(fan_out.s(5), double.s()))
     assert workflow.value == 40
     assert workflow.progress().total == 8
 
 
-def test_what_a_failed_attempt_added_is_never_run() -> None:
+def test_steps_added_by_a_failed_attempt_never_run() -> None:
     workflow = run(chain(add_and_fail_once.s("x"), tell.s("end")))
     assert DONE == ["x", "x", ("added", "x"), ("end", "x")]
     assert workflow.status == "SUCCESSFUL"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_in_async_code() -> None:
-    """As a view would: made, waited for by others, asked."""
+def test_async_code_can_enqueue_and_await_a_workflow() -> None:
+    """Like an async view: enqueue, then await the result."""
 
     async def make() -> Any:
         return await chain(add.s(1, 2), double.s()).aenqueue(name="later")

@@ -1,4 +1,4 @@
-"""Hooks: jobs of their own, made in the transaction that records what they are about."""
+"""Hooks are separate jobs, enqueued in the transaction that records their job's outcome."""
 
 from typing import Any
 
@@ -21,40 +21,40 @@ def shaky(name: str) -> str:
     return note.func(name)
 
 
-def test_a_hook_is_given_the_result() -> None:
+def test_on_success_receives_the_result() -> None:
     shaky.enqueue("a")
     drain()
     assert DONE == ["a", ("good", "SUCCESSFUL", "a")]
 
 
-def test_a_failure_is_told_once_when_it_is_final() -> None:
+def test_on_failure_runs_once_after_the_last_attempt() -> None:
     FAILING.add("a")
     shaky.enqueue("a")
     drain()
     assert DONE == ["a", "a", ("bad", "FAILED", None)]
 
 
-def test_hooks_of_one_job() -> None:
+def test_hooks_in_using_apply_to_that_call_only() -> None:
     over = tell_result.s("over")
     note.using(on_finish=over).enqueue("a")
     note.enqueue("b")
     give_up.using(on_finish=over, on_success=tell.si("never")).enqueue("c")
     drain()
     assert [one for one in DONE if isinstance(one, str)] == ["a", "b"]
-    # A hook's place in line is that of its job: among those of the same millisecond it may be any.
+    # A hook has its job's place in the queue; the order within a millisecond is not defined.
     told = {one for one in DONE if not isinstance(one, str)}
     assert told == {("over", "SUCCESSFUL", "a"), ("over", "CANCELLED", None)}
     assert len(DONE) == 4
 
 
-def test_a_job_that_is_cancelled_while_it_waits() -> None:
+def test_job_cancelled_while_it_waits_calls_on_failure() -> None:
     result = shaky.enqueue("a")
     assert result.cancel("no")
     drain()
     assert DONE == [("bad", "CANCELLED", None)]
 
 
-def test_a_hook_that_fails_is_a_dead_letter_of_its_own() -> None:
+def test_failing_hook_does_not_change_its_job() -> None:
     FAILING.add("hook")
     result = note.using(on_success=note.si("hook")).enqueue("a")
     drain()
@@ -62,7 +62,7 @@ def test_a_hook_that_fails_is_a_dead_letter_of_its_own() -> None:
     assert (result.status, DONE) == ("SUCCESSFUL", ["a", "hook"])
 
 
-def test_the_hook_has_the_value_where_results_are_not_kept(settings: Any) -> None:
+def test_hook_receives_the_value_though_results_are_not_kept(settings: Any) -> None:
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"KEEP_RESULTS": False}}}
     shaky.enqueue("a")
     drain()
@@ -70,8 +70,8 @@ def test_the_hook_has_the_value_where_results_are_not_kept(settings: Any) -> Non
     assert not Job.objects.exists()
 
 
-def test_a_task_without_hooks_asks_nothing(django_assert_num_queries: Any) -> None:
-    """The id says that there is nothing to look for."""
+def test_job_without_hooks_says_so_in_its_id(django_assert_num_queries: Any) -> None:
+    """Bits of the id say that there are no hooks, so no query is needed."""
     result = double.enqueue(1)
     assert not int(result.id.replace("-", ""), 16) & (3 << 60)
     assert settings_for().alias == "default"
@@ -85,7 +85,7 @@ def test_a_task_without_hooks_asks_nothing(django_assert_num_queries: Any) -> No
         ({"on_finish": double.si()}, TypeError, "does not take these arguments"),
     ],
 )
-def test_what_is_no_hook_is_refused(
+def test_invalid_hook_is_refused(
     changes: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
@@ -93,7 +93,7 @@ def test_what_is_no_hook_is_refused(
     assert not Job.objects.exists()
 
 
-def test_hooks_go_with_guards() -> None:
+def test_hooks_work_with_guards() -> None:
     guarded = note.using(sequence=InSequence("notes"), on_success=tell_result.s("good"))
     guarded.enqueue("a")
     guarded.enqueue("b")
@@ -102,7 +102,7 @@ def test_hooks_go_with_guards() -> None:
     assert len(DONE) == 4
 
 
-def test_a_job_that_is_replaced_by_one_with_hooks() -> None:
+def test_replaced_job_has_the_hooks_of_the_new_call() -> None:
     only = note.using(unique=Unique("note", on_conflict="replace"))
     first = only.enqueue("a")
     second = only.using(on_success=tell_result.s("good")).enqueue("b")
@@ -111,7 +111,7 @@ def test_a_job_that_is_replaced_by_one_with_hooks() -> None:
     assert DONE == ["b", ("good", "SUCCESSFUL", "b")]
 
 
-def test_post_execute_is_told_in_the_end() -> None:
+def test_post_execute_receives_the_finished_result() -> None:
     heard = []
 
     def hear(task_result: Any, outcome: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whatever ends a job, its workflow goes on from it; and what is over is forgotten in time."""
+"""Workflows continue however a job ends, and finished workflows are pruned."""
 
 from datetime import timedelta
 from typing import Any
@@ -30,7 +30,7 @@ def sweep() -> WorkflowSweep:
     return WorkflowSweep(settings, broker_for(settings), lambda: None)
 
 
-def test_a_step_that_is_requeued_lets_its_workflow_go_on() -> None:
+def test_requeued_step_resumes_its_workflow() -> None:
     FAILING.add("b")
     workflow = chain(note.si("a"), note.si("b"), tell.s("c")).enqueue()
     drain()
@@ -44,7 +44,7 @@ def test_a_step_that_is_requeued_lets_its_workflow_go_on() -> None:
     assert DONE[-1] == ("c", "b")
 
 
-def test_a_requeued_step_is_given_what_it_was_given() -> None:
+def test_requeued_step_receives_the_same_arguments() -> None:
     FAILING.add("b")
     workflow = chain(note.si("a"), chain(say.s("b")), tell.s("c")).enqueue()
     drain()
@@ -58,7 +58,7 @@ def test_a_requeued_step_is_given_what_it_was_given() -> None:
     assert ["a", *[("b", "a")] * 3, ("c", "b")] == DONE
 
 
-def test_one_member_that_is_requeued_among_others() -> None:
+def test_group_resumes_after_every_failed_member_is_requeued() -> None:
     FAILING.update("ab")
     workflow = chord([note.si("a"), note.si("b"), note.si("c")], tell.s()).enqueue()
     drain()
@@ -72,7 +72,7 @@ def test_one_member_that_is_requeued_among_others() -> None:
     assert get_workflow(workflow.id).value == ["a", "b", "c"]
 
 
-def test_a_job_that_is_cancelled_fails_its_chain() -> None:
+def test_cancelled_job_fails_its_chain() -> None:
     workflow = chain(note.si("a"), note.si("b"), on_error=tell_result.s("oh")).enqueue()
     (step,) = [one for one in workflow.steps() if one.state == "ENQUEUED"]
     assert fetch(settings_for(), step.job_id).cancel()
@@ -81,13 +81,13 @@ def test_a_job_that_is_cancelled_fails_its_chain() -> None:
     assert DONE == [("oh", "CANCELLED", None)]
 
 
-def test_a_queue_that_is_cleared() -> None:
+def test_cleared_queue_fails_the_workflows_of_its_jobs() -> None:
     workflow = group(note.si("a"), note.si("b")).enqueue()
     queues.clear("default")
     assert get_workflow(workflow.id).status == "FAILED"
 
 
-def test_a_job_that_was_removed_by_hand() -> None:
+def test_sweep_continues_a_workflow_whose_job_was_deleted() -> None:
     workflow = chain(note.si("a").optional(), note.si("b")).enqueue()
     Ready.objects.all().delete()
     Job.objects.all().delete()
@@ -96,12 +96,12 @@ def test_a_job_that_was_removed_by_hand() -> None:
     assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["b"])
 
 
-def test_nothing_is_gone_on_from_that_is_under_way() -> None:
+def test_sweep_ignores_steps_under_way() -> None:
     chain(note.si("a"), note.si("b")).enqueue()
     assert sweep().go_on() == 0
 
 
-def test_an_end_that_is_recorded_again_changes_nothing() -> None:
+def test_outcome_recorded_again_changes_nothing() -> None:
     workflow = chain(note.si("a"), note.si("b"), note.si("c")).enqueue()
     first = next(step for step in workflow.steps() if step.state == "ENQUEUED")
     drain()
@@ -113,7 +113,7 @@ def test_an_end_that_is_recorded_again_changes_nothing() -> None:
     assert states == {"SUCCESSFUL"}
 
 
-def test_results_that_are_not_kept_are_given_all_the_same(settings: Any) -> None:
+def test_results_are_passed_on_though_they_are_not_kept(settings: Any) -> None:
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"KEEP_RESULTS": False}}}
     workflow = chord([double.s(1), double.s(2)], chain(total.s(), tell.s())).enqueue()
     drain()
@@ -122,7 +122,7 @@ def test_results_that_are_not_kept_are_given_all_the_same(settings: Any) -> None
     assert not Job.objects.exists()
 
 
-def test_values_are_forgotten_and_workflows_pruned() -> None:
+def test_values_are_deleted_and_workflows_pruned() -> None:
     workflow = chord([double.s(1), double.s(2)], total.s()).enqueue()
     drain()
     assert Step.objects.exclude(value=None).count() == 2
@@ -135,14 +135,14 @@ def test_values_are_forgotten_and_workflows_pruned() -> None:
     assert not Step.objects.exists()
 
 
-def test_what_is_under_way_is_not_pruned() -> None:
+def test_unfinished_workflow_is_not_pruned() -> None:
     group(note.si("a")).enqueue()
     Workflow.objects.update(made_at=timezone.now() - timedelta(days=800))
     assert sweep().prune() == 0
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_broker_outside_the_store(settings: Any) -> None:
+def test_workflow_runs_on_a_broker_outside_the_store(settings: Any) -> None:
     options = {"BROKER": "memory://"}
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
     FAILING.add("x")
@@ -156,7 +156,9 @@ def test_a_broker_outside_the_store(settings: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_such_a_broker_was_never_given(settings: Any, monkeypatch: Any) -> None:
+def test_step_that_was_never_relayed_to_the_broker_is_relayed_later(
+    settings: Any, monkeypatch: Any
+) -> None:
     options = {"BROKER": "memory://"}
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
     drain()  # jobs that other tests left in this process's memory broker

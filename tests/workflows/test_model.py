@@ -1,8 +1,8 @@
-"""Random workflows against a tiny interpreter that knows nothing of jobs, rows or transactions.
+"""Random workflows compared with a small interpreter that has no jobs, rows or transactions.
 
-What is compared: which steps were run, what each was given, and how the workflow ended. Steps run
-in an order that the store may choose, and some of them twice: after a job has run, its cluster may
-be found dead, so that another has to run it once more.
+The test compares which steps ran, their arguments and the outcome of the workflow. The store
+chooses the order of the steps, and some run twice: a cluster may die after it ran a job, so that
+another runs the job again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NOTHING = "nothing"
 
 @dataclass
 class World:
-    """What an interpreter finds, and leaves."""
+    """The input of the interpreter and what it has done."""
 
     failing: set[str]
     done: list[Any] = field(default_factory=list)
 
     def run(self, node: Node, given: Any) -> tuple[bool, Any]:
-        """Whether it succeeds, and its result."""
+        """Return whether the node succeeds, and its result."""
         is_good, value = self._run(node, given)
         if not is_good and node.error_step is not None:
             self.run(node.error_step, NOTHING)
@@ -80,7 +80,7 @@ class World:
 
 @st.composite
 def nodes(draw: st.DrawFn, depth: int = 3) -> Node:
-    """A node of any kind; its leaves have names of their own."""
+    """Draw a node of any kind."""
     kind = draw(st.sampled_from(["task", "task", "chain", "group"] if depth else ["task"]))
     node: Node
     if kind == "task":
@@ -109,7 +109,7 @@ def without_undo(node: Node) -> Node:
 
 
 def drawn(node: Any) -> str:
-    """A node in few letters."""
+    """Return a short text for a node."""
     match node:
         case Signature():
             text = f"{node.args[0]}{'' if node.receives else 'i'}"
@@ -123,7 +123,7 @@ def drawn(node: Any) -> str:
 
 
 def named(node: Node, counter: list[int]) -> Node:
-    """The same with a name for each leaf."""
+    """Return a copy in which each leaf has its own name."""
     changes: dict[str, Any] = {}
     match node:
         case Signature():
@@ -146,7 +146,9 @@ def named(node: Node, counter: list[int]) -> Node:
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-def test_workflows_do_what_they_say(node: Node, number: int, failure_rate: float) -> None:
+def test_random_workflows_agree_with_the_model(
+    node: Node, number: int, failure_rate: float
+) -> None:
     DONE.clear()
     FAILING.clear()
     counter = [0]
@@ -157,7 +159,7 @@ def test_workflows_do_what_they_say(node: Node, number: int, failure_rate: float
     world = World(set(FAILING))
     is_good, value = world.run(node, NOTHING)
     if not isinstance(node, Chain | Group) and node.is_optional:
-        is_good = True  # a step alone is a chain of one
+        is_good = True  # a single step is a chain of one
     workflow = node.enqueue()
     runner = Runner(chance, chance.choice([0.0, 0.2]))
     runner.run()
@@ -170,7 +172,7 @@ def test_workflows_do_what_they_say(node: Node, number: int, failure_rate: float
 
 
 def again(runner: Runner, world: World) -> list[Any]:
-    """What was done once more, as its outcome was lost."""
+    """Return the steps that ran again because their outcome was lost."""
     by_name = dict(world.done)
     names = [sealed_name(one) for one in runner.lost]
     return [(name, by_name[name]) for name in names]

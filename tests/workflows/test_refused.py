@@ -1,4 +1,4 @@
-"""What cannot be a step is refused when the workflow is made: nothing of it is stored then."""
+"""Invalid steps are refused when the workflow is enqueued, and nothing is stored."""
 
 from typing import Any
 
@@ -47,7 +47,9 @@ def settle(account_id: int) -> int:
         (note.si("a").on_error(note.si({1})), NotSerializable, "On_error of step 1 of the chain"),
     ],
 )
-def test_the_step_is_named(node: Any, error: type[Exception], sentence: str) -> None:
+def test_invalid_step_is_refused_with_its_position(
+    node: Any, error: type[Exception], sentence: str
+) -> None:
     with pytest.raises(error, match=sentence):
         node.enqueue()
     assert not Step.objects.exists()
@@ -68,19 +70,19 @@ def test_the_step_is_named(node: Any, error: type[Exception], sentence: str) -> 
         (lambda: double.map([1], chunk=0), "above 0"),
     ],
 )
-def test_what_is_no_workflow(make: Any, sentence: str) -> None:
+def test_invalid_workflow_is_refused(make: Any, sentence: str) -> None:
     with pytest.raises(InvalidTaskOption, match=sentence):
         make()
 
 
-def test_what_is_no_name() -> None:
+def test_invalid_name_is_refused() -> None:
     for name in ("x" * 256, "a\0b"):
         with pytest.raises(InvalidTaskOption, match=r"^name: "):
             note.si("a").enqueue(name=name)
     assert not Step.objects.exists()
 
 
-def test_what_is_nested_too_deep() -> None:
+def test_workflow_nested_too_deep_is_refused() -> None:
     node: Any = note.si("a")
     for _ in range(1000):
         node = group([node])
@@ -89,14 +91,14 @@ def test_what_is_nested_too_deep() -> None:
     assert not Step.objects.exists()
 
 
-def test_a_generator_is_used_up() -> None:
+def test_workflow_of_a_used_up_generator_is_refused() -> None:
     node = group(double.s(number) for number in range(3))
     node.enqueue()
     with pytest.raises(InvalidTaskOption, match="used up"):
         node.enqueue()
 
 
-def test_it_is_made_in_the_open_transaction() -> None:
+def test_rolled_back_enqueue_leaves_no_workflow() -> None:
     with transaction.atomic():
         chord([double.s(1)], total.s()).enqueue()
         transaction.set_rollback(True)
@@ -104,7 +106,7 @@ def test_it_is_made_in_the_open_transaction() -> None:
     assert not Job.objects.exists()
 
 
-def test_guards_are_kept_for_steps() -> None:
+def test_steps_respect_guards() -> None:
     narrow = tell.using(limit=Limit(1, "one"))
     workflow = chain(group(narrow.si(1), narrow.si(2)), settle.si(7)).enqueue()
     drain()
@@ -112,7 +114,7 @@ def test_guards_are_kept_for_steps() -> None:
     assert get_workflow(workflow.id).status == "SUCCESSFUL"
 
 
-def test_delays_count_from_the_turn_of_a_step() -> None:
+def test_delay_of_a_step_counts_from_its_turn() -> None:
     workflow = chain(note.si("a"), note.using(run_after=3600).si("b")).enqueue()
     drain()
     assert DONE == ["a"]
@@ -120,13 +122,13 @@ def test_delays_count_from_the_turn_of_a_step() -> None:
     assert get_workflow(workflow.id).status == "SUCCESSFUL"
 
 
-def test_outside_of_a_workflow_there_is_none() -> None:
+def test_current_workflow_outside_a_workflow_raises() -> None:
     with pytest.raises(NotInWorkflow, match="no step of a workflow"):
         current_workflow()
 
 
 @pytest.mark.parametrize("wrong", ["no id", "01a1ff39-c590-74bd-a696-c9f6aa2ea038"])
-def test_an_id_that_nobody_has(wrong: str) -> None:
+def test_unknown_id_raises_workflow_not_found(wrong: str) -> None:
     with pytest.raises(WorkflowNotFound) as raised:
         get_workflow(wrong)
     assert isinstance(raised.value, StokerError | LookupError)

@@ -1,5 +1,5 @@
-"""Many who record ends of the same workflows at the same moment, as the monitors of many clusters
-do: nobody waits in a circle, nothing is skipped, nothing comes twice."""
+"""Several monitors record steps of the same workflows at once, as those of many clusters do:
+there is no deadlock, and no step is skipped or enqueued twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 MONITORS = 4
 
 
-def test_monitors_that_share_workflows(seed: int) -> None:
+def test_concurrent_monitors_finish_shared_workflows(seed: int) -> None:
     nested = group(chord([double.s(number), double.s(number)], total.s()) for number in range(10))
     flows = [chord([double.s(one) for one in range(30)], total.s()).enqueue() for _ in range(3)]
     flows.append(chain(nested, total.s(), tell.s()).enqueue())
@@ -41,7 +41,7 @@ def test_monitors_that_share_workflows(seed: int) -> None:
     assert Job.objects.count() == 3 * 31 + 32
 
 
-def test_groups_that_fail_fast_while_others_record_their_members(seed: int) -> None:
+def test_groups_stop_while_other_monitors_record_their_members(seed: int) -> None:
     FAILING.add("bad")
     names = [*["good"] * 10, "bad", *["good"] * 10]
     flows = [
@@ -71,7 +71,7 @@ def _let_monitors_run(seed: int) -> None:
 
 
 def _monitor(chance: random.Random, errors: list[BaseException]) -> None:
-    """Claim, run and record batches, until no workflow is under way."""
+    """Claim, run and record batches until every workflow has ended."""
     settings = settings_for()
     broker, executor = broker_for(settings), Executor(settings, worker_id="test")
     try:
@@ -80,7 +80,7 @@ def _monitor(chance: random.Random, errors: list[BaseException]) -> None:
             attempted: list[Any] = [executor.run(one) for one in claimed]
             chance.shuffle(attempted)
             finish(settings, broker, attempted)
-    except BaseException as error:  # noqa: BLE001 - told by the test
+    except BaseException as error:  # noqa: BLE001 - the test shows it
         errors.append(error)
     finally:
         connections.close_all()

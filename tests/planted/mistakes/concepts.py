@@ -277,7 +277,7 @@ MISTAKES = (
             )
         ],
         "tests/workflows/test_flow.py",
-        "an_optional_step_does_not",
+        "failed_optional_step_does_not_stop_its_chain",
     ),
     Mistake(
         "a chain goes on after a failure",
@@ -291,7 +291,7 @@ MISTAKES = (
             )
         ],
         "tests/workflows/test_flow.py",
-        "a_chain_gives_each_step_the_result_of_the_one_before",
+        "chain_passes_each_result_to_the_next_step",
     ),
     Mistake(
         "a group fails with optional members",
@@ -304,7 +304,7 @@ MISTAKES = (
             )
         ],
         "tests/workflows/test_flow.py",
-        "a_group_may_go_on",
+        "group_with_on_failure_continue_succeeds_despite_a_failed_member",
     ),
     Mistake(
         "a workflow that fails undoes nothing",
@@ -315,19 +315,19 @@ MISTAKES = (
             )
         ],
         "tests/workflows/test_flow.py",
-        "what_was_done_is_undone_backwards",
+        "failed_chain_undoes_finished_steps_in_reverse",
     ),
     Mistake(
         "undo begins with the first step",
         [Change("workflows.advance:Advance._next_undo", replace("'-position'", "'position'"))],
         "tests/workflows/test_flow.py",
-        "what_was_done_is_undone_backwards",
+        "failed_chain_undoes_finished_steps_in_reverse",
     ),
     Mistake(
         "the end of a workflow is told to nobody",
         [Change("workflows.advance:Advance._climb", drop("self._workflows.end(...)"))],
         "tests/workflows/test_flow.py",
-        "a_chain_gives_each_step_the_result_of_the_one_before",
+        "chain_passes_each_result_to_the_next_step",
     ),
     Mistake(
         "members of a group that fails fast go on",
@@ -337,7 +337,7 @@ MISTAKES = (
             )
         ],
         "tests/workflows/test_flow.py",
-        "a_group_may_fail_fast",
+        "failed_member_cancels_the_others_with_on_failure_stop",
     ),
     Mistake(
         "fencing numbers do not grow",
