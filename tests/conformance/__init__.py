@@ -1,4 +1,4 @@
-"""One suite that every broker passes: the contract of stoker/brokers/contract.py, line by line.
+"""One suite that every broker has to pass: the contract in stoker/brokers/contract.py.
 
-A broker joins by one entry in `stands.py`. What it does not claim in its capabilities is skipped.
+A broker joins with one entry in `stands.py`. Tests of capabilities that it lacks are skipped.
 """

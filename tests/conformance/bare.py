@@ -1,4 +1,4 @@
-"""A broker as another process has it, without the store in front of it."""
+"""A broker as another process opens it, without the store in front of it."""
 
 import os
 
@@ -12,7 +12,7 @@ from tests.servers.sqs import CREDENTIALS
 
 
 def bare_broker(settings: Settings) -> Broker:
-    """What the URL names; what only brings messages, with the store that they are brought to."""
-    os.environ.update(CREDENTIALS)  # the process this one is forked from may be older than they
+    """Return the broker of the URL; for a transport, the broker that stores its messages."""
+    os.environ.update(CREDENTIALS)  # the fork server may have started before they were set
     adapter = adapter_for(settings)
     return CarriedBroker(settings, adapter) if isinstance(adapter, Transport) else adapter

@@ -1,4 +1,4 @@
-"""The broker under test: each test takes one of these, and so runs for every broker that fits."""
+"""The broker under test: each test takes one fixture and runs for every broker that fits."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tests.conformance.stands import Stand, stands
 
 @pytest.fixture(params=stands())
 def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
-    """Give a fresh, empty broker and what a test does with it."""
+    """Yield a stand with a fresh, empty broker."""
     yield from _stand(request)
 
 
 @pytest.fixture(params=stands(lambda kind: bool(kind.url)))
 def shared_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
-    """Give the same, of brokers that another process can reach."""
+    """Yield a stand whose broker other processes can reach."""
     yield from _stand(request)
 
 
 @pytest.fixture(params=stands(lambda kind: kind.capabilities.transactional))
 def transactional_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
-    """Give the same, of brokers that join the store's transactions."""
+    """Yield a stand whose broker joins the store's transactions."""
     yield from _stand(request)
 
 
 @pytest.fixture(params=stands(lambda kind: kind.capabilities.guards))
 def guarding_stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
-    """Give the same, of brokers that keep guards."""
+    """Yield a stand whose broker keeps guards."""
     yield from _stand(request)
 
 

@@ -1,4 +1,4 @@
-"""A ledger of who believed to hold which job, from when to when, kept by those who believed it."""
+"""A ledger of the leases that each holder believed to have, and from when to when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE_SECONDS = (0.03, 0.1, 0.4)
 
 @dataclass
 class Belief:
-    """Somebody's right to a job, as far as he could know."""
+    """The time in which a holder could rely on its lease."""
 
     attempt: int
     is_rescue: bool
@@ -31,7 +31,7 @@ class Belief:
 
 
 class Ledger:
-    """Does the verbs, and writes down what they mean for their caller."""
+    """Calls the broker and records what the answers mean for the holder."""
 
     VERBS = ("enqueue", "claim", "extend", "ack", "release", "rescue", "dawdle")
     WEIGHTS = (2, 5, 3, 2, 2, 3, 1)
@@ -50,7 +50,7 @@ class Ledger:
         held: list[Delivery],
         choose: random.Random,
     ) -> list[Delivery]:
-        """Do one verb, and give what is held afterwards."""
+        """Call one method and return the deliveries held afterwards."""
         some = choose.sample(held, choose.randint(0, len(held)))
         rest = [delivery for delivery in held if delivery not in some]
         lease_seconds = choose.choice(LEASE_SECONDS)
@@ -121,7 +121,7 @@ class Ledger:
         patiently(lambda: broker.release(returns))
 
     def _give_up(self, some: list[Delivery]) -> None:
-        """From the moment on that the broker is told, another one may hold it."""
+        """Another holder may have these jobs as soon as the broker is called."""
         now = time.monotonic()
         with self._lock:
             for one in some:
@@ -129,13 +129,13 @@ class Ledger:
                 belief.until = min(belief.until, now)
 
     def check(self) -> None:
-        """Read it: no two valid leases at once, every claim counted, every job acked once."""
+        """Check that leases did not overlap, claims were counted, and jobs were acked once."""
         counted = Counter(self.acked)
         assert {job_id: n for job_id, n in counted.items() if n > 1} == {}, "acked twice"
         assert set(counted) == set(self.enqueued), "lost, or made up"
         assert any(belief.is_rescue for one in self._beliefs.values() for belief in one.values())
         for job_id, by_lease in self._beliefs.items():
-            # Not by `since` alone: an answer may come so late that the lease is over by then.
+            # Not by `since` alone: an answer can arrive after the lease has ended.
             beliefs = sorted(
                 by_lease.values(), key=lambda one: (one.attempt, one.is_rescue, one.since)
             )

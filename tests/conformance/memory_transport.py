@@ -1,4 +1,4 @@
-"""A server that brings messages, within the process: what is common to those is tested with it."""
+"""A transport inside the process, to test what all transports have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.conf import Settings
 
 @dataclass
 class Kept:
-    """One message, and when it may be received."""
+    """A message and the time from which it can be received."""
 
     queue: str
     body: bytes
@@ -25,7 +25,7 @@ class Kept:
 
 
 class MemoryTransport(Transport):
-    """First in first out, and each comes again after a while."""
+    """Delivers first in, first out; a message that is not dropped is delivered again later."""
 
     capabilities = Capabilities(priority=False, max_delay_seconds=3600.0)
 
@@ -38,15 +38,15 @@ class MemoryTransport(Transport):
         self._lock = threading.Lock()
 
     def another(self) -> Self:
-        """There is one in the process."""
+        """Return this transport; the process has only one."""
         return self
 
     def now(self) -> float:
-        """Seconds since 1970 on its clock, which can be turned."""
+        """Return the time of its clock, which tests can advance."""
         return time.time() + self._lead
 
     def advance(self, seconds: float) -> None:
-        """Let that much time go by."""
+        """Advance the clock."""
         self._lead += seconds
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -110,10 +110,10 @@ class MemoryTransport(Transport):
         return len(numbers)
 
     def ping(self) -> None:
-        """It always answers."""
+        """Return; it is always reachable."""
 
     def info(self) -> dict[str, Any]:
         return {"broker": "memory://", "server": "this process"}
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing; there is no connection."""

@@ -1,5 +1,5 @@
-"""A ledger of who has a place under which key, kept by those who believe to have it: from when a
-claim has returned until just before the ack."""
+"""A ledger of the jobs that have a place under each key, from the return of the claim until just
+before the ack."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stoker.models.need import NewNeed
 
 
 class Overlaps:
-    """Counts who is there, and raises at once when one is too many."""
+    """Counts the jobs under each key, and records a fault if there are too many."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: dict[uuid.UUID, Counter[uuid.UUID]] = defaultdict(Counter)
         self.most: Counter[str] = Counter()
-        """Name of a key -> how many had a place there at once."""
+        """Name of a key -> the most jobs that had a place there at once."""
         self.faults: list[str] = []
 
     def enter(self, job_id: uuid.UUID, needs: Iterable[NewNeed]) -> None:

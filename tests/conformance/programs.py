@@ -1,4 +1,4 @@
-"""Processes that use a broker beside the test's own: programs of tests.guards.processes."""
+"""Programs for tests.guards.processes that use a broker in another process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from multiprocessing.connection import Connection
 import django
 
 LOOKS_IN_VAIN, PAUSE_SECONDS = 10, 0.025
-"""After so many, little is left."""
+"""After so many empty claims there is little left."""
 
 
 def claim(place: tuple[str, str], line: Connection) -> None:
-    """When told to, claim until little is left. Answers with the ids of what it got."""
+    """When asked, claim until little is left. Answer with the ids of the claimed jobs."""
     django.setup()
     from stoker.conf import Settings
 
@@ -34,12 +34,12 @@ def claim(place: tuple[str, str], line: Connection) -> None:
         in_vain = 0 if batch else in_vain + 1
         if not batch:
             time.sleep(PAUSE_SECONDS)
-    broker.close()  # what it has in its hand is another's now
+    broker.close()  # other holders get what it has not handed out
     line.send(claimed)
 
 
 def enqueue(place: tuple[str, str], line: Connection) -> None:
-    """When told to, enqueue one job and wake who waits."""
+    """When asked, enqueue one job and wake the waiting pushers."""
     django.setup()
     from stoker.conf import Settings
 

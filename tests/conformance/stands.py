@@ -1,4 +1,4 @@
-"""The brokers under test: how to get a fresh one, how its time goes on, how others reach it."""
+"""The brokers under test: how to make one, advance its clock, and reach it from elsewhere."""
 
 from __future__ import annotations
 
@@ -41,66 +41,66 @@ from tests.servers.sqs import sqs_url as private_sqs_url
 
 QUEUE = "default"
 LEASE_SECONDS = 600.0
-"""Long after what a test may take on a machine that has much else to do."""
+"""Longer than any test takes, even on a busy machine."""
 
 
 @dataclass
 class Stand(ABC):
-    """One broker under test, empty at first, and what a test does with it in few words."""
+    """One broker under test, empty at first, with shortcuts for tests."""
 
     broker: Broker
     holder: uuid.UUID = field(default_factory=uuid.uuid4)
 
     capabilities: ClassVar[Capabilities] = Capabilities()
     url: ClassVar[str] = ""
-    """By which another process reaches the same jobs; empty = none can."""
+    """The URL by which other processes reach the same jobs; empty if none can."""
     leases_are_rows: ClassVar[bool] = False
-    """Whether they are in the store, which has the packages elsewhere."""
+    """Whether leases are rows of the store, which keeps packages in another table."""
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where another process finds the same jobs: the URL, and the name of the cluster."""
+        """The URL and the cluster's name, by which another process finds the same jobs."""
         return self.url, Settings().cluster
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since 1970 on the clock that decides."""
+        """Return the time of the clock that decides leases and due times."""
 
     @abstractmethod
     def advance(self, seconds: float) -> None:
-        """Let that much time go by for everything that the broker has stored."""
+        """Make everything that the broker has stored that much older."""
 
     def another(self) -> Broker:
-        """Give a broker as another thread or process of the same project would have it."""
+        """Return the broker that another thread or process of the project would have."""
         return self.broker
 
     def hang_up(self) -> None:
-        """Give back what this thread opened."""
+        """Close the connections of this thread."""
 
     def atomic(self) -> AbstractContextManager[None]:
-        """Open a transaction of the store, where the broker joins it."""
+        """Open a transaction of the store that the broker joins."""
         raise NotImplementedError
 
     def needs(self, capability: str) -> None:
-        """Skip the test when the broker does not claim to be able to."""
+        """Skip the test if the broker lacks the capability."""
         if not getattr(self.capabilities, capability):
             pytest.skip(f"{type(self.broker).__name__} does not claim {capability}")
 
     def needs_leases_of_its_own(self) -> None:
-        """Skip a test of leases that many want at once where they are another stand's."""
+        """Skip tests of concurrent leases if the leases are the store's."""
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Delete all jobs and close the broker."""
         self.broker.close()
 
     def put(self, count: int = 1, **options: Any) -> list[uuid.UUID]:
-        """Enqueue that many jobs, and give their ids in order."""
+        """Enqueue that many jobs and return their ids in order."""
         messages = [message(**options) for _ in range(count)]
         self.broker.enqueue(messages)
         return [message.job_id for message in messages]
 
     def many(self, count: int) -> int:
-        """Give that number, or less where that many would keep the server busy for long."""
+        """Return that number, or fewer if the server is slow with so many."""
         return count
 
     def claim(self, limit: int = 100, *queues: str, **options: Any) -> list[Delivery]:
@@ -113,11 +113,11 @@ class Stand(ABC):
         return delivery
 
     def rescue(self, limit: int = 100, **options: Any) -> list[Delivery]:
-        """Take over what is over."""
+        """Claim the jobs whose leases have ended."""
         return self.broker.claim_expired(limit, **self._leased(options))
 
     def where(self, job_id: uuid.UUID) -> str | None:
-        """Say where the job is."""
+        """Return the state of a job."""
         if job_id in self.broker.not_come([job_id]):
             return "ready"
         return self.broker.whereabouts([job_id]).get(job_id)
@@ -127,7 +127,7 @@ class Stand(ABC):
 
 
 def message(**options: Any) -> Message:
-    """Make a message with what a test does not care about filled in."""
+    """Make a message with default values for everything that is not given."""
     usual: dict[str, Any] = {
         "job_id": new_job_id(),
         "task": "tests.app.tasks.nothing",
@@ -140,7 +140,7 @@ def message(**options: Any) -> Message:
 
 
 class MemoryStand(Stand):
-    """Time is turned by hand, from the present moment on."""
+    """Its clock is advanced by hand."""
 
     capabilities = MemoryBroker.capabilities
 
@@ -156,7 +156,7 @@ class MemoryStand(Stand):
 
 
 class OrmStand(Stand):
-    """The database's clock cannot be turned; the moments that it is compared with can."""
+    """The database's clock cannot be advanced, so the stored times are moved back."""
 
     capabilities = OrmBroker.capabilities
     url = "orm://default"
@@ -172,7 +172,7 @@ class OrmStand(Stand):
     def advance(self, seconds: float) -> None:
         Claimed.objects.update(leased_until_us=F("leased_until_us") - microseconds(seconds))
         Deferred.objects.update(due_us=F("due_us") - microseconds(seconds))
-        if isinstance(self.broker, OrmBroker):  # its mark is such a moment, too
+        if isinstance(self.broker, OrmBroker):  # its watermark is such a time, too
             marks = self.broker._marks
             marks.begin_due_at(max(0, marks.due_from_us - microseconds(seconds)))
 
@@ -187,7 +187,7 @@ class OrmStand(Stand):
 
 
 class CarriedStand(OrmStand):
-    """Jobs that a server without leases of its own brings into the store."""
+    """Jobs that a server without leases delivers into the store."""
 
     capabilities = replace(Capabilities(), look_up=False, priority=False)
     url = ""
@@ -209,10 +209,10 @@ class CarriedStand(OrmStand):
         self._lead += seconds
 
     def needs_leases_of_its_own(self) -> None:
-        pytest.skip("its leases are the store's, for which the same is tested")
+        pytest.skip("its leases are the store's, which the ORM stand tests")
 
     def _receive_earlier(self, *args: Any, **options: Any) -> list[Parcel]:
-        """What they say of their moment, as the store would have it after ``advance``."""
+        """Receive messages with their run_after moved back by ``advance``."""
         return [
             parcel._replace(message=self._earlier(parcel.message))
             for parcel in self._receive(*args, **options)
@@ -226,7 +226,7 @@ class CarriedStand(OrmStand):
 
 
 class DisqueStand(CarriedStand):
-    """The stand-in's clock can be turned."""
+    """The clock of the stand-in server can be advanced."""
 
     url = "disque://"
 
@@ -252,7 +252,7 @@ class DisqueStand(CarriedStand):
 
 
 class IronmqStand(CarriedStand):
-    """The stand-in's clock can be turned."""
+    """The clock of the stand-in server can be advanced."""
 
     url = "ironmq://"
 
@@ -299,7 +299,7 @@ class SqsStand(CarriedStand):
         self._lead += seconds
 
     def many(self, count: int) -> int:
-        """Moto goes through all that it has with each request."""
+        """Return fewer: Moto reads all its messages with each request."""
         return count // 20
 
     def clear(self) -> None:
@@ -307,7 +307,7 @@ class SqsStand(CarriedStand):
 
 
 class RedisStand(Stand):
-    """The server's clock cannot be turned; the moments that it is compared with can."""
+    """The server's clock cannot be advanced, so the stored times are moved back."""
 
     capabilities = RedisBroker.capabilities
 
@@ -346,7 +346,7 @@ class RedisStand(Stand):
 
 
 class MongodbStand(Stand):
-    """The server's clock cannot be turned; the moments that it is compared with can."""
+    """The server's clock cannot be advanced, so the stored times are moved back."""
 
     capabilities = MongodbBroker.capabilities
 
@@ -406,7 +406,7 @@ def mongodb_url() -> str:
 
 COMMITTING = pytest.mark.django_db(transaction=True)
 ONCE = pytest.mark.postgres
-WITHOUT_DATABASE = pytest.mark.sqlite  # once is enough
+WITHOUT_DATABASE = pytest.mark.sqlite  # one database is enough
 
 STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
     "memory": (MemoryStand, [WITHOUT_DATABASE]),
@@ -418,11 +418,11 @@ STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
     "redis": (RedisStand, [WITHOUT_DATABASE, pytest.mark.redis]),
     "mongodb": (MongodbStand, [WITHOUT_DATABASE, pytest.mark.mongodb]),
 }
-"""Name -> the stand, and the marks of tests that use it (of a service that may be missing, say)."""
+"""Name -> the stand and the marks of its tests, for example of a service that may be missing."""
 
 
 def stands(fits: Callable[[Any], bool] = lambda _: True) -> list[Any]:
-    """Give the parameters of a fixture that makes these stands."""
+    """Return the parameters of a fixture that makes these stands."""
     return [
         pytest.param(kind, id=name, marks=marks)
         for name, (kind, marks) in STANDS.items()

@@ -1,4 +1,4 @@
-"""Array literals come back from PostgreSQL as they went in."""
+"""PostgreSQL returns the values of array literals unchanged."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def comes_back(values: Sequence[Any], kind: str) -> None:
     moments=st.lists(st.none() | st.floats(0, 2**40)),
     ids=st.lists(st.none() | st.uuids()),
 )
-def test_every_value_comes_back(texts, data, numbers, moments, ids) -> None:  # type: ignore[no-untyped-def] # as above
+def test_every_value_survives_an_array_literal(texts, data, numbers, moments, ids) -> None:  # type: ignore[no-untyped-def] # as above
     comes_back(texts, "varchar")
     comes_back(data, "bytea")
     comes_back(numbers, "bigint")

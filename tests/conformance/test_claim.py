@@ -1,4 +1,4 @@
-"""Claim: which jobs, in which order, when, and what is counted."""
+"""Claims: which jobs they take, in which order, when, and what they count."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from tests.cluster.clusters import wait_for
 from tests.conformance.stands import Stand, message
 
 
-def test_first_in_first_out(stand: Stand) -> None:
+def test_claims_jobs_first_in_first_out(stand: Stand) -> None:
     put = [stand.put()[0] for _ in range(20)]
     assert [delivery.job_id for delivery in stand.claim(8)] == put[:8]
     assert [delivery.job_id for delivery in stand.claim()] == put[8:]
 
 
-def test_a_claim_looks_once_however_slow_it_is(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that was stopped for a while must not say that there is nothing."""
+def test_slow_claim_still_finds_a_job(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped for a while must not report an empty queue."""
     monkeypatch.setattr("stoker.brokers.orm.broker.LOOK_BEHIND_SECONDS", -1.0)
     (job_id,) = stand.put()
     assert stand.claim_one().job_id == job_id
 
 
-def test_highest_priority_first_then_first_in(stand: Stand) -> None:
+def test_claims_highest_priority_first_then_oldest(stand: Stand) -> None:
     stand.needs("priority")
     priorities = [0, -100, 100, 1, -1, 100, 50, 0]
     ids = {stand.put(priority=priority)[0]: priority for priority in priorities}
@@ -39,8 +37,8 @@ def test_highest_priority_first_then_first_in(stand: Stand) -> None:
     assert [delivery.priority for delivery in claimed] == sorted(priorities, reverse=True)
 
 
-def test_several_queues_are_one_line(stand: Stand) -> None:
-    """Among the queues that one claim names, priority decides, and then age."""
+def test_several_queues_are_claimed_by_priority_and_age(stand: Stand) -> None:
+    """Priority and then age decide among all queues of a claim."""
     stand.needs("priority")
     (low,) = stand.put(queue="mail", priority=-1)
     (first,) = stand.put(queue="mail")
@@ -50,7 +48,7 @@ def test_several_queues_are_one_line(stand: Stand) -> None:
     assert [delivery.job_id for delivery in claimed] == [high, first, second, low]
 
 
-def test_queues_are_separate(stand: Stand) -> None:
+def test_claim_takes_only_jobs_of_its_queues(stand: Stand) -> None:
     (mail,) = stand.put(queue="mail")
     (report,) = stand.put(queue="reports")
     assert stand.claim(10, "nobody's") == []
@@ -59,14 +57,14 @@ def test_queues_are_separate(stand: Stand) -> None:
     assert [delivery.job_id for delivery in stand.claim(10, "reports", "mail")] == [mail]
 
 
-def test_no_queue_named_is_every_queue(stand: Stand) -> None:
+def test_claim_without_queues_takes_from_every_queue(stand: Stand) -> None:
     put = [stand.put(queue=queue)[0] for queue in ("b", "a", "a", "c")]
     claimed = stand.broker.claim((), 10, holder=stand.holder, lease_seconds=60)
     assert [delivery.job_id for delivery in claimed] == put
     assert [delivery.queue for delivery in claimed] == ["b", "a", "a", "c"]
 
 
-def test_what_is_passed_over_stays_where_it_is(stand: Stand) -> None:
+def test_passed_over_queue_is_not_claimed(stand: Stand) -> None:
     for queue in ("a", "b", "a", "c"):
         stand.put(queue=queue)
     stand.put(queue="a", run_after=stand.now() - 1)
@@ -79,27 +77,27 @@ def test_what_is_passed_over_stays_where_it_is(stand: Stand) -> None:
     assert [one.queue for one in stand.claim(10, "a", passed_over={"b"})] == ["a"] * 3
 
 
-def test_a_queue_named_twice_counts_once(stand: Stand) -> None:
+def test_queue_named_twice_counts_once(stand: Stand) -> None:
     put = stand.put(3)
     claimed = stand.claim(2, "default", "default")
     assert [delivery.job_id for delivery in claimed] == put[:2]
 
 
-def test_never_more_than_the_limit(stand: Stand) -> None:
+def test_claims_no_more_than_the_limit(stand: Stand) -> None:
     for queue in ("a", "b", "c"):
         stand.put(5, queue=queue)
     assert len(stand.claim(4, "a", "b", "c")) == 4
     assert len(stand.claim(100, "a", "b", "c")) == 11
 
 
-def test_the_limit_holds_for_deferred_jobs_too(stand: Stand) -> None:
+def test_limit_counts_deferred_jobs_too(stand: Stand) -> None:
     stand.put(3)
     stand.put(5, run_after=stand.now() - 1)
     assert len(stand.claim(4)) == 4
     assert len(stand.claim(100)) == 4
 
 
-def test_a_claimed_job_is_not_claimed_again(stand: Stand) -> None:
+def test_claimed_job_is_not_claimed_again(stand: Stand) -> None:
     stand.put(3)
     assert len(stand.claim()) == 3
     assert stand.claim() == []
@@ -116,7 +114,7 @@ def test_every_claim_makes_a_fresh_lease_id(stand: Stand) -> None:
     assert len(seen) == 5
 
 
-def test_not_before_its_moment(stand: Stand) -> None:
+def test_deferred_job_is_claimed_only_when_due(stand: Stand) -> None:
     stand.needs("delay")
     (job_id,) = stand.put(run_after=stand.now() + 600)
     assert stand.claim() == []
@@ -128,8 +126,8 @@ def test_not_before_its_moment(stand: Stand) -> None:
     assert stand.claim() == []
 
 
-def test_due_job_takes_no_other_along_early(stand: Stand) -> None:
-    """A broker that moves due jobs only when one is due might move too many then."""
+def test_due_job_does_not_make_a_later_job_ready(stand: Stand) -> None:
+    """A broker that moves due jobs in bulk must not move later ones, too."""
     stand.needs("delay")
     due_at = stand.now() + 0.25
     stand.put(run_after=stand.now() - 1)
@@ -144,7 +142,7 @@ def test_due_job_takes_no_other_along_early(stand: Stand) -> None:
     assert stand.now() >= due_at
 
 
-def test_not_a_moment_too_early_on_the_real_clock(stand: Stand) -> None:
+def test_deferred_job_is_not_claimed_early_on_the_real_clock(stand: Stand) -> None:
     stand.needs("delay")
     due_at = stand.now() + 0.25
     stand.put(run_after=due_at)
@@ -159,12 +157,12 @@ def test_not_a_moment_too_early_on_the_real_clock(stand: Stand) -> None:
     assert len(claimed) == 1
 
 
-def test_a_moment_that_is_over_is_now(stand: Stand) -> None:
+def test_run_after_in_the_past_is_claimed_at_once(stand: Stand) -> None:
     (job_id,) = stand.put(run_after=stand.now() - 1_000)
     assert [delivery.job_id for delivery in stand.claim()] == [job_id]
 
 
-def test_next_due_seconds(stand: Stand) -> None:
+def test_next_due_seconds_counts_to_the_next_deferred_job(stand: Stand) -> None:
     stand.needs("delay")
     stand.needs("look_up")
     stand.put()
@@ -178,9 +176,8 @@ def test_next_due_seconds(stand: Stand) -> None:
     assert stand.broker.next_due_seconds() == pytest.approx(400, abs=60)
 
 
-def test_a_backlog_does_not_hold_back_what_falls_due(stand: Stand) -> None:
-    """A claim that comes back full must still look now and then whether something more urgent
-    has fallen due."""
+def test_urgent_due_job_is_claimed_before_the_backlog(stand: Stand) -> None:
+    """While claims come back full, a more urgent job may fall due."""
     stand.needs("delay")
     stand.needs("priority")
     stand.put(stand.many(300))
@@ -194,7 +191,7 @@ def test_a_backlog_does_not_hold_back_what_falls_due(stand: Stand) -> None:
         time.sleep(0.005)
 
 
-def test_due_jobs_keep_priority_and_age(stand: Stand) -> None:
+def test_due_jobs_are_claimed_by_priority_and_age(stand: Stand) -> None:
     stand.needs("delay")
     stand.needs("priority")
     low, high, later = message(run_after=1.0), message(run_after=2.0, priority=1), message()
@@ -215,7 +212,7 @@ def test_attempts_are_counted_when_claimed(stand: Stand) -> None:
         stand.broker.release([Return(delivery.lease, attempts=attempt)])
 
 
-def test_an_attempt_can_be_given_back(stand: Stand) -> None:
+def test_release_can_give_an_attempt_back(stand: Stand) -> None:
     stand.put()
     for _ in range(3):
         delivery = stand.claim_one()
@@ -223,7 +220,7 @@ def test_an_attempt_can_be_given_back(stand: Stand) -> None:
         stand.broker.release([Return(delivery.lease, attempts=delivery.attempt - 1)])
 
 
-def test_crashes_are_carried(stand: Stand) -> None:
+def test_crashes_are_kept_across_releases(stand: Stand) -> None:
     stand.needs("delay")
     stand.put()
     delivery = stand.claim_one()
@@ -236,9 +233,9 @@ def test_crashes_are_carried(stand: Stand) -> None:
     assert (delivery.attempt, delivery.crashes) == (3, 2)
 
 
-def test_who_sees_pauses_leaves_paused_queues_where_they_are(stand: Stand) -> None:
+def test_broker_that_sees_pauses_claims_nothing_from_paused_queues(stand: Stand) -> None:
     if not stand.broker.sees_pauses:
-        pytest.skip(f"{type(stand.broker).__name__} is told what is paused")
+        pytest.skip(f"{type(stand.broker).__name__} does not read pauses itself")
     mail, other = stand.put(queue="mail"), stand.put(queue="default", priority=-1)
     PausedQueue.objects.pause("mail", "", "")
     assert [one.job_id for one in stand.claim(1, "mail", "default")] == other

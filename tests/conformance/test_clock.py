@@ -1,4 +1,4 @@
-"""The database's clock goes on evenly, whatever the zone of the server or of the session."""
+"""The database's clock is right in every time zone of the server and the session."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.servers.mariadb import PrivateMariadb
 
 BERLIN = Path("/usr/share/zoneinfo/Europe/Berlin")
 SUMMER_TIME_ENDED = 1_729_990_800
-"""On 27 October 2024 at 1:00 UTC the clocks of Berlin went from 3:00 back to 2:00."""
+"""On 27 October 2024 at 1:00 UTC, Berlin's clocks went from 3:00 back to 2:00."""
 
 
 @pytest.mark.django_db
-def test_it_is_now() -> None:
+def test_database_clock_agrees_with_this_host() -> None:
     before = time.time()
     now = database_now_us("default") / MICROSECONDS
     assert before - 0.002 <= now <= time.time() + 0.002
 
 
 @pytest.mark.django_db
-def test_it_never_goes_back() -> None:
+def test_database_clock_never_goes_back() -> None:
     seen = [database_now_us("default") for _ in range(50)]
     assert seen == sorted(seen)
 
 
 @pytest.mark.postgres
 @pytest.mark.django_db
-def test_the_zone_of_a_session_does_not_matter() -> None:
+def test_time_zone_of_a_session_does_not_change_the_clock() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'Asia/Kathmandu'")
         assert abs(database_now_us("default") / MICROSECONDS - time.time()) < 60
@@ -44,7 +44,7 @@ def test_the_zone_of_a_session_does_not_matter() -> None:
 def mariadb_in_berlin(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> PrivateMariadb:
-    """Give a server whose host keeps the time of Berlin."""
+    """Start a server whose host has the time zone of Berlin."""
     if not BERLIN.exists():
         pytest.skip("this machine has no time zones (the Debian package tzdata)")
     monkeypatch.setenv("TZ", "Europe/Berlin")
@@ -54,8 +54,8 @@ def mariadb_in_berlin(
 
 @pytest.mark.mariadb
 @pytest.mark.slow
-def test_the_end_of_summer_time_does_not_matter(mariadb_in_berlin: PrivateMariadb) -> None:
-    """An hour that the clocks on the wall show twice: leases must not end an hour early or late."""
+def test_end_of_summer_time_does_not_change_the_clock(mariadb_in_berlin: PrivateMariadb) -> None:
+    """Local time repeats an hour then; leases must not end an hour early or late."""
     from MySQLdb import connect
 
     port = urlsplit(mariadb_in_berlin.url).port

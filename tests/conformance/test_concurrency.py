@@ -1,4 +1,4 @@
-"""Many at once: whatever they do, a job has one valid lease at most, and is always somewhere."""
+"""Concurrent calls: a job has at most one valid lease and always has a state."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_threads_claim_every_job_once(stand: Stand) -> None:
     assert stand.broker.sizes()["default"]["running"] == len(put)
 
 
-def test_threads_may_share_a_broker(stand: Stand) -> None:
-    """As those of a project's process do: there is one for all of them."""
+def test_threads_sharing_a_broker_claim_every_job_once(stand: Stand) -> None:
+    """The threads of a web process share one broker."""
     put = stand.put(stand.many(600))
     claimed: list[Delivery] = []
     claim_all = _claim_all(claimed, len(put))
@@ -58,7 +58,7 @@ def test_processes_claim_every_job_once(shared_stand: Stand) -> None:
     assert_each_once(claimed, put)
 
 
-def test_rescuers_never_take_the_same_job(stand: Stand) -> None:
+def test_concurrent_rescues_take_every_job_once(stand: Stand) -> None:
     stand.needs_leases_of_its_own()
     put = stand.put(stand.many(300))
     stand.claim(300)
@@ -76,7 +76,7 @@ def test_rescuers_never_take_the_same_job(stand: Stand) -> None:
     assert_each_once([delivery.job_id for delivery in rescued], put)
 
 
-def test_an_id_enqueued_by_many_at_once_is_added_once(stand: Stand) -> None:
+def test_id_enqueued_by_many_threads_is_added_once(stand: Stand) -> None:
     def enqueue(job: Message, broker: Broker) -> None:
         patiently(lambda: broker.enqueue([job]))
 
@@ -86,7 +86,7 @@ def test_an_id_enqueued_by_many_at_once_is_added_once(stand: Stand) -> None:
         assert [delivery.job_id for delivery in stand.claim()] == [job.job_id]
 
 
-def test_withdrawn_or_claimed_never_both(stand: Stand) -> None:
+def test_job_is_withdrawn_or_claimed_but_never_both(stand: Stand) -> None:
     stand.needs("look_up")
     put = stand.put(200)
 
@@ -110,13 +110,13 @@ def test_withdrawn_or_claimed_never_both(stand: Stand) -> None:
     assert withdrawn | claimed == set(put)
 
 
-def test_a_job_that_moves_is_always_somewhere(stand: Stand) -> None:
+def test_moving_job_always_has_a_state(stand: Stand) -> None:
     stand.needs("look_up")
     (job_id,) = stand.put()
     is_over, looks = threading.Event(), 0
 
     def move(broker: Broker) -> None:
-        """So often, and until it was looked for so often, too."""
+        """Move the job until it was moved and looked up often enough."""
         moves, deadline = 0, time.monotonic() + PATIENCE_SECONDS
         try:
             while moves < 60 or (looks < 30 and time.monotonic() < deadline):
@@ -145,7 +145,7 @@ def test_a_job_that_moves_is_always_somewhere(stand: Stand) -> None:
 
 
 def test_crossing_batches_do_not_deadlock(stand: Stand, seed: int) -> None:
-    """A pusher extends what the monitor acks at the same moment, in another order."""
+    """The pusher extends leases while the monitor acks them in another order."""
     stand.needs_leases_of_its_own()
     stand.put(stand.many(1_600))
     leases = [delivery.lease for delivery in stand.claim(1_600)]
@@ -174,9 +174,9 @@ def test_crossing_batches_do_not_deadlock(stand: Stand, seed: int) -> None:
     assert stale == set()
 
 
-def test_nothing_that_many_do_at_once_makes_two_leases_valid(stand: Stand, seed: int) -> None:
-    """Random enqueues, claims, extends, acks, releases and rescues with leases so short that they
-    end in the middle of it; afterwards the ledger is read."""
+def test_random_concurrent_calls_never_make_two_leases_valid(stand: Stand, seed: int) -> None:
+    """The calls are enqueue, claim, extend, ack, release and rescue, with leases so short that they
+    end in between. The ledger is checked at the end."""
     stand.needs_leases_of_its_own()
     ledger = Ledger()
 
@@ -194,7 +194,7 @@ def test_nothing_that_many_do_at_once_makes_two_leases_valid(stand: Stand, seed:
 
 
 def _claim_all(claimed: list[Delivery], total: int) -> Callable[[Broker], None]:
-    """What claims until all of them together have so many."""
+    """Return a function that claims until all threads together have so many jobs."""
 
     def claim_all(broker: Broker) -> None:
         holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
@@ -208,7 +208,7 @@ def _claim_all(claimed: list[Delivery], total: int) -> Callable[[Broker], None]:
 
 @contextmanager
 def switching_often() -> Iterator[None]:
-    """Threads take turns as soon as they may, and so in the middle of anything."""
+    """Make Python switch threads as often as possible."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -218,14 +218,14 @@ def switching_often() -> Iterator[None]:
 
 
 def finish_all(stand: Stand, ledger: Ledger) -> None:
-    """Rescue and claim until nothing is left, and ack it."""
+    """Rescue, claim and ack until no job is left."""
     while batch := stand.rescue(1_000) + stand.claim(1_000):
         assert stand.broker.ack([delivery.lease for delivery in batch]) == set()
         ledger.acked.extend(delivery.job_id for delivery in batch)
 
 
 def assert_each_once(claimed: list[uuid.UUID], put: list[uuid.UUID]) -> None:
-    """Every job was claimed, and none twice."""
+    """Assert that every job was claimed exactly once."""
     doubled = {job_id: times for job_id, times in Counter(claimed).items() if times > 1}
     assert not doubled
     assert sorted(claimed) == sorted(put)

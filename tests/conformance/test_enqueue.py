@@ -1,4 +1,4 @@
-"""Enqueue: all or none, each id once, bytes as they are."""
+"""Enqueue: all messages or none, each id once, packages unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.values.ids import new_job_id
 from tests.conformance.stands import Stand, message
 
 
-def test_a_job_comes_out_as_it_went_in(stand: Stand) -> None:
+def test_enqueued_job_is_claimed_unchanged(stand: Stand) -> None:
     job_id = new_job_id()
     stand.broker.enqueue([message(job_id=job_id, queue="mail", priority=7, package=b"whatever")])
     (delivery,) = stand.claim(10, "mail")
@@ -19,13 +19,13 @@ def test_a_job_comes_out_as_it_went_in(stand: Stand) -> None:
     assert (delivery.package, delivery.attempt, delivery.crashes) == (b"whatever", 1, 0)
 
 
-def test_many_at_once(stand: Stand) -> None:
+def test_many_jobs_in_one_call_are_claimed_in_order(stand: Stand) -> None:
     put = stand.put(stand.many(2_500))
     claimed = [delivery.job_id for _ in range(3) for delivery in stand.claim(1_000)]
     assert claimed == put
 
 
-def test_all_or_none(stand: Stand) -> None:
+def test_failed_enqueue_adds_no_job(stand: Stand) -> None:
     unfit: Any = None
     messages = [message(), message(run_after=stand.now() - 1), message(package=unfit)]
     with pytest.raises(Exception, match=r"(?i)null|bytes|none"):
@@ -35,7 +35,7 @@ def test_all_or_none(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("run_after", [None, 0.0], ids=["ready", "deferred"])
-def test_an_id_that_waits_is_not_added_again(stand: Stand, run_after: float | None) -> None:
+def test_waiting_id_is_not_added_again(stand: Stand, run_after: float | None) -> None:
     first = message(package=b"first", run_after=run_after)
     again = message(job_id=first.job_id, package=b"again", priority=5)
     other = message(package=b"other")
@@ -46,7 +46,7 @@ def test_an_id_that_waits_is_not_added_again(stand: Stand, run_after: float | No
     assert claimed[0].package == b"first" or not stand.capabilities.look_up
 
 
-def test_an_id_that_is_leased_is_not_added_again(stand: Stand) -> None:
+def test_leased_id_is_not_added_again(stand: Stand) -> None:
     job = message()
     stand.broker.enqueue([job])
     delivery = stand.claim_one()
@@ -57,7 +57,7 @@ def test_an_id_that_is_leased_is_not_added_again(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("run_after", [None, 0.0], ids=["ready", "deferred"])
-def test_an_id_twice_in_one_call_is_added_once(stand: Stand, run_after: float | None) -> None:
+def test_id_twice_in_one_call_is_added_once(stand: Stand, run_after: float | None) -> None:
     first = message(package=b"first", run_after=run_after)
     stand.broker.enqueue([first, message(), message(job_id=first.job_id, package=b"again")])
     assert sorted(delivery.package for delivery in stand.claim()) == [b"first", b"package"]
@@ -78,7 +78,7 @@ def test_packages_are_opaque_bytes(stand: Stand, package: bytes) -> None:
     assert type(delivery.package) is bytes
 
 
-def test_nothing_is_a_fine_number_of_things(stand: Stand) -> None:
+def test_empty_arguments_and_an_empty_broker_are_accepted(stand: Stand) -> None:
     broker = stand.broker
     broker.enqueue([])
     assert stand.claim(0) == []
@@ -98,7 +98,7 @@ def test_nothing_is_a_fine_number_of_things(stand: Stand) -> None:
     broker.wake_up([])
 
 
-def test_limit_zero_leaves_jobs_alone(stand: Stand) -> None:
+def test_limit_zero_claims_nothing(stand: Stand) -> None:
     (job_id,) = stand.put()
     assert stand.claim(0) == []
     assert stand.where(job_id) == "ready"

@@ -1,5 +1,5 @@
-"""Many at once under a handful of keys: never one too many, nobody lost or left waiting, and claims
-and finishes never end in a deadlock among themselves."""
+"""Concurrent jobs under a few keys: never too many at once, no job is lost or waits for ever, and
+claims and acks do not deadlock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 QUEUES = ("a", "b")
 REPEATABLE = "repeatable read"
 TRANSACTIONS = {"sqlite": 10, "postgresql": 40, "mysql": 30}
-"""Of each that enqueues."""
+"""Per enqueuing thread."""
 
 
 def _key(name: str, kind: str, places: int = 1) -> NewNeed:
@@ -51,16 +51,16 @@ KEYS = (
 
 
 class Rollback(Exception):
-    """What makes a transaction roll back."""
+    """Raised to roll a transaction back."""
 
 
 class Crowd:
-    """Those who do all of this at once, and what they know of each other."""
+    """The concurrent enqueuers, runners, withdrawers and upkeep, and their shared records."""
 
     def __init__(self, seed: int) -> None:
         self.overlaps = Overlaps()
         self.conflicts: Counter[tuple[str, str]] = Counter()
-        """Verb and error -> how often the database ended it for the sake of another."""
+        """(method, error) -> how often the database ended its transaction."""
         self._seed = seed
         self._jobs: dict[uuid.UUID, Message] = {}
         self._ended: Counter[uuid.UUID] = Counter()
@@ -90,7 +90,7 @@ class Crowd:
         return not self._enqueuing and not self.open_jobs
 
     def check(self) -> None:
-        """Nobody was too many, everybody had his turn, and nobody twice."""
+        """Check that no guard was exceeded and each job ended exactly once."""
         assert not self.overlaps.faults
         assert self.open_jobs == []
         assert {job_id for job_id, times in self._ended.items() if times > 1} == set()
@@ -117,7 +117,7 @@ class Crowd:
             time.sleep(dawdling * 0.01)
             if not is_committed:
                 raise Rollback
-            # Before the commit: whoever claims them must find them here.
+            # Before the commit, because a runner looks a claimed job up here.
             with self._lock:
                 self._jobs |= {one.job_id: one for one in messages}
 
@@ -168,7 +168,7 @@ class Crowd:
             is_committed = choose.random() < 0.5
             withdraw = partial(self._withdraw, broker, some, is_committed, choose.random())
             gone = self._patiently("withdraw", withdraw)
-            time.sleep(0.02)  # SQLite would let in nobody else
+            time.sleep(0.02)  # else no other writer gets a turn on SQLite
             with self._lock:
                 self._ended.update(gone)
 
@@ -202,7 +202,7 @@ class Crowd:
 
 
 def _forget_keys() -> None:
-    """What the sweep does about keys that nobody needs, and no more: it must not help."""
+    """Delete unused keys as the sweep does, but repair nothing."""
     with deciding("default"):
         some = list(GuardKey.objects.order_by("pk").values_list("pk", flat=True)[:200])
         GuardKey.objects.forget(GuardKey.objects.lock(some))
@@ -219,8 +219,10 @@ def _sweep() -> None:
         pytest.param(_sweep, id="sweeping", marks=pytest.mark.slow),
     ],
 )
-def test_a_crowd(look: Callable[[], object], seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due
+def test_concurrent_processes_keep_to_guards_without_deadlocks(
+    look: Callable[[], object], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
     crowd = go(seed, look)
     crowd.check()
     assert not crowd.conflicts
@@ -230,9 +232,11 @@ def test_a_crowd(look: Callable[[], object], seed: int, monkeypatch: pytest.Monk
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.usefixtures("_repeatable_read")
-def test_a_crowd_that_reads_repeatably(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a transaction of the caller's own cannot carry out, it can when tried again. Claims and
-    finishes are not disturbed."""
+def test_concurrent_processes_keep_to_guards_under_repeatable_read(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A withdrawal in the caller's transaction may conflict and succeeds on retry. Claims and acks
+    never conflict."""
     monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)
     crowd = go(seed, _forget_keys)
     crowd.check()
@@ -251,7 +255,7 @@ def _repeatable_read() -> Iterator[None]:
 
 
 def go(seed: int, look: Callable[[], object]) -> Crowd:
-    """Let all of them do what they do at the same time."""
+    """Run all of them concurrently."""
     stand = OrmStand()
     crowd = Crowd(seed)
     jobs = [crowd.enqueuer(number) for number in range(2)]

@@ -1,6 +1,6 @@
-"""Guards against a model of their rules that is too simple to be wrong: whatever a machine makes
-up, nobody has a place too many, sequences keep their order, nobody is lost, and in the end all have
-run that no halted sequence stops, without the sweep's help.
+"""Guards compared with a simple model of their rules, over random calls: no guard has too many
+jobs, sequences keep their order, no job is lost, and all jobs run in the end unless a halted
+sequence stops them, without the help of the sweep.
 
 The seed that hypothesis takes is printed with the run's own: `pytest --seed=N` brings it back.
 """
@@ -39,14 +39,14 @@ QUEUES = ("a", "b")
 HOLDER = uuid.UUID(int=1)
 LEASE_SECONDS = (1_500.0, 100_000.0)
 LONG_SECONDS = 1_000_000.0
-"""Longer than anything here is put off."""
+"""Longer than any delay here."""
 RETRY_SECONDS = 2_000
 MOST = 5
 EXAMPLES = {"sqlite": 20, "postgresql": 10, "mysql": 6}
 
 
 class Rollback(Exception):
-    """What makes a transaction roll back."""
+    """Raised to roll a transaction back."""
 
 
 def _key(name: str, kind: str, places: int = 1) -> NewNeed:
@@ -81,7 +81,7 @@ PICKS = st.lists(st.integers(0, 100), min_size=1, max_size=MOST)
 
 @dataclass
 class Modelled:
-    """A job as the model has it."""
+    """A job in the model."""
 
     message: Message
     due_at: float
@@ -102,18 +102,18 @@ class Modelled:
         return any(need.key_id == key.key_id for need in self.needs)
 
     def has_like(self, other: Modelled) -> bool:
-        """Whether the two differ in nothing but their turn."""
+        """Whether two jobs differ only in their turn."""
         return (self.needs, self.message.queue) == (other.needs, other.message.queue)
 
 
 @dataclass
 class Model:
-    """The rules, and who is where by them."""
+    """The rules of guards, and the expected state of each job."""
 
     jobs: dict[uuid.UUID, Modelled] = field(default_factory=dict)
-    """Those that have not ended."""
+    """The jobs that have not ended."""
     halted: dict[uuid.UUID, uuid.UUID] = field(default_factory=dict)
-    """Sequence -> the first job that failed there, and halts it."""
+    """Sequence -> the first job that failed in it and halts it."""
     fences: dict[uuid.UUID, int] = field(default_factory=dict)
     now: float = 0.0
 
@@ -132,8 +132,8 @@ class Model:
         return len(self.holders(need)) >= need.places
 
     def behind_halted(self) -> set[uuid.UUID]:
-        """The jobs that cannot start before somebody has dealt with a failed one: those of the
-        sequences that it halts, and those behind them in others."""
+        """Return the jobs that cannot start before a failed job is dealt with: those in halted
+        sequences, and those behind them in other sequences."""
         behind: set[uuid.UUID] = set()
         halted = set(self.halted)
         for job_id, job in sorted(self.jobs.items()):
@@ -152,7 +152,7 @@ class Model:
 
 
 class GuardMachine(RuleBasedStateMachine):
-    """Does the same to both, and looks whether the rules are kept."""
+    """Calls the broker and the model alike, and checks the rules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     @initialize(is_swept=st.booleans())
     def begin(self, is_swept: bool) -> None:
-        """Half of the machines never sweep: where it is needed, these get stuck."""
+        """Let half of the machines never sweep; they fail if a sweep is needed."""
         self.is_swept = is_swept
 
     @rule(
@@ -223,8 +223,10 @@ class GuardMachine(RuleBasedStateMachine):
         job.lease, job.leased_until = delivery.lease, self.model.now + lease_seconds
 
     def _check_turns(self, claimed: list[Delivery], before: dict[uuid.UUID, list[str]]) -> None:
-        """Of two that differ in nothing but their turn, none overtakes the other; sequences have an
-        order of their own, and who is to come again later has left his place."""
+        """Check that of two jobs that differ only in their turn, neither overtakes the other.
+
+        Sequences have their own order, and a job deferred by on_busy=retry loses its place.
+        """
         for one in claimed:
             job = self.model.jobs[one.job_id]
             if any(need.kind == "sequence" or need.on_busy == "retry" for need in job.needs):
@@ -258,7 +260,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     @rule()
     def rescue(self) -> None:
-        """As upkeep does: take over what is over, and let it be tried again at once or later."""
+        """Rescue ended leases as upkeep does, and release them at once or with a delay."""
         over = {
             job.message.job_id: job
             for job in self.model.running()
@@ -298,7 +300,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     @rule(thousands=st.integers(1, 2))
     def let_time_go_by(self, thousands: int) -> None:
-        """By so much that the time which the test itself takes decides nothing."""
+        """Advance by so much that the duration of the test itself does not matter."""
         self._advance(1_000.0 * thousands + 300)
 
     def _advance(self, seconds: float) -> None:
@@ -312,17 +314,17 @@ class GuardMachine(RuleBasedStateMachine):
             0,
             None,
         )
-        if not self.model.halted:  # which a dead letter would keep
+        if not self.model.halted:  # a dead letter would keep the needs
             assert forget_needs(self.stand.settings.database, None, 9_999) == (0, None)
 
     @rule()
     def come_to_rest(self) -> None:
-        """Whoever is refused when nobody is to be decided about any more has a reason to wait."""
+        """Claim until no job is ready, and check that each blocked job has a reason to wait."""
         rounds = 0
         while any("ready" in places for places in self._places().values()):
             self.claim((), 2, LEASE_SECONDS[1])
             rounds += 1
-            assert rounds <= 5 * len(self.model.jobs), "they go round in a circle"
+            assert rounds <= 5 * len(self.model.jobs), "the claims never come to an end"
         for job_id, (place,) in self._places().items():
             job = self.model.jobs[job_id]
             if place == "blocked":
@@ -332,7 +334,7 @@ class GuardMachine(RuleBasedStateMachine):
 
     @rule()
     def run_all(self) -> None:
-        """Repeated claims and acks bring everything to its end that no halted sequence stops."""
+        """Repeated claims and acks finish all jobs that no halted sequence stops."""
         for _ in range(len(self.model.jobs) + 3):
             self.claim((), 100, LEASE_SECONDS[1])
             self.claim((), 100, LEASE_SECONDS[1])
@@ -342,7 +344,7 @@ class GuardMachine(RuleBasedStateMachine):
         assert set(self.model.jobs) == self.model.behind_halted()
 
     @invariant()
-    def everybody_is_somewhere_and_nowhere_else(self) -> None:
+    def each_job_is_in_one_place(self) -> None:
         for job_id, places in self._places().items():
             job = self.model.jobs[job_id]
             if job.lease is not None:
@@ -355,13 +357,13 @@ class GuardMachine(RuleBasedStateMachine):
         assert rows == len(self.model.jobs)
 
     @invariant()
-    def nobody_has_a_place_too_many(self) -> None:
+    def no_guard_has_too_many_jobs(self) -> None:
         holding = Counter(Need.objects.filter(holds__isnull=False).values_list("holds", flat=True))
         for key in KEYS:
             assert holding[key.key_id] <= key.places
 
     def teardown(self) -> None:
-        """Leave nothing to the next example, also when this one failed."""
+        """Delete everything, even if this example failed."""
         broker = self.stand.broker
         broker.ack([one.lease for one in broker.held_by(HOLDER)])
         broker.ack([one.lease for one in broker.held_by(self.stand.holder)])
@@ -385,7 +387,7 @@ class GuardMachine(RuleBasedStateMachine):
 
 @contextmanager
 def rolled_back_unless(is_committed: bool, stand: OrmStand) -> Iterator[None]:
-    """A transaction that comes to nothing unless it is to be committed."""
+    """Run a transaction and roll it back unless it is to be committed."""
     with suppress(Rollback), stand.atomic():
         yield
         if not is_committed:
@@ -394,13 +396,13 @@ def rolled_back_unless(is_committed: bool, stand: OrmStand) -> Iterator[None]:
 
 @pytest.mark.django_db(transaction=True)
 def test_guards_agree_with_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due
+    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
     bounded = settings(
         max_examples=EXAMPLES[connection.vendor],
         stateful_step_count=50,
         deadline=None,
         database=None,
-        phases=(Phase.generate,),  # to shrink what fails takes minutes
+        phases=(Phase.generate,),  # shrinking takes minutes
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(hypothesis.seed(seed)(GuardMachine), settings=bounded)

@@ -1,5 +1,5 @@
-"""Whose turn it is, while others' transactions are open: nobody waits for them, and nobody's turn
-is lost, whether they are committed or not."""
+"""Turns under guards while other transactions are open: claims do not wait for them, and no turn is
+lost, whether they commit or roll back."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ LONG_SECONDS = 600
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> OrmStand:
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due
-    for module in (admission, guard_upkeep, turns):  # before a test says so, nobody looks again
+    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
+    for module in (
+        admission,
+        guard_upkeep,
+        turns,
+    ):  # keys are checked again only when a test says so
         monkeypatch.setattr(module, "LOOK_AGAIN_US", LONG_SECONDS * 1_000_000)
     return OrmStand()
 
@@ -41,7 +45,7 @@ def other() -> Iterator[Session]:
 
 
 def let_keys_fall_due() -> None:
-    """The moments at which to look again are stored with the keys."""
+    """Make the stored times at which keys are checked again due."""
     GuardKey.objects.exclude(due_us=None).update(due_us=1)
 
 
@@ -49,7 +53,7 @@ def let_keys_fall_due() -> None:
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "rolled back"])
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_a_turn_that_comes_while_somebody_withdraws(
+def test_turn_of_a_job_being_withdrawn_depends_on_the_commit(
     kind: str, is_committed: bool, stand: OrmStand, other: Session
 ) -> None:
     put(stand, need("key", kind))
@@ -74,7 +78,7 @@ def test_a_turn_that_comes_while_somebody_withdraws(
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_the_only_one_that_waits_is_called_when_his_withdrawal_comes_to_nothing(
+def test_only_waiting_job_gets_its_turn_after_its_withdrawal_rolls_back(
     stand: OrmStand, other: Session
 ) -> None:
     put(stand, need("key"))
@@ -96,9 +100,7 @@ def test_the_only_one_that_waits_is_called_when_his_withdrawal_comes_to_nothing(
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_nobody_waits_for_a_transaction_in_which_jobs_are_withdrawn(
-    stand: OrmStand, other: Session
-) -> None:
+def test_claims_do_not_wait_for_an_open_withdrawal(stand: OrmStand, other: Session) -> None:
     ready, waiting = put(stand, need("key", "limit", 2), count=2)
     (running,) = stand.claim(1)
     assert running.job_id == ready
@@ -114,15 +116,13 @@ def test_nobody_waits_for_a_transaction_in_which_jobs_are_withdrawn(
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_a_job_that_moves_meanwhile_is_withdrawn_all_the_same(
-    stand: OrmStand, other: Session
-) -> None:
+def test_job_that_becomes_ready_meanwhile_is_withdrawn(stand: OrmStand, other: Session) -> None:
     put(stand, need("key"))
     (running,) = stand.claim()
     (moving,) = put(stand, need("key"))
     assert claim_ids(stand) == []
     other.begin()
-    other.do(partial(stand.broker.ack, [running.lease]))  # which calls it
+    other.do(partial(stand.broker.ack, [running.lease]))  # which gives it its turn
     with session() as third:
         withdrawn = third.start(partial(stand.broker.withdraw, [moving]))
         wait_until_waiting()
@@ -132,7 +132,7 @@ def test_a_job_that_moves_meanwhile_is_withdrawn_all_the_same(
     assert claim_ids(stand) == []
 
 
-def test_purging_takes_more_than_one_batch_that_waits_in_line(
+def test_purge_removes_several_batches_of_blocked_jobs(
     stand: OrmStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orm, "PURGE_AT_ONCE", 3)
@@ -145,10 +145,10 @@ def test_purging_takes_more_than_one_batch_that_waits_in_line(
     assert not Need.objects.exists()
 
 
-def test_acks_and_releases_give_up_their_places_together(
+def test_settle_locks_the_keys_of_acks_and_releases_at_once(
     stand: OrmStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that lock keys twice could wait for one another in a circle."""
+    """Two transactions that lock keys in two steps could deadlock."""
     first, second = put(stand, need("a")) + put(stand, need("b"))
     running = {one.job_id: one for one in stand.claim()}
     waiting = put(stand, need("a")) + put(stand, need("b"))
@@ -172,7 +172,7 @@ def test_acks_and_releases_give_up_their_places_together(
     assert {lease.job_id for lease in stale} == {first, second}
 
 
-def test_a_claim_goes_on_behind_those_that_a_guard_turns_away(stand: OrmStand) -> None:
+def test_claim_finds_free_jobs_behind_blocked_ones(stand: OrmStand) -> None:
     put(stand, need("key"))
     stand.claim()
     put(stand, need("key"), count=40)

@@ -1,4 +1,4 @@
-"""Guards: who may start, who waits, and who comes next when a place is free."""
+"""Guards: which jobs may start, which wait, and which is next when a place is free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stand(guarding_stand: Stand) -> Stand:
 
 
 def need(name: str, kind: str = "lock", places: int = 1, **options: Any) -> NewNeed:
-    """The need of a place under the key of that name."""
+    """Return the need for a place under the key of that name."""
     key_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{kind} {name}")
     return NewNeed(key_id, kind, f"{kind} {name}", places, **options)
 
@@ -40,7 +40,7 @@ def claim_ids(stand: Stand, limit: int = 100, **options: Any) -> list[uuid.UUID]
     return ids(stand.claim(limit, **options))
 
 
-def test_one_at_a_time_in_the_order_of_their_coming(stand: Stand) -> None:
+def test_lock_runs_one_job_at_a_time_in_order_of_enqueue(stand: Stand) -> None:
     jobs = put(stand, need("smtp"), count=5)
     order = []
     while claimed := stand.claim():
@@ -53,7 +53,7 @@ def test_one_at_a_time_in_the_order_of_their_coming(stand: Stand) -> None:
     assert not Blocked.objects.exists()
 
 
-def test_who_comes_later_does_not_overtake(stand: Stand) -> None:
+def test_later_job_does_not_overtake_waiting_jobs(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     (running,) = stand.claim()
     (third,) = put(stand, need("smtp"))
@@ -65,7 +65,7 @@ def test_who_comes_later_does_not_overtake(stand: Stand) -> None:
     assert order == [first, second, third]
 
 
-def test_a_higher_priority_goes_first_among_those_that_wait(stand: Stand) -> None:
+def test_waiting_job_with_the_highest_priority_goes_first(stand: Stand) -> None:
     running, waiting = put(stand, need("smtp"), count=2)
     (delivery,) = stand.claim()
     (urgent,) = put(stand, need("smtp"), priority=50)
@@ -76,7 +76,7 @@ def test_a_higher_priority_goes_first_among_those_that_wait(stand: Stand) -> Non
     assert stand.broker.whereabouts([waiting]) == {waiting: "blocked"}
 
 
-def test_jobs_without_needs_go_by(stand: Stand) -> None:
+def test_jobs_without_guards_pass_blocked_jobs(stand: Stand) -> None:
     blocked = put(stand, need("smtp"), count=3)
     free = stand.put(3)
     assert set(claim_ids(stand)) == {blocked[0], *free}
@@ -84,7 +84,7 @@ def test_jobs_without_needs_go_by(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("places", [1, 2, 5])
-def test_a_limit_lets_so_many_run(places: int, stand: Stand) -> None:
+def test_limit_admits_as_many_jobs_as_it_has_places(places: int, stand: Stand) -> None:
     jobs = put(stand, need("tenant", "limit", places), count=8)
     running = stand.claim()
     assert ids(running) == jobs[:places]
@@ -92,7 +92,7 @@ def test_a_limit_lets_so_many_run(places: int, stand: Stand) -> None:
     assert claim_ids(stand) == [jobs[places]]
 
 
-def test_all_needs_must_be_met(stand: Stand) -> None:
+def test_job_starts_when_all_its_guards_are_free(stand: Stand) -> None:
     (first,) = put(stand, need("a"))
     (second,) = put(stand, need("b"))
     (both,) = put(stand, need("a"), need("b"))
@@ -104,8 +104,8 @@ def test_all_needs_must_be_met(stand: Stand) -> None:
     assert claim_ids(stand) == [both]
 
 
-def test_a_turn_that_cannot_be_taken_goes_to_the_next(stand: Stand) -> None:
-    """The first in the line of one key lacks another: the next one runs, and nobody is stuck."""
+def test_turn_of_a_job_that_lacks_another_guard_goes_to_the_next(stand: Stand) -> None:
+    """The first job in the line of one key lacks another key, so the next job runs."""
     holder_of_a, holder_of_b = put(stand, need("a")) + put(stand, need("b"))
     running = {one.job_id: one for one in stand.claim()}
     (both,) = put(stand, need("a"), need("b"))
@@ -119,7 +119,7 @@ def test_a_turn_that_cannot_be_taken_goes_to_the_next(stand: Stand) -> None:
     assert claim_ids(stand) == [both]
 
 
-def test_a_turn_goes_on_also_where_another_guard_is_stated_first(stand: Stand) -> None:
+def test_turn_goes_to_the_next_if_the_missing_guard_is_declared_first(stand: Stand) -> None:
     (holder_of_b,) = put(stand, need("b"))
     running = {one.job_id: one for one in stand.claim()}
     (both,) = put(stand, need("a"), need("b"))
@@ -133,9 +133,9 @@ def test_a_turn_goes_on_also_where_another_guard_is_stated_first(stand: Stand) -
     assert claim_ids(stand) == [both]
 
 
-def test_who_is_turned_away_may_be_called_in_the_same_moment(stand: Stand) -> None:
-    """Two lose their turns under a, for want of b. Who comes after them is behind the line of a at
-    first, and then among those who get these turns."""
+def test_newcomer_can_get_a_turn_lost_in_the_same_claim(stand: Stand) -> None:
+    """Two jobs lose their turns under a because b is taken. A newcomer is behind the line of a at
+    first, and then gets one of these turns."""
     holders = [one for _ in range(2) for one in put(stand, need("a", "limit", 2))]
     (holder_of_b,) = put(stand, need("b"))
     running = {one.job_id: one for one in stand.claim()}
@@ -155,7 +155,7 @@ def stand_lease(job_id: uuid.UUID) -> Any:
     return Lease(job_id, Claimed.objects.get(pk=job_id).lease_id)
 
 
-def test_the_fencing_number_rises(stand: Stand) -> None:
+def test_fencing_number_rises_with_each_claim(stand: Stand) -> None:
     put(stand, need("smtp"), count=3)
     fences = []
     while claimed := stand.claim():
@@ -168,7 +168,7 @@ def test_the_fencing_number_rises(stand: Stand) -> None:
     assert both.fence > fences[-1]
 
 
-def test_a_job_that_is_to_be_skipped_says_so(stand: Stand) -> None:
+def test_busy_guard_with_on_busy_skip_refuses_the_job(stand: Stand) -> None:
     put(stand, need("feed"))
     stand.claim()
     (late,) = put(stand, need("feed", on_busy="skip"))
@@ -178,7 +178,7 @@ def test_a_job_that_is_to_be_skipped_says_so(stand: Stand) -> None:
     assert claim_ids(stand) == []
 
 
-def test_a_job_that_comes_again_later(stand: Stand) -> None:
+def test_busy_guard_with_on_busy_retry_defers_the_job(stand: Stand) -> None:
     (first,) = put(stand, need("feed"))
     (running,) = stand.claim()
     (late,) = put(stand, need("feed", on_busy="retry", retry_us=10_000_000))
@@ -193,7 +193,7 @@ def test_a_job_that_comes_again_later(stand: Stand) -> None:
     assert first == running.job_id
 
 
-def test_a_retry_frees_the_place(stand: Stand) -> None:
+def test_released_job_frees_its_place_until_it_is_due(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     (running,) = stand.claim()
     stand.broker.release([Return(running.lease, delay_seconds=60, attempts=1)])
@@ -206,7 +206,7 @@ def test_a_retry_frees_the_place(stand: Stand) -> None:
     assert (again.job_id, again.attempt) == (first, 2)
 
 
-def test_a_sequence_waits_for_the_retry(stand: Stand) -> None:
+def test_sequence_waits_for_the_retry(stand: Stand) -> None:
     first, second = put(stand, need("account", "sequence"), count=2)
     (running,) = stand.claim()
     stand.broker.release([Return(running.lease, delay_seconds=60, attempts=1)])
@@ -217,7 +217,7 @@ def test_a_sequence_waits_for_the_retry(stand: Stand) -> None:
     assert claim_ids(stand) == [second]
 
 
-def test_a_sequence_keeps_its_order_whatever_the_priority(stand: Stand) -> None:
+def test_sequence_keeps_its_order_whatever_the_priority(stand: Stand) -> None:
     (first,) = put(stand, need("account", "sequence"), priority=-10)
     (second,) = put(stand, need("account", "sequence"), priority=10, queue="other")
     queues = ("default", "other")
@@ -229,14 +229,14 @@ def test_a_sequence_keeps_its_order_whatever_the_priority(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("halts", [True, False])
-def test_a_sequence_halts_after_a_dead_letter_if_asked_to(halts: bool, stand: Stand) -> None:
+def test_sequence_halts_after_a_failure_only_if_asked_to(halts: bool, stand: Stand) -> None:
     first, second = put(stand, need("account", "sequence", halts=halts), count=2)
     (running,) = stand.claim()
     stand.broker.ack([running.lease], failed={first})
     assert claim_ids(stand) == ([] if halts else [second])
 
 
-def test_who_is_rescued_keeps_the_place_until_that_is_recorded(stand: Stand) -> None:
+def test_rescued_job_keeps_its_place_until_it_is_released(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     stand.claim(lease_seconds=5)
     stand.advance(6)
@@ -248,7 +248,7 @@ def test_who_is_rescued_keeps_the_place_until_that_is_recorded(stand: Stand) -> 
     assert set(claimed) <= {first, second}
 
 
-def test_who_is_withdrawn_leaves_the_line(stand: Stand) -> None:
+def test_withdrawn_job_leaves_the_line(stand: Stand) -> None:
     first, second, third = put(stand, need("smtp"), count=3)
     (running,) = stand.claim()
     assert stand.broker.withdraw([second]) == {second}
@@ -257,7 +257,7 @@ def test_who_is_withdrawn_leaves_the_line(stand: Stand) -> None:
     assert running.job_id == first
 
 
-def test_who_is_withdrawn_when_its_turn_had_come_gives_it_on(stand: Stand) -> None:
+def test_job_withdrawn_in_its_turn_passes_the_turn_on(stand: Stand) -> None:
     first, second, third = put(stand, need("smtp"), count=3)
     (running,) = stand.claim()
     stand.broker.ack([running.lease])
@@ -267,7 +267,7 @@ def test_who_is_withdrawn_when_its_turn_had_come_gives_it_on(stand: Stand) -> No
     assert running.job_id == first
 
 
-def test_a_queue_that_nobody_serves_stops_nobody(stand: Stand) -> None:
+def test_turn_of_a_job_in_an_unserved_queue_goes_to_another(stand: Stand) -> None:
     put(stand, need("smtp"))
     (running,) = stand.claim()
     (elsewhere,) = put(stand, need("smtp"), queue="night")
@@ -279,14 +279,14 @@ def test_a_queue_that_nobody_serves_stops_nobody(stand: Stand) -> None:
     assert stand.broker.whereabouts([elsewhere]) == {elsewhere: "ready"}
 
 
-def test_the_newest_job_says_how_many(stand: Stand) -> None:
+def test_limit_has_the_places_of_the_newest_job(stand: Stand) -> None:
     put(stand, need("tenant", "limit", 1), count=3)
     assert len(stand.claim()) == 1
     put(stand, need("tenant", "limit", 3))
     assert len(stand.claim() + stand.claim()) == 2
 
 
-def test_purging_a_queue_forgets_what_its_jobs_needed(stand: Stand) -> None:
+def test_purge_deletes_the_needs_of_its_jobs(stand: Stand) -> None:
     put(stand, need("smtp"), count=3, queue="mail")
     (running,) = stand.claim(1, "mail")
     assert stand.broker.purge("mail") == 2
@@ -294,17 +294,17 @@ def test_purging_a_queue_forgets_what_its_jobs_needed(stand: Stand) -> None:
     assert not Need.objects.exists()
 
 
-def test_the_sweep_takes_back_what_nobody_uses(stand: Stand) -> None:
+def test_sweep_frees_places_of_deleted_claims(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     stand.claim()
     claim_ids(stand)
-    Claimed.objects.filter(pk=first).delete()  # a hand in the tables
+    Claimed.objects.filter(pk=first).delete()  # as if deleted by hand
     assert claim_ids(stand) == []
     assert _sweep(stand) == 1
     assert claim_ids(stand) == [second]
 
 
-def test_the_sweep_leaves_those_alone_that_run(stand: Stand) -> None:
+def test_sweep_leaves_running_jobs_alone(stand: Stand) -> None:
     put(stand, need("smtp"), need("account", "sequence"), count=3)
     (running,) = stand.claim()
     assert _sweep(stand) == 0
@@ -313,7 +313,7 @@ def test_the_sweep_leaves_those_alone_that_run(stand: Stand) -> None:
     assert len(claim_ids(stand)) == 1
 
 
-def test_keys_and_needs_of_the_past_are_forgotten(stand: Stand) -> None:
+def test_sweep_deletes_unused_keys_and_needs(stand: Stand) -> None:
     put(stand, need("smtp"))
     (running,) = stand.claim()
     Claimed.objects.all().delete()
@@ -329,7 +329,7 @@ def test_keys_and_needs_of_the_past_are_forgotten(stand: Stand) -> None:
     assert again.fence > running.fence
 
 
-def test_a_rollback_leaves_no_need(stand: Stand) -> None:
+def test_rolled_back_enqueue_leaves_no_needs(stand: Stand) -> None:
     with suppress(ZeroDivisionError), stand.atomic():
         put(stand, need("smtp"))
         raise ZeroDivisionError
@@ -337,7 +337,7 @@ def test_a_rollback_leaves_no_need(stand: Stand) -> None:
     assert not Ready.objects.exists()
 
 
-def test_the_same_job_twice_has_its_needs_once(stand: Stand) -> None:
+def test_job_enqueued_twice_has_its_needs_once(stand: Stand) -> None:
     from tests.conformance.stands import message
 
     one = message(needs=(need("smtp"), need("feed")))

@@ -1,4 +1,4 @@
-"""Statements that a session keeps (PostgreSQL), and what follows where none can be kept."""
+"""Prepared statements on PostgreSQL, and what happens if none can be kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
-    """Give the ORM broker to one who is connected as a pusher or a monitor is."""
+    """Yield the ORM broker with a connection like that of a pusher or a monitor."""
     monkeypatch.setattr(kept, "_aliases", set())
     made = OrmStand()
     before = connection.settings_dict
@@ -34,15 +34,15 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
     connection.settings_dict = before
 
 
-def test_a_life_of_jobs_is_the_same_as_by_statements_that_are_not_kept(stand: OrmStand) -> None:
+def test_prepared_statements_give_the_same_results(stand: OrmStand) -> None:
     kept_ones = [through_all(stand), through_all(stand)]
-    assert names_kept(), "nothing was kept"
+    assert names_kept(), "no statement was prepared"
     with connection.execute_wrapper(as_it_is):
         others = [through_all(stand), through_all(stand)]
     assert kept_ones == others
 
 
-def test_what_stands_in_a_transaction_ends_with_it(stand: OrmStand) -> None:
+def test_prepared_statements_follow_a_rollback(stand: OrmStand) -> None:
     stand.broker.enqueue([message(), message()])
     with transaction.atomic():
         stand.broker.ack([one.lease for one in stand.claim(1)])
@@ -53,7 +53,7 @@ def test_what_stands_in_a_transaction_ends_with_it(stand: OrmStand) -> None:
     assert Ready.objects.count() == 1
 
 
-def test_a_pooler_that_changes_sessions_is_noticed_and_nothing_is_kept_any_more(
+def test_lost_prepared_statements_turn_preparing_off(
     stand: OrmStand,
 ) -> None:
     stand.broker.enqueue([message()])
@@ -66,7 +66,7 @@ def test_a_pooler_that_changes_sessions_is_noticed_and_nothing_is_kept_any_more(
     assert not names_kept()
 
 
-def test_a_connection_that_is_lost_is_told_as_such_and_the_next_one_keeps_its_own(
+def test_lost_connection_raises_and_the_next_prepares_again(
     stand: OrmStand,
 ) -> None:
     stand.broker.enqueue([message()])
@@ -80,24 +80,24 @@ def test_a_connection_that_is_lost_is_told_as_such_and_the_next_one_keeps_its_ow
     assert names_kept()
 
 
-def test_a_session_that_ends_in_the_middle_is_an_operational_error(stand: OrmStand) -> None:
-    """As when the server is killed while it works for us."""
+def test_session_ended_by_the_server_raises_operational_error(stand: OrmStand) -> None:
+    """As if the server was killed while it runs our statement."""
     sql = "SELECT pg_terminate_backend(pg_backend_pid()), %(number)s::int"
     assert kept.are_kept(connection)
     with pytest.raises(OperationalError):
         kept.fetch_kept(connection, sql, {"number": 1})
 
 
-def test_text_with_a_nul_is_refused_and_not_cut_off(stand: OrmStand) -> None:
+def test_text_with_a_nul_is_refused_and_not_truncated(stand: OrmStand) -> None:
     assert kept.are_kept(connection)
     with pytest.raises(DataError):
         kept.fetch_kept(connection, "SELECT %(text)s::text", {"text": "be\0hind"})
 
 
-def test_nothing_is_kept_where_somebody_has_a_cursor_of_his_own(
+def test_custom_cursor_turns_preparing_off(
     stand: OrmStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who keeps tenants apart by the search path sets it there."""
+    """Multi-tenant libraries set the search path in their own cursor."""
     asked: list[Any] = []
 
     def own_cursor(wrapper: Any, name: str | None = None) -> Any:
@@ -114,7 +114,7 @@ def test_nothing_is_kept_where_somebody_has_a_cursor_of_his_own(
 
 
 def through_all(stand: OrmStand) -> list[Any]:
-    """Everything that a job goes through, as far as it is the same each time."""
+    """Run jobs through all their states; return what is the same each time."""
     stand.broker.enqueue([message(package=f"{number}".encode()) for number in range(3)])
     claimed = stand.claim(3)
     stale = stand.broker.extend([one.lease for one in claimed], lease_seconds=60)

@@ -1,4 +1,4 @@
-"""Leases: who may touch a job, for how long, and who takes over. Every write names the lease id."""
+"""Leases: which holder may change a job, for how long, and how a job is rescued."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ USES: dict[str, Use] = {
 
 @pytest.fixture(params=USES)
 def use(request: pytest.FixtureRequest) -> Use:
-    """Give one of the verbs that name a lease."""
+    """Return one of the calls that take leases."""
     return USES[request.param]
 
 
-def test_a_valid_lease_is_not_stale(stand: Stand, use: Use) -> None:
+def test_valid_lease_is_not_stale(stand: Stand, use: Use) -> None:
     stand.put(3)
     assert use(stand, [delivery.lease for delivery in stand.claim()]) == set()
 
 
-def test_acked_is_gone(stand: Stand) -> None:
+def test_acked_job_is_gone(stand: Stand) -> None:
     stand.put(2)
     done, other = stand.claim()
     assert stand.broker.ack([done.lease]) == set()
@@ -48,8 +48,10 @@ def test_acked_is_gone(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("is_late_first", [True, False])
-def test_an_ack_of_a_job_by_two_of_its_leases(stand: Stand, *, is_late_first: bool) -> None:
-    """As of two workers of one cluster, of which the first was thought to be dead."""
+def test_ack_with_an_old_and_a_new_lease_accepts_only_the_new(
+    stand: Stand, *, is_late_first: bool
+) -> None:
+    """As from two workers of a cluster, the first of which was thought to be dead."""
     stand.put(2)
     late, other = stand.claim()
     stand.advance(LEASE_SECONDS + 1)
@@ -59,7 +61,7 @@ def test_an_ack_of_a_job_by_two_of_its_leases(stand: Stand, *, is_late_first: bo
     assert (stand.where(late.job_id), stand.where(other.job_id)) == (None, "running")
 
 
-def test_released_waits_again(stand: Stand) -> None:
+def test_released_job_waits_again(stand: Stand) -> None:
     stand.put(2)
     now, later = stand.claim()
     stand.broker.release([Return(now.lease, attempts=1), Return(later.lease, 10.0, attempts=1)])
@@ -74,7 +76,7 @@ def test_released_waits_again(stand: Stand) -> None:
     assert (delivery.package, delivery.queue, delivery.attempt) == (b"package", "default", 2)
 
 
-def test_released_keeps_its_place_in_the_line(stand: Stand) -> None:
+def test_released_job_keeps_its_place_in_the_queue(stand: Stand) -> None:
     stand.needs("priority")
     put = stand.put(3) + stand.put(1, priority=-1)
     first = stand.claim_one()
@@ -82,7 +84,7 @@ def test_released_keeps_its_place_in_the_line(stand: Stand) -> None:
     assert [delivery.job_id for delivery in stand.claim()] == put
 
 
-def test_a_made_up_lease_is_stale(stand: Stand, use: Use) -> None:
+def test_unknown_lease_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     delivery = stand.claim_one()
     wrong_id = Lease(delivery.job_id, new_lease_id())
@@ -91,7 +93,7 @@ def test_a_made_up_lease_is_stale(stand: Stand, use: Use) -> None:
     assert_untouched(stand, delivery)
 
 
-def test_a_waiting_job_has_no_lease(stand: Stand, use: Use) -> None:
+def test_lease_of_a_released_job_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     delivery = stand.claim_one()
     stand.broker.release([Return(delivery.lease, attempts=1)])
@@ -100,7 +102,7 @@ def test_a_waiting_job_has_no_lease(stand: Stand, use: Use) -> None:
     assert stand.claim_one().attempt == 2
 
 
-def test_an_acked_lease_is_stale(stand: Stand, use: Use) -> None:
+def test_lease_of_an_acked_job_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     delivery = stand.claim_one()
     stand.broker.ack([delivery.lease])
@@ -108,7 +110,7 @@ def test_an_acked_lease_is_stale(stand: Stand, use: Use) -> None:
     assert stand.where(delivery.job_id) is None
 
 
-def test_a_lease_from_before_a_release_is_stale(stand: Stand, use: Use) -> None:
+def test_lease_from_before_a_release_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     before = stand.claim_one()
     stand.broker.release([Return(before.lease, attempts=1)])
@@ -117,8 +119,8 @@ def test_a_lease_from_before_a_release_is_stale(stand: Stand, use: Use) -> None:
     assert_untouched(stand, now)
 
 
-def test_a_late_owner_changes_nothing(stand: Stand, use: Use) -> None:
-    """The lease ended, another one took over: whatever the late owner does comes to nothing."""
+def test_late_owner_changes_nothing(stand: Stand, use: Use) -> None:
+    """The lease ended and the job was rescued, so calls with the old lease have no effect."""
     stand.put()
     late = stand.claim_one()
     stand.advance(LEASE_SECONDS + 1)
@@ -128,15 +130,15 @@ def test_a_late_owner_changes_nothing(stand: Stand, use: Use) -> None:
     assert_untouched(stand, rescued)
 
 
-def test_an_ended_lease_is_good_until_somebody_takes_over(stand: Stand, use: Use) -> None:
-    """Ended is not stale: as long as nobody else has the job, its holder may still finish it."""
+def test_ended_lease_is_valid_until_the_job_is_rescued(stand: Stand, use: Use) -> None:
+    """An ended lease is not stale: its holder may finish the job until another has it."""
     stand.put()
     delivery = stand.claim_one()
     stand.advance(LEASE_SECONDS + 1)
     assert use(stand, [delivery.lease]) == set()
 
 
-def test_a_mixed_batch(stand: Stand, use: Use) -> None:
+def test_mixed_batch_returns_only_its_stale_leases(stand: Stand, use: Use) -> None:
     stand.put(4)
     released, acked, valid, also_valid = stand.claim()
     stand.broker.release([Return(released.lease, attempts=1)])
@@ -149,13 +151,13 @@ def test_a_mixed_batch(stand: Stand, use: Use) -> None:
     assert stand.where(valid.job_id) == stand.where(also_valid.job_id)
 
 
-def test_the_same_lease_twice_in_a_batch(stand: Stand, use: Use) -> None:
+def test_lease_twice_in_a_batch_is_not_stale(stand: Stand, use: Use) -> None:
     stand.put(2)
     first, second = stand.claim()
     assert use(stand, [first.lease, second.lease, first.lease]) == set()
 
 
-def test_the_old_and_the_new_lease_in_a_batch(stand: Stand, use: Use) -> None:
+def test_old_lease_next_to_the_new_one_in_a_batch_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     before = stand.claim_one()
     stand.broker.release([Return(before.lease, attempts=1)])
@@ -163,7 +165,7 @@ def test_the_old_and_the_new_lease_in_a_batch(stand: Stand, use: Use) -> None:
     assert use(stand, [before.lease, now.lease]) == {before.lease}
 
 
-def test_extended_lasts_from_now(stand: Stand) -> None:
+def test_extended_lease_lasts_from_now(stand: Stand) -> None:
     stand.put()
     delivery = stand.claim_one()
     for _ in range(3):
@@ -174,7 +176,7 @@ def test_extended_lasts_from_now(stand: Stand) -> None:
     assert [found.job_id for found in stand.rescue()] == [delivery.job_id]
 
 
-def test_extending_one_does_not_extend_the_other(stand: Stand) -> None:
+def test_extending_a_lease_does_not_extend_others(stand: Stand) -> None:
     stand.put(2)
     first, second = stand.claim()
     stand.advance(LEASE_SECONDS / 2)
@@ -183,14 +185,14 @@ def test_extending_one_does_not_extend_the_other(stand: Stand) -> None:
     assert [delivery.job_id for delivery in stand.rescue()] == [second.job_id]
 
 
-def test_a_valid_lease_is_not_taken_over(stand: Stand) -> None:
+def test_valid_lease_is_not_rescued(stand: Stand) -> None:
     stand.put(2)
     stand.claim()
     stand.advance(LEASE_SECONDS / 2)
     assert stand.rescue() == []
 
 
-def test_taken_over_with_everything_but_not_counted_again(stand: Stand) -> None:
+def test_rescued_job_is_complete_and_its_attempt_not_counted_again(stand: Stand) -> None:
     stand.needs("priority")
     stand.put(queue="mail", priority=9)
     (first,) = stand.claim(1, "mail")
@@ -208,7 +210,7 @@ def test_taken_over_with_everything_but_not_counted_again(stand: Stand) -> None:
     assert [held.job_id for held in stand.broker.held_by(rescuer)] == [lost.job_id]
 
 
-def test_the_rescuers_lease_ends_too(stand: Stand) -> None:
+def test_lease_of_a_rescuer_ends_too(stand: Stand) -> None:
     stand.put()
     stand.claim()
     seen = set()
@@ -229,7 +231,7 @@ def test_rescue_keeps_to_its_limit(stand: Stand) -> None:
     assert sorted(delivery.job_id for batch in rescued for delivery in batch) == put
 
 
-def test_a_dead_holders_leases_end_at_once(stand: Stand) -> None:
+def test_expire_holder_ends_leases_at_once(stand: Stand) -> None:
     stand.needs("lists_holders")
     stand.put(5)
     dead = uuid.uuid4()
@@ -241,7 +243,7 @@ def test_a_dead_holders_leases_end_at_once(stand: Stand) -> None:
     assert stand.broker.expire_holder(dead) == 0
 
 
-def test_held_by(stand: Stand) -> None:
+def test_held_by_lists_the_holders_jobs(stand: Stand) -> None:
     stand.needs("lists_holders")
     stand.put(3, priority=4)
     claimed = stand.claim(2)
@@ -257,7 +259,7 @@ def test_held_by(stand: Stand) -> None:
 
 
 def assert_untouched(stand: Stand, delivery: Delivery) -> None:
-    """The lease is as good as new: not gone, not waiting, not shortened, and works."""
+    """Assert that the lease is valid and was not shortened."""
     assert stand.where(delivery.job_id) == "running"
     assert stand.claim() == []
     stand.advance(LEASE_SECONDS / 2)

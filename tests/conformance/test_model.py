@@ -1,5 +1,5 @@
-"""The broker against a model of it that is too simple to be wrong: whatever a machine makes up of
-enqueues, claims, extends, acks, releases, rescues and time, both say the same.
+"""Brokers compared with a simple model, over random enqueues, claims, extends, acks, releases,
+rescues and passing time.
 
 The seed that hypothesis takes is printed with the run's own: `pytest --seed=N` brings it back.
 """
@@ -36,13 +36,13 @@ HOLDERS = (uuid.UUID(int=1), uuid.UUID(int=2))
 LEASE_SECONDS = (1_000.0, 100_000.0)
 MOST = 4
 SLACK_SECONDS = 300.0
-"""On top of the thousands by which time goes on: no two moments of the model are ever so near to
-one another that the time which the test itself takes decides which is the earlier."""
+"""Added to the thousands by which time advances, so that no two times of the model are so close
+that the duration of the test itself decides which is earlier."""
 
 
 @dataclass
 class Modelled:
-    """A job as the model has it."""
+    """A job in the model."""
 
     queue: str
     priority: int
@@ -56,7 +56,7 @@ class Modelled:
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    """Does the same to both, and compares."""
+    """Calls the broker and the model alike, and compares them."""
 
     make_stand: ClassVar[Any]
     deliveries: Bundle[Delivery] = Bundle("deliveries")
@@ -98,7 +98,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self, queues: tuple[str, ...], limit: int, holder: uuid.UUID, lease_seconds: float
     ) -> Any:
         claimed = self.stand.broker.claim(queues, limit, holder=holder, lease_seconds=lease_seconds)
-        if limit:  # else it may have looked, and need not have
+        if limit:  # with limit 0, promoting is optional
             self._promote_due()
         wanted = [
             job_id
@@ -211,7 +211,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.now += 1_000 * thousands + SLACK_SECONDS
 
     @invariant()
-    def agree_on_where_everything_is(self) -> None:
+    def agree_on_the_states(self) -> None:
         places = self.stand.broker.whereabouts(list(self.jobs))
         assert set(places) == set(self.jobs)
         for job_id, place in places.items():
@@ -220,13 +220,13 @@ class BrokerMachine(RuleBasedStateMachine):
             assert place == job.place or (has_fallen_due and place == "ready")
 
     @invariant()
-    def agree_on_who_holds_what(self) -> None:
+    def agree_on_the_holders(self) -> None:
         for holder in HOLDERS:
             held = {one.lease for one in self.stand.broker.held_by(holder)}
             assert held == {job.lease for job in self.jobs.values() if job.holder == holder}
 
     def teardown(self) -> None:
-        """Leave nothing to the next example, also when this one failed."""
+        """Delete everything, even if this example failed."""
         broker = self.stand.broker
         for holder in HOLDERS:
             broker.ack([one.lease for one in broker.held_by(holder)])
@@ -288,17 +288,17 @@ def test_memory_agrees_with_the_model(seed: int) -> None:
 @pytest.mark.sqlite
 @pytest.mark.django_db(transaction=True)
 def test_orm_agrees_with_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # no pause between two looks at what is due
+    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
     run(OrmMachine, seed, examples=12)
 
 
 @pytest.mark.postgres
 @pytest.mark.django_db(transaction=True)
-def test_orm_that_trusts_its_marks_agrees_with_the_model(
+def test_orm_with_watermarks_agrees_with_the_model(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elsewhere each claim looks from the start. What comes back or falls due is found by the marks
-    in any case, as the same broker does that."""
+    """In the other tests each claim starts at the beginning of the queue. Released and due jobs are
+    always behind a watermark of this broker, so it finds them."""
     monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)
     monkeypatch.setattr(watermarks, "SHARE", 1e12)
     monkeypatch.setattr(watermarks, "DEAR", 0.0001)
@@ -307,7 +307,7 @@ def test_orm_that_trusts_its_marks_agrees_with_the_model(
 
 
 def run(machine: type[BrokerMachine], seed: int, *, examples: int) -> None:
-    """Run it; the examples are those of the seed, and none is kept from run to run."""
+    """Run a machine with the examples of the seed; no example is saved."""
     bounded = settings(
         max_examples=examples,
         stateful_step_count=80,

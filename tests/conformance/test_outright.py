@@ -1,4 +1,4 @@
-"""Two clusters that record the ends of the same jobs, of a broker outside the store, at once."""
+"""Two clusters record the same jobs of a broker outside the store at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def calls(count: int) -> Calls:
 
 
 @pytest.mark.parametrize("record", [succeeded, failed])
-def test_they_wait_for_each_other_in_one_direction_only(
+def test_two_recorders_of_the_same_jobs_do_not_deadlock(
     record: Callable[[Sequence[uuid.UUID]], int],
 ) -> None:
     job_ids = [uuid.uuid4() for _ in range(COUNT)]
@@ -61,7 +61,7 @@ def test_they_wait_for_each_other_in_one_direction_only(
                 connection.ensure_connection()
                 barrier.wait(120)
                 added.append(record(mine))
-        except Exception as error:  # noqa: BLE001 - shown below, in the test's own thread
+        except Exception as error:  # noqa: BLE001 - asserted below
             errors.append(error)
         finally:
             connection.close()

@@ -1,4 +1,4 @@
-"""Looking at what waits, and taking it away: withdraw, whereabouts, sizes, purge, ping, info."""
+"""Looking up and removing jobs: withdraw, whereabouts, sizes, purge, ping, info."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_leased_job_is_not_withdrawn(stand: Stand) -> None:
     assert stand.broker.withdraw([delivery.job_id]) == {delivery.job_id}
 
 
-def test_sizes(stand: Stand) -> None:
+def test_sizes_counts_jobs_by_queue_and_state(stand: Stand) -> None:
     stand.needs("look_up")
     stand.put(3)
     stand.claim(1)
@@ -59,7 +59,7 @@ def test_sizes(stand: Stand) -> None:
     }
 
 
-def test_sizes_where_what_waits_is_only_counted(stand: Stand) -> None:
+def test_sizes_without_look_up_counts_waiting_jobs(stand: Stand) -> None:
     if stand.capabilities.look_up:
         pytest.skip(f"{type(stand.broker).__name__} can look what waits up")
     stand.put(3)
@@ -72,7 +72,7 @@ def test_sizes_where_what_waits_is_only_counted(stand: Stand) -> None:
     assert sizes["mail"] == {"ready": 4, "deferred": 0, "blocked": 0, "running": 0}
 
 
-def test_what_has_not_come_yet_can_be_withdrawn_all_the_same(stand: Stand) -> None:
+def test_job_that_the_server_has_not_delivered_can_be_withdrawn(stand: Stand) -> None:
     if stand.capabilities.look_up:
         pytest.skip(f"{type(stand.broker).__name__} can look what waits up")
     (ready,), (stays,) = stand.put(), stand.put()
@@ -90,7 +90,7 @@ def test_what_has_not_come_yet_can_be_withdrawn_all_the_same(stand: Stand) -> No
     assert stand.broker.withdraw([stays]) == set()
 
 
-def test_purge_removes_what_waits_in_one_queue(stand: Stand) -> None:
+def test_purge_removes_the_waiting_jobs_of_one_queue(stand: Stand) -> None:
     ready = stand.put(3)
     running = stand.claim_one()
     deferred = stand.put(2, run_after=stand.now() + 100)
@@ -105,19 +105,19 @@ def test_purge_removes_what_waits_in_one_queue(stand: Stand) -> None:
     assert [delivery.job_id for delivery in stand.claim(10, "mail")] == others
 
 
-def test_purge_of_many(stand: Stand) -> None:
+def test_purge_removes_many_jobs(stand: Stand) -> None:
     put = stand.put(stand.many(1_200))
     assert stand.broker.purge("default") == len(put)
 
 
-def test_ping_and_info(stand: Stand) -> None:
+def test_ping_returns_and_info_names_broker_and_server(stand: Stand) -> None:
     stand.broker.ping()
     info = stand.broker.info()
     assert info["broker"].startswith(stand.url or "memory://")
     assert info["server"]
 
 
-def test_usable_again_after_close(stand: Stand) -> None:
+def test_broker_is_usable_after_close(stand: Stand) -> None:
     (job_id,) = stand.put()
     stand.broker.close()
     stand.broker.close()

@@ -1,5 +1,5 @@
-"""What PostgreSQL plans for the statements that run all the time: with many jobs waiting, none may
-read a table from end to end, whether the tables were analyzed or not."""
+"""PostgreSQL's plans for the frequent statements: with many waiting jobs none may scan a whole
+table, whether the tables were analyzed or not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = {"stoker_job", "stoker_ready", "stoker_deferred", "stoker_claimed"}
 KEYS = dict.fromkeys(LARGE, "job_id") | {"stoker_job": "id"}
 
 EMPTY = "TRUNCATE stoker_job, stoker_ready, stoker_deferred, stoker_claimed CASCADE"
-"""Unlike DELETE it forgets how large the tables have been."""
+"""Unlike DELETE, this resets the statistics about the size of the tables."""
 
 FILL = """
 INSERT INTO stoker_job (
@@ -57,7 +57,7 @@ FROM generate_series(1, 10000) AS n;
 
 @pytest.fixture
 def stand() -> Iterator[OrmStand]:
-    """Give the ORM broker with many jobs in every place."""
+    """Yield the ORM broker with many jobs in every table."""
     with connection.cursor() as cursor:
         cursor.execute(EMPTY)
         cursor.execute(FILL, {"rows": ROWS})
@@ -67,11 +67,11 @@ def stand() -> Iterator[OrmStand]:
 
 
 @pytest.mark.parametrize("belief", ["as loaded", "as analyzed", "empty"])
-def test_nothing_reads_a_whole_table(stand: OrmStand, belief: str) -> None:
+def test_no_statement_scans_a_whole_table(stand: OrmStand, belief: str) -> None:
     with connection.cursor() as cursor:
         if belief == "as analyzed":
             cursor.execute("ANALYZE")
-        elif belief == "empty":  # as a vacuum after a quiet time leaves it
+        elif belief == "empty":  # as after a vacuum in a quiet time
             for table in LARGE:
                 cursor.execute(f"DELETE FROM {table}")
                 cursor.execute(f"VACUUM (TRUNCATE OFF) {table}")
@@ -88,9 +88,7 @@ def test_nothing_reads_a_whole_table(stand: OrmStand, belief: str) -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
-def test_a_cluster_walks_the_queue_and_does_not_sort_it(
-    stand: OrmStand, cluster_connection: None
-) -> None:
+def test_claim_walks_the_index_and_does_not_sort(stand: OrmStand, cluster_connection: None) -> None:
     with plans() as made:
         stand.claim(500, "default", "mail")
 
@@ -101,7 +99,7 @@ def test_a_cluster_walks_the_queue_and_does_not_sort_it(
 
 @pytest.fixture
 def keeping_stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
-    """Give the ORM broker with a few jobs, to one who is connected as a pusher or a monitor is."""
+    """Yield the ORM broker with a few jobs and a connection like that of a pusher or a monitor."""
     with connection.cursor() as cursor:
         cursor.execute(EMPTY)
         cursor.execute(FILL, {"rows": 60})
@@ -113,10 +111,10 @@ def keeping_stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
         cursor.execute(EMPTY)
 
 
-def test_a_plan_that_is_kept_goes_by_an_index_however_small_the_tables_were(
+def test_kept_plan_uses_an_index_though_tables_were_small(
     keeping_stand: OrmStand,
 ) -> None:
-    """It is made while a queue is short, or empty, and used when it is long."""
+    """The plan is made while a queue is short or empty, and used when it is long."""
     for _, verb in verbs(keeping_stand, 4):
         verb()
     small = kept_plans()
@@ -126,14 +124,14 @@ def test_a_plan_that_is_kept_goes_by_an_index_however_small_the_tables_were(
             cursor.execute(f"VACUUM {table}")
     empty = kept_plans()
     assert empty.keys() == small.keys()
-    assert len(small) >= 6, "of claim, extend, finish, ack, release and enqueue"
+    assert len(small) >= 6, "at least claim, extend, finish, ack, release and enqueue"
     for sql, plan in [*small.items(), *empty.items()]:
         read = sorted(whole_tables(plan) & LARGE)
         assert not read, f"reads all of {read}:\n{sql}\n{plan}"
 
 
 def kept_plans() -> dict[str, Any]:
-    """Give the plan of every statement that this session keeps."""
+    """Return the plan of each prepared statement of this session."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT name, statement, parameter_types::varchar[] FROM pg_prepared_statements"
@@ -148,7 +146,7 @@ def kept_plans() -> dict[str, Any]:
 
 @pytest.fixture
 def cluster_connection(stand: OrmStand) -> Iterator[None]:
-    """Connect as a cluster's own processes do."""
+    """Connect like a process of a cluster."""
     with connected_as_a_cluster(stand):
         yield
 
@@ -164,7 +162,7 @@ def connected_as_a_cluster(stand: OrmStand, *, keeps_statements: bool = False) -
 
 
 def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Give each verb with something for it to do, in the order of a job's life."""
+    """Yield a call of each method with its name, in the order of a job's life."""
     claimed: list[Delivery] = []
 
     def claim() -> None:
@@ -206,7 +204,7 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
 
 @contextmanager
 def plans() -> Iterator[list[tuple[str, Any]]]:
-    """Collect the plan of every statement that is run."""
+    """Collect the plans of the statements that run."""
     made: list[tuple[str, Any]] = []
 
     def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -221,20 +219,20 @@ def plans() -> Iterator[list[tuple[str, Any]]]:
 
 
 def whole_tables(plan: Any) -> set[str]:
-    """Give the tables that a plan reads from end to end."""
+    """Return the tables that a plan scans completely."""
     if isinstance(plan, list):
         return set().union(*map(whole_tables, plan))
     if not isinstance(plan, dict):
         return set()
     read = whole_tables(list(plan.values()))
     kind = plan.get("Node Type", "")
-    # An index without a condition on it is walked from its left end; with a filter, to its right.
+    # An index without a condition but with a filter is read from end to end.
     is_walked = kind.startswith("Index") and "Filter" in plan and "Index Cond" not in plan
     return read | {plan["Relation Name"]} if kind == "Seq Scan" or is_walked else read
 
 
 def nodes(plan: Any, key: str, value: str) -> list[Any]:
-    """Give the parts of a plan of which this is true."""
+    """Return the nodes of a plan that have this value."""
     parts = plan if isinstance(plan, list) else plan.values() if isinstance(plan, dict) else []
     found = [node for part in parts for node in nodes(part, key, value)]
     return [plan, *found] if isinstance(plan, dict) and plan.get(key) == value else found

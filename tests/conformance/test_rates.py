@@ -1,4 +1,4 @@
-"""Rates at the claim: how many start, for how long they may, and who comes next."""
+"""Rates at the claim: how many jobs start, how long their permits last, and which is next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stand(guarding_stand: Stand) -> Stand:
 
 
 def rate(starts: int, **options: Any) -> NewNeed:
-    """So many starts in ten minutes."""
+    """Return a rate of so many starts in ten minutes."""
     key_id = uuid.uuid5(uuid.NAMESPACE_OID, "rate")
     period_us = microseconds(PERIOD_SECONDS)
     return NewNeed(key_id, "rate", "rate", starts, period_us=period_us, **options)
@@ -45,7 +45,7 @@ def ids(deliveries: list[Delivery]) -> list[uuid.UUID]:
 
 
 def let_pass(seconds: float) -> None:
-    """Let everything that the keys remember be so much older."""
+    """Make all times stored with the keys that much older."""
     past_us = microseconds(seconds)
     for key in GuardKey.objects.all():
         key.starts = [[until_us - past_us, weight] for until_us, weight in key.starts]
@@ -53,7 +53,7 @@ def let_pass(seconds: float) -> None:
         key.save()
 
 
-def test_so_many_start_in_a_period_and_the_others_after_it_in_their_order(stand: Stand) -> None:
+def test_rate_starts_so_many_jobs_per_period_in_order(stand: Stand) -> None:
     jobs = put(stand, rate(3), 8)
     assert ids(claim(stand)) == jobs[:3]
     assert claim(stand) == []
@@ -66,7 +66,7 @@ def test_so_many_start_in_a_period_and_the_others_after_it_in_their_order(stand:
     assert ids(claim(stand)) == jobs[6:]
 
 
-def test_no_more_are_started_than_somebody_has_room_for(stand: Stand) -> None:
+def test_no_more_rated_jobs_start_than_rated_limit(stand: Stand) -> None:
     jobs = put(stand, rate(10), 5)
     free = stand.put(2)
     assert ids(claim(stand, rated_limit=0)) == free
@@ -76,7 +76,7 @@ def test_no_more_are_started_than_somebody_has_room_for(stand: Stand) -> None:
     assert ids(claim(stand, rated_limit=2)) == jobs[4:]
 
 
-def test_a_permit_is_good_for_one_percent_of_the_period_or_as_long_as_is_wanted(
+def test_permit_lasts_one_percent_of_the_period_or_permit_seconds(
     stand: Stand,
 ) -> None:
     put(stand, rate(1))
@@ -91,10 +91,10 @@ def test_a_permit_is_good_for_one_percent_of_the_period_or_as_long_as_is_wanted(
     assert until_us >= stand.now() * MICROSECONDS - microseconds(30) + microseconds(0.3)
 
 
-def test_a_permit_is_not_used_up_while_its_claim_waits_for_somebody_else(
+def test_permit_counts_from_the_end_of_the_wait_for_the_key(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only once the claim has its turn, it looks at the clock."""
+    """The claim reads the clock only after it has locked the key."""
     lock = GuardKeyQuerySet.lock_or_make
 
     def wait(*arguments: Any) -> Any:
@@ -107,13 +107,13 @@ def test_a_permit_is_not_used_up_while_its_claim_waits_for_somebody_else(
     assert delivery.permit_seconds >= MARGIN_SECONDS + 0.1
 
 
-def test_jobs_without_a_rate_may_be_started_whenever(stand: Stand) -> None:
+def test_jobs_without_a_rate_have_no_permit(stand: Stand) -> None:
     stand.put(1)
     (delivery,) = claim(stand, permit_seconds=0.5)
     assert delivery.permit_seconds == 0.0
 
 
-def test_a_heavy_job_is_not_overtaken_and_not_looked_after_all_the_time(stand: Stand) -> None:
+def test_heavy_job_is_not_overtaken_and_not_polled(stand: Stand) -> None:
     light, heavy, behind = (
         job_id for weight in (3, 5, 1) for job_id in put(stand, rate(7, weight=weight))
     )
@@ -126,25 +126,25 @@ def test_a_heavy_job_is_not_overtaken_and_not_looked_after_all_the_time(stand: S
     assert ids(claim(stand)) == [heavy, behind]
 
 
-def test_where_nobody_has_room_the_next_moment_is_none_of_his_concern(stand: Stand) -> None:
+def test_next_due_seconds_ignores_rates_if_not_rated(stand: Stand) -> None:
     put(stand, rate(1), 2)
     claim(stand)
     assert stand.broker.next_due_seconds() is not None
     assert stand.broker.next_due_seconds(rated=False) is None
 
 
-def test_who_came_too_late_gets_another_permit_and_his_attempt_back(stand: Stand) -> None:
+def test_job_released_unstarted_gets_another_permit_and_its_attempt_back(stand: Stand) -> None:
     first, second = put(stand, rate(1), 2)
     (delivery,) = claim(stand)
     stand.broker.release([Return(delivery.lease)])
-    assert claim(stand) == [], "it is not known that it was not started"
+    assert claim(stand) == [], "the broker cannot know that it was not started"
     let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
     (again,) = claim(stand)
     assert (again.job_id, again.attempt) == (first, 1)
     assert stand.where(second) == "blocked"
 
 
-def test_nothing_starts_where_the_rate_was_set_to_nothing(stand: Stand) -> None:
+def test_rate_set_to_zero_starts_nothing(stand: Stand) -> None:
     put(stand, rate(5), 3)
     assert len(claim(stand, rated_limit=1)) == 1
     GuardKey.objects.update(places_set=0)
@@ -154,7 +154,7 @@ def test_nothing_starts_where_the_rate_was_set_to_nothing(stand: Stand) -> None:
     assert len(claim(stand)) == 2
 
 
-def test_a_bucket_gives_its_burst_and_then_one_after_the_other(stand: Stand) -> None:
+def test_burst_starts_at_once_and_then_one_by_one(stand: Stand) -> None:
     jobs = put(stand, rate(10, burst=3), 5)
     assert ids(claim(stand)) == jobs[:3]
     assert claim(stand) == []
@@ -162,8 +162,8 @@ def test_a_bucket_gives_its_burst_and_then_one_after_the_other(stand: Stand) -> 
     assert ids(claim(stand)) == jobs[3:4]
 
 
-def test_who_has_no_rate_does_not_wait_behind_those_who_have(stand: Stand) -> None:
-    """However many there are, and however few are claimed at a time."""
+def test_jobs_without_a_rate_do_not_wait_behind_rated_jobs(stand: Stand) -> None:
+    """Even with many rated jobs and small claims."""
     put(stand, rate(1), 50)
     (free,) = stand.put(1)
     assert len(stand.claim(2)) == 1
@@ -174,7 +174,7 @@ def test_who_has_no_rate_does_not_wait_behind_those_who_have(stand: Stand) -> No
     assert ids(claimed) == [free]
 
 
-def test_as_long_as_somebody_may_wait_behind_them_the_next_claim_is_due(
+def test_next_claim_is_due_while_jobs_may_wait_behind_rated_ones(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.brokers.orm.broker.LOOK_BEHIND_SECONDS", 0.0001)
@@ -187,7 +187,7 @@ def test_as_long_as_somebody_may_wait_behind_them_the_next_claim_is_due(
     assert stand.broker.sizes()["default"]["blocked"] == 4
 
 
-def test_who_has_a_rate_does_not_wait_until_the_others_are_done(
+def test_rated_job_does_not_wait_until_the_others_are_done(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.brokers.orm.broker.PROMOTE_SECONDS", 600.0)

@@ -1,4 +1,4 @@
-"""A broker inside the database: what it does is done if and only if the transaction commits."""
+"""A broker inside the database: its calls take effect only if the transaction commits."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tests.guards.sessions import PATIENCE_SECONDS, session
 
 
 class Rollback(Exception):
-    """What makes a transaction roll back."""
+    """Raised to roll a transaction back."""
 
 
 @pytest.fixture
 def stand(transactional_stand: Stand) -> Stand:
-    """Give a stand whose broker joins transactions."""
+    """Return a stand whose broker joins transactions."""
     return transactional_stand
 
 
 @contextmanager
 def rolled_back(stand: Stand) -> Iterator[None]:
-    """A transaction that goes well and is given up at its end."""
+    """Run a transaction and roll it back at its end."""
     with suppress(Rollback), stand.atomic():
         yield
         raise Rollback
 
 
 @pytest.mark.parametrize("delay", [None, 100.0], ids=["ready", "deferred"])
-def test_an_enqueue_rolls_back(stand: Stand, delay: float | None) -> None:
+def test_rolled_back_enqueue_adds_nothing(stand: Stand, delay: float | None) -> None:
     run_after = None if delay is None else stand.now() + delay
     given_up, kept = message(run_after=run_after), message(run_after=run_after)
     with rolled_back(stand):
@@ -50,7 +50,7 @@ def test_an_enqueue_rolls_back(stand: Stand, delay: float | None) -> None:
     assert [delivery.job_id for delivery in stand.claim()] == [kept.job_id]
 
 
-def test_nobody_sees_a_job_before_its_commit(stand: Stand) -> None:
+def test_job_is_invisible_before_the_commit(stand: Stand) -> None:
     with stand.atomic():
         (job_id,) = stand.put()
         (seen,) = together(stand, lambda broker: broker.whereabouts([job_id]))
@@ -58,7 +58,7 @@ def test_nobody_sees_a_job_before_its_commit(stand: Stand) -> None:
     assert stand.claim_one().job_id == job_id
 
 
-def test_an_ack_rolls_back(stand: Stand) -> None:
+def test_rolled_back_ack_keeps_the_lease(stand: Stand) -> None:
     stand.put()
     delivery = stand.claim_one()
     with rolled_back(stand):
@@ -69,7 +69,7 @@ def test_an_ack_rolls_back(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 10.0], ids=["now", "later"])
-def test_a_release_rolls_back(stand: Stand, delay_seconds: float) -> None:
+def test_rolled_back_release_keeps_the_lease(stand: Stand, delay_seconds: float) -> None:
     stand.put()
     delivery = stand.claim_one()
     with rolled_back(stand):
@@ -78,15 +78,15 @@ def test_a_release_rolls_back(stand: Stand, delay_seconds: float) -> None:
     assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
 
 
-def test_a_withdrawal_rolls_back(stand: Stand) -> None:
+def test_rolled_back_withdrawal_keeps_the_job(stand: Stand) -> None:
     (job_id,) = stand.put()
     with rolled_back(stand):
         assert stand.broker.withdraw([job_id]) == {job_id}
     assert stand.where(job_id) == "ready"
 
 
-def test_a_whole_life_inside_one_transaction(stand: Stand) -> None:
-    """As a test of a user's has it, in a TestCase."""
+def test_whole_life_of_a_job_inside_one_transaction_works(stand: Stand) -> None:
+    """As in a user's TestCase."""
     with rolled_back(stand):
         stand.put(2)
         stand.put(run_after=stand.now() - 1)
@@ -95,7 +95,7 @@ def test_a_whole_life_inside_one_transaction(stand: Stand) -> None:
         stand.broker.release([Return(first.lease, 0.02, attempts=1), Return(second.lease)])
         assert stand.broker.ack([third.lease]) == set()
         found: list[Any] = []
-        while len(found) < 2:  # the clock that decides goes on inside a transaction
+        while len(found) < 2:  # the database's clock advances inside a transaction
             found += stand.claim()
         assert {delivery.attempt for delivery in found} == {1, 2}
     assert stand.broker.sizes() == {}
@@ -103,8 +103,8 @@ def test_a_whole_life_inside_one_transaction(stand: Stand) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_claims_and_rescues_never_wait_for_one_another(stand: Stand) -> None:
-    """What another transaction has taken is skipped; SQLite has one writer at a time."""
+def test_concurrent_claims_and_rescues_do_not_wait(stand: Stand) -> None:
+    """Rows that another transaction has taken are skipped. SQLite has one writer at a time."""
     put = set(stand.put(6))
     over = {delivery.job_id for delivery in stand.claim(3, lease_seconds=-1)}
     with rolled_back(stand):
@@ -119,13 +119,15 @@ def test_claims_and_rescues_never_wait_for_one_another(stand: Stand) -> None:
         )
         found = {delivery.job_id for delivery in others}
         assert found - over == put - over - taken
-        assert found & over <= over - taken  # MariaDB locks all that it sorts: later, then
+        assert (
+            found & over <= over - taken
+        )  # MariaDB locks all rows that it sorts, so the rest is found later
 
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_extend_ack_and_release_wait_for_nobody_elses_rows(stand: Stand) -> None:
-    """A statement that reads a small table from end to end would wait for all that is locked."""
+def test_extend_ack_and_release_do_not_wait_for_other_rows(stand: Stand) -> None:
+    """A statement that scans a small table would wait for every locked row."""
     stand.put(8)
     ours, theirs = stand.claim(4), stand.claim(4)
     with rolled_back(stand):
@@ -146,10 +148,10 @@ def test_extend_ack_and_release_wait_for_nobody_elses_rows(stand: Stand) -> None
 @pytest.mark.mariadb
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_acked", [False, True])
-def test_lease_that_is_locked_is_extended_or_stale_once_the_other_transaction_ends(
+def test_locked_lease_is_extended_or_stale_after_the_other_transaction_ends(
     is_acked: bool,
 ) -> None:
-    """``extend`` must not answer before: who is told that the lease lasts longer relies on it."""
+    """``extend`` must not answer before, because the holder relies on a longer lease."""
     stand = OrmStand()
     (job_id,) = stand.put()
     delivery = stand.claim_one()
@@ -162,7 +164,7 @@ def test_lease_that_is_locked_is_extended_or_stale_once_the_other_transaction_en
         extending = worker.start(
             lambda: stand.another().extend([delivery.lease], lease_seconds=2 * LEASE_SECONDS)
         )
-        wait([extending], timeout=0.5)  # gives it the time to answer too early
+        wait([extending], timeout=0.5)  # gives it time to answer too early
         other.commit()
         stale = extending.result(PATIENCE_SECONDS)
     if is_acked:

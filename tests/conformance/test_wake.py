@@ -1,5 +1,5 @@
-"""Waking a sleeping pusher: quick where the broker can, harmless where it can't. Polling is the
-path that is always correct."""
+"""Waking a sleeping pusher: at once if the broker can do that, else by polling, which is always
+correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_SECONDS = 60.0
 
 @pytest.fixture
 def wake(stand: Stand) -> Iterator[Wake]:
-    """Give what a pusher of this broker sleeps on, with nothing to tell yet."""
+    """Yield a Wake of this broker that is not due yet."""
     with closing(stand.broker.open_wake()) as made:
         while made.is_due():
             pass
@@ -43,7 +43,7 @@ def enqueue_and_wake(broker: Broker) -> None:
 
 
 def is_due_in_time(wake: Wake) -> bool:
-    """Whether it becomes due, asked as a pusher asks: asleep on the descriptor, if there is one."""
+    """Wait like a pusher, asleep on the descriptor if there is one. Return whether it was due."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         if wake.is_due():
@@ -54,10 +54,10 @@ def is_due_in_time(wake: Wake) -> bool:
     return False
 
 
-def test_another_connection_wakes(stand: Stand, wake: Wake) -> None:
+def test_enqueue_on_another_connection_wakes(stand: Stand, wake: Wake) -> None:
     claimed = []
     for _ in range(3):
-        while found := stand.claim():  # who is sent out to look, is so by a claim in vain
+        while found := stand.claim():  # an empty claim starts the lookout
             claimed += found
         together(stand, enqueue_and_wake)
         assert isinstance(wake, NoWake) or is_due_in_time(wake)
@@ -69,11 +69,11 @@ def test_another_connection_wakes(stand: Stand, wake: Wake) -> None:
         claimed.extend(stand.claim())
         return len(claimed) >= 3
 
-    wait_for(are_all_claimed)  # the lookout may hold one for a moment, and gives it back
+    wait_for(are_all_claimed)  # the lookout may hold one for a moment
     assert len(claimed) == 3
 
 
-def test_another_process_wakes(shared_stand: Stand) -> None:
+def test_enqueue_in_another_process_wakes(shared_stand: Stand) -> None:
     stand = shared_stand
     with started(enqueue, stand.place) as other, closing(stand.broker.open_wake()) as wake:
         while wake.is_due():
@@ -81,14 +81,14 @@ def test_another_process_wakes(shared_stand: Stand) -> None:
         assert stand.claim() == []
         other.do("enqueue")
         assert isinstance(wake, NoWake) or is_due_in_time(wake)
-        wait_for(lambda: len(stand.claim()) == 1)  # it may have been woken by a word, not a job
+        wait_for(lambda: len(stand.claim()) == 1)  # the wake-up may come before the job
 
 
-def test_nothing_new_is_not_due(stand: Stand, wake: Wake) -> None:
+def test_wake_without_new_jobs_is_not_due(stand: Stand, wake: Wake) -> None:
     assert not any(wake.is_due() for _ in range(5))
 
 
-def test_closes_cleanly_and_twice(stand: Stand) -> None:
+def test_wake_can_be_closed_twice(stand: Stand) -> None:
     wake = stand.broker.open_wake()
     wake.close()
     wake.close()
@@ -97,18 +97,18 @@ def test_closes_cleanly_and_twice(stand: Stand) -> None:
     assert len(stand.claim()) == 1
 
 
-def test_asking_never_blocks(stand: Stand, wake: Wake) -> None:
+def test_is_due_never_blocks(stand: Stand, wake: Wake) -> None:
     def a_hundred_times() -> float:
         began = time.monotonic()
         for _ in range(100):
             wake.is_due()
         return time.monotonic() - began
 
-    # A process may be stopped for a while; one that blocks does so each time.
+    # The machine may stop the process once or twice; a blocking call is slow each time.
     assert any(a_hundred_times() < 2 for _ in range(10))
 
 
-def test_a_transaction_that_is_rolled_back_wakes_nobody(transactional_stand: Stand) -> None:
+def test_rolled_back_enqueue_does_not_wake(transactional_stand: Stand) -> None:
     stand = transactional_stand
     with closing(stand.broker.open_wake()) as wake:
         while wake.is_due():
@@ -125,7 +125,7 @@ def test_a_transaction_that_is_rolled_back_wakes_nobody(transactional_stand: Sta
 
 @pytest.fixture
 def listener(transactional_stand: Stand, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Give a listener that is quick to come back."""
+    """Yield a listener that reconnects quickly."""
     monkeypatch.setattr(orm_wake, "RECONNECT_SECONDS", 0.05)
     with closing(transactional_stand.broker.open_wake()) as made:
         assert isinstance(made, orm_wake.Listener)
@@ -133,9 +133,7 @@ def listener(transactional_stand: Stand, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.postgres
-def test_notified_after_the_commit_and_not_before(
-    transactional_stand: Stand, listener: Any
-) -> None:
+def test_notification_comes_after_the_commit(transactional_stand: Stand, listener: Any) -> None:
     stand = transactional_stand
 
     def in_transaction(broker: Broker) -> None:
@@ -153,7 +151,7 @@ def test_notified_after_the_commit_and_not_before(
 def test_notifications_are_debounced(
     transactional_stand: Stand, listener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One per process and moment: a NOTIFY in every transaction costs throughput."""
+    """A NOTIFY in every transaction costs throughput, so each process sends one at a time."""
     monkeypatch.setattr(orm_wake, "DEBOUNCE_SECONDS", 3600.0)
     monkeypatch.setattr(orm_wake, "_last_notified", {})
 
@@ -164,16 +162,16 @@ def test_notifications_are_debounced(
     together(transactional_stand, wake_often)
     assert is_due_in_time(listener)
     heard = list(listener._wrapper.connection.notifies(timeout=0.1))
-    assert not heard, "the first was told of, and no other"
+    assert not heard, "only the first was sent"
 
 
 @pytest.mark.postgres
-def test_a_killed_listener_comes_back(transactional_stand: Stand, listener: Any) -> None:
+def test_killed_listener_reconnects(transactional_stand: Stand, listener: Any) -> None:
     pid = listener._wrapper.connection.info.backend_pid
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
-    assert is_due_in_time(listener), "something may have come: better to look"
-    assert is_due_in_time(listener), "back again: what came in between was not heard"
+    assert is_due_in_time(listener), "a job may have come, so the pusher must look"
+    assert is_due_in_time(listener), "after reconnecting, a job may have come in between"
     assert listener._wrapper.connection.info.backend_pid != pid
     assert not listener.is_due()
     together(transactional_stand, enqueue_and_wake)
@@ -181,11 +179,11 @@ def test_a_killed_listener_comes_back(transactional_stand: Stand, listener: Any)
 
 
 @pytest.mark.postgres
-def test_a_half_open_listener_is_found_out(
+def test_half_open_listener_is_detected(
     transactional_stand: Stand, listener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that a firewall forgot hears nothing and says nothing. Closed under its owner's
-    feet, it looks just as idle: only asking it something tells."""
+    """A connection that a firewall dropped receives nothing and reports no error. Here it is closed
+    underneath the listener, which looks the same; only a probe detects it."""
     monkeypatch.setattr(orm_wake, "PROBE_SECONDS", 0.05)
     listener._probe_at = 0.0
     assert not listener.is_due()
@@ -198,10 +196,10 @@ def test_a_half_open_listener_is_found_out(
 
 
 @pytest.mark.postgres
-def test_without_listen_polling_finds_the_jobs(
+def test_jobs_are_found_by_polling_without_listen(
     transactional_stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a pooler that gives no connection to listen on: nobody is there at that port."""
+    """As with a pooler that does not support LISTEN; here no server listens on the port."""
     with monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "PORT", "1")
         wake = transactional_stand.broker.open_wake()

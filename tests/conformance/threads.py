@@ -1,4 +1,4 @@
-"""Several threads that begin at the same moment, each with a broker of its own."""
+"""Threads that start together, each with its own broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 120.0
 
 
 def together(stand: Stand, *jobs: Callable[[Broker], T]) -> list[T]:
-    """Run these at the same time and give what they returned; the first error is raised."""
+    """Run these concurrently and return their results; raise the first error."""
     results: dict[int, T] = {}
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(jobs))
@@ -45,7 +45,7 @@ def together(stand: Stand, *jobs: Callable[[Broker], T]) -> list[T]:
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """Try again when the broker could not: the contract leaves that to the caller."""
+    """Retry while the broker is unavailable; the contract leaves this to the caller."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:

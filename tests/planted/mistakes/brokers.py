@@ -412,7 +412,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_claim.py",
-        "due_job_takes_no_other_along_early",
+        "due_job_does_not_make_a_later_job_ready",
         database="postgres",
     ),
 )

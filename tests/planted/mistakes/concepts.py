@@ -128,7 +128,7 @@ MISTAKES = (
         "a sequence starts out of its order",
         [Change("guards.admission:_Admission._may_start", replace("self._is_first(need)", "True"))],
         "tests/conformance/test_guards.py",
-        "a_sequence_keeps_its_order_whatever_the_priority",
+        "sequence_keeps_its_order_whatever_the_priority",
     ),
     Mistake(
         "two jobs of a sequence run at once",
@@ -139,7 +139,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_guards.py",
-        "a_sequence_waits_for_the_retry",
+        "sequence_waits_for_the_retry",
     ),
     Mistake(
         "a limit admits one more",
@@ -153,7 +153,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_guards.py",
-        "one_at_a_time_in_the_order_of_their_coming",
+        "lock_runs_one_job_at_a_time_in_order_of_enqueue",
     ),
     Mistake(
         "a job overtakes those who wait for its limit",
@@ -164,7 +164,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_guards.py",
-        "one_at_a_time_in_the_order_of_their_coming",
+        "lock_runs_one_job_at_a_time_in_order_of_enqueue",
     ),
     Mistake(
         "a limit that is busy does not skip",
@@ -175,7 +175,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_guards.py",
-        "a_job_that_is_to_be_skipped_says_so",
+        "busy_guard_with_on_busy_skip_refuses_the_job",
     ),
     Mistake(
         "a limit counts no place",
@@ -186,13 +186,13 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_guards.py",
-        "one_at_a_time_in_the_order_of_their_coming",
+        "lock_runs_one_job_at_a_time_in_order_of_enqueue",
     ),
     Mistake(
         "a claim takes more rated jobs than it has permits for",
         [Change("guards.admission:_Admission._enter", drop("self._rated_left -= 1"))],
         "tests/conformance/test_rates.py",
-        "nothing_starts_where_the_rate_was_set_to_nothing",
+        "rate_set_to_zero_starts_nothing",
     ),
     Mistake(
         "another owner drops a lock",
