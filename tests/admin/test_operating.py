@@ -1,5 +1,6 @@
 """Queues, clusters and schedules in the admin; several backends; a store that is away."""
 
+import html
 import json
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -166,6 +167,22 @@ def test_what_cannot_be_a_schedule_is_told_before_it_is_saved(
     assert sentence in " ".join(told["problems"]), told
     assert sentence in anna.post("schedule/add/", **fields)
     assert not Schedule.objects.exists()
+
+
+def test_preview_of_a_changed_schedule_does_not_ask_for_its_name(anna: Visitor) -> None:
+    schedules.create("third day", tasks.tell_moment, every(days=3, moment_as="when"))
+    page = anna.get("schedule/third day/edit/")
+    address = html.unescape(page.partition('data-preview="')[2].partition('"')[0])
+    fields = {"task": "tests.app.tasks.tell_moment", "kind": "interval", "count": "2"}
+    fields |= {"unit": "days", "tz": "UTC"}
+    told = json.loads(anna.post(address.removeprefix("/admin/stoker/"), **fields))
+    assert told["problems"] == []
+    assert "2 days" in told["words"]
+
+
+def test_pages_have_one_breadcrumb_landmark(anna: Visitor) -> None:
+    for path in ("job/", "schedule/", "deadletter/"):
+        assert anna.get(path).count('aria-label="Breadcrumbs"') == 1, path
 
 
 def test_the_next_ticks_are_told_in_words_while_one_writes(anna: Visitor) -> None:

@@ -74,7 +74,11 @@ def test_every_address_stands_in_the_tables() -> None:
     assert {one.name for one in urlpatterns} == {*PAGES, *ACTIONS, *OPEN}
 
 
-@pytest.mark.parametrize("name", [*PAGES, *ACTIONS])
+FRONT = "overview"
+"""It leads to another page that the user may see."""
+
+
+@pytest.mark.parametrize("name", sorted({*PAGES, *ACTIONS} - {FRONT}))
 def test_who_may_not_is_refused(name: str, who_may: Callable[..., Client]) -> None:
     """Nobody: to the login. Somebody with every other permission: 403. With this one: not."""
     wanted = {**PAGES, **ACTIONS}[name]
@@ -86,6 +90,22 @@ def test_who_may_not_is_refused(name: str, who_may: Callable[..., Client]) -> No
     assert refused.status_code == 403
     assert wanted in refused.content.decode()
     assert call(who_may(wanted), name).status_code not in (302, 403, 405)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "page"),
+    [
+        (["view_cluster"], "clusters/"),
+        (["view_schedule", "view_cluster"], "schedules/"),
+        (["view_deadletter"], "dead-letters/"),
+    ],
+)
+def test_front_page_without_its_permission_leads_to_the_first_page_allowed(
+    permissions: list[str], page: str, who_may: Callable[..., Client]
+) -> None:
+    response = who_may(*permissions).get(PREFIX)
+    assert (response.status_code, response.headers["Location"]) == (302, PREFIX + page)
+    assert who_may("pause_queue").get(PREFIX).status_code == 403
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -218,7 +238,20 @@ def test_a_cluster_is_asked(anna: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "back", ["https://elsewhere.example/", "//elsewhere.example/stoker/", "/admin/", "javascript:1"]
+    "back",
+    [
+        "https://elsewhere.example/",
+        "//elsewhere.example/stoker/",
+        "/admin/",
+        "javascript:1",
+        f"{PREFIX}../admin/logout/",
+        f"{PREFIX}files/x/..",
+        f"{PREFIX}jobs/../../admin/",
+        f"{PREFIX}%2e%2e/admin/",
+        f"{PREFIX}queues/pause",
+        "/accounts/login/?next=/stoker/",
+        "/accounts/jobs/",
+    ],
 )
 def test_nobody_is_sent_elsewhere(back: str, anna: Client) -> None:
     queues.pause("mail")
@@ -234,3 +267,18 @@ def test_nobody_is_sent_to_another_site_by_a_dashboard_at_the_root(
     queues.pause("mail")
     response = anna.post("/queues/resume", {"queue": "mail", "back": back})
     assert response.headers["Location"] == "/"
+
+
+@pytest.mark.parametrize(
+    "back", [f"{PREFIX}jobs/?state=ready&q=a%2Fb", f"{PREFIX}queues/one?name=mail", PREFIX]
+)
+def test_operation_returns_to_the_page_it_was_sent_from(back: str, anna: Client) -> None:
+    queues.pause("mail")
+    response = anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": back})
+    assert response.headers["Location"] == back
+
+
+@pytest.mark.parametrize("since", ["2025-02-30T00:00:00Z", "0001-01-01T00:00:00+23:59", "odd", ""])
+def test_undo_since_an_impossible_moment_is_refused(since: str, anna: Client) -> None:
+    fields = {"task": "tests.app.frail.charge", "since": since}
+    assert anna.post(f"{PREFIX}dead-letters/undo", fields).status_code == 400

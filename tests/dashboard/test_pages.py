@@ -15,13 +15,15 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker import chain, every, group, queues, schedules
+from stoker import chain, dead_letters, every, group, queues, schedules
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
+from stoker.inspect import stats
 from stoker.models import Cluster, DeadLetter, Tally
 from stoker.operations import wording as words
 from stoker.store.clock import DatabaseNow
 from stoker.testing import drain
+from stoker.why import why
 
 from tests.app import flows, frail, tasks
 from tests.dashboard.conftest import PREFIX
@@ -327,3 +329,58 @@ def test_a_page_of_a_large_workflow_asks_little(anna: Client) -> None:
     assert response.status_code == 200
     assert len(captured) <= MOST_QUERIES
     assert "and 892 more" in response.content.decode()
+
+
+def test_paused_queue_says_that_its_jobs_start_when_it_is_resumed(anna: Client) -> None:
+    tasks.add.using(queue_name="mail").enqueue(1, 2)
+    page = f"{PREFIX}queues/one?name=mail"
+    assert "could start now" in anna.get(page).content.decode()
+    queues.pause("mail")
+    text = anna.get(page).content.decode()
+    assert "could start now" not in text
+    assert "start when the queue is resumed" in text
+
+
+def test_cancelled_workflow_says_that_a_retry_begins_the_other_steps(anna: Client) -> None:
+    flow = chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue()
+    flow.cancel()
+    text = anna.get(f"{PREFIX}workflows/{flow.id}").content.decode()
+    assert "retry-workflow" in text or "Retry" in text
+    assert "never" not in text
+    assert "only after a retry" in text
+
+
+def test_overview_and_monitor_count_the_same_dead_letters(
+    ids: dict[str, Any], anna: Client
+) -> None:
+    dead_letters.requeue(ids["letter"])
+    shown = anna.get(PREFIX).context["letters"].total
+    assert shown == stats.dead_letters(settings_for()).total == 1
+
+
+def test_arguments_of_a_schedule_need_the_permission_to_see_jobs(
+    ids: dict[str, Any], who_may: Callable[..., Client]
+) -> None:
+    schedules.create("secret", tasks.add, every(hours=1, args=[4711, 2]))
+    row = schedules.get("secret")
+    page = f"{PREFIX}schedules/{row.pk}"
+    text = who_may("view_schedule").get(page).content.decode()
+    assert "4711" not in text
+    assert "stoker.view_job" in text
+    assert "4711" in who_may("view_schedule", "view_job").get(page).content.decode()
+
+
+def test_arguments_are_counted_from_one_in_the_dashboard(ids: dict[str, Any], anna: Client) -> None:
+    text = anna.get(f"{PREFIX}jobs/{ids['ready']}").content.decode()
+    assert '<dt class="mono">0</dt>' not in text
+
+
+def test_deferred_job_says_when_it_is_due(ids: dict[str, Any], anna: Client) -> None:
+    text = re.sub(r"<[^>]+>", "", anna.get(f"{PREFIX}jobs/{ids['late']}").content.decode())
+    assert "until in" not in text
+    assert re.search(r"due in \d+ (min|h)", text)
+
+
+def test_job_that_failed_once_has_one_attempt(ids: dict[str, Any]) -> None:
+    sentence = why(settings_for(), UUID(ids["failed"])).sentence
+    assert "after 1 attempt:" in sentence or re.search(r"after [2-9] attempts:", sentence)

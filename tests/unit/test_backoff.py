@@ -93,3 +93,18 @@ def test_an_exponential_that_would_not_grow_is_refused(base: object) -> None:
 def test_backoffs_are_equal_when_they_do_the_same() -> None:
     assert exponential(2, 600) == exponential(base=2.0, cap=timedelta(minutes=10))
     assert exponential(2) != exponential(3)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "text"),
+    [
+        (exponential(), "2 ** attempt s, at most 600 s, with jitter"),
+        (exponential(3, 60, jitter=False), "3 ** attempt s, at most 60 s"),
+        (linear(5), "5 s * attempt, at most 600 s"),
+        (constant(10), "10 s"),
+        (as_backoff([1, 10, 60]), "1, 10, 60 s; the last one repeats"),
+        (as_backoff(7), "7 s"),
+    ],
+)
+def test_backoff_is_written_as_people_read_it(backoff: Backoff, text: str) -> None:
+    assert str(backoff) == text

@@ -15,6 +15,7 @@ from django.utils import timezone
 from stoker.exceptions import InvalidSchedule, PackageError, StokerError
 from stoker.models import Schedule
 from stoker.operations import schedules as operations
+from stoker.operations.details import call_hidden
 from stoker.operations.operation import Done, first_line_of
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
 from stoker.operations.wording import exactly, since
@@ -216,7 +217,11 @@ class ScheduleAdmin(StoreAdmin):
         context = {
             "title": row.name,
             **_row(visit, row),
-            **operations.call_of_schedule(row, visit.alias),
+            **(
+                operations.call_of_schedule(row, visit.alias)
+                if visit.may("stoker.view_job")
+                else call_hidden()
+            ),
             "facts": operations.facts_of(row),
             "moments": _next(row),
             "ticks": [
@@ -249,24 +254,24 @@ class ScheduleAdmin(StoreAdmin):
         row = schedules.get(object_id, backend=visit.alias)
         back = self._back(visit, row.name)
         try:
-            before = schedules.scheduled(row.name, backend=visit.alias)
+            form = self._form_to_change(visit, row.name)
         except (PackageError, ValueError) as error:
             return self.done(visit, Done(first_line_of(error), is_good=False), back)
-        form = ScheduleForm(
-            visit.request.POST or None, initial=initial_of(row, before), before=before
-        )
-        form.fields["name"].disabled = True
         if visit.request.method == "POST" and form.is_valid():
             terms = {"task": form.cleaned_data["task"], "when": form.when}
             if _saved(form, lambda: schedules.update(row.name, backend=visit.alias, **terms)):
                 return self.done(visit, Done(f"The schedule {row.name} is changed."), back)
-        return self._form(visit, form, f"Change {row.name}", back)
+        return self._form(visit, form, f"Change {row.name}", back, row.name)
 
     def preview(self, visit: AdminContext) -> HttpResponseBase:
         """Return what the form means in words, while a user fills it in."""
         if not visit.may("stoker.change_schedule"):
             visit.require("stoker.add_schedule")
-        form = ScheduleForm(visit.request.POST)
+        name = visit.request.GET.get("name", "")
+        try:
+            form = self._form_to_change(visit, name) if name else ScheduleForm(visit.request.POST)
+        except (PackageError, ValueError) as error:
+            return JsonResponse({"problems": [first_line_of(error)]})
         if not form.is_valid():
             problems = [
                 text if name == "__all__" else f"{form.fields[name].label or name}: {text}"
@@ -277,10 +282,23 @@ class ScheduleAdmin(StoreAdmin):
         preview = {"problems": [], "words": rule_of(form.when), "next": _next(form.when)}
         return JsonResponse(preview)
 
+    def _form_to_change(self, visit: AdminContext, name: str) -> ScheduleForm:
+        """Return the form that changes a schedule: its name stays.
+
+        Raises:
+            PackageError, ValueError: Its arguments or its rule cannot be read.
+        """
+        row = schedules.get(name, backend=visit.alias)
+        before = schedules.scheduled(row.name, backend=visit.alias)
+        posted, initial = visit.request.POST or None, initial_of(row, before)
+        form = ScheduleForm(posted, initial=initial, before=before)
+        form.fields["name"].disabled = True
+        return form
+
     def _form(
-        self, visit: AdminContext, form: ScheduleForm, title: str, back: str
+        self, visit: AdminContext, form: ScheduleForm, title: str, back: str, name: str = ""
     ) -> HttpResponseBase:
-        preview_url = visit.at("schedule_preview")
+        preview_url = visit.at("schedule_preview", name=name)
         context = {"title": title, "form": form, "back": back, "preview_url": preview_url}
         return self.show(visit, "schedule_form", context)
 

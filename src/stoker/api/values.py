@@ -6,18 +6,16 @@ import base64
 from datetime import datetime
 from typing import Annotated, Any
 
-from django.conf import settings as django_settings
 from django.core import signing
-from django.utils import timezone
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 from stoker.tasks.decorator import own_backends
+from stoker.values.marks import project_moment
 
 from .problems import CallRefused
 
-FIRST_YEAR, LAST_YEAR = 1900, 9000
 LONGEST_WHOLE_BITS = 4000
 SALT = "stoker.api.cursor"
 
@@ -28,18 +26,7 @@ def _only_text(value: Any) -> Any:
     return value
 
 
-def _in_the_projects_way(value: datetime) -> datetime:
-    """Return an aware or a naive moment, as USE_TZ says."""
-    if not FIRST_YEAR <= value.year <= LAST_YEAR:
-        raise ValueError(f"write a moment between the years {FIRST_YEAR} and {LAST_YEAR}")
-    if django_settings.USE_TZ and timezone.is_naive(value):
-        return timezone.make_aware(value)
-    if not django_settings.USE_TZ and timezone.is_aware(value):
-        return timezone.make_naive(value)
-    return value
-
-
-Moment = Annotated[datetime, BeforeValidator(_only_text), AfterValidator(_in_the_projects_way)]
+Moment = Annotated[datetime, BeforeValidator(_only_text), AfterValidator(project_moment)]
 """ISO 8601; without a zone, in the project's."""
 
 Backend = Annotated[

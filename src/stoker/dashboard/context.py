@@ -36,6 +36,8 @@ SECTIONS = (
     Section("workflows", "Workflows", "stoker.view_workflow", ("workflow",)),
     Section("clusters", "Clusters", "stoker.view_cluster"),
 )
+PAGES = frozenset(name for section in SECTIONS for name in (section.name, *section.pages))
+"""The names of all pages."""
 
 
 class DashboardContext(RequestContext):

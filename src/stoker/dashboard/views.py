@@ -14,7 +14,7 @@ from django.db import InterfaceError, OperationalError, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
-from django.utils.http import url_has_allowed_host_and_scheme
+from django.urls import Resolver404, resolve
 from django.views.decorators.csrf import csrf_protect
 
 from stoker.compat import TaskResultDoesNotExist
@@ -24,7 +24,7 @@ from stoker.operations.operation import Done, Operation
 from stoker.tasks.decorator import own_backends
 from stoker.values.serializers import nothing_unpickled
 
-from .context import DashboardContext
+from .context import PAGES, DashboardContext
 
 POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -160,6 +160,8 @@ def _answered(
         raise ImproperlyConfigured(NOBODY)
     if not user.is_authenticated or not user.is_active:
         return _to_login(visit)
+    if visit.page == "overview" and not visit.may(permission) and visit.sections:
+        return HttpResponseRedirect(visit.sections[0]["address"])
     try:
         _refuse(visit, methods, permission)
         return view(visit, *args, **kwargs)
@@ -231,6 +233,11 @@ def _notice(request: HttpRequest) -> dict[str, Any] | None:
 def _way_back(visit: DashboardContext) -> str:
     """Return the page from which the form was sent, if it is a page of the dashboard."""
     back = visit.request.POST.get("back", "")
-    root = visit.at("overview").partition("?")[0]
-    is_ours = url_has_allowed_host_and_scheme(back, allowed_hosts=None) and back.startswith(root)
-    return back if is_ours else visit.at("overview")
+    own = visit.request.resolver_match
+    try:
+        match = resolve(back.partition("?")[0])  # a path with "..", which browsers shorten, is none
+    except Resolver404:
+        match = None
+    if match is None or own is None or match.url_name not in PAGES:
+        return visit.at("overview")
+    return back if match.namespace == own.namespace else visit.at("overview")

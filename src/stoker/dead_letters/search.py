@@ -13,6 +13,7 @@ from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from stoker.models.dead_letter import CLOSED, UNCLOSED, DeadLetter
 from stoker.models.requeue import Requeue
 from stoker.setting_values import checked_limit
+from stoker.values.marks import key_of, mark_of
 from stoker.values.text import stored_text
 
 STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)}
@@ -20,7 +21,8 @@ STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)
 SEARCHED = ("message", "exception_class", "traceback", "task", "key")
 LONGEST_TEXT = 10_000
 LOOKED_AT = 10_000
-MARK = "~"
+KEY = (datetime, UUID)
+"""The types of the columns that lists are ordered by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,13 @@ class Search:
         checked_limit(limit)
         rows = self.rows().order_by("-failed_at", "-pk")
         if after is not None:
-            failed_at, pk = _place(after)
+            failed_at, pk = key_of(after, KEY)
             rows = rows.filter(Q(failed_at__lt=failed_at) | Q(failed_at=failed_at, pk__lt=pk))
             rows = rows.filter(failed_at__lte=failed_at)  # what an index can begin with
         letters = list(rows[: limit + 1])
         shown = letters[:limit]
         more = len(letters) > limit and shown
-        return DeadLetterPage(shown, _mark(shown[-1]) if more else None)
+        return DeadLetterPage(shown, mark_of((shown[-1].failed_at, shown[-1].pk)) if more else None)
 
     def stats(self, groups: int) -> Stats:
         rows = self.rows().order_by()
@@ -230,15 +232,3 @@ def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
 def _refuse_no_moment(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, datetime):
         raise ValueError(f"{name}={value!r}: give a datetime.")
-
-
-def _mark(letter: DeadLetter) -> str:
-    return f"{letter.failed_at.isoformat()}{MARK}{letter.pk}"
-
-
-def _place(mark: str) -> tuple[datetime, UUID]:
-    failed_at, _, pk = mark.partition(MARK)
-    try:
-        return datetime.fromisoformat(failed_at), UUID(pk)
-    except ValueError:
-        raise ValueError(f"{mark!r} is not where a page of dead letters begins") from None

@@ -22,6 +22,7 @@ from stoker.models.job import Job
 from stoker.models.ready import Ready
 from stoker.store.engines import engine_of
 from stoker.store.places import PLACES
+from stoker.values.marks import key_of, mark_of
 from stoker.values.text import stored_text
 
 ENDED = tuple(str(status) for status in Job.Status)
@@ -30,7 +31,8 @@ LOOKED_AT = 10_000
 COUNTED = 10_000
 """Maximum count of each state."""
 LONGEST_TEXT = 200
-MARK = "~"
+KINDS = {"finished_at": datetime, "id": UUID, "job_id": UUID, "due_us": int, "rank": int}
+"""The types of the columns that lists are ordered by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ class JobSearch:
             ValueError: ``after`` is invalid.
         """
         rows, order = self._rows()
-        place = None if after is None else _place(after, len(order))
+        place = (
+            None if after is None else key_of(after, [KINDS[name.lstrip("-")] for name in order])
+        )
         if place is not None:
             rows = rows.filter(_beyond(order, place))
         rows = rows.order_by(*order)
@@ -102,7 +106,7 @@ class JobSearch:
         if len(found) > limit or edge is None:
             return self._shown(found, limit)
         page = self._shown(found, limit)
-        return JobPage(page.jobs, _mark(edge), is_cut=True)
+        return JobPage(page.jobs, mark_of(edge), is_cut=True)
 
     def slowest(self, limit: int, since: datetime) -> list[Job]:
         """Return the jobs of the task with the longest last attempt, each with the attribute
@@ -163,7 +167,7 @@ class JobSearch:
         """Return the jobs with these keys, in the same order."""
         shown = found[:limit]
         jobs = self._jobs.in_bulk([key[-1] for key in shown])
-        mark = _mark(shown[-1]) if len(found) > limit else None
+        mark = mark_of(shown[-1]) if len(found) > limit else None
         return JobPage([jobs[key[-1]] for key in shown if key[-1] in jobs], mark)
 
 
@@ -182,22 +186,3 @@ def _beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
     beside = Q(**{name: place[0], f"{key}__{then}": place[1]})
     # The first part is what an index can begin with.
     return Q(**{f"{name}__{then}e": place[0]}) & (Q(**{f"{name}__{then}": place[0]}) | beside)
-
-
-def _mark(key: Sequence[Any]) -> str:
-    return MARK.join(part.isoformat() if isinstance(part, datetime) else str(part) for part in key)
-
-
-def _place(mark: str, parts: int) -> tuple[Any, ...]:
-    *firsts, last = mark.split(MARK)
-    try:
-        found = (*(_number_or_moment(text) for text in firsts), UUID(last))
-    except ValueError:
-        found = ()
-    if len(found) != parts:
-        raise ValueError(f"{mark!r} is not where a page of these jobs begins")
-    return found
-
-
-def _number_or_moment(text: str) -> int | datetime:
-    return int(text) if text.lstrip("-").isdigit() else datetime.fromisoformat(text)

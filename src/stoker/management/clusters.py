@@ -36,7 +36,7 @@ class ListClusters(Subcommand):
             f"{one.leases:,} jobs"
             for one in found
         ]
-        self.answer(options, {"clusters": found}, lines or ["none"])
+        self.answer(options, {"clusters": found}, lines or ["No cluster runs."])
         return ExitCode.DONE
 
 

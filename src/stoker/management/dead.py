@@ -106,7 +106,7 @@ class ListLetters(Subcommand):
         number = dead_letters.count(backend=alias, **filters)
         letters = [operations.columns(letter, operations.LETTER) for letter in page.letters]
         lines = [line for letter in page.letters for line in self._lines(letter)]
-        lines.append(f"{len(letters)} of {number:,} dead letters" if number else "none")
+        lines.append(f"{len(letters)} of {number:,} dead letters" if number else "No dead letters.")
         lines += [f"The next page: --after '{page.next}'"] if page.next else []
         self.answer(options, {"letters": letters, "count": number, "next": page.next}, lines)
         return ExitCode.DONE

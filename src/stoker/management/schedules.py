@@ -122,7 +122,7 @@ class ListSchedules(Subcommand):
             yield f"  {rule_of(row)}; {row.task}"
             if row.problem:
                 yield f"  {first_line(row.problem, 300)}"
-        yield f"{len(rows)} schedules" if rows else "none"
+        yield f"{len(rows)} schedules" if rows else "No schedules."
 
 
 class ShowSchedule(Subcommand):

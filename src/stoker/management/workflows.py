@@ -60,7 +60,7 @@ class ListWorkflows(Subcommand):
             raise refuse(f"--after: {error}.") from error
         shown = found[:most]
         after = shown[-1].id if len(found) > most else None
-        lines = [_line(one) for one in shown] or ["none"]
+        lines = [_line(one) for one in shown] or ["No workflows."]
         lines += [f"more: --after {after}"] if after else []
         self.answer(options, {"workflows": [_as_plain(one) for one in shown], "next": after}, lines)
         return ExitCode.DONE

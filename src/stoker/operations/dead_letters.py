@@ -10,10 +10,11 @@ from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.search import MARK, Faults, Filter, Search
+from stoker.dead_letters.search import KEY, Faults, Filter, Search
 from stoker.dead_letters.service import Answer, Bulk, Fate
 from stoker.jobs.states import explained
 from stoker.models import Attempt, DeadLetter, Requeue
+from stoker.values.marks import key_of, mark_of
 
 from .details import Fact, given
 from .operation import LIMIT, Done, Operation, Operator
@@ -68,16 +69,15 @@ def page_of(
     shown = [one for one in page.letters if (one.failed_at, one.pk) >= edge]
     if page.next is not None and len(shown) == len(page.letters):
         return LetterList(shown, page.next)
-    return LetterList(shown, f"{edge[0].isoformat()}{MARK}{edge[1]}", is_cut=True)
+    return LetterList(shown, mark_of(edge), is_cut=True)
 
 
 def _edge_of(alias: str, after: str | None) -> tuple[datetime, UUID] | None:
     """Return the last dead letter to look at; None = all may be looked at."""
     rows = DeadLetter.objects.using(alias).order_by("-failed_at", "-pk")
     if after is not None:
-        failed_at, _, pk = after.partition(MARK)
-        rows = rows.filter(failed_at__lte=datetime.fromisoformat(failed_at))
-        rows = rows.exclude(failed_at=datetime.fromisoformat(failed_at), pk__gte=UUID(pk))
+        failed_at, pk = key_of(after, KEY)
+        rows = rows.filter(failed_at__lte=failed_at).exclude(failed_at=failed_at, pk__gte=pk)
     return rows.values_list("failed_at", "pk")[LOOKED_AT - 1 : LOOKED_AT].first()
 
 

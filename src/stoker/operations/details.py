@@ -52,3 +52,8 @@ def call_of(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> dic
         "args": [value_text(value) for value in args or ()],
         "kwargs": [(name, value_text(value)) for name, value in (kwargs or {}).items()],
     }
+
+
+def call_hidden() -> dict[str, Any]:
+    """Return what a page shows to users who may not see arguments."""
+    return {"is_readable": True, "is_hidden": True, "args": [], "kwargs": []}

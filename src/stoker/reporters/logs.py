@@ -88,7 +88,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "dead_lettered": (
         logging.ERROR,
-        "Job {job_id} of {task} is a dead letter after {attempts} attempts: {reason}.",
+        "Job {job_id} of {task} is a dead letter (attempts: {attempts}): {reason}.",
     ),
     "dead_letters_requeued": (
         logging.INFO,

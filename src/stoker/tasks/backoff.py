@@ -28,6 +28,9 @@ class Exponential:
     jitter: bool
     source: random.Random | None = None
 
+    def __str__(self) -> str:
+        return f"{self.base:g} ** attempt s, at most {self.cap:g} s{_jittered(self.jitter)}"
+
     def __call__(self, exception: BaseException, task_result: Any) -> float:
         try:
             delay = min(self.cap, self.base ** _attempt(task_result))
@@ -46,6 +49,13 @@ class Linear:
     start: float = 0.0
     source: random.Random | None = None
 
+    def __str__(self) -> str:
+        if not self.step:
+            return f"{min(self.cap, self.start):g} s{_jittered(self.jitter)}"
+        start = f"{self.start:g} s + " if self.start else ""
+        delay = f"{start}{self.step:g} s * attempt, at most {self.cap:g} s"
+        return f"{delay}{_jittered(self.jitter)}"
+
     def __call__(self, exception: BaseException, task_result: Any) -> float:
         delay = min(self.cap, self.start + self.step * _attempt(task_result))
         return _spread(delay, self.source) if self.jitter else delay
@@ -56,6 +66,10 @@ class Delays:
     """A fixed delay for each attempt, in seconds; the last one repeats."""
 
     seconds: tuple[float, ...]
+
+    def __str__(self) -> str:
+        delays = ", ".join(f"{one:g}" for one in self.seconds)
+        return f"{delays} s" if len(self.seconds) == 1 else f"{delays} s; the last one repeats"
 
     def __call__(self, exception: BaseException, task_result: Any) -> float:
         return self.seconds[min(_attempt(task_result), len(self.seconds)) - 1]
@@ -139,6 +153,10 @@ def as_backoff(value: Any) -> Backoff:
 
 def _attempt(task_result: Any) -> int:
     return max(1, int(task_result.attempts))
+
+
+def _jittered(jitter: bool) -> str:
+    return ", with jitter" if jitter else ""
 
 
 def _spread(delay: float, source: random.Random | None) -> float:

@@ -158,7 +158,9 @@ MISTAKES = (
         [
             Change(
                 "dashboard.views:_way_back",
-                drop_operand("_ and back.startswith(root)", "back.startswith(root)"),
+                drop_operand(
+                    "_ or _ or match.url_name not in PAGES", "match.url_name not in PAGES"
+                ),
             )
         ],
         "tests/dashboard/test_doing.py",
@@ -311,7 +313,10 @@ MISTAKES = (
         [
             Change(
                 "dashboard.views:_way_back",
-                replace("_ and back.startswith(root)", "back.startswith(root)"),
+                replace(
+                    "resolve(back.partition('?')[0])",
+                    "resolve('/' + back.partition('?')[0].split('/', 3)[-1])",
+                ),
             )
         ],
         "tests/dashboard/test_doing.py",

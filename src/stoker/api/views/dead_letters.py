@@ -21,6 +21,7 @@ from stoker.api.filters import (
     RequeueingMany,
     refuse_beyond_cap,
 )
+from stoker.api.problems import CallRefused
 from stoker.api.shapes import AnswerShape, BulkShape, LetterPageShape, StoryShape
 from stoker.api.values import Backend, cursor_of, mark_of, plain, settings_of
 from stoker.dead_letters import service as dead_letters
@@ -38,7 +39,10 @@ def list_dead_letters(
 ) -> Any:
     """A page of dead letters, the newest first."""
     alias, after = settings_of(backend).alias, mark_of(wanted.after)
-    page = dead_letters.find(limit=wanted.limit, after=after, backend=alias, **wanted.given())
+    try:
+        page = dead_letters.find(limit=wanted.limit, after=after, backend=alias, **wanted.given())
+    except ValueError as error:  # the cursor is that of another list
+        raise CallRefused(422, f"after: {error}.") from error
     return {"letters": page.letters, "next": cursor_of(page.next)}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from uuid import UUID
 
 from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
@@ -22,6 +21,7 @@ from stoker.operations.dead_letters import (
 )
 from stoker.operations.details import call_of
 from stoker.operations.operation import LIMIT, Done, Operation
+from stoker.values.marks import project_moment
 
 ON_A_PAGE = 30
 FAULTS = 20
@@ -43,7 +43,7 @@ def show(visit: DashboardContext) -> PageContent:
     wanted["text"] = given.get("q", "").strip()
     filters: Any = {name: value for name, value in wanted.items() if value}
     try:
-        found = page_of(visit.settings, filters, ON_A_PAGE, given.get("after"))
+        found = page_of(visit.settings, filters, ON_A_PAGE, given.get("after") or None)
         faults = faults_of(visit.settings, filters, FAULTS)
     except ValueError as error:
         raise PageRefused(400, str(error)) from None
@@ -97,9 +97,10 @@ def undo_requeues(visit: DashboardContext, operation: Operation) -> Done:
     """Undo one requeue, or those of a fault that this user has just made."""
     if visit.request.POST.get("letter"):
         return perform_on_target(visit, operation)
-    since: datetime | None = parse_datetime(visit.request.POST.get("since", ""))
-    if since is None:
-        raise PageRefused(400, "The form does not say since when.")
+    try:
+        since = project_moment(datetime.fromisoformat(visit.request.POST.get("since", "")))
+    except ValueError:
+        raise PageRefused(400, "The form does not say since when.") from None
     ids = requeued_since(visit.operator, _fault_of(visit), since)
     return operation.attempt_each(visit.operator, ids)
 

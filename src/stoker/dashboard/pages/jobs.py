@@ -27,7 +27,7 @@ def show(visit: DashboardContext) -> PageContent:
     with explained(visit.database):
         try:
             search = JobSearch(visit.database, wanted)
-            found = search.page(ON_A_PAGE, given.get("after"))
+            found = search.page(ON_A_PAGE, given.get("after") or None)
         except ValueError as error:
             raise PageRefused(400, str(error)) from None
         numbers = numbers_by_state(visit.database)

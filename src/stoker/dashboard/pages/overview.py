@@ -11,15 +11,14 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.queue_depths import QueueDepth
+from stoker.inspect.stats import dead_letters
 from stoker.jobs.states import explained
-from stoker.models import Cluster, DeadLetter
+from stoker.models import Cluster
 from stoker.operations.clusters import longest_silence
 from stoker.store.clock import MICROSECONDS, DatabaseNow
-from stoker.store.counting import Number
 
 TASKS = 10
 QUEUES = 12
-COUNTED_LETTERS = 10_000
 
 
 @page("stoker.view_job")
@@ -42,7 +41,7 @@ def show(visit: DashboardContext) -> PageContent:
         "more_queues": max(0, len(depths) - QUEUES),
         "tasks": tasks[:TASKS],
         "more_tasks": max(0, len(tasks) - TASKS),
-        "letters": _letters(visit) if visit.may("stoker.view_deadletter") else None,
+        "letters": dead_letters(visit.settings) if visit.may("stoker.view_deadletter") else None,
         "machines": _machines(visit) if visit.may("stoker.view_cluster") else None,
     }
     return PageContent("overview", context)
@@ -71,14 +70,6 @@ def _waiting(depths: tuple[QueueDepth, ...]) -> dict[str, Any]:
         "is_exact": all(one.is_exact for one in depths),
         "paused": sum(one.paused is not None for one in depths),
     }
-
-
-def _letters(visit: DashboardContext) -> Number:
-    """Count the open dead letters, up to a limit."""
-    with explained(visit.database):
-        open_ones = DeadLetter.objects.using(visit.database).filter(state=DeadLetter.State.OPEN)
-        number = open_ones.order_by().values("pk")[: COUNTED_LETTERS + 1].count()
-    return Number(min(number, COUNTED_LETTERS), is_exact=number <= COUNTED_LETTERS)
 
 
 def _machines(visit: DashboardContext) -> dict[str, int]:

@@ -12,6 +12,7 @@ from stoker.exceptions import ScheduleNotFound
 from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
 from stoker.models.job import moment
+from stoker.operations.details import call_hidden
 from stoker.operations.schedules import (
     call_of_schedule,
     facts_of,
@@ -61,7 +62,7 @@ def show_one(visit: DashboardContext, schedule_id: UUID) -> PageContent:
             {"is": tick, "text": tick_text(tick), "at": moment(tick.moment_us / MICROSECONDS)}
             for tick in newest
         ],
-        **call_of_schedule(row, visit.alias),
+        **(call_of_schedule(row, visit.alias) if visit.may("stoker.view_job") else call_hidden()),
     }
     return PageContent("schedule", context)
 

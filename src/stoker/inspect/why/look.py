@@ -184,7 +184,8 @@ def _answer_failed(asked: Asked, job: Job) -> Answer:
     kind = KINDS.get(DeadLetter.Reason(word), Kind.DEAD_LETTER) if word in REASONS else None
     if kind in KINDS.values():
         facts["error"] = letter.message if letter is not None else job.reason
-    sentence = f"It failed for good at {when(job.finished_at)}, after {job.attempts} attempts"
+    tried = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
+    sentence = f"It failed for good at {when(job.finished_at)}, after {tried}"
     return asked.answer(
         kind or Kind.DEAD_LETTER,
         f"{sentence}: {job.reason}",

@@ -1,0 +1,69 @@
+"""Marks: where a page of a list begins, as text in an address. Moments from outside the project."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.utils import timezone
+
+BETWEEN = "~"
+FIRST_YEAR, LAST_YEAR = 1900, 9000
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
+LONGEST_MARK = 200
+
+
+def mark_of(key: Sequence[Any]) -> str:
+    """Return the mark of the row with this key."""
+    return BETWEEN.join(
+        part.isoformat() if isinstance(part, datetime) else str(part) for part in key
+    )
+
+
+def key_of(mark: str, kinds: Sequence[type[Any]]) -> tuple[Any, ...]:
+    """Return the key that the mark stands for.
+
+    Args:
+        kinds: The type of each part: int, datetime or UUID.
+
+    Raises:
+        ValueError: The mark belongs to another list, or a part is out of range.
+    """
+    texts = mark[:LONGEST_MARK].split(BETWEEN)
+    if len(texts) != len(kinds):
+        raise ValueError(f"{mark[:LONGEST_MARK]!r} is not where a page of this list begins")
+    try:
+        return tuple(_part(kind, text) for kind, text in zip(kinds, texts, strict=True))
+    except ValueError:
+        raise ValueError(
+            f"{mark[:LONGEST_MARK]!r} is not where a page of this list begins"
+        ) from None
+
+
+def project_moment(value: datetime) -> datetime:
+    """Return an aware or a naive moment, as USE_TZ says.
+
+    Raises:
+        ValueError: No database keeps so early or late a moment.
+    """
+    if not FIRST_YEAR <= value.year <= LAST_YEAR:
+        raise ValueError(f"write a moment between the years {FIRST_YEAR} and {LAST_YEAR}")
+    if settings.USE_TZ and timezone.is_naive(value):
+        return timezone.make_aware(value)
+    if not settings.USE_TZ and timezone.is_aware(value):
+        return timezone.make_naive(value)
+    return value
+
+
+def _part(kind: type[Any], text: str) -> Any:
+    if kind is UUID:
+        return UUID(text)
+    if kind is datetime:
+        return project_moment(datetime.fromisoformat(text))
+    number = int(text)
+    if not SMALLEST <= number <= LARGEST:
+        raise ValueError(text)
+    return number
