@@ -1,4 +1,4 @@
-"""Real clusters for tests: `manage.py stoker run` in a process of its own."""
+"""Real clusters for tests: `manage.py stoker run` in a separate process."""
 
 import json
 import os
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 SOURCE = Path(stoker.__file__).resolve().parents[1]
 WAIT_SECONDS = float(os.environ.get("STOKER_TEST_WAIT_SECONDS", "180"))
-"""A guard against waiting for ever, on a machine that has much else to do."""
+"""Only prevents waiting for ever; long enough for a busy machine."""
 
 QUICK = {
     "WORKERS": 2,
@@ -38,8 +38,8 @@ QUICK = {
     "POLL_SECONDS": 0.2,
     "SHUTDOWN_SECONDS": 10,
 }
-"""Options that let a test see within seconds what takes minutes by default. Only a lease lasts:
-none shall end because the machine had no time for a process. Where they are to end, say so."""
+"""Options for quick tests. Only the lease is long, so that none ends because the machine is busy; a
+test whose leases are to end sets LEASE_SECONDS."""
 
 KERNEL_NAMES = {
     f"stoker-{role}"[:15]: role for role in ("pusher", "monitor", "scheduler", "worker")
@@ -50,7 +50,7 @@ KERNEL_NAMES = {
 def environment_of_commands(
     more: Mapping[str, str] | None = None, **options: Any
 ) -> dict[str, str]:
-    """For a command in a process of its own: the tests' database, and these OPTIONS."""
+    """Return the environment of a command: the tests' database and these OPTIONS."""
     return {
         **os.environ,
         "STOKER_TEST_OPTIONS": json.dumps({**QUICK, **options}),
@@ -67,7 +67,7 @@ def start_command(
     output: IO[bytes],
     errors: IO[bytes],
 ) -> subprocess.Popen[bytes] | Launched:
-    """Start a command in a process and a session of its own; a launcher forks Django's commands."""
+    """Start a command in a new session; a launcher forks Django's commands."""
     if tuple(command) == DJANGO:
         launcher = launcher_for(environment)
         return launcher.start(arguments, environment, output.fileno(), errors.fileno())
@@ -84,7 +84,7 @@ def start_command(
 def run_command(
     *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`manage.py` with these arguments, to its end."""
+    """Run `manage.py` with these arguments and wait for its end."""
     with TemporaryFile() as output, TemporaryFile() as errors:
         process = start_command(
             DJANGO, arguments, environment_of_commands(environment, **options), output, errors
@@ -101,7 +101,7 @@ def run_command(
 
 
 class ProcessCluster:
-    """One cluster that a test may stop, kill, and look into."""
+    """A cluster that a test can stop, kill and inspect."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ProcessCluster:
         self.sentinel = psutil.Process(self.process.pid)
 
     def crew(self) -> dict[str, list[psutil.Process]]:
-        """Role -> its processes, as the kernel names them."""
+        """Return role -> its processes."""
         crew: dict[str, list[psutil.Process]] = {}
         try:
             children = self.sentinel.children(recursive=True)
@@ -159,12 +159,12 @@ class ProcessCluster:
         victim = members[which % len(members)]
         try:
             victim.kill()
-        except psutil.NoSuchProcess:  # it has just ended by itself
+        except psutil.NoSuchProcess:  # it has just ended
             return None
         return int(victim.pid)
 
     def pause(self, role: str, which: int = 0) -> psutil.Process:
-        """SIGSTOP one process; the caller lets it go on."""
+        """SIGSTOP one process; the caller resumes it."""
         members: list[psutil.Process] = []
 
         def is_there() -> bool:
@@ -176,7 +176,7 @@ class ProcessCluster:
         return members[which % len(members)]
 
     def pause_at_rest(self, role: str) -> psutil.Process:
-        """The same, for tests that write meanwhile: it stops where it holds up nobody."""
+        """SIGSTOP a process at a time when it holds no write lock of SQLite."""
         while True:
             still = self.pause(role)
             wait_for(lambda one=still: one.status() == psutil.STATUS_STOPPED, self.tail)
@@ -206,14 +206,14 @@ class ProcessCluster:
         return "\n".join(self.text().splitlines()[-lines:])
 
     def complaints(self) -> list[str]:
-        """Lines that no kill explains: an exception of ours, a lock that was not waited for."""
+        """Return log lines that kills do not explain: our exceptions, locks not waited for."""
         signs = ("Traceback", "is locked", "Warning:", "deadlock")
         return [line for line in self.text().splitlines() if any(sign in line for sign in signs)]
 
 
 @contextmanager
 def running_cluster(folder: Path, *arguments: str, **options: Any) -> Iterator[ProcessCluster]:
-    """A cluster that is gone afterwards, with all its processes, whatever the test did."""
+    """Run a cluster, and end all its processes afterwards."""
     cluster = ProcessCluster(folder, *arguments, **options)
     try:
         yield cluster
@@ -224,7 +224,7 @@ def running_cluster(folder: Path, *arguments: str, **options: Any) -> Iterator[P
 
 
 def end_family(cluster: ProcessCluster) -> None:
-    """Kill what is left of a cluster."""
+    """Kill the remaining processes of a cluster."""
     members = [one for crew in cluster.crew().values() for one in crew]
     if cluster.process.poll() is None:
         cluster.process.kill()
@@ -237,7 +237,7 @@ def end_family(cluster: ProcessCluster) -> None:
 def wait_while_it_goes_on(
     left: Callable[[], object], explain: Callable[[], str], seconds: float = WAIT_SECONDS
 ) -> None:
-    """Wait until nothing is left, however long that takes: but something has to become of it."""
+    """Wait until nothing is left; fail if there is no progress for so many seconds."""
     before, until = None, 0.0
     while now := left():
         if now != before:
@@ -248,7 +248,7 @@ def wait_while_it_goes_on(
 
 
 def jobs_done(cluster: ProcessCluster) -> int:
-    """How many jobs the workers have finished, says the cluster's board."""
+    """Return how many jobs the workers have finished, from the cluster's board."""
     from stoker.models import (
         Cluster,  # the browser's site imports this module before Django is set up
     )
@@ -271,7 +271,7 @@ def role_of(pid: int) -> str | None:
 
 
 def may_be_written() -> bool:
-    """Whether nobody holds the lock that all who write to a database of SQLite have to take."""
+    """Return whether SQLite's write lock is free; True on other databases."""
     if connection.vendor != "sqlite":
         return True
     name = str(connection.settings_dict["NAME"])
@@ -285,7 +285,7 @@ def may_be_written() -> bool:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs: one that nobody has asked for its exit code does not."""
+    """Return whether a process still runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -299,8 +299,8 @@ def wait_for(
 ) -> T:
     """Wait until the condition is true, and return its value.
 
-    The longer it has waited, the less often it looks: looking takes processor time that the
-    processes waited for could use. The limit only guards against waiting for ever.
+    It checks less often the longer it waits, because checking takes processor time from the
+    processes it waits for. The limit only prevents waiting for ever.
     """
     began = time.monotonic()
     while not (found := condition()):

@@ -1,4 +1,4 @@
-"""Clusters that the tests of a module share, on a database that stays as they leave it."""
+"""Clusters that the tests of a module share, on a database that is not reset between them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,12 +22,12 @@ EVERYWHERE = {
     "test_transactions",
     "test_upkeep",
 }
-"""Modules about what databases do differently: leases, locks, wake-ups, transactions. The others
-are about processes, and start their clusters on one database only."""
+"""Modules about things that differ between databases: leases, locks, wake-ups, transactions. The
+others are about processes and start their clusters on one database only."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave out what the database plays no part in, but where it is looked at on one of them."""
+    """Run tests in which the database plays no part on SQLite only."""
     module = item.nodeid.partition("::")[0].rpartition("/")[2].removesuffix(".py")
     names_one = any(item.get_closest_marker(name) for name in ("postgres", "mariadb", "sqlite"))
     if module not in EVERYWHERE and not names_one:
@@ -36,7 +36,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def patience(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """Let the tests wait for SQLite's one write lock for as long as they wait for anything else."""
+    """Let tests wait for SQLite's write lock as long as for anything else."""
     with django_db_blocker.unblock(), pytest.MonkeyPatch.context() as patch:
         on_sqlite = [one for one in connections.all() if one.vendor == "sqlite"]
         for connection in on_sqlite:
@@ -50,7 +50,7 @@ def patience(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The database for a whole module: its tests look at their own jobs only."""
+    """Empty the database once per module; tests look only at their own jobs."""
     with django_db_blocker.unblock():
         empty_tables(DEFAULT_DB_ALIAS)
         yield
@@ -60,15 +60,14 @@ def shared_database(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
 
 @pytest.fixture
 def db(shared_database: None) -> None:
-    """In the place of pytest-django's fixture of this name: it has the database made, but here each
-    test leaves it as it is, for a cluster is at work on it."""
+    """Replace pytest-django's fixture: do not reset the database, because a cluster works on it."""
 
 
 @pytest.fixture(scope="module")
 def share_cluster(
     shared_database: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., ProcessCluster]]:
-    """Start a cluster that runs until the module's tests are over."""
+    """Yield a function that starts a cluster for all tests of the module."""
     with ExitStack() as stack:
 
         def start(**options: Any) -> ProcessCluster:

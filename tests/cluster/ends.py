@@ -1,4 +1,4 @@
-"""How jobs ended, as the store has it."""
+"""How jobs ended, read from the store."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,11 +16,11 @@ SHORT, LONGEST = timedelta(milliseconds=1), timedelta(milliseconds=20)
 
 @dataclass(frozen=True)
 class End:
-    """One job's end."""
+    """How one job ended."""
 
     job: Job
     attempts: list[Attempt]
-    """Those that did not succeed."""
+    """The attempts that did not succeed."""
     dead_letter: DeadLetter | None
 
 
@@ -40,7 +40,7 @@ def end_of(result: Any, cluster: ProcessCluster, seconds: float = WAIT_SECONDS) 
 
 
 def value_of(result: Any, cluster: ProcessCluster) -> Any:
-    """Wait for the job to succeed. What it returned."""
+    """Wait for the job to succeed and return its value."""
     job = end_of(result, cluster).job
     assert job.status == Job.Status.SUCCESSFUL, f"{job.reason}\n{cluster.tail()}"
     result.refresh()
@@ -50,8 +50,8 @@ def value_of(result: Any, cluster: ProcessCluster) -> Any:
 def let_it_prefetch(
     cluster: ProcessCluster, task: Any = tasks.add, arguments: tuple[Any, ...] = (1, 2)
 ) -> None:
-    """After long jobs none is sent ahead to a busy worker; after short ones many are. Where the
-    machine has much else to do, short ones may take long: then others have to follow them."""
+    """Run short jobs until the cluster prefetches; it does not prefetch after long jobs. On a busy
+    machine short jobs may take long, so more of them follow."""
 
     def were_short() -> bool:
         jobs = [end_of(one, cluster).job for one in task.enqueue_many([(arguments, {})] * 200)]

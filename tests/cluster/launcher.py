@@ -1,11 +1,11 @@
 """Starts `manage.py` commands without importing Django and Stoker again for each of them.
 
-A launcher is a process that imports Django once, before any setting is read. Each command is forked
-from it, with an environment and an output of its own, and runs as `python -m django` does from
-there on. A prepared launcher has also set Django up with the settings of the tests, and imported
-what commands and clusters use. A command that it starts reads the settings again in its own
-environment. That a command imports what it needs by itself is tested where it is started in another
-way: `manage.py` of a project (projects.py), other settings, the demo, the wheel.
+A launcher is a process that imports Django once, before any setting is read, and forks a process
+for each command. The fork gets its own environment and output, and then runs like `python -m
+django`. A prepared launcher has also set up Django with the settings of the tests and imported the
+modules that commands and clusters use. Its commands read the settings again in their own
+environment. Other tests start commands without a launcher and so test their imports: projects with
+a `manage.py` (projects.py), other settings, the demo, the wheel.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COMMAND = (sys.executable, "-m", "django")
 SETTINGS = "DJANGO_SETTINGS_MODULE"
 OPTIONS = "STOKER_TEST_OPTIONS"
 READ_WHEN_SET_UP = ("STOKER_TEST_MISCHIEF", "STOKER_CRASH")
-"""Variables that `django.setup()` reads (tests/app/apps.py, tests/crash): a prepared launcher is
-too late."""
+"""Variables that `django.setup()` reads (tests/app/apps.py, tests/crash), so a prepared launcher
+cannot be used."""
 PREPARED = (
     "stoker.brokers.orm",
     "stoker.cluster",
@@ -53,7 +53,7 @@ PREPARED = (
 
 
 class Launched:
-    """A command that runs: what is used here of a `subprocess.Popen`."""
+    """A running command, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, launcher: Launcher, pid: int) -> None:
         self._launcher = launcher
@@ -86,7 +86,7 @@ class Launcher:
     """The process that has imported Django, and the socket to it.
 
     Args:
-        is_prepared: it has also set Django up and imported Stoker.
+        is_prepared: whether it has also set up Django and imported Stoker.
         path: the PYTHONPATH of the process.
     """
 
@@ -103,7 +103,7 @@ class Launcher:
             },
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # it must not get Ctrl-C
         )
         theirs.close()
         atexit.register(self.close)
@@ -111,7 +111,7 @@ class Launcher:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], output: int, errors: int
     ) -> Launched:
-        """Run `python -m django` with these arguments, in a session of its own."""
+        """Run `python -m django` with these arguments in a new session."""
         said = {"arguments": list(arguments), "environment": dict(environment)}
         return Launched(self, self.ask(said, [output, errors]))
 
@@ -143,11 +143,11 @@ def _launcher(*, is_prepared: bool, path: str) -> Launcher:
 
 
 def launch(line: socket.socket, *, is_prepared: bool) -> None:
-    """Fork a process for each command until the tests close the socket. Returns in each fork."""
+    """Fork a process for each command until the tests close the socket. Return in each fork."""
     _import_django()
     if is_prepared:
         _set_up()
-    gc.freeze()  # or each command would go through all of it when it ends
+    gc.freeze()  # else the garbage collector would visit all of it in each command
     while True:
         message, files, *_ = socket.recv_fds(line, BIGGEST_MESSAGE, 2)
         if not message:
@@ -168,7 +168,7 @@ def launch(line: socket.socket, *, is_prepared: bool) -> None:
 
 
 def _import_django() -> None:
-    """What every command of Django's own needs, and can be had without settings."""
+    """Import what every Django command needs and what needs no settings."""
     import asgiref.sync  # noqa: F401
     import django.contrib.auth.hashers
     import django.core.management
@@ -179,9 +179,9 @@ def _import_django() -> None:
     import django.test.utils
     import django.urls
 
-    with contextlib.suppress(ImportError):  # the driver is compiled, where it is
+    with contextlib.suppress(ImportError):  # the driver may be missing
         import django.db.backends.mysql.base  # noqa: F401
-    with contextlib.suppress(ImportError):  # on newer Djangos there is none
+    with contextlib.suppress(ImportError):  # newer versions of Django do not need it
         import django_tasks  # noqa: F401
 
 
@@ -216,7 +216,7 @@ def _read_settings_again() -> None:
 
 
 def _become(arguments: list[str], environment: dict[str, str], output: int, errors: int) -> None:
-    """From here on this process is the command's."""
+    """Turn this process into the command's process."""
     os.setsid()
     os.dup2(output, 1)
     os.dup2(errors, 2)
@@ -227,13 +227,15 @@ def _become(arguments: list[str], environment: dict[str, str], output: int, erro
     os.environ.update(environment)
     sys.path[:] = [*_paths(environment), *(path for path in sys.path if path not in ours)]
     time.tzset()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored behind `&`
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell ignores it for background processes
     sys.argv = ["-m", *arguments]
     sys.orig_argv = [*COMMAND, *arguments]
 
 
 def _run_django() -> None:
-    """Run the command and end the process, without freeing memory that it shares: 40 ms."""
+    """Run the command and exit without freeing shared memory, which saves 40 ms."""
     code = 0
     try:
         runpy.run_module("django", run_name="__main__", alter_sys=True)

@@ -51,7 +51,7 @@ class Project:
         return {
             "DJANGO_SETTINGS_MODULE": "project_settings",
             "PYTHONPATH": os.pathsep.join(map(str, (self.folder, SOURCE, ROOT))),
-            # A file that changes twice within a second would be taken for the same.
+            # Python would not notice a file that changes twice within a second.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
@@ -69,17 +69,17 @@ class Project:
         self._write(TASKS.format(version=version))
 
     def spoil(self) -> None:
-        """Change the code to what is none."""
+        """Replace the code by a syntax error."""
         self._write("def version(:\n")
 
     def _write(self, code: str) -> None:
-        """All of it at once: nobody sees half of it."""
+        """Replace the file atomically."""
         new = self.tasks.with_suffix(".new")
         new.write_text(code)
         new.replace(self.tasks)
 
     def version(self) -> int:
-        """What a worker returns."""
+        """Return the version that a worker returns."""
         command = [*self.commands["manage.py"], "stoker", "enqueue"]
         command += ["changing.tasks.version", "--wait", str(WAIT_SECONDS), "-v", "0"]
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A task with at_most_once=True begins once, whatever happens, on every broker."""
+"""A task with at_most_once=True begins at most once on every broker."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def assert_was_refused(end: End) -> None:
     ("task", "concurrency"), [(chaos.run_once_until, 1), (chaos.run_once_async, 3)]
 )
 def test_interrupted_job_is_not_begun_again(task: Any, concurrency: int, tmp_path: Path) -> None:
-    """What a stop cuts off is given back uncounted; only other tasks are started again."""
+    """A stop releases interrupted jobs uncounted, but such a task must not start again."""
     may_end = tmp_path / "may end"
     options = {"WORKERS": 1, "CONCURRENCY": concurrency}
     with running_cluster(tmp_path, **options, SHUTDOWN_SECONDS=0) as first:
@@ -60,7 +60,7 @@ def test_killed_job_is_a_dead_letter(tmp_path: Path) -> None:
 
 
 def test_job_of_a_lost_host_runs_if_it_had_not_begun(tmp_path: Path) -> None:
-    """The store knows, also where the board is lost with the host."""
+    """The store knows which jobs had begun, even if the board is lost with the host."""
     may_end = tmp_path / "may end"
     may_end.touch()
     unbegun, begun = [chaos.run_once_until.enqueue(str(may_end)) for _ in range(2)]

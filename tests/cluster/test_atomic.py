@@ -1,4 +1,4 @@
-"""Tasks with atomic=True in a real cluster: who dies when, and what is recorded of it."""
+"""Tasks with atomic=True in a real cluster: deaths, time-outs and what is recorded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def cluster(
     shared_database: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ProcessCluster]:
-    """In the main thread, and in threads beside an event loop."""
+    """A cluster whose workers run tasks in the main thread, or in threads beside a loop."""
     options = {"CONCURRENCY": request.param, "TIMEOUT_GRACE_SECONDS": 0.3}
     folder = tmp_path_factory.mktemp("cluster")
     with running_cluster(folder, LEASE_SECONDS=LEASE_SECONDS, **options) as cluster:
@@ -46,7 +46,9 @@ def kinds(end: End) -> list[str]:
     return [one.kind for one in end.attempts]
 
 
-def test_many_at_once_count_once_each(account: Account, cluster: ProcessCluster) -> None:
+def test_concurrent_atomic_jobs_take_effect_once_each(
+    account: Account, cluster: ProcessCluster
+) -> None:
     results = atomic.add.enqueue_many([((account.pk,), {})] * 50)
     for result in results:
         assert value_of(result, cluster) == account.pk
@@ -55,25 +57,25 @@ def test_many_at_once_count_once_each(account: Account, cluster: ProcessCluster)
 
 
 @pytest.mark.parametrize(("moment", "died"), [("before", ["crashed"]), ("after", [])])
-def test_a_worker_that_dies_around_the_commit(
+def test_worker_dying_around_the_commit_leaves_one_effect(
     account: Account, cluster: ProcessCluster, tmp_path: Path, moment: str, died: list[str]
 ) -> None:
-    """After the commit nobody hears of it from the worker, and nothing is tried again."""
+    """A worker that dies after the commit cannot report it, but the job is not retried."""
     end = end_of(
         atomic.add_and_die_once.enqueue(account.pk, str(tmp_path / "died"), moment), cluster
     )
     assert (end.job.status, kinds(end)) == (Job.Status.SUCCESSFUL, died)
     assert end.job.attempts == 1 + len(died)
-    # Another of the same worker comes through, whatever the crash had meant.
+    # The next job succeeds, too.
     assert value_of(atomic.add.enqueue(account.pk), cluster) == account.pk
     assert total(account) == 2
 
 
 @pytest.mark.parametrize("one", [atomic.add_too_long, atomic.add_and_swallow_the_timeout])
-def test_a_time_out_leaves_nothing(
+def test_timed_out_atomic_task_writes_nothing(
     account: Account, cluster: ProcessCluster, one: Task[..., None]
 ) -> None:
-    """The soft one, and the hard one."""
+    """With the soft and the hard time-out."""
     end = end_of(one.enqueue(account.pk, 30.0), cluster)
     assert end.dead_letter is not None
     assert (end.dead_letter.reason, kinds(end)) == ("timeout", ["timed_out"])
@@ -98,11 +100,11 @@ def test_atomic_task_leaving_inner_block_open_fails_and_writes_nothing(
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_a_worker_is_left_alone_when_its_lease_went_with_the_commit(
+def test_on_commit_hooks_may_outlast_the_lease(
     account: Account, cluster: ProcessCluster, tmp_path: Path
 ) -> None:
-    """Hooks of on_commit may go on for longer than the lease would have lasted. (On SQLite the time
-    limit of such a task is shorter than that.)"""
+    """The lease ends with the commit, so the worker is not killed. (On SQLite the time limit of an
+    atomic task is shorter than the lease.)"""
     said_before, hook_is_over = len(cluster.text()), tmp_path / "over"
     stays = atomic.add_and_stay_after_the_commit.enqueue(
         account.pk, 1.5 * LEASE_SECONDS, str(hook_is_over)

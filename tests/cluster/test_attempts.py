@@ -1,4 +1,4 @@
-"""What a task may do to its worker, and what is recorded of it."""
+"""What tasks do to their workers, and what is recorded."""
 
 import os
 import time
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.usefixtures("db")
 
 @pytest.fixture(scope="module")
 def cluster(share_cluster: Callable[..., ProcessCluster]) -> ProcessCluster:
-    """Its grace is long enough for who ends by himself, on a machine that has much else to do."""
+    """A cluster with a grace period long enough for tasks that end by themselves."""
     return share_cluster(TIMEOUT_GRACE_SECONDS=5, UNKNOWN_TASK_GRACE_SECONDS=HOUR_SECONDS / 2)
 
 
 @pytest.fixture(scope="module")
 def ends(cluster: ProcessCluster) -> Callable[[str], End]:
-    """The jobs that crash, all at once, because each waits before it is tried again. None of them
-    brings down a worker but its own."""
+    """Enqueue the crashing jobs all at once, because each waits for its retry. Each kills only its
+    own worker."""
     enqueued = {
         "exit code": tasks.exit_process.enqueue(3),
         "clean exit": chaos.exit_cleanly.enqueue(),
@@ -56,7 +56,7 @@ def story_of(end: End) -> list[tuple[Any, ...]]:
 # -- crashes --------------------------------------------------------------------------------------
 
 
-def test_an_exit_of_the_process_is_an_attempt_with_its_exit_code(
+def test_exiting_worker_is_recorded_with_its_exit_code(
     ends: Callable[[str], End],
 ) -> None:
     end = ends("exit code")
@@ -65,13 +65,13 @@ def test_an_exit_of_the_process_is_an_attempt_with_its_exit_code(
     assert (end.dead_letter.reason, end.dead_letter.attempts) == ("crash", 2)
 
 
-def test_an_exit_with_code_0_is_a_crash_too(ends: Callable[[str], End]) -> None:
+def test_exit_with_code_0_is_a_crash(ends: Callable[[str], End]) -> None:
     end = ends("clean exit")
     assert story_of(end) == [(1, "crashed", 0, None), (2, "crashed", 0, None)]
     assert end.job.status == Job.Status.FAILED
 
 
-def test_a_killed_worker_is_an_attempt_with_its_signal(ends: Callable[[str], End]) -> None:
+def test_killed_worker_is_recorded_with_its_signal(ends: Callable[[str], End]) -> None:
     end = ends("signal")
     assert story_of(end) == [(1, "crashed", None, 9), (2, "crashed", None, 9)]
     assert "SIGKILL" in end.attempts[0].message
@@ -80,10 +80,10 @@ def test_a_killed_worker_is_an_attempt_with_its_signal(ends: Callable[[str], End
     assert end.dead_letter is not None
 
 
-def test_a_job_that_always_crashes_does_not_use_up_its_attempts_first(
+def test_crashing_job_stops_at_max_crashes(
     ends: Callable[[str], End],
 ) -> None:
-    """max_crashes=2 of max_attempts=10: what is killed for its memory shall not go on for hours."""
+    """max_crashes=2 of max_attempts=10: a job killed for its memory must not go on for hours."""
     end = ends("crashes")
     assert len(end.attempts) == 2
     assert end.dead_letter is not None
@@ -101,11 +101,11 @@ def test_keyboard_interrupt_raised_by_task_is_recorded_as_failure(
     assert "raise KeyboardInterrupt" in attempt.traceback
 
 
-def test_system_exit_is_an_attempt_and_spares_the_worker(
+def test_system_exit_fails_the_attempt_and_keeps_the_worker(
     ends: Callable[[str], End], cluster: ProcessCluster
 ) -> None:
     for name in ("swallowed", "in C code"):
-        ends(name)  # nobody else's worker dies meanwhile
+        ends(name)  # so that no other job kills a worker meanwhile
     before = {one.pid for one in cluster.crew()["worker"]}
     end = end_of(tasks.raise_system_exit.enqueue(), cluster)
     assert [(one.number, one.kind) for one in end.attempts] == [(1, "failed"), (2, "failed")]
@@ -114,9 +114,9 @@ def test_system_exit_is_an_attempt_and_spares_the_worker(
     assert before & {one.pid for one in cluster.crew()["worker"]}
 
 
-def test_who_dies_of_what_a_task_left_behind_is_replaced(cluster: ProcessCluster) -> None:
-    """The job had returned and may be recorded so, or count as crashed: it ends either way. What
-    comes after it on that worker would count as crashed, too: nothing else runs here now."""
+def test_worker_killed_by_leftovers_of_a_task_is_replaced(cluster: ProcessCluster) -> None:
+    """The job had returned, so it is recorded as successful or as crashed. A job that follows it on
+    that worker could crash, too, so none runs now."""
     assert end_of(chaos.die_after_returning.enqueue(0.02), cluster).job.status is not None
     assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
 
@@ -125,7 +125,7 @@ def test_who_dies_of_what_a_task_left_behind_is_replaced(cluster: ProcessCluster
 
 
 @pytest.mark.parametrize("task", [tasks.sleep_too_long, tasks.sleep_too_long_async])
-def test_a_soft_time_out_is_raised_in_the_task(task: Any, cluster: ProcessCluster) -> None:
+def test_soft_time_out_is_raised_in_the_task(task: Any, cluster: ProcessCluster) -> None:
     end = end_of(task.enqueue(2 * WAIT_SECONDS), cluster)
     assert story_of(end) == [(1, "timed_out", None, None)]
     assert end.attempts[0].exception_class == "stoker.exceptions.TaskTimeout"
@@ -135,7 +135,7 @@ def test_a_soft_time_out_is_raised_in_the_task(task: Any, cluster: ProcessCluste
 
 
 @pytest.mark.parametrize(("name", "attempts"), [("swallowed", 2), ("in C code", 1)])
-def test_a_task_that_goes_on_after_its_time_out_is_killed_and_recorded(
+def test_task_that_ignores_its_time_out_is_killed_and_recorded(
     name: str, attempts: int, ends: Callable[[str], End]
 ) -> None:
     end = ends(name)
@@ -147,28 +147,28 @@ def test_a_task_that_goes_on_after_its_time_out_is_killed_and_recorded(
 # -- values and errors ----------------------------------------------------------------------------
 
 
-def test_a_return_value_that_cannot_be_kept_fails_the_job_and_says_why(
+def test_unserializable_return_value_fails_the_job(
     cluster: ProcessCluster,
 ) -> None:
     end = end_of(tasks.return_what_cannot_be_kept.enqueue(), cluster)
-    assert len(end.attempts) == 1, "it would return the same again"
+    assert len(end.attempts) == 1, "a retry would return the same"
     assert end.attempts[0].exception_class == "stoker.exceptions.NotSerializable"
     assert "set" in end.attempts[0].message
     assert end.job.status == Job.Status.FAILED
 
 
-def test_an_error_that_no_database_takes_is_recorded_all_the_same(cluster: ProcessCluster) -> None:
+def test_error_message_with_a_nul_is_recorded(cluster: ProcessCluster) -> None:
     end = end_of(chaos.raise_poison.enqueue(), cluster)
     assert end.attempts[0].exception_class == "builtins.ValueError"
     assert "NUL" in end.attempts[0].message
     assert end.dead_letter is not None
 
 
-def test_a_result_of_megabytes_is_kept(cluster: ProcessCluster) -> None:
+def test_result_of_megabytes_is_kept(cluster: ProcessCluster) -> None:
     assert len(value_of(chaos.return_much.enqueue(3_000_000), cluster)) == 3_000_000
 
 
-def test_the_result_of_a_failed_job_raises(cluster: ProcessCluster) -> None:
+def test_return_value_of_a_failed_job_raises(cluster: ProcessCluster) -> None:
     result = tasks.fail_once.enqueue()
     end_of(result, cluster)
     result.refresh()
@@ -176,7 +176,7 @@ def test_the_result_of_a_failed_job_raises(cluster: ProcessCluster) -> None:
         _ = result.return_value
 
 
-def test_a_job_is_tried_again_and_says_which_attempt_it_is(cluster: ProcessCluster) -> None:
+def test_failed_job_is_retried_and_knows_its_attempt(cluster: ProcessCluster) -> None:
     result = tasks.succeed_at.enqueue(3)
     assert value_of(result, cluster) == 3
     assert [one.number for one in end_of(result, cluster).attempts] == [1, 2]
@@ -188,13 +188,13 @@ def test_snoozing_uses_no_attempt(cluster: ProcessCluster) -> None:
     assert end_of(result, cluster).attempts == []
 
 
-def test_a_task_may_cancel_itself(cluster: ProcessCluster) -> None:
+def test_task_can_cancel_itself(cluster: ProcessCluster) -> None:
     end = end_of(tasks.cancel_itself.enqueue(), cluster)
     assert (end.job.status, end.job.reason) == (Job.Status.CANCELLED, "not needed any more")
     assert end.dead_letter is None
 
 
-def test_an_expired_job_is_not_started(cluster: ProcessCluster) -> None:
+def test_expired_job_is_not_started(cluster: ProcessCluster) -> None:
     expires = time.time() - 5
     end = end_of(_put(_package("tests.app.tasks.add", expires_at=expires)), cluster)
     assert end.dead_letter is not None
@@ -204,7 +204,7 @@ def test_an_expired_job_is_not_started(cluster: ProcessCluster) -> None:
 # -- packages that do not open --------------------------------------------------------------------
 
 
-def test_packages_that_do_not_open_become_dead_letters_and_the_rest_of_the_batch_goes_on(
+def test_unreadable_packages_become_dead_letters_and_other_jobs_run(
     cluster: ProcessCluster,
 ) -> None:
     crew = {role: [one.pid for one in members] for role, members in cluster.crew().items()}
@@ -243,7 +243,7 @@ def test_packages_that_do_not_open_become_dead_letters_and_the_rest_of_the_batch
 
 
 @pytest.mark.parametrize("what", ["unknown task", "newer version"])
-def test_what_another_cluster_may_know_is_put_back_within_the_grace_period(
+def test_unknown_task_or_version_is_deferred_within_the_grace_period(
     what: str, cluster: ProcessCluster
 ) -> None:
     if what == "unknown task":
@@ -251,7 +251,7 @@ def test_what_another_cluster_may_know_is_put_back_within_the_grace_period(
     else:
         result = _put(_package("tests.app.tasks.add"), _of_version(99))
     deferred = Deferred.objects.filter(pk=result.id)
-    put_back = wait_for(deferred.first, cluster.tail)  # it is not there for long
+    put_back = wait_for(deferred.first, cluster.tail)  # only for a short time
     assert put_back is not None
     assert put_back.attempts == 0, "the attempt is given back"
     assert not DeadLetter.objects.filter(job_id=result.id).exists()
@@ -261,18 +261,18 @@ def test_what_another_cluster_may_know_is_put_back_within_the_grace_period(
 # -- what a task leaves behind --------------------------------------------------------------------
 
 
-def test_a_task_may_have_children_of_its_own(cluster: ProcessCluster) -> None:
-    """Also children that are told to end, which a child that ignores SIGTERM never would."""
+def test_task_can_start_and_end_child_processes(cluster: ProcessCluster) -> None:
+    """Children must not inherit that workers ignore SIGTERM, or they could not be terminated."""
     assert value_of(chaos.start_children.enqueue(), cluster) == [7, 9, 16, -15]
 
 
-def test_what_a_task_prints_is_seen_at_once(cluster: ProcessCluster) -> None:
+def test_output_of_a_task_is_not_buffered(cluster: ProcessCluster) -> None:
     line = f"said by {os.getpid()} at {time.time()}"
     end_of(chaos.say.enqueue(line), cluster)
     wait_for(lambda: line in cluster.text(), cluster.tail)
 
 
-def test_log_records_made_inside_a_task_name_the_job(cluster: ProcessCluster) -> None:
+def test_log_records_inside_a_task_name_the_job(cluster: ProcessCluster) -> None:
     result = chaos.look_at_log_record.enqueue()
     expected = [result.id, "tests.app.chaos.look_at_log_record", "1"]
     assert value_of(result, cluster) == expected
@@ -282,10 +282,10 @@ def test_log_records_made_inside_a_task_name_the_job(cluster: ProcessCluster) ->
 
 
 @pytest.mark.mariadb
-def test_value_above_max_allowed_packet_fails_and_holds_up_nobody(
+def test_value_above_max_allowed_packet_fails_without_delaying_other_jobs(
     cluster: ProcessCluster,
 ) -> None:
-    """It is not sent: the server would close the connection, as if it had gone away."""
+    """The value is not sent, because the server would close the connection."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@max_allowed_packet")
         (most_bytes,) = cursor.fetchone()
@@ -301,10 +301,10 @@ def test_value_above_max_allowed_packet_fails_and_holds_up_nobody(
 
 
 @pytest.mark.postgres
-def test_what_the_store_refuses_to_record_is_not_acked_and_holds_up_nobody(
+def test_job_that_cannot_be_recorded_is_not_acked_and_delays_no_other(
     cluster: ProcessCluster,
 ) -> None:
-    """A trigger refuses the jobs of one queue, whatever came of them."""
+    """A trigger refuses to update the jobs of one queue."""
     with _refusing("refused"):
         refused = tasks.add.using(queue_name="refused").enqueue(20, 22)
         others = tasks.add.enqueue_many([((number, 1), {}) for number in range(50)])
@@ -313,14 +313,14 @@ def test_what_the_store_refuses_to_record_is_not_acked_and_holds_up_nobody(
         assert Claimed.objects.filter(pk=refused.id).exists()
         assert Job.objects.get(pk=refused.id).status is None
         told = cluster.text().count("could not be recorded")
-        # Not between a try to record it and the try to record that this cannot be done.
+        # Wait, so that the trigger is not dropped between recording it and recording the failure.
         wait_for(lambda: cluster.text().count("could not be recorded") > told, cluster.tail)
     assert value_of(refused, cluster) == 42
 
 
 @contextmanager
 def _refusing(queue: str) -> Iterator[None]:
-    """The database refuses to change the jobs of one queue."""
+    """Make the database refuse to change the jobs of one queue."""
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
@@ -338,7 +338,7 @@ def _refusing(queue: str) -> Iterator[None]:
 
 
 class _Put:
-    """A job that was put into the store as it is, like a result to be waited for."""
+    """The id of a job that was enqueued as raw bytes, used like a result."""
 
     def __init__(self, job_id: UUID) -> None:
         self.id = str(job_id)
@@ -382,5 +382,5 @@ def _of_version(version: int) -> Callable[[bytes], bytes]:
 
 
 def _job_id_of(moment: float) -> UUID:
-    """An id made then: its first 48 bits say when."""
+    """Return a job id of that time, which is in its first 48 bits."""
     return UUID(int=int(moment * 1000) << 80 | new_job_id().int & (1 << 80) - 1)

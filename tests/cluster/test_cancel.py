@@ -1,4 +1,4 @@
-"""What becomes of jobs that are cancelled while they run."""
+"""Jobs that are cancelled while they run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def cluster(
     shared_database: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ProcessCluster]:
-    """In the main thread, and in threads beside an event loop."""
+    """A cluster whose workers run tasks in the main thread, or in threads beside a loop."""
     options = {"CONCURRENCY": request.param, "TIMEOUT_GRACE_SECONDS": 5, "UPKEEP_SECONDS": 3600}
     with running_cluster(tmp_path_factory.mktemp("cluster"), **options) as cluster:
         cluster.wait_for_crew()
@@ -36,12 +36,12 @@ def cluster(
 
 @pytest.fixture
 def began(tmp_path: Path) -> Path:
-    """A file that tells that the task has begun."""
+    """A file that the task creates when it has begun."""
     return tmp_path / "began"
 
 
 def cancelled(one: Task[..., Any], began: Path, cluster: ProcessCluster, *more: Any) -> Any:
-    """A job that was cancelled while it ran."""
+    """Enqueue a job and cancel it while it runs."""
     result = one.enqueue(str(began), *more)
     wait_for(began.exists, cluster.tail)
     assert result.cancel(REASON) is True
@@ -65,7 +65,7 @@ def kills(cluster: ProcessCluster) -> int:
 
 
 @pytest.mark.parametrize("one", [cancelling.work, cancelling.wait_async])
-def test_a_task_is_told_and_may_clean_up(
+def test_cancelled_task_can_clean_up(
     cluster: ProcessCluster, began: Path, one: Task[..., Any]
 ) -> None:
     killed = kills(cluster)
@@ -76,12 +76,12 @@ def test_a_task_is_told_and_may_clean_up(
     assert result.cancel() is False, "it is over"
 
 
-def test_a_wait_is_ended_or_killed(cluster: ProcessCluster, began: Path) -> None:
-    """In the main thread by a signal. A thread hears nothing before it is back in Python."""
+def test_cancelled_task_in_a_wait_ends_or_is_killed(cluster: ProcessCluster, began: Path) -> None:
+    """A signal ends a wait in the main thread; a thread that waits in C has to be killed."""
     assert_cancelled(end_of(cancelled(cancelling.wait, began, cluster), cluster))
 
 
-def test_who_does_not_listen_is_killed(cluster: ProcessCluster, began: Path) -> None:
+def test_task_that_does_not_listen_is_killed(cluster: ProcessCluster, began: Path) -> None:
     killed = kills(cluster)
     assert_cancelled(end_of(cancelled(cancelling.do_not_listen, began, cluster), cluster))
     assert kills(cluster) == killed + 1
@@ -90,10 +90,8 @@ def test_who_does_not_listen_is_killed(cluster: ProcessCluster, began: Path) -> 
 
 @pytest.mark.postgres
 @pytest.mark.mariadb
-def test_what_it_writes_in_a_transaction_is_rolled_back(
-    cluster: ProcessCluster, began: Path
-) -> None:
-    """On SQLite nobody can write down that it shall end, before it has ended."""
+def test_cancelled_atomic_task_is_rolled_back(cluster: ProcessCluster, began: Path) -> None:
+    """On SQLite the request cannot be written while the task's transaction is open."""
     account = Account.objects.create()
     result = cancelled(cancelling.work_atomic, began, cluster, account.pk)
     assert_cancelled(end_of(result, cluster))
@@ -101,7 +99,9 @@ def test_what_it_writes_in_a_transaction_is_rolled_back(
     assert account.total == 0
 
 
-def test_its_lock_is_free(cluster: ProcessCluster, began: Path, tmp_path: Path) -> None:
+def test_lock_of_a_cancelled_job_is_free(
+    cluster: ProcessCluster, began: Path, tmp_path: Path
+) -> None:
     first = cancelled(cancelling.work_locked, began, cluster)
     assert_cancelled(end_of(first, cluster))
     second = cancelling.work_locked.enqueue(str(tmp_path / "second"))
@@ -111,14 +111,14 @@ def test_its_lock_is_free(cluster: ProcessCluster, began: Path, tmp_path: Path) 
     assert not Need.objects.filter(job_id__in=[first.id, second.id]).exists()
 
 
-def test_a_job_that_succeeds_all_the_same_has_succeeded(
+def test_job_that_returns_despite_its_cancellation_succeeds(
     cluster: ProcessCluster, began: Path
 ) -> None:
     result = cancelled(cancelling.end_in_good_order, began, cluster)
     assert value_of(result, cluster) == f"ended: {REASON}"
 
 
-def test_a_job_that_fails_when_it_is_told_is_not_tried_again(
+def test_job_that_fails_after_its_cancellation_is_not_retried(
     cluster: ProcessCluster, began: Path
 ) -> None:
     result = cancelled(cancelling.fail_when_told, began, cluster)
@@ -129,10 +129,10 @@ def test_a_job_that_fails_when_it_is_told_is_not_tried_again(
     assert [one.kind for one in end.attempts] == ["failed"]
 
 
-def test_what_waits_in_the_worker_does_not_begin(
+def test_cancelled_jobs_prefetched_by_a_worker_do_not_run(
     cluster: ProcessCluster, began: Path, tmp_path: Path
 ) -> None:
-    """Or it is ended as soon as it has."""
+    """Or they are interrupted as soon as they begin."""
     results = [cancelling.work.enqueue(str(tmp_path / f"{number}")) for number in range(12)]
     wait_for((tmp_path / "0").exists, cluster.tail)
     for result in results:
@@ -143,9 +143,7 @@ def test_what_waits_in_the_worker_does_not_begin(
     assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
 
 
-def test_requests_are_forgotten_when_their_jobs_have_ended(
-    cluster: ProcessCluster, began: Path
-) -> None:
+def test_cancel_request_is_deleted_after_the_job_ends(cluster: ProcessCluster, began: Path) -> None:
     result = cancelled(cancelling.work, began, cluster)
     assert Cancellation.objects.filter(pk=result.id).exists()
     end_of(result, cluster)
@@ -154,10 +152,10 @@ def test_requests_are_forgotten_when_their_jobs_have_ended(
 
 
 @pytest.mark.parametrize("one", [cancelling.work, cancelling.do_not_listen])
-def test_a_pusher_that_dies_before_it_has_read_the_request(
+def test_new_pusher_reads_a_pending_cancel_request(
     cluster: ProcessCluster, began: Path, one: Task[..., Any]
 ) -> None:
-    """The next one reads it."""
+    """The first pusher is killed before it reads the request."""
     result = one.enqueue(str(began))
     wait_for(began.exists, cluster.tail)
     pusher = cluster.pause_at_rest("pusher")
@@ -166,10 +164,10 @@ def test_a_pusher_that_dies_before_it_has_read_the_request(
     assert_cancelled(end_of(result, cluster))
 
 
-def test_a_pusher_that_dies_when_the_task_has_been_told(
+def test_task_told_to_cancel_is_killed_though_the_pusher_dies(
     cluster: ProcessCluster, began: Path
 ) -> None:
-    """The task goes on all the same, and is killed. Nobody has forgotten why."""
+    """The task ignores its cancellation and is killed; the reason is still recorded."""
     result = cancelling.hear_and_go_on.enqueue(str(began))
     wait_for(began.exists, cluster.tail)
     assert result.cancel(REASON) is True
@@ -178,10 +176,8 @@ def test_a_pusher_that_dies_when_the_task_has_been_told(
     assert_cancelled(end_of(result, cluster))
 
 
-def test_a_pusher_that_dies_with_what_it_should_hear_of_the_killed_worker(
-    cluster: ProcessCluster, began: Path
-) -> None:
-    """It stands still while the worker is killed, and is killed then. The next one is told."""
+def test_killed_worker_is_reported_to_the_next_pusher(cluster: ProcessCluster, began: Path) -> None:
+    """The first pusher is paused while the worker is killed, and then killed itself."""
     killed = kills(cluster)
     result = cancelling.hear_and_go_on.enqueue(str(began))
     wait_for(began.exists, cluster.tail)

@@ -1,4 +1,4 @@
-"""Processes that tasks start: which of them end with their worker, and what they may not hold."""
+"""Child processes of tasks: which end with their worker, and what they must not inherit."""
 
 import os
 import pty
@@ -41,7 +41,7 @@ def numbers_in(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("task", [chaos.start_children_and_hang, chaos.start_children_and_die])
 def test_children_of_a_killed_worker_are_killed(task: Any, tmp_path: Path) -> None:
-    """By the hard time-out, and by a crash; before the next attempt begins."""
+    """After the hard time-out and after a crash, before the next attempt begins."""
     with running_cluster(tmp_path, TIMEOUT_GRACE_SECONDS=0.3) as cluster:
         path = tmp_path / "children"
         end = end_of(task.enqueue(str(path)), cluster)
@@ -78,8 +78,8 @@ def test_child_outlives_a_worker_that_is_replaced_after_its_share(tmp_path: Path
 
 @contextmanager
 def cluster_in_terminal(log: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """`stoker run` as the foreground process of a terminal, without a shell. Gives what to type on,
-    and it."""
+    """Run `stoker run` in the foreground of a terminal, without a shell. Yield the terminal's
+    descriptor and the process."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
@@ -117,7 +117,7 @@ def test_ctrl_z_in_a_terminal_stops_workers_until_the_cluster_goes_on(tmp_path: 
     result = chaos.run_until.enqueue(str(path))
     with cluster_in_terminal(log) as (terminal, process):
         wait_for(lambda: _began(result), log.read_text)
-        # Without a shell the kernel stops nobody for Ctrl-Z; the cluster does it by itself.
+        # Without a shell the kernel does not stop processes for Ctrl-Z; the cluster does it.
         workers = [one for one in process.children() if one.name() == "stoker-worker"]
         assert len(workers) == 2
         os.write(terminal, b"\x1a")
@@ -140,7 +140,7 @@ def _began(result: Any) -> bool:
 
 
 def test_forked_child_does_not_keep_the_next_cluster_from_taking_over(tmp_path: Path) -> None:
-    """The lease lasts an hour: only the board's lock can tell that no process is left."""
+    """The lease lasts an hour, so only the board's lock shows that no process is left."""
     may_end = tmp_path / "may end"
     with running_cluster(tmp_path, LEASE_SECONDS=HOUR_SECONDS) as first:
         first.wait_for_crew()

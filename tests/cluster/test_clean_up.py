@@ -1,5 +1,5 @@
-"""What a dead cluster left behind is freed by the next one: at once on its own host, else when its
-leases are over; and only what it was running counts as an attempt."""
+"""The next cluster frees the jobs of a dead one: at once on the same host, else when their leases
+end. Only jobs that it was running count as attempts."""
 
 import time
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def claim_all(holder: UUID, lease_seconds: float = 3600.0) -> list[Delivery]:
 
 @contextmanager
 def dead_cluster(running: list[Delivery], cluster_id: UUID) -> Iterator[Path]:
-    """The row and the board of a cluster that was killed while it ran these jobs."""
+    """Make the row and the board of a cluster that was killed while it ran these jobs."""
     board = Board.create(board_path(cluster_id), 1, max(1, len(running)))
     for slot, one in enumerate(running):
         occupy(board, 0, slot, Occupied(slot + 1, one.job_id, one.attempt, 1, 0))
@@ -56,7 +56,7 @@ def dead_cluster(running: list[Delivery], cluster_id: UUID) -> Iterator[Path]:
     board.path.unlink(missing_ok=True)
 
 
-def test_a_dead_clusters_leases_are_freed_at_once_and_what_it_had_not_started_is_uncounted(
+def test_leases_of_a_dead_cluster_on_this_host_are_freed_at_once(
     tmp_path: Path,
 ) -> None:
     tasks.add.using(max_attempts=1).enqueue_many([((1, 2), {})] * JOBS)
@@ -79,8 +79,7 @@ def test_a_dead_clusters_leases_are_freed_at_once_and_what_it_had_not_started_is
 def test_finished_unrecorded_job_of_killed_cluster_counts_its_attempt(
     concurrency: int, tmp_path: Path
 ) -> None:
-    """The task has done its work, and nobody has recorded it: it must not be run again as though
-    it had never begun."""
+    """The task ended but was not recorded, so it must not run again as if it had never begun."""
     with running_cluster(tmp_path, WORKERS=1, CONCURRENCY=concurrency) as first:
         first.wait_for_crew(1)
         first.pause_at_rest("monitor")
@@ -98,7 +97,7 @@ def test_finished_unrecorded_job_of_killed_cluster_counts_its_attempt(
 
 @pytest.mark.chaos
 def test_job_of_replaced_worker_counts_its_attempt_when_cluster_is_killed(tmp_path: Path) -> None:
-    """Its worker died under it, another took that one's place, and nobody recorded the crash."""
+    """Its worker died and was replaced, and the crash was not recorded."""
     may_end = tmp_path / "may end"
     with running_cluster(tmp_path, WORKERS=1) as first:
         first.wait_for_crew(1)
@@ -117,8 +116,8 @@ def test_job_of_replaced_worker_counts_its_attempt_when_cluster_is_killed(tmp_pa
     assert (end.dead_letter.reason, end.dead_letter.attempts) == ("crash", 1)
 
 
-def test_leases_that_are_over_are_rescued_whoever_held_them(tmp_path: Path) -> None:
-    """Of a cluster on another host: nobody can say what it had started, so all of it counts."""
+def test_ended_leases_of_another_host_are_rescued_and_counted(tmp_path: Path) -> None:
+    """Which jobs a cluster on another host had started is unknown, so all count as attempts."""
     results = tasks.add.using(max_attempts=2).enqueue_many([((1, 2), {})] * 5)
     last = tasks.add.using(max_attempts=1).enqueue(1, 2)
     claim_all(uuid4(), lease_seconds=0.2)
@@ -132,7 +131,7 @@ def test_leases_that_are_over_are_rescued_whoever_held_them(tmp_path: Path) -> N
     assert end.dead_letter.reason == "crash"
 
 
-def test_leases_of_the_living_are_left_alone(tmp_path: Path) -> None:
+def test_valid_leases_are_not_rescued(tmp_path: Path) -> None:
     tasks.add.enqueue(1, 2)
     claim_all(uuid4())
     with running_cluster(tmp_path) as cluster:
@@ -142,7 +141,7 @@ def test_leases_of_the_living_are_left_alone(tmp_path: Path) -> None:
     assert not Attempt.objects.exists()
 
 
-def test_two_clusters_that_start_at_once_free_the_same_dead_one_once(tmp_path: Path) -> None:
+def test_two_clusters_free_a_dead_cluster_once(tmp_path: Path) -> None:
     tasks.add.enqueue_many([((1, 2), {})] * JOBS)
     holder = uuid4()
     running = claim_all(holder)[:2]
@@ -161,7 +160,7 @@ def test_two_clusters_that_start_at_once_free_the_same_dead_one_once(tmp_path: P
 
 
 def test_deferred_jobs_wait_in_the_store_and_start_on_time(tmp_path: Path) -> None:
-    """None of them is held by a cluster meanwhile, where it would be lost with it."""
+    """No cluster holds them meanwhile; they would be lost with it."""
     began = time.time()
     results = tasks.write_ledger.using(run_after=2.0).enqueue_many([((), {})] * 20)
     with running_cluster(tmp_path, POLL_SECONDS=5 * WAIT_SECONDS) as cluster:

@@ -1,4 +1,4 @@
-"""`manage.py stoker` as it is used: in processes of its own, on the tests' database."""
+"""`manage.py stoker` in separate processes on the tests' database."""
 
 import json
 import os
@@ -36,19 +36,19 @@ from tests.cluster.ends import value_of
 from tests.cluster.projects import Project
 from tests.story.ledgers import assert_all_recorded_once, unfinished
 
-# What has nothing to do with the database is tried on one only: @pytest.mark.sqlite.
+# Tests in which the database plays no part run on SQLite only: @pytest.mark.sqlite.
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LONG = str(WAIT_SECONDS)
 
 
 def stoker(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """One command, to its end."""
+    """Run one command to its end."""
     return run_command("stoker", *arguments, **options)
 
 
 def without_database() -> dict[str, str]:
-    """An environment in which the database is out of reach."""
+    """Return an environment in which the database is unreachable."""
     return {"STOKER_TEST_DATABASES": json.dumps({"default": "/nowhere/at/all"})}
 
 
@@ -63,7 +63,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize(
     "start_method", ["fork", pytest.param("spawn", marks=[pytest.mark.sqlite, pytest.mark.slow])]
 )
-def test_drain_ends_when_there_is_nothing_to_do(start_method: str) -> None:
+def test_drain_ends_when_no_job_is_ready(start_method: str) -> None:
     job_ids = [result.id for result in write_ledger.enqueue_many([((), {})] * 50)]
     later = write_ledger.using(run_after=3600).enqueue()
     done = stoker("run", "--drain", START_METHOD=start_method)
@@ -74,7 +74,7 @@ def test_drain_ends_when_there_is_nothing_to_do(start_method: str) -> None:
     assert not Cluster.objects.exists()
 
 
-def test_only_the_queues_asked_for_are_served() -> None:
+def test_run_with_queues_serves_only_these() -> None:
     served, other = add.using(queue_name="mail").enqueue(1, 2), add.enqueue(1, 2)
     assert stoker("run", "--drain", "--queues", "mail,post", "--workers", "1").returncode == 0
     served.refresh()
@@ -83,11 +83,11 @@ def test_only_the_queues_asked_for_are_served() -> None:
 
 
 def start_of_a_job(seconds: float) -> str:
-    """Enqueue a job that runs for so long. Returns its id."""
+    """Enqueue a job that runs for so long and return its id."""
     return str(write_ledger.enqueue(seconds=seconds).id)
 
 
-def test_sigterm_lets_a_running_job_complete(tmp_path: Path) -> None:
+def test_sigterm_lets_running_jobs_finish(tmp_path: Path) -> None:
     may_end = tmp_path / "may end"
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         job_id = run_until.enqueue(str(may_end)).id
@@ -103,7 +103,7 @@ def test_sigterm_lets_a_running_job_complete(tmp_path: Path) -> None:
     assert not Cluster.objects.exists()
 
 
-def test_a_second_sigterm_interrupts_at_once_and_costs_no_attempt(tmp_path: Path) -> None:
+def test_second_sigterm_interrupts_at_once_and_costs_no_attempt(tmp_path: Path) -> None:
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=120) as cluster:
         job_id = start_of_a_job(120)
         wait_for(Ledger.objects.exists, cluster.tail)
@@ -116,7 +116,7 @@ def test_a_second_sigterm_interrupts_at_once_and_costs_no_attempt(tmp_path: Path
     assert not Attempt.objects.exists()
 
 
-def test_the_time_to_finish_can_be_given(tmp_path: Path) -> None:
+def test_shutdown_seconds_limits_the_stop(tmp_path: Path) -> None:
     with running_cluster(tmp_path, "--shutdown-seconds", "0.2", SHUTDOWN_SECONDS=120) as cluster:
         job_id = start_of_a_job(120)
         wait_for(Ledger.objects.exists, cluster.tail)
@@ -134,7 +134,7 @@ def test_the_time_to_finish_can_be_given(tmp_path: Path) -> None:
         pytest.param("django-admin", marks=pytest.mark.slow),
     ],
 )
-def test_sighup_takes_up_new_code_in_the_same_process(tmp_path: Path, way: str) -> None:
+def test_sighup_loads_new_code_in_the_same_process(tmp_path: Path, way: str) -> None:
     project = Project(tmp_path)
     settings = {"command": project.commands[way], "environment": project.environment}
     with running_cluster(tmp_path, "--workers", "1", **settings) as cluster:
@@ -152,7 +152,7 @@ def test_sighup_takes_up_new_code_in_the_same_process(tmp_path: Path, way: str) 
 
 
 @pytest.mark.sqlite
-def test_sighup_keeps_the_old_code_when_the_new_does_not_start(tmp_path: Path) -> None:
+def test_sighup_keeps_the_old_code_if_the_new_code_does_not_start(tmp_path: Path) -> None:
     project = Project(tmp_path)
     with running_cluster(tmp_path, environment=project.environment) as cluster:
         assert project.version() == 1
@@ -167,7 +167,7 @@ def test_sighup_keeps_the_old_code_when_the_new_does_not_start(tmp_path: Path) -
 
 
 @pytest.mark.sqlite
-def test_who_is_told_to_stop_while_reloading_stops(tmp_path: Path) -> None:
+def test_sigterm_while_reloading_stops_the_cluster(tmp_path: Path) -> None:
     may_end = tmp_path / "may end"
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         job_id = run_until.enqueue(str(may_end)).id
@@ -177,12 +177,12 @@ def test_who_is_told_to_stop_while_reloading_stops(tmp_path: Path) -> None:
         cluster.signal(signal.SIGTERM)
         may_end.touch()
         assert cluster.wait() == 0
-    assert Job.objects.get(pk=job_id).status == "SUCCESSFUL", "a first SIGTERM hurries nobody"
+    assert Job.objects.get(pk=job_id).status == "SUCCESSFUL", "the first SIGTERM interrupts no job"
     assert cluster.text().count("started on") == 1
 
 
 @pytest.mark.sqlite
-def test_reload_follows_the_files(tmp_path: Path) -> None:
+def test_reload_restarts_when_files_change(tmp_path: Path) -> None:
     project = Project(tmp_path)
     with running_cluster(tmp_path, "--reload", environment=project.environment) as cluster:
         assert project.version() == 1
@@ -201,7 +201,7 @@ def test_reload_follows_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.sqlite
 @pytest.mark.slow
-def test_a_mistake_made_while_the_cluster_stops_is_waited_out(tmp_path: Path) -> None:
+def test_syntax_error_during_a_reload_waits_for_the_next_change(tmp_path: Path) -> None:
     project = Project(tmp_path)
     may_end = tmp_path / "may end"
     options: dict[str, Any] = {
@@ -222,7 +222,7 @@ def test_a_mistake_made_while_the_cluster_stops_is_waited_out(tmp_path: Path) ->
         assert cluster.stop() == 0
 
 
-def test_the_sentinel_has_no_connection_whatever_the_project_opened(tmp_path: Path) -> None:
+def test_sentinel_has_no_connection_though_the_project_opened_one(tmp_path: Path) -> None:
     with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "open"}) as cluster:
         cluster.wait_for_crew()
         assert value_of(add.enqueue(1, 2), cluster) == 3
@@ -231,12 +231,12 @@ def test_the_sentinel_has_no_connection_whatever_the_project_opened(tmp_path: Pa
         assert not set(opened) & set(open_files(cluster.sentinel.pid))
 
 
-# -- run: what keeps it from starting -------------------------------------------------------------
+# -- run: reasons not to start ---------------------------------------------------------------------
 
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("subcommand", ["run", "info", "health", "enqueue tests.app.tasks.nothing"])
-def test_missing_tables_are_told(subcommand: str, tmp_path: Path) -> None:
+def test_missing_tables_are_reported(subcommand: str, tmp_path: Path) -> None:
     names = json.dumps({"default": str(tmp_path / "empty.sqlite3")})
     done = stoker(*subcommand.split(), environment={"STOKER_TEST_DATABASES": names})
     assert done.returncode == 2
@@ -244,9 +244,9 @@ def test_missing_tables_are_told(subcommand: str, tmp_path: Path) -> None:
     assert "Run: python manage.py migrate --database default" in done.stderr
 
 
-def test_a_missing_column_is_told() -> None:
-    """Renamed, and not removed: to put it back would make SQLite's table anew, without the indexes
-    that no model names."""
+def test_missing_column_is_reported() -> None:
+    """The column is renamed, not removed, because adding it again would make SQLite rebuild the
+    table without the indexes that no model declares."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE stoker_job RENAME COLUMN reason TO another")
     try:
@@ -260,7 +260,7 @@ def test_a_missing_column_is_told() -> None:
 
 
 @pytest.mark.sqlite
-def test_wrong_settings_are_told() -> None:
+def test_invalid_settings_are_reported() -> None:
     done = stoker("run", WORKERS="many")
     assert done.returncode == 2
     assert_one_sentence(done)
@@ -268,14 +268,14 @@ def test_wrong_settings_are_told() -> None:
 
 
 @pytest.mark.sqlite
-def test_a_broker_that_no_cluster_can_see_is_told() -> None:
+def test_memory_broker_is_refused() -> None:
     done = stoker("run", BROKER="memory://")
     assert done.returncode == 2
     assert_one_sentence(done)
     assert "keeps the jobs of each process to itself" in done.stderr
 
 
-def test_a_database_out_of_reach_is_waited_for(tmp_path: Path) -> None:
+def test_cluster_waits_for_an_unreachable_database(tmp_path: Path) -> None:
     with running_cluster(tmp_path, environment=without_database()) as cluster:
         wait_for(lambda: "Trying again in" in cluster.text(), cluster.tail)
         assert "The cluster starts, and keeps trying." in cluster.text()
@@ -286,7 +286,7 @@ def test_a_database_out_of_reach_is_waited_for(tmp_path: Path) -> None:
 # -- health ---------------------------------------------------------------------------------------
 
 
-def test_health_follows_the_cluster(tmp_path: Path) -> None:
+def test_health_fails_while_the_pusher_hangs(tmp_path: Path) -> None:
     done = stoker("health")
     assert done.returncode == 1
     assert_one_sentence(done)
@@ -300,7 +300,7 @@ def test_health_follows_the_cluster(tmp_path: Path) -> None:
         pusher.suspend()
         time.sleep(1.2)
         done = stoker("health", "--max-silence", "1")
-        assert done.returncode == 1, "the sentinel and the workers live, but nobody fetches jobs"
+        assert done.returncode == 1, "the sentinel and the workers live, but no jobs are claimed"
         assert "no sign of life" in done.stderr
         pusher.resume()
         wait_for(lambda: stoker("health", "--max-silence", "3").returncode == 0, cluster.tail)
@@ -318,20 +318,20 @@ def sign_on(host: str, state: str = "running") -> None:
     )
 
 
-def test_health_of_another_host() -> None:
+def test_health_counts_other_hosts_only_with_any_host() -> None:
     sign_on("elsewhere")
     assert stoker("health").returncode == 1
     assert stoker("health", "--any-host").returncode == 0
 
 
-def test_a_cluster_that_stops_is_not_healthy() -> None:
+def test_stopping_cluster_is_not_healthy() -> None:
     sign_on(socket.gethostname(), "stopping")
     done = stoker("health")
     assert done.returncode == 1
     assert "is stopping" in done.stderr
 
 
-def test_health_cannot_be_told_without_the_store() -> None:
+def test_health_without_the_database_is_unknown() -> None:
     done = stoker("health", environment=without_database())
     assert done.returncode == 2
     assert_one_sentence(done)
@@ -341,7 +341,7 @@ def test_health_cannot_be_told_without_the_store() -> None:
     assert "'default'" in shape["reason"]
 
 
-def test_health_as_json() -> None:
+def test_health_json_has_the_documented_keys() -> None:
     done = stoker("health", "--json")
     shape = json.loads(done.stdout)
     assert (done.returncode, done.stderr, shape["healthy"]) == (1, "", False)
@@ -372,7 +372,7 @@ SHAPE = {
 
 
 def assert_shape(value: Any, name: str = "") -> None:
-    """Every object has the keys that the help promises."""
+    """Assert that every object has the documented keys."""
     if isinstance(value, list):
         for item in value:
             assert_shape(item, name)
@@ -382,7 +382,7 @@ def assert_shape(value: Any, name: str = "") -> None:
             assert_shape(inner, key)
 
 
-def test_info_shows_what_runs(tmp_path: Path) -> None:
+def test_info_shows_clusters_queues_and_running_jobs(tmp_path: Path) -> None:
     fail_once.enqueue()
     with running_cluster(tmp_path, "--shutdown-seconds", "0") as cluster:
         cluster.wait_for_crew()
@@ -420,14 +420,14 @@ def test_info_shows_what_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-def test_no_colours_where_nobody_sees_them() -> None:
+def test_colours_are_off_without_a_terminal() -> None:
     assert "\x1b[" not in stoker("info").stdout
     assert "\x1b[" in stoker("info", "--force-color").stdout
     assert "\x1b[" not in stoker("health", "--no-color").stderr
 
 
 @pytest.mark.sqlite
-def test_a_reader_who_leaves_is_no_error() -> None:
+def test_closed_output_pipe_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as gone:
@@ -474,7 +474,7 @@ def test_enqueue_waits_for_the_result(tmp_path: Path) -> None:
         assert "failed" in done.stderr
 
 
-def test_enqueue_gives_up_waiting_when_the_time_is_over() -> None:
+def test_enqueue_stops_waiting_after_its_time() -> None:
     done = stoker("enqueue", "tests.app.tasks.add", "1", "2", "--wait=0.1", "-v0")
     assert (done.returncode, done.stdout) == (3, "")
     assert_one_sentence(done)
@@ -482,7 +482,7 @@ def test_enqueue_gives_up_waiting_when_the_time_is_over() -> None:
 
 
 @pytest.mark.sqlite
-def test_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_wait_of_enqueue(tmp_path: Path) -> None:
     arguments = ["stoker", "enqueue", "tests.app.tasks.add", "1", "2", "--wait"]
     with (tmp_path / "said").open("w+b") as said:
         process = start_command(DJANGO, arguments, environment_of_commands(), said, said)
@@ -507,7 +507,7 @@ def test_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
         (["tests.app.tasks.add", "1", "2", "--priority", "200"], "between -100 and 100"),
     ],
 )
-def test_what_cannot_be_enqueued_is_told(arguments: list[str], told: str) -> None:
+def test_invalid_enqueue_is_reported(arguments: list[str], told: str) -> None:
     done = stoker("enqueue", *arguments)
     assert done.returncode == 2
     assert_one_sentence(done)
@@ -515,17 +515,17 @@ def test_what_cannot_be_enqueued_is_told(arguments: list[str], told: str) -> Non
     assert not Job.objects.exists()
 
 
-def test_no_store_no_job() -> None:
+def test_enqueue_without_the_database_fails() -> None:
     done = stoker("enqueue", "tests.app.tasks.nothing", environment=without_database())
     assert (done.returncode, done.stdout) == (2, "")
     assert_one_sentence(done)
 
 
-# -- all of them ----------------------------------------------------------------------------------
+# -- all commands ---------------------------------------------------------------------------------
 
 
 @pytest.mark.sqlite
-def test_the_sentence_can_be_had_with_its_traceback() -> None:
+def test_traceback_option_shows_the_traceback() -> None:
     done = stoker("enqueue", "tests.app.tasks.no_such", "--traceback")
     assert done.returncode != 0
     assert "Traceback" in done.stderr
@@ -533,7 +533,7 @@ def test_the_sentence_can_be_had_with_its_traceback() -> None:
 
 
 @pytest.mark.sqlite
-def test_alone_it_prints_its_help() -> None:
+def test_stoker_without_a_subcommand_prints_its_help() -> None:
     done = stoker()
     assert done.returncode == 0
     assert "Run a cluster until it is stopped." in done.stdout

@@ -27,7 +27,7 @@ def cluster(share_cluster: Callable[..., ProcessCluster]) -> ProcessCluster:
 
 
 @pytest.mark.parametrize("task", [chaos.meet, chaos.meet_in_threads], ids=["async", "threads"])
-def test_as_many_run_at_once_as_are_allowed(
+def test_as_many_jobs_run_at_once_as_concurrency_allows(
     task: Any, cluster: ProcessCluster, tmp_path: Path
 ) -> None:
     arguments = ((str(tmp_path / "meeting"), CONCURRENCY), {})
@@ -36,14 +36,14 @@ def test_as_many_run_at_once_as_are_allowed(
 
 
 @pytest.mark.parametrize("task", [tasks.succeed_at, chaos.succeed_at_second])
-def test_a_job_is_tried_again(task: Any, cluster: ProcessCluster) -> None:
+def test_failed_job_is_tried_again(task: Any, cluster: ProcessCluster) -> None:
     result = task.enqueue(2) if task is tasks.succeed_at else task.enqueue()
     assert value_of(result, cluster) == 2
     assert [one.kind for one in end_of(result, cluster).attempts] == ["failed"]
 
 
 @pytest.mark.parametrize("task", [chaos.loop_too_long, tasks.sleep_too_long_async])
-def test_a_soft_time_out_is_raised_in_a_thread_and_on_the_loop(
+def test_soft_time_out_is_raised_in_threads_and_coroutines(
     task: Any, cluster: ProcessCluster
 ) -> None:
     before = {one.pid for one in cluster.crew()["worker"]}
@@ -53,10 +53,10 @@ def test_a_soft_time_out_is_raised_in_a_thread_and_on_the_loop(
     assert {one.pid for one in cluster.crew()["worker"]} == before
 
 
-def test_neighbours_of_a_job_that_is_killed_lose_no_attempt(
+def test_neighbours_of_a_killed_job_lose_no_attempt(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:
-    """A sleeping thread cannot be interrupted softly: its worker is killed, with all it runs."""
+    """A sleeping thread cannot be interrupted, so its worker is killed with all its jobs."""
     may_end = tmp_path / "may end"
     neighbour = chaos.run_until.enqueue(str(may_end))
     wait_for(Ledger.objects.filter(job_id=neighbour.id).exists, cluster.tail)
@@ -67,13 +67,13 @@ def test_neighbours_of_a_job_that_is_killed_lose_no_attempt(
     assert (end.job.status, end.job.attempts, end.attempts) == (Job.Status.SUCCESSFUL, 1, [])
 
 
-def test_an_async_task_may_read_from_one_cursor_for_long(cluster: ProcessCluster) -> None:
-    """Caring for connections beside it must not take the cursor away."""
+def test_async_task_can_keep_a_cursor_open(cluster: ProcessCluster) -> None:
+    """The maintenance of connections must not close the cursor."""
     Account.objects.bulk_create([Account(total=30)] * 30)
     assert value_of(chaos.read_slowly.enqueue(30, 3.0), cluster) == 30
 
 
-def test_async_and_sync_tasks_do_not_hold_each_other_up(
+def test_async_and_sync_tasks_do_not_block_each_other(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:
     may_end = tmp_path / "may end"

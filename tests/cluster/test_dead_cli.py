@@ -1,4 +1,4 @@
-"""`manage.py stoker dead` as it is used: in processes of its own, on the tests' database."""
+"""`manage.py stoker dead` in separate processes on the tests' database."""
 
 import getpass
 import json
@@ -19,7 +19,7 @@ TASK = "tests.app.tasks.fail_once"
 
 
 def dead(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """One command, to its end."""
+    """Run one command to its end."""
     return run_command("stoker", "dead", *arguments)
 
 
@@ -31,7 +31,7 @@ def dead_json(*arguments: str) -> dict[str, Any]:
 
 
 def letters(number: int) -> list[str]:
-    """So many dead letters; their ids, oldest first."""
+    """Make so many dead letters and return their ids, oldest first."""
     fail_once.enqueue_many([((), {})] * number)
     assert work_off() == number
     return [
@@ -46,8 +46,8 @@ def assert_refused(done: subprocess.CompletedProcess[str], sentence: str) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_the_way_of_a_dead_letter() -> None:
-    """As somebody goes it who reads the help."""
+def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
+    """In the order in which the help shows the subcommands."""
     assert dead("list").stdout == "none\n"
     ids = letters(3)
     listed = dead("list", "--limit", "2").stdout
@@ -86,7 +86,7 @@ def test_the_way_of_a_dead_letter() -> None:
     assert not DeadLetter.objects.exists()
 
 
-def test_every_word_speaks_json() -> None:
+def test_every_subcommand_prints_json() -> None:
     ids = letters(2)
     listed = dead_json("list")
     assert [one["id"] for one in listed["letters"]] == ids[::-1]
@@ -107,8 +107,8 @@ def test_every_word_speaks_json() -> None:
     assert dead_json("purge", "--older-than", "0s") == purged
 
 
-def test_a_dead_letter_can_be_sent_with_other_arguments() -> None:
-    add.using(max_attempts=1).enqueue(1, "2")  # type: ignore[arg-type] # that is the mistake
+def test_dead_letter_can_be_requeued_with_other_arguments() -> None:
+    add.using(max_attempts=1).enqueue(1, "2")  # type: ignore[arg-type] # on purpose
     work_off()
     letter = DeadLetter.objects.get()
     done = dead("requeue", str(letter.job_id), "--args", "[1, 2]", "--to-queue", "mended")
@@ -118,7 +118,7 @@ def test_a_dead_letter_can_be_sent_with_other_arguments() -> None:
     assert DeadLetter.objects.get().state == "resolved"
 
 
-def test_a_requeue_is_taken_back() -> None:
+def test_undo_takes_a_requeue_back() -> None:
     (only,) = letters(1)
     assert dead("requeue", only).returncode == 0
     undone = dead("undo", only, "--because", "a mistake")
@@ -149,5 +149,5 @@ def test_a_requeue_is_taken_back() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 @pytest.mark.sqlite
-def test_what_cannot_be_done_is_told(arguments: list[str], sentence: str) -> None:
+def test_invalid_command_is_refused_with_a_reason(arguments: list[str], sentence: str) -> None:
     assert_refused(dead(*arguments), sentence)

@@ -1,4 +1,4 @@
-"""Dead letters and what a running cluster does about them."""
+"""Dead letters on a running cluster."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def state() -> str:
     return DeadLetter.objects.values_list("state", flat=True).first() or "none"
 
 
-def test_a_dead_letter_is_sent_again_by_the_clusters_upkeep(tmp_path: Path) -> None:
+def test_upkeep_requeues_a_dead_letter_by_its_policy(tmp_path: Path) -> None:
     mend_itself.enqueue()
     with running_cluster(tmp_path) as cluster:
         wait_for(lambda: state() == "resolved", cluster.tail)
@@ -28,7 +28,7 @@ def test_a_dead_letter_is_sent_again_by_the_clusters_upkeep(tmp_path: Path) -> N
     assert "1 dead letters were requeued automatically" in cluster.text()
 
 
-def test_an_atomic_task_resolves_its_entry(tmp_path: Path) -> None:
+def test_success_of_an_atomic_task_resolves_its_dead_letter(tmp_path: Path) -> None:
     mend_in_a_transaction.enqueue()
     with running_cluster(tmp_path) as cluster:
         wait_for(lambda: state() == "open", cluster.tail)
@@ -38,7 +38,7 @@ def test_an_atomic_task_resolves_its_entry(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-def test_hook_that_does_not_return_holds_up_no_record(tmp_path: Path) -> None:
+def test_hook_that_does_not_return_delays_no_recording(tmp_path: Path) -> None:
     until = tmp_path / "may_return"
     fail_and_wait_for.enqueue(str(until))
     with running_cluster(tmp_path) as cluster:

@@ -1,4 +1,4 @@
-"""A project of Django Q, with `qcluster`, Q_CLUSTER and nothing else."""
+"""A Django Q project that uses only `qcluster` and Q_CLUSTER."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def environment(**q_cluster: Any) -> dict[str, str]:
 
 @contextmanager
 def qcluster(folder: Path, *arguments: str, **q_cluster: Any) -> Iterator[Any]:
-    """A cluster that is gone afterwards."""
+    """Run a qcluster and end it afterwards."""
     with (folder / "qcluster.log").open("w+b") as log:
         process = start_command(
             DJANGO, ["qcluster", *arguments], environment(**q_cluster), log, log
@@ -83,7 +83,7 @@ def _same_name() -> Iterator[None]:
         yield
 
 
-def test_tasks_groups_chains_and_schedules(tmp_path: Path) -> None:
+def test_tasks_groups_chains_and_schedules_run_on_qcluster(tmp_path: Path) -> None:
     with qcluster(tmp_path):
         with transaction.atomic():
             first = async_task("math.copysign", 2, -2, task_name="first")
@@ -105,7 +105,7 @@ def test_tasks_groups_chains_and_schedules(tmp_path: Path) -> None:
         assert "math domain error" in row.result
 
 
-def test_one_that_runs_until_nothing_is_left(tmp_path: Path) -> None:
+def test_run_once_ends_when_no_job_is_left(tmp_path: Path) -> None:
     ids = [async_task("math.floor", 1.5) for _ in range(3)]
     slow = async_task("math.floor", 2.5, cluster="slow")
     with qcluster(tmp_path, "--run-once") as process:
@@ -117,7 +117,7 @@ def test_one_that_runs_until_nothing_is_left(tmp_path: Path) -> None:
     assert result(slow) == 2
 
 
-def test_what_runs_is_shown(tmp_path: Path) -> None:
+def test_qinfo_qmonitor_and_qmemory_show_the_cluster(tmp_path: Path) -> None:
     with qcluster(tmp_path):
         wait_for(lambda: "Workers       2" in command("qinfo")[1])
         assert len(command("qinfo", "--ids")[1].split()) == 1
@@ -128,7 +128,7 @@ def test_what_runs_is_shown(tmp_path: Path) -> None:
     assert "WORKERS: 7" in command("qinfo", "--config", workers=7)[1]
 
 
-def test_what_cannot_be_taken_over_is_told() -> None:
+def test_unsupported_settings_are_reported() -> None:
     code, told = command("check", redis={"hots": "localhost"}, orm=None, wrokers=3)
     assert code == 1
     assert "Did you mean 'workers'?" in told
@@ -140,7 +140,7 @@ def test_what_cannot_be_taken_over_is_told() -> None:
 
 
 def crew_of(process: Any) -> list[psutil.Process]:
-    """Its pushers, monitors and workers."""
+    """Return the pushers, monitors and workers of a cluster."""
     names = ("stoker-pusher", "stoker-monitor", "stoker-worker")
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -152,8 +152,10 @@ def crew_of(process: Any) -> list[psutil.Process]:
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_each_task_has_one_row_and_one_hook_whoever_is_killed(tmp_path: Path, seed: int) -> None:
-    """Workers, monitor and pusher are killed while tasks, chains and an iteration run."""
+def test_each_task_has_one_row_and_one_hook_though_processes_are_killed(
+    tmp_path: Path, seed: int
+) -> None:
+    """The processes are killed while tasks, chains and an iteration run."""
     chance = random.Random(seed)
     function = f"{HERE}.step"
     with qcluster(tmp_path, max_attempts=100, retry=1, save_limit=0) as process:
@@ -167,7 +169,7 @@ def test_each_task_has_one_row_and_one_hook_whoever_is_killed(tmp_path: Path, se
         marks = [most * part // (KILLS + 1) for part in range(1, KILLS + 1)]
 
         def left() -> int:
-            """Each time that so much more is done, somebody is killed."""
+            """Return the number of waiting jobs; kill a process at each mark."""
             count = OrmQ.objects.count()
             if marks and count <= marks[-1] and (crew := crew_of(process)):
                 marks.pop()

@@ -1,4 +1,4 @@
-"""A lease is kept as long as its job needs it, and who has lost it does nothing more."""
+"""A lease is extended while its job runs, and a worker that lost it does nothing more."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +22,8 @@ from tests.servers.process import is_running
 from tests.story.beats import spans
 
 LEASE_SECONDS = 8.0
-"""Of it, 5 tenths at least are left when it is extended, and 1 when its job is stopped for want of
-that: so long a machine may have no time for the pusher."""
+"""At least half of it is left when it is extended, and a tenth when its job is stopped because it
+was not. The machine may be busy for the time in between."""
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -38,7 +38,7 @@ def broker() -> Broker:
     return broker_for(settings_for())
 
 
-def test_jobs_longer_than_the_lease_and_those_prefetched_behind_them_run_once(
+def test_jobs_longer_than_the_lease_and_jobs_behind_them_run_once(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:
     may_end = tmp_path / "may end"
@@ -52,10 +52,10 @@ def test_jobs_longer_than_the_lease_and_those_prefetched_behind_them_run_once(
         assert len(spans(line.beats)[result.id]) == 1
 
 
-def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
+def test_idle_worker_takes_jobs_prefetched_behind_a_long_one(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:
-    """Whoever got the long one got short ones with it."""
+    """The worker with the long job has prefetched short ones."""
     let_it_prefetch(cluster)
     may_end = tmp_path / "may end"
     long = chaos.run_until.enqueue(str(may_end))
@@ -67,10 +67,10 @@ def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
     assert Ledger.objects.filter(job_id__in=[one.id for one in results]).count() == 40
 
 
-def test_a_stale_outcome_records_nothing(
+def test_stale_outcome_records_nothing(
     cluster: ProcessCluster, broker: Broker, tmp_path: Path
 ) -> None:
-    """The job ended well, but in the meantime it had been given to another cluster."""
+    """The job succeeded, but another cluster had taken it over before."""
     may_end = tmp_path / "may end"
     result = chaos.run_until.enqueue(str(may_end))
     delivery = _taken_over(result, broker, cluster)
@@ -90,7 +90,7 @@ def test_a_stale_outcome_records_nothing(
     assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)
 
 
-def test_a_job_whose_lease_is_lost_is_stopped(
+def test_job_whose_lease_is_lost_is_stopped(
     cluster: ProcessCluster, broker: Broker, tmp_path: Path
 ) -> None:
     path, may_end = tmp_path / "beats", tmp_path / "may end"
@@ -110,7 +110,7 @@ def test_a_job_whose_lease_is_lost_is_stopped(
 def test_job_stopped_because_its_lease_was_locked_counts_its_attempt(
     cluster: ProcessCluster, tmp_path: Path
 ) -> None:
-    """Nobody else has it: the cluster finds it among its leases, and not in its books."""
+    """No other cluster has it: this one finds the lease in the store, but not in its memory."""
     path, may_end = tmp_path / "beats", tmp_path / "may end"
     beat = chaos.beat.using(max_attempts=1)
     result = beat.enqueue(str(path), WAIT_SECONDS, str(may_end))
@@ -125,10 +125,10 @@ def test_job_stopped_because_its_lease_was_locked_counts_its_attempt(
     assert (end.dead_letter.reason, end.dead_letter.attempts) == ("crash", 1)
 
 
-def test_a_lost_job_that_was_not_started_is_not_started(
+def test_prefetched_job_whose_lease_is_lost_does_not_start(
     cluster: ProcessCluster, broker: Broker, tmp_path: Path
 ) -> None:
-    """It waits inside a worker, behind a long one, when its lease is lost."""
+    """It waits in a worker behind a long job when its lease is lost."""
     may_end = tmp_path / "may end"
     while True:
         may_end.unlink(missing_ok=True)
@@ -159,11 +159,11 @@ def test_a_lost_job_that_was_not_started_is_not_started(
 
 
 def _taken_over(result: Any, broker: Broker, cluster: ProcessCluster) -> Delivery:
-    """Claim a job that the cluster holds, as another one would if its lease were over."""
+    """Take a job from the cluster, as another cluster would after the end of its lease."""
     held = Claimed.objects.filter(pk=result.id)
     wait_for(held.exists, cluster.tail)
     lease_id = held.get().lease_id
-    # In one statement, or this cluster's own upkeep is quicker.
+    # In one statement, or this cluster's own upkeep may rescue it first.
     new_lease_id = lease_id ^ 1
     assert held.filter(lease_id=lease_id).update(
         lease_id=new_lease_id, holder=uuid4(), leased_until_us=2**62

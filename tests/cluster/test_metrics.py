@@ -18,18 +18,20 @@ from tests.cluster.clusters import running_cluster, wait_for
 pytestmark = pytest.mark.usefixtures("db")
 
 
-def test_a_cluster_that_is_stopped_has_counted_everything(tmp_path: Path) -> None:
+def test_stopped_cluster_has_counted_every_job(tmp_path: Path) -> None:
     begun = timezone.now() - timedelta(minutes=1)
     account = Account.objects.create()
     tasks.nothing.enqueue_many([((), {})] * 60)
     atomic.add.enqueue_many([((account.pk,), {})] * 5)
     tasks.fail_unretried.enqueue_many([((), {})] * 3)
-    # Only queues that have jobs are noted, and all others may have ended before the first look.
+    # Samples name only queues with jobs, and the other jobs may end before the first sample.
     tasks.nothing.using(queue_name="later", run_after=begun + timedelta(days=1)).enqueue()
     open_jobs = Job.objects.filter(status=None).exclude(queue="later")
     with running_cluster(tmp_path) as cluster:
         wait_for(lambda: not open_jobs.exists(), cluster.tail)
-        tasks.kill_itself.using(max_attempts=1).enqueue()  # alone: others would crash with it
+        tasks.kill_itself.using(
+            max_attempts=1
+        ).enqueue()  # alone, because other jobs would crash with it
         wait_for(lambda: not open_jobs.exists(), cluster.tail)
         wait_for(Sample.objects.exists, cluster.tail)
         assert cluster.stop() == 0

@@ -22,8 +22,8 @@ from tests.cluster.clusters import (
 pytestmark = pytest.mark.usefixtures("db")
 
 
-def test_a_cluster_is_watched(tmp_path: Path) -> None:
-    """As text, as JSON, and on a terminal; and what it takes of memory."""
+def test_monitor_and_memory_show_a_running_cluster(tmp_path: Path) -> None:
+    """As text, as JSON and on a terminal."""
     assert run_command("stoker", "memory").returncode == 1
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
@@ -56,8 +56,8 @@ def test_a_cluster_is_watched(tmp_path: Path) -> None:
 
 
 def on_a_terminal(awaited: str) -> tuple[str, int]:
-    """What `stoker monitor` writes to a terminal until something awaited is there, and its exit
-    code when q is pressed then."""
+    """Run `stoker monitor` on a terminal until it shows a text, and then press q. Return its output
+    and exit code."""
     ours, theirs = pty.openpty()
     environment = environment_of_commands({"TERM": "xterm", "COLUMNS": "160", "LINES": "50"})
     process = subprocess.Popen(
@@ -89,5 +89,5 @@ def heard(terminal: int) -> str:
         return ""
     try:
         return os.read(terminal, 65536).decode(errors="replace")
-    except OSError:  # nobody has the other end any more
+    except OSError:  # the other end is closed
         return ""

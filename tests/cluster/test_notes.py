@@ -1,4 +1,4 @@
-"""Checkpoints, while workers are killed."""
+"""Checkpoints of tasks whose workers are killed."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.cluster.clusters import WAIT_SECONDS, running_cluster
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_every_page_is_stored_once_wherever_the_worker_dies(tmp_path: Path) -> None:
+def test_checkpointed_task_stores_each_page_once_though_workers_die(tmp_path: Path) -> None:
     dies = [(1, "before"), (4, "after")]
     result = store_pages.enqueue(6, dies)
     with running_cluster(tmp_path) as cluster:

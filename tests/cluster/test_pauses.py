@@ -1,4 +1,4 @@
-"""Paused queues and real clusters: a pause counts at once, and outlives every process."""
+"""Paused queues and real clusters: a pause applies at once and outlives every process."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 mail = tasks.write_ledger.using(queue_name="mail")
 
 
-def test_what_runs_goes_on_and_what_was_fetched_is_given_back_uncounted(tmp_path: Path) -> None:
+def test_pause_lets_running_jobs_finish_and_releases_prefetched_ones(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
         may_end = tmp_path / "may end"
@@ -38,7 +38,7 @@ def test_what_runs_goes_on_and_what_was_fetched_is_given_back_uncounted(tmp_path
     assert not Attempt.objects.exists()
 
 
-def test_a_pause_holds_over_a_restart_and_for_a_new_pusher(tmp_path: Path) -> None:
+def test_pause_outlives_a_restart_and_a_new_pusher(tmp_path: Path) -> None:
     queues.pause("mail")
     waits = mail.enqueue()
     for _ in range(2):
@@ -54,7 +54,7 @@ def test_a_pause_holds_over_a_restart_and_for_a_new_pusher(tmp_path: Path) -> No
     assert not Ledger.objects.exists()
 
 
-def test_a_drain_is_over_when_only_paused_queues_have_jobs_and_says_so(tmp_path: Path) -> None:
+def test_drain_ends_and_names_paused_queues_with_jobs(tmp_path: Path) -> None:
     queues.pause("mail")
     waits, runs = mail.enqueue(), tasks.add.enqueue(1, 2)
     with running_cluster(tmp_path, "--drain") as cluster:

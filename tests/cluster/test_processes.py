@@ -1,4 +1,4 @@
-"""Processes that die, hang, are replaced, or do nothing: the cluster goes on."""
+"""Processes that die, hang, are replaced or idle: the cluster keeps working."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ from tests.story.ledgers import assert_all_recorded_once, unfinished
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# What has nothing to do with the database is tried on one only.
+# Tests in which the database plays no part run on one database only.
 anywhere = pytest.mark.sqlite
 
 
@@ -52,10 +52,10 @@ def is_running(result: Any) -> bool:
 
 @anywhere
 @pytest.mark.chaos
-def test_a_worker_killed_in_any_position_freezes_nothing_and_a_stop_still_works(
+def test_worker_killed_in_any_state_blocks_neither_jobs_nor_stop(
     tmp_path: Path,
 ) -> None:
-    """Idle; in a job; both at once; while it starts; while the cluster stops."""
+    """Idle, in a job, both at once, at its start, and while the cluster stops."""
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
         cluster.kill("worker", 0)
@@ -77,7 +77,7 @@ def test_a_worker_killed_in_any_position_freezes_nothing_and_a_stop_still_works(
 
 
 @anywhere
-def test_what_dies_as_soon_as_it_lives_is_started_later_and_later(tmp_path: Path) -> None:
+def test_worker_that_dies_at_its_start_is_restarted_with_growing_delays(tmp_path: Path) -> None:
     with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "die:worker"}) as cluster:
         wait_for(lambda: cluster.text().count("died") >= 8, cluster.tail)
         before, began = cluster.text().count("died"), time.monotonic()
@@ -90,8 +90,8 @@ def test_what_dies_as_soon_as_it_lives_is_started_later_and_later(tmp_path: Path
 
 
 @pytest.mark.chaos
-def test_a_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
-    """Nobody is there to be told, and whoever comes next must hear of it."""
+def test_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
+    """The next pusher has to learn of the crash."""
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
         may_end = tmp_path / "may end"
@@ -114,7 +114,7 @@ def test_a_crash_while_the_pusher_is_down_counts(tmp_path: Path) -> None:
 
 @pytest.mark.chaos
 def test_finished_job_counts_its_attempt_if_worker_and_pusher_die(tmp_path: Path) -> None:
-    """Its report died with both of them, and the store does not know that it had begun."""
+    """Its report is lost with both, and the store does not know that it had begun."""
     may_end = tmp_path / "may end"
     with running_cluster(tmp_path, WORKERS=1) as cluster:
         cluster.wait_for_crew(1)
@@ -139,7 +139,7 @@ def test_finished_job_counts_its_attempt_if_worker_and_pusher_die(tmp_path: Path
 @pytest.mark.parametrize(
     "start_method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
 )
-def test_clusters_work_and_die_alike_however_their_processes_are_started(
+def test_every_start_method_recovers_and_dies_with_the_sentinel(
     start_method: str, tmp_path: Path
 ) -> None:
     job_ids = [one.id for one in tasks.write_ledger.enqueue_many([((0.01,), {})] * 50)]
@@ -174,8 +174,8 @@ def test_forked_processes_share_the_code_of_all_roles(tmp_path: Path) -> None:
 
 @anywhere
 @pytest.mark.chaos
-def test_processes_that_hang_are_noticed_and_replaced(tmp_path: Path) -> None:
-    """All three stopped at once. The sign of life comes from the loop that does the work."""
+def test_hanging_processes_are_replaced(tmp_path: Path) -> None:
+    """All three are stopped at once. Their loops write the heartbeat, so it stops, too."""
     with running_cluster(tmp_path, DATABASE_SECONDS=1, LEASE_SECONDS=30) as cluster:
         crew = cluster.wait_for_crew()
         assert_works(cluster)
@@ -194,10 +194,10 @@ def test_processes_that_hang_are_noticed_and_replaced(tmp_path: Path) -> None:
 
 @anywhere
 @pytest.mark.chaos
-def test_user_code_that_lets_nobody_speak_holds_up_nothing_but_its_own_worker(
+def test_user_code_holding_the_gil_blocks_only_its_own_worker(
     tmp_path: Path,
 ) -> None:
-    """A new pusher waits for its hello for a while only."""
+    """A new pusher waits only for a while for the greeting of such a worker."""
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
         pipe = tmp_path / "pipe"
@@ -218,8 +218,8 @@ def test_user_code_that_lets_nobody_speak_holds_up_nothing_but_its_own_worker(
 
 @anywhere
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_worker_is_replaced_after_its_share_of_jobs(concurrency: int, tmp_path: Path) -> None:
-    """With jobs of its neighbours still running, which it ends."""
+def test_worker_is_replaced_after_recycle_jobs(concurrency: int, tmp_path: Path) -> None:
+    """It finishes the jobs that still run in it."""
     options = {"WORKERS": 2, "CONCURRENCY": concurrency, "RECYCLE_JOBS": 5}
     with running_cluster(tmp_path, **options) as cluster:
         slow = tasks.write_ledger.enqueue(1.0)
@@ -231,7 +231,7 @@ def test_a_worker_is_replaced_after_its_share_of_jobs(concurrency: int, tmp_path
 
 
 @anywhere
-def test_a_worker_that_has_grown_is_replaced(tmp_path: Path) -> None:
+def test_worker_above_recycle_memory_is_replaced(tmp_path: Path) -> None:
     with running_cluster(tmp_path, WORKERS=1, RECYCLE_MEMORY_MB=250) as cluster:
         first = value_of(chaos.process_id.enqueue(), cluster)
         assert value_of(chaos.take_memory.enqueue(300), cluster) == first
@@ -246,27 +246,27 @@ def test_a_worker_that_has_grown_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.postgres
 @pytest.mark.mariadb
 def test_no_connection_is_shared_across_a_fork(tmp_path: Path) -> None:
-    """The project opens one while it starts, in the process that then forks."""
+    """The project opens a connection at its start, in the process that forks the others."""
     with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "open"}) as cluster:
         cluster.wait_for_crew()
         results = chaos.session_id.enqueue_many([((0.02,), {})] * 30)
         results += chaos.session_id_async.enqueue_many([((), {})] * 4)
         found = {value_of(result, cluster) for result in results}
-        while len(found) < 2:  # one worker was quick enough for all of them
+        while len(found) < 2:  # one worker may have run all jobs
             two = chaos.session_id.enqueue_many([((0.5,), {})] * 2)
             found |= {value_of(result, cluster) for result in two}
         assert cluster.complaints() == []
 
 
 @pytest.mark.postgres
-def test_broken_connections_are_opened_again_and_wake_ups_are_heard_again(tmp_path: Path) -> None:
+def test_broken_connections_and_listeners_are_reopened(tmp_path: Path) -> None:
     with running_cluster(tmp_path, POLL_SECONDS=5 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
         assert_works(cluster)
         for _ in range(2):
             with connection.cursor() as cursor:
                 cursor.execute(
-                    # It waits, up to a minute for each, until they are gone.
+                    # Waits up to a minute for the end of each session.
                     "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
@@ -278,7 +278,7 @@ def test_broken_connections_are_opened_again_and_wake_ups_are_heard_again(tmp_pa
 
 
 @pytest.mark.postgres
-def test_polling_is_enough_where_notifications_do_not_arrive(tmp_path: Path) -> None:
+def test_jobs_run_by_polling_without_notifications(tmp_path: Path) -> None:
     with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "deaf"}) as cluster:
         cluster.wait_for_crew()
         for _ in range(3):
@@ -289,8 +289,8 @@ def test_polling_is_enough_where_notifications_do_not_arrive(tmp_path: Path) -> 
 
 @pytest.mark.postgres
 @pytest.mark.sqlite
-def test_a_claim_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> None:
-    """What it leased is given back at once, not after a whole lease."""
+def test_claim_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> None:
+    """The leased jobs are released at once, not at the end of their leases."""
     with running_cluster(
         tmp_path, LEASE_SECONDS=5 * WAIT_SECONDS, environment={"STOKER_TEST_MISCHIEF": "forget"}
     ) as cluster:
@@ -303,7 +303,7 @@ def test_a_claim_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> Non
 
 @pytest.mark.postgres
 def test_guard_decision_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path) -> None:
-    """Other jobs of the same claim are known; those with guards are given back at once. Only on
+    """The cluster knows the claim's other jobs and releases the guarded ones at once. Only on
     PostgreSQL does a claim commit in two steps."""
     patience = 5 * WAIT_SECONDS
     plain = tasks.add.using(max_attempts=1).enqueue(1, 2)
@@ -323,7 +323,7 @@ def test_guard_decision_whose_answer_was_lost_uses_up_no_attempt(tmp_path: Path)
 @pytest.mark.sqlite
 @pytest.mark.on_redis
 def test_claim_that_reaches_the_store_late_uses_up_no_attempt(tmp_path: Path) -> None:
-    """The cluster has asked what it holds before. It asks again with each sign of life."""
+    """The cluster has listed its leases before; it lists them again with each heartbeat."""
     with running_cluster(tmp_path, LEASE_SECONDS=5 * WAIT_SECONDS) as cluster:
         wait_for(Cluster.objects.exists, cluster.tail)
         pusher = cluster.pause_at_rest("pusher")
@@ -340,8 +340,8 @@ def test_claim_that_reaches_the_store_late_uses_up_no_attempt(tmp_path: Path) ->
 # -- doing nothing --------------------------------------------------------------------------------
 
 
-def test_an_idle_cluster_rests(tmp_path: Path) -> None:
-    """None of its processes goes round in circles; what rest costs exactly, the benchmark says."""
+def test_idle_cluster_uses_little_processor_time(tmp_path: Path) -> None:
+    """No process runs in a busy loop. The benchmark measures the exact cost of idling."""
     with running_cluster(
         tmp_path, POLL_SECONDS=1, UPKEEP_SECONDS=10, HEARTBEAT_SECONDS=5, LEASE_SECONDS=60
     ) as cluster:
@@ -355,7 +355,7 @@ def test_an_idle_cluster_rests(tmp_path: Path) -> None:
     assert share < 0.2
 
 
-def test_the_sign_of_life_says_what_the_cluster_does(tmp_path: Path) -> None:
+def test_heartbeat_shows_state_and_running_jobs(tmp_path: Path) -> None:
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
         may_end = tmp_path / "may end"
@@ -374,7 +374,7 @@ def test_the_sign_of_life_says_what_the_cluster_does(tmp_path: Path) -> None:
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.on_redis
-def test_running_job_shows_its_worker_and_start_through_django_tasks(tmp_path: Path) -> None:
+def test_running_job_shows_its_worker_and_start_in_django_tasks(tmp_path: Path) -> None:
     may_end = tmp_path / "may end"
     with running_cluster(tmp_path) as cluster:
         began = timezone.now()
@@ -398,7 +398,7 @@ def test_running_job_shows_its_worker_and_start_through_django_tasks(tmp_path: P
 
 
 @anywhere
-def test_claimed_job_shows_its_cluster_before_the_next_sign_of_life(tmp_path: Path) -> None:
+def test_claimed_job_shows_its_cluster_before_the_next_heartbeat(tmp_path: Path) -> None:
     may_end = tmp_path / "may end"
     with running_cluster(tmp_path, HEARTBEAT_SECONDS=5 * WAIT_SECONDS) as cluster:
         began = timezone.now()
@@ -430,7 +430,7 @@ def _states(results: list[Any]) -> list[str]:
 
 
 def _was_opened(pipe: Path) -> bool:
-    """Whether somebody waited at its other end, and waits no more."""
+    """Open the pipe if a reader waits at its other end. Return whether one did."""
     try:
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:
@@ -448,7 +448,7 @@ def _listens() -> bool:
 
 
 def _processor_seconds(cluster: ProcessCluster) -> float:
-    """What the living processes of the cluster have used so far."""
+    """Return the processor time that the living processes of the cluster have used."""
     used = 0.0
     for process in [cluster.sentinel, *cluster.sentinel.children(recursive=True)]:
         try:

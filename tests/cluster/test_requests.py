@@ -1,5 +1,4 @@
-"""What clusters are asked to do through the store: to take no more jobs, to take them again, to
-stop."""
+"""Requests to clusters through the store: quiet, resume, stop."""
 
 import json
 import uuid
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def id_of(cluster: ProcessCluster) -> str:
-    """Once it has given its first sign of life."""
+    """Wait for the first heartbeat and return the cluster's id."""
     wait_for(lambda: len(clusters.find()) == 1, cluster.tail)
     return clusters.find()[0].id
 
@@ -35,7 +34,7 @@ def wait_for_state(state: str, cluster: ProcessCluster) -> None:
     wait_for(lambda: [one.state for one in clusters.find()] == [state], cluster.tail)
 
 
-def test_a_quiet_cluster_finishes_what_runs_and_gives_back_the_rest(tmp_path: Path) -> None:
+def test_quiet_cluster_finishes_running_jobs_and_releases_the_rest(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster_id = id_of(cluster)
         may_end = tmp_path / "may end"
@@ -55,7 +54,7 @@ def test_a_quiet_cluster_finishes_what_runs_and_gives_back_the_rest(tmp_path: Pa
         wait_for_state("running", cluster)
 
 
-def test_a_new_pusher_of_a_quiet_cluster_is_quiet_too(tmp_path: Path) -> None:
+def test_new_pusher_of_a_quiet_cluster_is_quiet(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
         cluster_id = id_of(cluster)
@@ -71,7 +70,7 @@ def test_a_new_pusher_of_a_quiet_cluster_is_quiet_too(tmp_path: Path) -> None:
         assert value_of(waiting, cluster) == 3
 
 
-def test_a_cluster_that_was_buried_alive_remembers_what_it_was_asked(tmp_path: Path) -> None:
+def test_cluster_whose_row_was_deleted_keeps_its_request(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster_id = id_of(cluster)
         clusters.quiet(cluster_id)
@@ -81,7 +80,7 @@ def test_a_cluster_that_was_buried_alive_remembers_what_it_was_asked(tmp_path: P
         assert clusters.get(cluster_id).request == "quiet"
 
 
-def test_a_stop_lets_running_jobs_finish_and_a_new_pusher_does_not_hurry_it(
+def test_new_pusher_of_a_stopping_cluster_does_not_hurry_it(
     tmp_path: Path,
 ) -> None:
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
@@ -103,7 +102,7 @@ def test_a_stop_lets_running_jobs_finish_and_a_new_pusher_does_not_hurry_it(
     assert not Cluster.objects.exists()
 
 
-def test_clusters_by_command(tmp_path: Path) -> None:
+def test_clusters_command_lists_quiets_resumes_and_stops(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster_id = id_of(cluster)
         listed = run_command("stoker", "clusters", "list", "--json")
@@ -120,7 +119,7 @@ def test_clusters_by_command(tmp_path: Path) -> None:
         assert cluster.wait() == 0
 
 
-def test_nobody_is_asked_by_mistake() -> None:
+def test_unknown_cluster_is_refused() -> None:
     with pytest.raises(ClusterNotFound):
         clusters.stop(uuid.uuid4())
     with pytest.raises(ClusterNotFound):

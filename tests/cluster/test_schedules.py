@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 EVERY_SECOND = every(seconds=1)
 
 
-def test_one_unreadable_schedule_among_100(tmp_path: Path) -> None:
+def test_unreadable_schedules_are_paused_and_the_others_fire(tmp_path: Path) -> None:
     for number in range(99):
         schedules.create(f"schedule {number}", nothing, EVERY_SECOND)
     schedules.create("unreadable", nothing, EVERY_SECOND)
@@ -48,7 +48,7 @@ def test_one_unreadable_schedule_among_100(tmp_path: Path) -> None:
         assert not cluster.complaints()
 
 
-def test_a_cluster_that_fires_none(tmp_path: Path) -> None:
+def test_cluster_without_scheduler_fires_no_ticks(tmp_path: Path) -> None:
     schedules.create("seconds", nothing, EVERY_SECOND)
     with running_cluster(tmp_path, SCHEDULER=False) as idle:
         idle.wait_for_crew()
@@ -63,8 +63,8 @@ def test_a_cluster_that_fires_none(tmp_path: Path) -> None:
         assert Tick.objects.count() == count
 
 
-def test_a_cluster_stops_though_ticks_are_late(tmp_path: Path) -> None:
-    """A year of seconds is to be caught up with, of more schedules than are fired at a look."""
+def test_cluster_stops_though_many_ticks_are_late(tmp_path: Path) -> None:
+    """Ticks for a year of seconds are due, of more schedules than one batch fires."""
     rule = every(seconds=1, misfire="all", misfire_cap=1000)
     for number in range(60):
         schedules.create(f"schedule {number}", nothing, rule)
@@ -74,10 +74,10 @@ def test_a_cluster_stops_though_ticks_are_late(tmp_path: Path) -> None:
         wait_for(lambda: Tick.objects.filter(outcome="fired").count() > 100, cluster.tail)
         assert cluster.stop() == 0
         assert not cluster.complaints()
-    assert Tick.objects.count() < 60 * 1000 / 2, "it went on to catch up"
+    assert Tick.objects.count() < 60 * 1000 / 2, "it went on catching up"
 
 
-def test_an_unknown_task_has_its_grace(tmp_path: Path) -> None:
+def test_schedule_of_an_unknown_task_is_paused_after_its_grace_period(tmp_path: Path) -> None:
     """Another cluster may know it, as in a rolling deploy."""
     schedules.create("unknown", nothing, EVERY_SECOND)
     row = schedules.get("unknown")
@@ -93,7 +93,7 @@ def test_an_unknown_task_has_its_grace(tmp_path: Path) -> None:
     assert not Tick.objects.exists()
 
 
-def test_what_changes_is_seen_and_ticks_wait_for_the_job_before(tmp_path: Path) -> None:
+def test_changed_schedules_are_noticed_and_queued_ticks_do_not_overlap(tmp_path: Path) -> None:
     with running_cluster(tmp_path, WORKERS=3) as cluster:
         cluster.wait_for_crew(3)
         late = every(seconds=1, overlap="queue", kwargs={"seconds": 1.3}, repeats=3)
@@ -104,7 +104,7 @@ def test_what_changes_is_seen_and_ticks_wait_for_the_job_before(tmp_path: Path) 
         schedules.pause("new")
         ticks = [tick.outcome for tick in schedules.ticks("queued")]
         assert ticks.count("fired") == 3
-        assert set(ticks) <= {"fired", "skipped", "held", "missed"}  # where nobody had time to look
+        assert set(ticks) <= {"fired", "skipped", "held", "missed"}  # if the machine was busy
     lines = list(Ledger.objects.order_by("started_ns"))
     for before, after in pairwise(lines):
         assert before.finished_ns is not None
@@ -135,7 +135,7 @@ def test_database_error_in_key_function_delays_no_other_schedule(tmp_path: Path)
 
 @contextmanager
 def open_transaction(act: Callable[[], object]) -> Iterator[None]:
-    """Do this in a transaction of another connection, which stays open during the block."""
+    """Act in a transaction of another connection, which stays open during the block."""
     has_acted, may_end = Event(), Event()
 
     def run() -> None:

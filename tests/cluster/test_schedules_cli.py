@@ -27,7 +27,7 @@ def plain(*arguments: str) -> Any:
     return json.loads(told(*arguments, "--json"))
 
 
-def test_list() -> None:
+def test_list_shows_rules_states_and_next_ticks() -> None:
     assert told("list") == "none\n"
     schedules.create("nightly", add, Cron("30 4 * * *", tz="Europe/Berlin", args=[1, 2]))
     schedules.create("often", nothing, every(minutes=5))
@@ -42,7 +42,7 @@ def test_list() -> None:
     assert (nightly["state"], often["state"]) == ("ticking", "paused")
 
 
-def test_list_shows_what_cannot_be_read() -> None:
+def test_list_shows_unreadable_schedules() -> None:
     schedules.create("broken", nothing, every(minutes=5))
     Schedule.objects.update(unit="eons", package=b"rubbish", problem="it is broken")
     assert "it is broken" in told("list")
@@ -50,7 +50,7 @@ def test_list_shows_what_cannot_be_read() -> None:
     assert plain("show", "broken")["schedule"]["args"] is None
 
 
-def test_show_run_pause_resume() -> None:
+def test_show_run_pause_and_resume_a_schedule() -> None:
     schedules.create("adds", add, every(hours=1, args=[1], kwargs={"second": 2}))
     job_id = plain("run", "adds", "--by", "ada")["id"]
     assert [job.id for job in enqueued()] == [job_id]

@@ -1,4 +1,4 @@
-"""What watches a cluster from outside: probes, and a service manager."""
+"""Watching a cluster from outside: health probes and a service manager."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("db")
 
 
 class Manager:
-    """Somebody with a NOTIFY_SOCKET."""
+    """A service manager that listens on a NOTIFY_SOCKET."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "notify"
@@ -33,7 +33,7 @@ class Manager:
         self.heard: list[str] = []
 
     def listen(self) -> list[str]:
-        """All lines so far."""
+        """Return all lines received so far."""
         while True:
             try:
                 self.heard += self._socket.recv(4096).decode().splitlines()
@@ -58,17 +58,19 @@ def health(folder: Path, *arguments: str, **environment: str) -> tuple[int, dict
 
 
 def is_said_to_hang(role: str, folder: Path) -> bool:
-    """By who looks at the loops. Others may be late, too, but no other is for good."""
+    """Return whether `health --local` names this role. Others may be late for a moment, too."""
     code, shape = health(folder, "--local", "--max-silence", "3")
     return code == 1 and role in shape["reason"]
 
 
-def test_a_service_from_its_start_to_its_end(tmp_path: Path, manager: Manager) -> None:
-    """Also: of a pusher or monitor that is stuck, though all processes are there."""
+def test_service_manager_and_health_follow_a_cluster_from_start_to_stop(
+    tmp_path: Path, manager: Manager
+) -> None:
+    """Including a pusher or monitor that hangs while all processes exist."""
     environment = {
         "NOTIFY_SOCKET": str(manager.path),
         "WATCHDOG_USEC": "600000",
-        "TMPDIR": str(tmp_path),  # other clusters of this user are none of ours
+        "TMPDIR": str(tmp_path),  # do not see other clusters of this user
     }
     assert health(tmp_path, "--local")[0] == 1
     with running_cluster(tmp_path, environment=environment) as cluster:
@@ -88,13 +90,13 @@ def test_a_service_from_its_start_to_its_end(tmp_path: Path, manager: Manager) -
         assert "STOPPING=1" not in manager.listen()
         assert cluster.stop() == 0
     assert manager.listen().count("STOPPING=1") == 1
-    assert health(tmp_path, "--local")[0] == 1, "no process of it is left"
+    assert health(tmp_path, "--local")[0] == 1, "no process of the cluster is left"
 
 
 # -- without processes ----------------------------------------------------------------------------
 
 
-def test_no_watchdog_is_told_of_a_loop_that_hangs(tmp_path: Path, manager: Manager) -> None:
+def test_no_watchdog_message_is_sent_while_a_loop_hangs(tmp_path: Path, manager: Manager) -> None:
     settings = Settings(workers=1)
     board = Board.create(tmp_path / "board", 1, 1)
     watch = Watch(settings, board)
@@ -136,7 +138,9 @@ def test_no_watchdog_is_told_of_a_loop_that_hangs(tmp_path: Path, manager: Manag
         {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"},
     ],
 )
-def test_nobody_need_listen(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_service_manager_without_a_listener_raises_nothing(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     board = Board.create(tmp_path / "board", 1, 1)
     told = ServiceManager(board, Watch(Settings(), board), environment)
     told.begin()

@@ -29,7 +29,7 @@ def server() -> Iterator[SilentServer]:
 
 @pytest.fixture
 def silent_database(server: SilentServer) -> Iterator[SilentServer]:
-    """The same as an entry of DATABASES of this process."""
+    """Add the server to DATABASES of this process."""
     before = connections.settings
     add_silent_database(str(server.port))
     yield server
@@ -39,7 +39,9 @@ def silent_database(server: SilentServer) -> Iterator[SilentServer]:
     forget_tables()
 
 
-def test_scheduler_goes_on_firing(server: SilentServer, tmp_path: Path) -> None:
+def test_scheduler_fires_though_another_database_is_silent(
+    server: SilentServer, tmp_path: Path
+) -> None:
     schedules.create("seconds", nothing, every(seconds=1))
     mischief = {"STOKER_TEST_MISCHIEF": f"silent:{server.port}"}
     with running_cluster(tmp_path, environment=mischief, DATABASE_SECONDS=1) as cluster:
@@ -52,7 +54,9 @@ def test_scheduler_goes_on_firing(server: SilentServer, tmp_path: Path) -> None:
         assert cluster.stop() == 0
 
 
-def test_cancel_of_known_job_does_not_ask_it(silent_database: SilentServer, tmp_path: Path) -> None:
+def test_cancel_of_known_job_does_not_ask_a_silent_database(
+    silent_database: SilentServer, tmp_path: Path
+) -> None:
     began = tmp_path / "began"
     running, waiting = wait.enqueue(str(began)), nothing.using(queue_name="other").enqueue()
     with running_cluster(tmp_path, "--queues", "default") as cluster:
@@ -67,9 +71,9 @@ def test_cancel_of_known_job_does_not_ask_it(silent_database: SilentServer, tmp_
     assert silent_database.accepted == 0
 
 
-def test_look_for_unknown_job_has_a_deadline(server: SilentServer) -> None:
+def test_look_up_in_a_silent_database_has_a_deadline(server: SilentServer) -> None:
     mischief = {"STOKER_TEST_MISCHIEF": f"silent:{server.port}"}
     done = run_command("stoker", "why", str(uuid4()), environment=mischief, DATABASE_SECONDS=1)
     assert "The database 'silent' does not answer" in done.stderr
     assert done.returncode == 2
-    assert server.accepted == 1, "it is asked again only after a while"
+    assert server.accepted == 1, "it is asked again only after a pause"

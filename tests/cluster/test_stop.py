@@ -1,4 +1,4 @@
-"""Stopping: what runs may end, what waits goes back at once, and nobody loses an attempt by it."""
+"""Stopping: running jobs may finish, prefetched jobs are released at once, no attempt is lost."""
 
 import os
 import signal
@@ -36,7 +36,9 @@ def test_prefetched_jobs_are_released_at_once_with_their_attempt(tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["deadline", "second signal"])
-def test_what_still_runs_in_the_end_is_interrupted_and_given_back(how: str, tmp_path: Path) -> None:
+def test_jobs_still_running_at_the_end_are_interrupted_and_released(
+    how: str, tmp_path: Path
+) -> None:
     shutdown_seconds = 0.5 if how == "deadline" else 2 * WAIT_SECONDS
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=shutdown_seconds) as cluster:
         result = chaos.run_until.enqueue(str(tmp_path / "never"))
@@ -52,7 +54,7 @@ def test_what_still_runs_in_the_end_is_interrupted_and_given_back(how: str, tmp_
     assert not Attempt.objects.exists()
 
 
-def test_a_new_pusher_of_a_stopping_cluster_stops_too(tmp_path: Path) -> None:
+def test_new_pusher_of_a_stopping_cluster_stops(tmp_path: Path) -> None:
     with running_cluster(tmp_path, SHUTDOWN_SECONDS=2 * WAIT_SECONDS) as cluster:
         cluster.wait_for_crew()
         may_end = tmp_path / "may end"
@@ -72,7 +74,7 @@ def test_a_new_pusher_of_a_stopping_cluster_stops_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
-def test_what_a_task_has_left_running_does_not_keep_the_cluster_from_ending(
+def test_daemon_left_by_a_task_does_not_prevent_the_stop(
     tmp_path: Path,
 ) -> None:
     with running_cluster(tmp_path) as cluster:

@@ -22,7 +22,7 @@ LEFT_OPEN = f"{TransactionLeftOpen.__module__}.{TransactionLeftOpen.__qualname__
 def cluster(
     request: pytest.FixtureRequest, share_cluster: Callable[..., ProcessCluster]
 ) -> ProcessCluster:
-    """One worker: the next job uses the same connections."""
+    """A cluster with one worker, so that the next job uses the same connections."""
     return share_cluster(
         WORKERS=1,
         CONCURRENCY=request.param,

@@ -1,4 +1,4 @@
-"""Upkeep, in this process: rescue, prune, and what goes wrong in one step."""
+"""Upkeep in this process: rescuing, pruning, and failing steps."""
 
 import time
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def upkeep_with(**overrides: Any) -> Upkeep:
 
 
 def finished(count: int, status: str = "SUCCESSFUL", days_ago: float = 0.0) -> list[UUID]:
-    """Jobs that ended so long ago, each a second after the other, with an attempt each."""
+    """Make jobs that ended so long ago, a second apart, each with one attempt."""
     ended_at = timezone.now() - timedelta(days=days_ago)
     job_ids = [UUID(one.id) for one in tasks.add.enqueue_many([((1, 2), {})] * count)]
     broker_for(settings_for()).withdraw(job_ids)
@@ -63,7 +63,7 @@ def finished(count: int, status: str = "SUCCESSFUL", days_ago: float = 0.0) -> l
     return job_ids
 
 
-def test_results_are_pruned_by_age_and_failures_are_kept_longer() -> None:
+def test_results_are_pruned_by_age_and_failures_later() -> None:
     old = finished(3, days_ago=10)
     failed = finished(2, "FAILED", days_ago=10)
     fresh = finished(2)
@@ -73,14 +73,14 @@ def test_results_are_pruned_by_age_and_failures_are_kept_longer() -> None:
     assert Attempt.objects.count() == 4
 
 
-def test_results_are_pruned_by_count_the_oldest_first() -> None:
+def test_oldest_results_are_pruned_by_count() -> None:
     kept = finished(7)[2:]
     keep = Retention(successful_seconds=None, successful_count=5)
     assert upkeep_with(keep_results=keep).prune() == 2
     assert set(Job.objects.values_list("pk", flat=True)) == set(kept)
 
 
-def test_pruning_goes_in_bounded_batches_and_never_loads_a_whole_row(
+def test_pruning_works_in_batches_and_loads_no_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pruning_module, "BATCH", 10)
@@ -95,14 +95,14 @@ def test_pruning_goes_in_bounded_batches_and_never_loads_a_whole_row(
     assert not [sql for sql in statements if "package" in sql]
 
 
-def test_jobs_that_have_not_ended_are_never_pruned() -> None:
+def test_unfinished_jobs_are_never_pruned() -> None:
     result = tasks.add.enqueue(1, 2)
     keep = Retention(0.0, 0, 0.0, 0)
     assert upkeep_with(keep_results=keep).prune() == 0
     assert Job.objects.filter(pk=result.id).exists()
 
 
-def test_rescue_takes_over_what_is_over_in_batches_until_none_is_left(
+def test_rescue_takes_all_ended_leases_in_batches(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep_module, "BATCH", 10)
@@ -114,10 +114,10 @@ def test_rescue_takes_over_what_is_over_in_batches_until_none_is_left(
     assert Attempt.objects.filter(kind="crashed", number=1).count() == 35
 
 
-def test_one_job_that_cannot_be_rescued_holds_up_no_other(
+def test_job_that_cannot_be_rescued_delays_no_other(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, told: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """It waits for its lease to end once more."""
+    """It is rescued again when its new lease ends."""
     results = tasks.add.enqueue_many([((1, 2), {})] * 9)
     bad = UUID(results[4].id)
     broker.claim([], 9, holder=uuid4(), lease_seconds=60)
@@ -136,10 +136,10 @@ def test_one_job_that_cannot_be_rescued_holds_up_no_other(
     assert [facts["step"] for name, facts in told if name == "upkeep_failed"] == ["rescue"]
 
 
-def test_what_is_being_rescued_is_not_among_the_leases_of_the_clusters_pusher(
+def test_rescued_job_is_not_held_by_the_clusters_pusher(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new pusher gives back what its cluster holds and no worker has: not that."""
+    """A new pusher releases its cluster's jobs that no worker has; it must not see this one."""
     tasks.add.enqueue(1, 2)
     broker.claim([], 1, holder=uuid4(), lease_seconds=60)
     Claimed.objects.update(leased_until_us=0)
@@ -155,7 +155,7 @@ def test_what_is_being_rescued_is_not_among_the_leases_of_the_clusters_pusher(
 
 
 @pytest.mark.parametrize("error", [DatabaseError("no"), IndexError("a mistake"), OSError("full")])
-def test_a_step_that_fails_stops_neither_the_others_nor_the_cluster(
+def test_failing_step_stops_neither_the_others_nor_the_cluster(
     error: Exception,
     monkeypatch: pytest.MonkeyPatch,
     told: list[tuple[str, dict[str, Any]]],
@@ -168,7 +168,9 @@ def test_a_step_that_fails_stops_neither_the_others_nor_the_cluster(
 
     for name in ("bury_clusters_of_this_host", "bury_silent_clusters", "rescue"):
         monkeypatch.setattr(upkeep, name, fail)
-    monkeypatch.setattr(connections["default"], "close", lambda: None)  # this test is inside it
+    monkeypatch.setattr(
+        connections["default"], "close", lambda: None
+    )  # this test runs in its transaction
     upkeep.run()
     assert not Job.objects.exists()
     assert len([name for name, _ in told if name == "upkeep_failed"]) == 3
@@ -177,8 +179,8 @@ def test_a_step_that_fails_stops_neither_the_others_nor_the_cluster(
 def test_dead_cluster_of_this_host_is_buried_by_its_board_after_a_failure(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The broker is away at first, and the cluster has been silent for a lease by then. What it had
-    not started keeps its only attempt."""
+    """The broker is unreachable at first, until the cluster has been silent for a lease. A job that
+    it had not started keeps its only attempt."""
     result = tasks.add.using(max_attempts=1).enqueue(1, 2)
     board = Board.create(tmp_path / "cluster.board", workers=1, slots=1)
     upkeep = upkeep_with()
@@ -204,7 +206,7 @@ def _away(*_: object, **__: object) -> list[Any]:
     raise BrokerUnavailable("away")
 
 
-def test_pruning_rests_after_it_found_nothing_and_goes_on_while_it_finds_something() -> None:
+def test_pruning_pauses_after_finding_nothing() -> None:
     upkeep = upkeep_with()
     left = []
     for round_number in range(14):
@@ -215,10 +217,10 @@ def test_pruning_rests_after_it_found_nothing_and_goes_on_while_it_finds_somethi
     assert left == [0, 0, 0] + [1] * 5 + [0] * 6
     finished(1, days_ago=10)
     upkeep.run()
-    assert Job.objects.count() == 1, "it found something, then nothing, and rests again"
+    assert Job.objects.count() == 1, "it found something, then nothing, and pauses again"
 
 
-def test_one_cluster_at_a_time_does_the_upkeep() -> None:
+def test_upkeep_runs_on_one_cluster_at_a_time() -> None:
     finished(1, days_ago=10)
     first, second = upkeep_with(upkeep_seconds=60.0), upkeep_with(upkeep_seconds=60.0)
     first.run()
@@ -232,10 +234,8 @@ def test_one_cluster_at_a_time_does_the_upkeep() -> None:
     assert Lock.objects.get().owner == second._plan.cluster_id
 
 
-def test_a_sign_of_life_is_given_with_every_batch(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a long clean-up would be taken for a process that hangs."""
+def test_pruning_beats_with_every_batch(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without these beats a long clean-up would look like a hanging process."""
     monkeypatch.setattr(pruning_module, "BATCH", 10)
     finished(30, days_ago=10)
     beats: list[float] = []
@@ -247,7 +247,7 @@ def test_a_sign_of_life_is_given_with_every_batch(
 
 @pytest.mark.postgres
 @pytest.mark.django_db(transaction=True)
-def test_hot_tables_are_vacuumed_when_rows_have_died_there(
+def test_hot_tables_with_dead_rows_are_vacuumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upkeep_module, "VACUUM_SECONDS", 3600.0)
@@ -263,4 +263,4 @@ def test_hot_tables_are_vacuumed_when_rows_have_died_there(
         upkeep.vacuum_if_due()
     vacuumed = [one["sql"] for one in captured.captured_queries if "VACUUM" in one["sql"]]
     assert any("stoker_ready" in sql for sql in vacuumed)
-    assert len(vacuumed) == len(set(vacuumed)), "once is enough for now"
+    assert len(vacuumed) == len(set(vacuumed)), "each table once"

@@ -213,7 +213,7 @@ MISTAKES = (
             )
         ],
         "tests/cluster/test_attempts.py",
-        "children_of_its_own",
+        "child_processes",
         needs_cluster=True,
     ),
     Mistake(
