@@ -1,5 +1,5 @@
-"""A crash checker: real clusters, real faults, and a ledger outside of the queue's database.
+"""A crash checker: real clusters, real faults, and a ledger outside the queue's database.
 
-It knows Stoker's public API and command line, and none of its tables. See
+It uses only Stoker's public API and command line, not its tables. See
 docs/explanation/crash-report.md.
 """

@@ -1,16 +1,16 @@
 """`make soak`: run clusters and faults until something breaks, or for ever.
 
-Options are environment variables, as of the other words of the Makefile:
+Options are environment variables, like those of the other targets of the Makefile:
 
     BROKER    postgres, mariadb, sqlite, redis, mongodb, sqs, disque or ironmq (default postgres)
-    FAULTS    how many; 0 = until Ctrl-C (the default)
-    SEED      of the plan of faults and of what users do; the same seed gives the same plan
-    CLUSTERS  side by side (default 2)
+    FAULTS    the number of faults; 0 = until Ctrl-C (the default)
+    SEED      for the faults and the users' actions; the same seed gives the same plan
+    CLUSTERS  the number of clusters (default 2)
     SOURCE    a folder with another copy of the package `stoker` (for planted mistakes)
     REPORT    a file to which the report is added as one line of JSON
     KEEP      a folder to which the ledger and the logs of a round with findings are copied
 
-It ends with 1 when a promise was broken.
+It exits with 1 if a promise was broken.
 """
 
 from __future__ import annotations

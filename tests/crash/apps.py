@@ -5,13 +5,13 @@ from django.conf import settings
 
 
 class CrashConfig(AppConfig):
-    """Has the tasks; `settings.CRASH["mistake"]` names a mistake, if there is to be one."""
+    """The app with the tasks. `settings.CRASH["mistake"]` may name a mistake to plant."""
 
     name = "tests.crash"
     label = "crash"
 
     def ready(self) -> None:
-        """Plant it."""
+        """Plant the mistake."""
         if settings.CRASH.get("mistake"):
             from tests.crash.mistakes import MISTAKES
 

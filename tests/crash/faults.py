@@ -17,8 +17,8 @@ from tests.crash.stage import LEASE_SECONDS, OPTIONS, ROLES, START_SECONDS, Clus
 SHORT = (0.2, 1.5)
 LONG = (1.2 * LEASE_SECONDS, 1.6 * LEASE_SECONDS)
 LOST_SECONDS = 30.0
-"""How long the server's end of a silently lost connection stays open: far longer than anybody may
-wait for it."""
+"""How long the server's end of a silently lost connection stays open: much longer than any process
+may wait for it."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Fault:
 
     number: int
     pause: float
-    """Seconds after the fault before it."""
+    """Seconds since the previous fault."""
     kind: str
     cluster: int
     seconds: float
     roles: tuple[str, ...] = ()
     choice: int = 0
-    """Chooses among processes, connections and servers, whatever there is then."""
+    """Selects one of the processes, connections or servers that exist then."""
 
     def __str__(self) -> str:
         text = f"{self.number:4} {self.kind}"
@@ -76,7 +76,7 @@ ON_USERS = {"user is killed": 3}
 
 
 def plan(seed: int, clusters: int, has_lines: bool) -> Iterator[Fault]:
-    """Give one fault after the other, without end; the same ones for the same seed."""
+    """Yield faults without end, the same ones for the same seed."""
     chance = random.Random(seed)
     weights = {**ON_PROCESSES, **ON_USERS}
     if has_lines:
@@ -105,7 +105,7 @@ def plan(seed: int, clusters: int, has_lines: bool) -> Iterator[Fault]:
 
 @dataclass
 class Healing:
-    """What is to be done when a fault is over."""
+    """An action at the end of a fault."""
 
     at: float
     act: Callable[[], None]
@@ -123,14 +123,14 @@ class Faults:
         self.counts: dict[str, int] = {}
         self.is_server_down = False
         self.killed: set[int] = set()
-        """Process ids of workers that were killed by a fault, and not by their own cluster."""
+        """Process ids of workers that a fault killed, not their own cluster."""
         self.interrupted: set[int] = set()
-        """Those of clusters that were told to stop: they may kill them at any moment, too."""
+        """Workers of clusters that were told to stop, which may kill them at any moment."""
         self.workers_lost = 0
         """Workers that may have been killed between "this job starts" and its first line."""
 
     def strike(self, fault: Fault) -> None:
-        """Carry out one fault, and say what it hit."""
+        """Carry out one fault and log what it hit."""
         method = getattr(self, "_" + fault.kind.replace(" ", "_"))
         hit = method(fault)
         if hit:
@@ -138,7 +138,7 @@ class Faults:
         self.say(f"{fault}: {hit or 'nothing was there'}")
 
     def tend(self) -> None:
-        """Heal what is over, and start clusters that have ended."""
+        """Heal faults that are over, and start clusters that have ended."""
         due = [one for one in self.healings if one.at <= time.monotonic()]
         for one in due:
             self.healings.remove(one)
@@ -150,7 +150,7 @@ class Faults:
                 self._until_complete(cluster, impairment)
 
     def heal_all(self) -> None:
-        """End everything now. What has to be waited for is left to ``tend``."""
+        """End all faults now. ``tend`` does what has to be waited for."""
         due, self.healings = self.healings, []
         for one in sorted(due, key=lambda one: one.at):
             one.act()
@@ -174,7 +174,7 @@ class Faults:
         cluster = self.stage.clusters[fault.cluster]
         victims = cluster.members() if fault.roles == ROLES else self._choose(cluster, fault)
         processes = [one for _, one in victims]
-        if fault.seconds > LEASE_SECONDS / 2:  # it is killed for it, in one way or another
+        if fault.seconds > LEASE_SECONDS / 2:  # its workers will be killed
             self._lose_workers(cluster)
         count = cluster.send(signal.SIGSTOP, processes)
         impairment = self.stage.impair(cluster.number)
@@ -187,7 +187,7 @@ class Faults:
         return _names(victims, count)
 
     def _lose_host(self, fault: Fault) -> str:
-        """Power off: its processes, its connections without a word, and what is on its disk."""
+        """Power off: kill its processes, lose its connections silently, delete its files."""
         cluster = self.stage.clusters[fault.cluster]
         for server in self.stage.servers:
             server.proxies[cluster.name].lose_silently()
@@ -202,7 +202,7 @@ class Faults:
         return _names(members, count)
 
     def _terminate(self, fault: Fault) -> str:
-        """Stop in good order."""
+        """Stop the cluster with SIGTERM."""
         cluster = self.stage.clusters[fault.cluster]
         sentinels = cluster.having("sentinel")
         self.interrupted |= {one.pid for one in cluster.having("worker")}
@@ -297,7 +297,7 @@ class Faults:
     # Servers.
 
     def _server_terminates(self, fault: Fault) -> str:
-        """Some of the sessions, chosen by the server's administrator."""
+        """Terminate some sessions, as an administrator would."""
         server = self.stage.database
         chance = random.Random(fault.choice)
         if server is None or self.is_server_down:
@@ -352,7 +352,7 @@ class Faults:
         self._later(fault.seconds, fault, resume)
         return f"{server.name} for {fault.seconds:.1f} s"
 
-    # What they share.
+    # Shared helpers.
 
     def _choose(self, cluster: Cluster, fault: Fault) -> list[tuple[str, psutil.Process]]:
         chosen: list[tuple[str, psutil.Process]] = []

@@ -1,10 +1,10 @@
-"""The ledger: an append-only file outside of the queue's database, synced line by line.
+"""The ledger: an append-only file outside the queue's database, synced line by line.
 
-Users write what they are about to do and what they were told; tasks write when each attempt starts
-and ends. Every line is one JSON object with these keys, and those of its event:
+Users write what they are about to do and the answers they got; tasks write when each attempt starts
+and ends. Every line is one JSON object with these keys and those of its event:
 
     event   what happened
-    at      seconds on the clock that all processes of this host share and that counts suspension
+    at      seconds on the boot clock, which all processes of this host share
     wall    seconds since 1970
     pid     of the process that wrote it
 """
@@ -27,7 +27,7 @@ def now() -> float:
 
 
 class Ledger:
-    """The file, as one process writes it."""
+    """Writes the file from one process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,14 +47,14 @@ class Ledger:
 
 
 class LedgerReader:
-    """Reads on from where it stopped."""
+    """Reads the lines since the last read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def __iter__(self) -> Iterator[Line]:
-        """Give the whole lines that were written since the last look."""
+        """Yield the complete lines that were written since the last read."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

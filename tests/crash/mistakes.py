@@ -1,7 +1,7 @@
-"""The checker is checked: mistakes of Stoker's that it has to find.
+"""Mistakes planted in Stoker that the checker has to find.
 
-Each replaces a function of Stoker's when Django starts, in clusters and in users alike. Some make
-the harm likely by a pause where the right code has none: a few faults should be enough to find it.
+Each replaces a function of Stoker when Django starts, in clusters and users alike. Some add a pause
+that makes the harm likely, so that a few faults are enough to find it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from uuid import UUID
 
 @dataclass(frozen=True)
 class Mistake:
-    """What somebody might get wrong, and what the checker is to call it."""
+    """A possible mistake, and the kinds of findings that show it."""
 
     plant: Callable[[], None]
     kinds: frozenset[str]
-    """It is found if there is a finding of one of these kinds."""
+    """A finding of one of these kinds counts as found."""
     broker: str = "postgres"
 
 
@@ -42,7 +42,7 @@ def mistake(
 
 
 def replace(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a function: the new one is given the old one first."""
+    """Replace a function; the new one gets the old one as first argument."""
     right = getattr(owner, name)
 
     def put(wrong: Callable[..., Any]) -> None:

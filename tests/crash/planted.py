@@ -1,6 +1,6 @@
 """Run the checker on each planted mistake: python -m tests.crash.planted [WORD ...]
 
-A word chooses the mistakes whose names contain it. Ends with 1 when one was not found.
+A word selects the mistakes whose names contain it. Exits with 1 if one was not found.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def main(words: list[str]) -> int:
 
 
 def _in_a_process_of_its_own(name: str, one: Mistake) -> int:
-    """A process can set up Django once."""
+    """Run it in a fork, because a process can set up Django only once."""
     pid = os.fork()
     if pid == 0:
         code = FAILED
         try:
             code = _run_with(name, one)
-        except BaseException:  # noqa: BLE001 - this fork must not go on as its parent
+        except BaseException:  # noqa: BLE001 - this fork must not continue its parent's work
             traceback.print_exc()
         finally:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Probes: plain jobs enqueued every half second on a way of their own, and how long each takes."""
+"""Probes: plain jobs enqueued every half second past the proxies, and how long each takes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.crash.verdict import Facts, Finding, Span, unexcused_seconds
 
 EVERY_SECONDS = 0.5
 MANY = 3
-"""A killed cluster had not received so many probes that were committed after the last start."""
+"""A killed cluster cannot have received so many probes committed after the last start."""
 
 
 @dataclass
 class Probe:
-    """One probe: when it was committed, and when the API was seen to tell its end."""
+    """A probe: when it was committed, and when the API first reported its end."""
 
     token: str
     job: str
@@ -30,7 +30,7 @@ class Probe:
 
 @dataclass
 class Delays:
-    """The longest delays of a round, in seconds, without the time that nobody could work in."""
+    """The longest delays of a round in seconds, without the time in which no cluster could work."""
 
     longest_start: float = 0.0
     longest_gap: float = 0.0
@@ -39,7 +39,7 @@ class Delays:
 
 
 class Probes:
-    """Enqueues probes, and looks at their results, in a thread of its own."""
+    """Enqueues probes and reads their results in a separate thread."""
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = Ledger(ledger)
@@ -61,7 +61,7 @@ class Probes:
         self._thread.join(10)
 
     def take(self) -> list[Probe]:
-        """Give the probes of this round, and begin a new one."""
+        """Return the probes of this round and start a new one."""
         with self._lock:
             taken, self._probes = self._probes, []
         return taken
@@ -123,13 +123,13 @@ def judge_delays(
     """Find the longest delays: of a start, between two starts, and of recording.
 
     Args:
-        probes: those of the round.
+        probes: the probes of the round.
         facts: the ledger of the round.
-        excused: when nobody could work.
+        excused: the times in which no cluster could work.
         until: when the round ended.
         limit: the longest delay allowed, in seconds.
-        redelivery_seconds: how long the broker keeps back a message that a killed cluster had
-            received. If only such messages can be waiting, no start is expected for so much longer.
+        redelivery_seconds: how long the broker withholds a message that a killed cluster had
+            received. If only such messages may wait, a start may take that much longer.
     """
     delays = Delays()
     began: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""A TCP proxy whose connections are cut, go silent without a word, are slow, or lose answers."""
+"""A TCP proxy that can cut, silence and slow down connections, and lose replies."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ CHUNK_BYTES = 1 << 16
 RESET = struct.pack("ii", 1, 0)
 
 READY_FOR_QUERY: Final = re.compile(rb"Z\x00\x00\x00\x05([ITE])")
-"""PostgreSQL says after each answer whether a transaction is open."""
+"""PostgreSQL reports after each reply whether a transaction is open."""
 BEGINS: Final = (b"set autocommit=0", b"set autocommit = 0", b"begin", b"start transaction")
 ENDS: Final = (b"commit", b"rollback", b"set autocommit=1", b"set autocommit = 1")
 
 
 class Connection:
-    """One connection through the proxy: the client's end, the server's, and what befalls them."""
+    """One connection through the proxy: both ends and its faults."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
         self.is_lost = False
-        """Nothing arrives on either side any more, and neither side is told of the other's end."""
+        """No more data is forwarded, and neither end learns that the other has closed."""
         self.is_doomed = False
-        """The next answer will not arrive: the connection is cut instead."""
+        """The connection is cut instead of forwarding the next reply."""
         self.is_in_transaction = False
 
     def close(self, *, by_reset: bool = False) -> None:
@@ -52,7 +52,7 @@ class Connection:
 
 
 class Proxy:
-    """Leads `port` to a server on loopback. Faults last until they are healed."""
+    """Forwards `port` to a server on loopback. Faults last until they are healed."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
@@ -70,23 +70,23 @@ class Proxy:
         self._commits_to_silence = 0
         self._answers_to_lose = 0
         self.accepted = 0
-        """How many connections there were in all."""
+        """The total number of connections."""
         self.losses = 0
-        """How many answers were lost, or requests stopped, in all."""
+        """The total number of lost replies and stopped requests."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     # Faults.
 
     def cut(self, *, by_reset: bool = False) -> int:
-        """Close all connections. Returns how many."""
+        """Close all connections. Return how many."""
         gone = self._take_all()
         for connection in gone:
             connection.close(by_reset=by_reset)
         return len(gone)
 
     def lose_silently(self) -> int:
-        """Let all connections go silent; new ones work. As if a host had lost its power or its
-        address: the server hears nothing of it."""
+        """Silence all connections; new ones work. This is like a host that loses its power or its
+        address: the server does not notice. Return how many."""
         gone = self._take_all()
         for connection in gone:
             connection.is_lost = True
@@ -94,7 +94,7 @@ class Proxy:
         return len(gone)
 
     def lose_in_transaction(self, patience_seconds: float) -> int:
-        """The same for one connection, as soon as one is inside a transaction."""
+        """Silence one connection as soon as one is inside a transaction. Return how many."""
         until = time.monotonic() + patience_seconds
         while time.monotonic() < until:
             with self._lock:
@@ -107,39 +107,39 @@ class Proxy:
         return 0
 
     def partition(self) -> int:
-        """Let all connections go silent, and new ones, too."""
+        """Silence all connections and all new ones."""
         self._swallows = True
         return self.lose_silently()
 
     def refuse(self) -> int:
-        """Reset all connections, and new ones, too."""
+        """Reset all connections and all new ones."""
         self._refuses = True
         return self.cut(by_reset=True)
 
     def delay(self, seconds: float) -> None:
-        """Let everything arrive so much later."""
+        """Delay all data by so many seconds."""
         self._delay_seconds = seconds
 
     def lose_commits(self, count: int) -> None:
-        """Cut the connection instead of passing on the answer to the next COMMITs: the server has
-        committed, and the client does not know it."""
+        """Cut the connection instead of forwarding the replies to the next COMMITs. The server has
+        committed, but the client does not know it."""
         self._commits_to_lose = count
 
     def stop_commits(self, count: int) -> None:
-        """Cut the connection instead of passing on the next COMMITs themselves."""
+        """Cut the connection instead of forwarding the next COMMITs."""
         self._commits_to_stop = count
 
     def silence_commits(self, count: int) -> None:
-        """Let the connection go silent instead of passing on the next COMMITs: to the server, the
-        transaction stays open, with all that it has locked."""
+        """Silence the connection instead of forwarding the next COMMITs. On the server the
+        transaction stays open with all its locks."""
         self._commits_to_silence = count
 
     def lose_answers(self, count: int) -> None:
-        """Cut the connection instead of passing on the next answers, whatever they are to."""
+        """Cut the connection instead of forwarding the next replies of any kind."""
         self._answers_to_lose = count
 
     def heal(self) -> None:
-        """End all faults but silence: what was lost silently stays lost."""
+        """End all faults, except that silenced connections stay silent."""
         self._refuses = self._swallows = False
         self._delay_seconds = 0.0
         self._commits_to_lose = self._commits_to_stop = self._answers_to_lose = 0
@@ -149,24 +149,24 @@ class Proxy:
             _close(client, by_reset=True)
 
     def close_lost_clients(self) -> None:
-        """Tell the clients of connections lost silently, though not the server."""
+        """Close the clients' ends of silenced connections, but not the server's."""
         for connection in list(self._lost):
             _close(connection.client, by_reset=True)
 
     def close_lost(self) -> None:
-        """Tell the server, too."""
+        """Close both ends of silenced connections."""
         lost, self._lost = self._lost, []
         for connection in lost:
             connection.close()
 
     def close(self) -> None:
-        """End everything."""
+        """Close everything."""
         self._listener.close()
         self.heal()
         self.cut()
         self.close_lost()
 
-    # How it is done.
+    # Implementation.
 
     def _lose(self, connection: Connection) -> None:
         with self._lock:
@@ -267,6 +267,6 @@ def _close(end: socket.socket, by_reset: bool = False) -> None:
         else:
             end.shutdown(socket.SHUT_RDWR)
     with contextlib.suppress(OSError):
-        # A recv() in another thread goes on holding the socket: shut it down as well.
+        # A recv() in another thread keeps the socket open, so shut it down as well.
         end.shutdown(socket.SHUT_RDWR)
     end.close()

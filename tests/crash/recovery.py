@@ -1,12 +1,12 @@
-"""Measure how long a fault is felt, with the default settings, on PostgreSQL.
+"""Measure how long faults have an effect, with the default settings on PostgreSQL.
 
 Run `python -m tests.crash.recovery`. It prints the rows of the table "How long it takes" in
 docs/explanation/what-happens-when.md. For each fault, a long job runs and a short one is enqueued
 ten times a second:
 
     start     the longest time from the enqueue of a short job until it started
-    record    the longest time from the end of a short job until its result was to be had
-    long job  how long after the fault the long job started again, if it did not just go on
+    record    the longest time from the end of a short job until its result was available
+    long job  how long after the fault the long job started again, if it did not continue
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.crash.stage import START_SECONDS, Cluster, Stage
 EVERY_SECONDS = 0.1
 LONG_SECONDS = 5.0
 FELT_SECONDS = 5.0
-"""For so long after the fault, and until all jobs have ended, short jobs are enqueued."""
+"""Short jobs are enqueued for so long after the fault, and until all jobs have ended."""
 PARTITION_SECONDS = 10.0
 
 Strike = Callable[["Measurement"], None]
@@ -50,7 +50,7 @@ class Measurement:
         self._reader = LedgerReader(stage.ledger)
 
     def go(self, strike: Strike) -> None:
-        """Let jobs run, strike, and go on until all have ended."""
+        """Run jobs, cause the fault, and continue until all jobs have ended."""
         from tests.crash import tasks
 
         self.pending[self.long] = tasks.plain.enqueue(self.long, LONG_SECONDS).id
@@ -65,12 +65,12 @@ class Measurement:
         self._report(struck)
 
     def partition(self) -> None:
-        """Let nothing arrive any more, for a while."""
+        """Cut the cluster off from the database for a while."""
         self._proxy.partition()
         self.heal_at = now() + PARTITION_SECONDS
 
     def lose_silently(self) -> None:
-        """Let all present connections go silent."""
+        """Silence all open connections."""
         self._proxy.lose_silently()
 
     def cut(self) -> None:
@@ -124,7 +124,7 @@ class Measurement:
 
 
 class _forgiving:  # noqa: N801 - it reads as suppress() does
-    """Go on when the database is away, with a new connection."""
+    """Ignore errors while the database is down, and close the connection."""
 
     def __enter__(self) -> None:
         pass
@@ -156,7 +156,7 @@ def _restart_database(measured: Measurement) -> None:
 
 
 def _lose_host(measured: Measurement) -> None:
-    """Another cluster is there: it has just been started."""
+    """Start another cluster first, then lose the host of the first."""
     other = measured.stage.clusters[1]
     other.start()
     other.wait_until_complete(START_SECONDS)
@@ -182,7 +182,7 @@ FAULTS: dict[str, Strike] = {
 
 
 def main() -> int:
-    """Measure all faults, or those whose names have the words of the command line in them."""
+    """Measure all faults, or those whose names contain the words of the command line."""
     stages.OPTIONS.clear()
     stages.OPTIONS.update(WORKERS=2)
     with Stage("postgres", 2) as stage:

@@ -24,16 +24,16 @@ from tests.servers.private import ROOT
 FAULTS_PER_ROUND = 40
 USERS = 2
 CARRIED = ("sqs", "disque", "ironmq")
-"""Brokers that cannot look up a single job: what was never committed seems to wait there."""
+"""Brokers that cannot look up a single job, so an uncommitted job seems to wait in them."""
 STALL_SECONDS = 2 * LEASE_SECONDS
 REDELIVERY_SECONDS = {"sqs": LEASE_SECONDS, "disque": LEASE_SECONDS, "ironmq": 30.0}
-"""After how long a server hands out again what a killed cluster had received and not yet brought to
-the database. IronMQ allows no less."""
+"""The time after which a server redelivers messages that a killed cluster had received but not
+written to the database. IronMQ allows no less."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for."""
+    """The options of a run."""
 
     broker: str
     faults: int
@@ -44,15 +44,15 @@ class Plan:
     keep: Path | None = None
     faults_per_round: int = FAULTS_PER_ROUND
     mistake: str = ""
-    """Planted, to see whether it is found."""
+    """The name of a mistake to plant."""
     settle_seconds: float = 120.0
-    """How long a round may take to come to rest, as long as nothing moves any more."""
+    """How long a round may take to settle without any progress."""
     until: frozenset[str] = frozenset()
-    """Kinds of findings with which it ends."""
+    """Kinds of findings that end the run."""
 
 
 class Users:
-    """The processes of the users."""
+    """The user processes."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
         self.stage = stage
@@ -67,7 +67,7 @@ class Users:
         self.processes = [self._start(number) for number in range(USERS)]
 
     def kill(self, choice: int) -> int:
-        """Kill one, and start another in its place. Returns whom."""
+        """Kill a user and start another. Return the process id."""
         number = choice % len(self.processes)
         victim = self.processes[number]
         victim.kill()
@@ -77,7 +77,7 @@ class Users:
         return victim.pid
 
     def rest(self) -> None:
-        """Let them come to rest."""
+        """Tell the users to pause."""
         self.go.unlink(missing_ok=True)
 
     def work(self) -> None:
@@ -116,11 +116,11 @@ class Run:
         self.phantoms: Counter[str] = Counter()
         self.longest = Delays()
         self.unended_workflows: list[str] = []
-        """Tokens of the round that is judged."""
+        """Tokens of the round that is being judged."""
         self.began = time.monotonic()
 
     def go(self) -> list[Finding]:
-        """Run. Returns what was found."""
+        """Run, and return the findings."""
         self._say(
             f"crash checker: BROKER={self.plan.broker} SEED={self.plan.seed} "
             f"CLUSTERS={self.plan.clusters} FAULTS={self.plan.faults or 'endless'}"
@@ -241,7 +241,7 @@ class Run:
             setattr(self.longest, name, max(getattr(self.longest, name), getattr(delays, name)))
 
     def _come_to_rest(self) -> None:
-        """Heal everything, and wait until users and clusters are at rest."""
+        """Heal all faults, and wait until users and clusters are idle."""
         self.faults.heal_all()
         self.users.rest()
         self.probes.rest(True)
@@ -257,7 +257,7 @@ class Run:
             self._tend(0.1)
 
     def _settle(self) -> dict[str, End]:
-        """Wait until every job has ended, as long as anything moves, and give the ends."""
+        """Wait until every job has ended, while there is progress. Return the ends."""
         ends: dict[str, End] = {}
         self.unended_workflows = []
         began = now()
@@ -272,7 +272,7 @@ class Run:
                 for job in left:
                     ends[job] = self._end_of(job)
                 flows = self._unended_workflows()
-            except Exception:  # noqa: BLE001 - the server has just been restarted, perhaps
+            except Exception:  # noqa: BLE001 - the server may just have been restarted
                 self._close_connections()
             left = [job for job in jobs if job not in ends or not _is_over(ends[job])]
             if not left and not flows:
@@ -291,7 +291,7 @@ class Run:
         return ends
 
     def _jobs(self, until: float) -> list[str]:
-        """All that are known, but for those of ticks from now on: there is no end of them."""
+        """Return all known jobs, except those of new ticks, which never stop."""
         jobs = {one.job for one in self.facts.enqueued.values() if one.job}
         jobs |= {
             one.job
@@ -313,7 +313,7 @@ class Run:
             return End(False)
         if self.plan.broker in CARRIED and str(result.state) == "READY":
             promised = {one.job for one in self.facts.enqueued.values() if one.is_promised}
-            if job not in promised:  # nobody can tell whether it is there
+            if job not in promised:  # the broker cannot tell whether it has the job
                 return End(False)
         value = result.return_value if str(result.state) == "SUCCESSFUL" else None
         errors = [one.exception_class_path for one in result.errors]
@@ -375,7 +375,7 @@ class Run:
         from django.db import connections
 
         for connection in connections.all(initialized_only=True):
-            with suppress(Exception):  # the server may be away
+            with suppress(Exception):  # the server may be down
                 connection.close()
 
     def _keep(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The Django project under test. STOKER_CRASH, a JSON object, says where its servers are."""
+"""The Django project under test. STOKER_CRASH, a JSON object, names its servers."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["stoker", "tests.crash"]
-# On Django 5.2 the backport is what brings django.tasks.
+# On Django 5.2 the backport provides django.tasks.
 if importlib.util.find_spec("django.tasks") is None:
     INSTALLED_APPS.insert(0, "django_tasks")
 

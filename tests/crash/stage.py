@@ -45,19 +45,19 @@ OPTIONS: dict[str, Any] = {
 }
 BROKERS = ("postgres", "mariadb", "sqlite", "redis", "mongodb", "sqs", "disque", "ironmq")
 FORGETFUL = ("mongodb", "sqs", "disque", "ironmq")
-"""What stands in for these servers keeps everything in memory: it may be frozen, not restarted."""
+"""The stand-ins for these servers keep everything in memory, so they are frozen, not restarted."""
 START_SECONDS = 60.0
 
 
 class Party(Protocol):
-    """Who has a way of its own to each server."""
+    """A client with its own proxy to each server."""
 
     name: str
 
 
 @dataclass
 class Impairment:
-    """A time in which a cluster, or everybody (None), could not be expected to do its work."""
+    """A time in which a cluster, or all (None), could not be expected to work."""
 
     cluster: int | None
     began: float
@@ -65,7 +65,7 @@ class Impairment:
 
 
 class Server:
-    """One server that all parties use, each by a proxy of its own."""
+    """A server that all parties use, each through its own proxy."""
 
     def __init__(self, private: PrivateServer, parties: list[str]) -> None:
         self.private = private
@@ -77,7 +77,7 @@ class Server:
         return self.name not in FORGETFUL
 
     def processes(self) -> list[psutil.Process]:
-        """The server's processes, the eldest first."""
+        """Return the server's processes, the oldest first."""
         with suppress(OSError, ValueError, psutil.NoSuchProcess):
             eldest = psutil.Process(int((self.private.folder / "server.pid").read_text()))
             return [eldest, *eldest.children(recursive=True)]
@@ -85,7 +85,7 @@ class Server:
 
 
 class Stage:
-    """Everything that a run needs. A context manager: it leaves nothing behind."""
+    """The servers, proxies and clusters of a run. A context manager that removes them all."""
 
     def __init__(
         self, broker: str, clusters: int, source: Path | None = None, mistake: str = ""
@@ -135,13 +135,15 @@ class Stage:
         for cluster in self.clusters:
             if not cluster.wait_until_complete(START_SECONDS):
                 raise RuntimeError(f"{cluster.name} does not start:\n{cluster.tail()}")
-            for server in self.servers[:1]:  # each is asked by every cluster, the others by need
+            for server in self.servers[
+                :1
+            ]:  # every cluster uses each at once, the other servers later
                 proxy = server.proxies[cluster.name]
                 if not _wait(lambda proxy=proxy: proxy.accepted > 0, START_SECONDS):  # type: ignore[misc]
                     raise RuntimeError(f"{cluster.name} does not use its proxy to {server.name}")
 
     def environment(self, party: str | None, folder: Path | None = None) -> dict[str, str]:
-        """Give the environment of a process: with a party, its ways lead through proxies."""
+        """Return the environment of a process, which connects through the proxies of its party."""
         crash = {
             "database": self._database(party),
             "broker": self._broker_url(party),
@@ -158,17 +160,17 @@ class Stage:
         }
 
     def impair(self, cluster: int | None) -> Impairment:
-        """Note that from now on a cluster, or everybody, cannot be expected to work."""
+        """Note that from now on a cluster, or all, cannot be expected to work."""
         impairment = Impairment(cluster, now())
         self.impairments.append(impairment)
         return impairment
 
     @property
     def database(self) -> Server | None:
-        """The server of the database. SQLite has none."""
+        """Return the database server; None with SQLite."""
         return next((s for s in self.servers if s.name in {"postgres", "mariadb"}), None)
 
-    # How it is made.
+    # Implementation.
 
     def _start_servers(self) -> None:
         if self.broker == "mariadb":
@@ -241,7 +243,7 @@ class Stage:
 
 
 class Cluster:
-    """A real `stoker run`, on what it takes for a host of its own, started again when it ends."""
+    """A real `stoker run` with a temporary folder as on its own host, restarted when it ends."""
 
     def __init__(self, stage: Stage, number: int) -> None:
         self.stage = stage
@@ -255,7 +257,7 @@ class Cluster:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start it, on the same host as before."""
+        """Start the cluster on the same host as before."""
         from tests.cluster.clusters import start_command
         from tests.cluster.launcher import COMMAND
 
@@ -270,11 +272,11 @@ class Cluster:
 
     @property
     def _folder(self) -> Path:
-        """The temporary folder of its host, in which its board is."""
+        """The temporary folder of its host, which contains its board."""
         return self.stage.folder / f"host-{self.number}-{self._host}"
 
     def members(self) -> list[tuple[str, psutil.Process]]:
-        """Role and process of each process that lives, the sentinel first."""
+        """Return role and process of each living process, the sentinel first."""
         from tests.cluster.clusters import KERNEL_NAMES, is_alive
 
         sentinel = self._sentinel
@@ -291,7 +293,7 @@ class Cluster:
         return [process for what, process in self.members() if what == role]
 
     def is_complete(self) -> bool:
-        """Whether all its processes are there."""
+        """Return whether all its processes are running."""
         roles = [role for role, _ in self.members()]
         return set(roles) >= set(ROLES) and roles.count("worker") == OPTIONS["WORKERS"]
 
@@ -299,7 +301,7 @@ class Cluster:
         return _wait(self.is_complete, seconds)
 
     def send(self, number: signal.Signals, processes: list[psutil.Process]) -> int:
-        """Send a signal. Returns to how many."""
+        """Send a signal to processes. Return to how many."""
         count = 0
         for process in processes:
             with suppress(psutil.Error):
@@ -311,19 +313,19 @@ class Cluster:
         return self._process is not None and self._process.poll() is None
 
     def start_if_ended(self) -> bool:
-        """Start it again when it has ended. Returns whether it had."""
+        """Start the cluster if it has ended. Return whether it had."""
         if self.is_running():
             return False
         self.start()
         return True
 
     def move_to_another_host(self) -> None:
-        """What it left behind on its host is gone: it will start on another one."""
+        """Delete its files and let it start on another host."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._host += 1
 
     def stop(self, seconds: float = 30.0) -> int | None:
-        """Stop it in good order. Returns its exit code; None when it did not stop in time."""
+        """Stop it with SIGTERM. Return its exit code, or None if it did not stop in time."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)

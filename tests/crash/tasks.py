@@ -1,4 +1,4 @@
-"""The tasks whose every attempt leaves its lines in the ledger."""
+"""Tasks that write each attempt to the ledger."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ledger() -> Ledger:
 
 
 class PlannedError(Exception):
-    """What a task raises that is meant to fail."""
+    """Raised by tasks that fail on purpose."""
 
 
 @task(**PATIENT)
@@ -101,7 +101,7 @@ def scheduled(context: Any, name: str) -> str:
 
 
 def attempt(context: Any, token: str, seconds: float = 0.0, failures: int = 0, **facts: Any) -> str:
-    """Write when this attempt starts, that it goes on, and when it ends."""
+    """Write the start, the beats and the end of this attempt."""
     line = begin(context, token, **facts)
     with interruptions_told(line):
         until = time.monotonic() + seconds
@@ -128,7 +128,7 @@ def begin(context: Any, token: str, **facts: Any) -> dict[str, Any]:
 
 @contextmanager
 def interruptions_told(line: dict[str, Any]) -> Iterator[None]:
-    """Write when the cluster interrupts a task, as it does when its time to stop is over."""
+    """Write when the cluster interrupts the task, for example at its stop deadline."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""A run of the crash checker of a size of seconds. `make soak` is the one that goes on."""
+"""A short run of the crash checker. `make soak` runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FAULTS = 6
 
 
 @pytest.mark.chaos
-@pytest.mark.slow  # it looks for what is not known yet, so it may fail on any change
+@pytest.mark.slow  # it may find an unknown fault, so any change may seem to break it
 @pytest.mark.sqlite
 @pytest.mark.timeout(600)
-def test_few_faults_break_no_promise(seed: int, tmp_path: Path) -> None:
-    """On servers of its own, whatever the database of the other tests."""
+def test_short_run_finds_no_broken_promise(seed: int, tmp_path: Path) -> None:
+    """It starts its own servers and ignores the database of the other tests."""
     report = tmp_path / "report"
     asked = {"BROKER": "postgres", "FAULTS": str(FAULTS), "SEED": str(seed)}
     command = [sys.executable, "-m", "tests.crash"]
@@ -54,8 +54,8 @@ def test_plan_has_every_kind_of_fault(has_lines: bool) -> None:
 
 
 @pytest.mark.unit
-def test_every_planted_mistake_can_be_made(tmp_path: Path) -> None:
-    """What they replace is there. `python -m tests.crash.planted` sees whether they are found."""
+def test_every_mistake_can_be_planted(tmp_path: Path) -> None:
+    """The replaced functions exist. `python -m tests.crash.planted` checks that they are found."""
     database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     crash = {"database": database, "broker": "orm://default", "options": {}, "ledger": ""}
     code = (

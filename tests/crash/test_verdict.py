@@ -1,4 +1,4 @@
-"""The judge of the crash checker finds each kind of broken promise in a ledger that has one."""
+"""The judge of the crash checker finds each kind of broken promise in a ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 
 class Story:
-    """A ledger as users and tasks would have written it."""
+    """A ledger like those that users and tasks write."""
 
     def __init__(self) -> None:
         self.facts = Facts()
@@ -25,7 +25,7 @@ class Story:
         self.facts.add([{"event": event, "at": at, "wall": at, "pid": 1, **rest}])
 
     def enqueue(self, token: str, outcome: str = "committed", **facts: Any) -> None:
-        """A job with the id `j-TOKEN`, committed at 1.0."""
+        """Enqueue a job with the id `j-TOKEN`, committed at 1.0."""
         self.add("will", 0.8, token=token, **{"kind": "plain", **facts})
         self.add("made", 0.9, token=token, job=f"j-{token}")
         if outcome != "rolled_back":
@@ -35,7 +35,7 @@ class Story:
     def run(
         self, token: str, began: float, ended: float | None, attempt: int = 1, **facts: Any
     ) -> str:
-        """One execution. Without an end it was cut off half a second later."""
+        """Add one execution. Without an end it was cut off half a second later."""
         self.executions += 1
         nonce = f"n{self.executions}"
         job = facts.pop("job", f"j-{token}")
@@ -73,13 +73,13 @@ def test_job_cut_off_and_run_again_is_good(story: Story) -> None:
     assert story.kinds() == set()
 
 
-def test_committed_job_that_is_not_there_is_lost(story: Story) -> None:
+def test_missing_committed_job_is_lost(story: Story) -> None:
     story.enqueue("a")
     story.ends["j-a"] = End(False)
     assert story.kinds() == {"lost"}
 
 
-def test_uncertain_job_that_is_not_there_is_good(story: Story) -> None:
+def test_missing_job_of_an_uncertain_commit_is_good(story: Story) -> None:
     story.enqueue("a", outcome="unsure")
     story.ends["j-a"] = End(False)
     assert story.kinds() == set()
@@ -92,7 +92,7 @@ def test_job_that_never_ends_is_lost(story: Story) -> None:
     assert story.kinds() == {"lost"}
 
 
-def test_success_that_nothing_ended_with_is_lost(story: Story) -> None:
+def test_success_without_a_finished_execution_is_lost(story: Story) -> None:
     story.enqueue("a")
     story.run("a", 2, None)
     story.end("a", "n1")
@@ -112,7 +112,7 @@ def test_job_run_before_its_commit_is_early(story: Story) -> None:
     assert story.kinds() == {"early"}
 
 
-def test_job_run_before_its_moment_is_early(story: Story) -> None:
+def test_job_run_before_its_run_after_is_early(story: Story) -> None:
     story.enqueue("a", not_before=2.5)
     story.end("a", story.run("a", 2, 3))
     assert story.kinds() == {"early"}
@@ -192,7 +192,7 @@ def test_cancelled_job_that_runs_is_doubled(story: Story) -> None:
     assert story.kinds() == {"doubled"}
 
 
-def test_attempts_of_one_job_at_once_overlap(story: Story) -> None:
+def test_concurrent_attempts_of_one_job_are_overlapping(story: Story) -> None:
     story.enqueue("a")
     story.run("a", 2, None)
     story.end("a", story.run("a", 2.4, 5, attempt=2), attempts=2)
@@ -200,7 +200,7 @@ def test_attempts_of_one_job_at_once_overlap(story: Story) -> None:
 
 
 @pytest.mark.parametrize(("guard", "places"), [("lock", 1), ("limit", 2), ("unique", 1)])
-def test_more_holders_than_places_overlap(story: Story, guard: str, places: int) -> None:
+def test_more_holders_than_places_are_overlapping(story: Story, guard: str, places: int) -> None:
     for number in range(places + 1):
         story.enqueue(str(number))
         story.end(str(number), story.run(str(number), 2 + number / 10, 4, **{guard: "key"}))
@@ -214,7 +214,7 @@ def test_as_many_holders_as_places_are_good(story: Story) -> None:
     assert story.kinds() == set()
 
 
-def test_step_that_begins_before_the_one_before_it_has_ended_is_early(story: Story) -> None:
+def test_step_that_begins_before_the_previous_ended_is_early(story: Story) -> None:
     story.enqueue("a", kind="workflow")
     for number, began in enumerate((2.0, 2.5, 4.0)):
         story.run(f"a/{number}", began, began + 1)
@@ -236,7 +236,7 @@ def test_tick_with_two_jobs_is_found(story: Story) -> None:
     assert story.kinds() == {"ticks"}
 
 
-def test_only_times_without_any_working_cluster_are_excused() -> None:
+def test_only_times_without_a_working_cluster_are_excused() -> None:
     impairments = [(0, 1.0, 5.0), (1, 3.0, 7.0), (None, 8.0, 9.0)]
     assert excused_spans(impairments, 2) == [Span(3.0, 5.0), Span(8.0, 9.0)]
     assert excused_spans([(0, 1.0, math.inf)], 1) == [Span(1.0)]
@@ -246,7 +246,7 @@ def test_excused_times_are_left_out_of_a_delay() -> None:
     assert unexcused_seconds(0.0, 10.0, [Span(3.0, 5.0), Span(8.0)]) == 6.0
 
 
-def test_probe_that_waits_for_too_long_is_a_stall(story: Story) -> None:
+def test_probe_that_waits_too_long_is_a_stall(story: Story) -> None:
     probes = []
     for number, began in enumerate((1.0, 2.0, 30.0)):
         token = f"probe.{number}"
@@ -258,7 +258,7 @@ def test_probe_that_waits_for_too_long_is_a_stall(story: Story) -> None:
 
 
 def test_messages_held_back_by_the_broker_are_no_stall(story: Story) -> None:
-    """One was received by a cluster that was killed. Nothing else waits while it is held back."""
+    """A killed cluster had received the message, and no other message waits meanwhile."""
     story.run("probe.0", 2.0, 2.01)
     story.run("probe.1", 32.0, 32.01)
     probes = [

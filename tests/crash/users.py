@@ -1,14 +1,14 @@
 """Users of the queue: a process that enqueues, cancels and requeues at random, holds rows in open
 transactions, and may be killed at any moment. Usage: python -m tests.crash.users NUMBER SEED
 
-It writes to the ledger before and after each thing that it does:
+It writes to the ledger before and after each action:
 
-    will        it is about to enqueue a job with this token; what the job must come to
+    will        it is about to enqueue a job with this token; the expected outcome
     made        enqueue() has returned this id; nothing is committed yet
-    committing  the COMMIT is about to be sent (outside of a transaction: the enqueue itself)
+    committing  the COMMIT is about to be sent (outside a transaction: the enqueue itself)
     committed   the COMMIT has succeeded
     rolled_back the transaction was rolled back on purpose
-    unsure      an error came instead: nobody knows yet what has become of it
+    unsure      an error was raised, so the outcome is unknown
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PAUSE_SECONDS = 0.25
 HOLD_SECONDS = 9.0
 """How long a slow view leaves its transaction open at most: one and a half leases."""
 HOLD_SECONDS_SQLITE = 1.0
-"""On SQLite an open transaction holds up all who write, whatever they write."""
+"""On SQLite an open transaction blocks all writers."""
 REMEMBERED = 60
 
 
 class RolledBackError(Exception):
-    """The user changes his mind."""
+    """Raised to roll a transaction back."""
 
 
 class User:
-    """One user, and what he remembers of what he did."""
+    """One user and its recent jobs."""
 
     def __init__(self, number: int, seed: int) -> None:
         from django.conf import settings
@@ -54,7 +54,7 @@ class User:
         self._held = 0.0
 
     def go_on(self) -> None:
-        """Do one thing after the other until the parent says stop, or is gone."""
+        """Act at random until the parent process is gone; pause while it says so."""
         parent = os.getppid()
         names = list(ACTIONS)
         weights = [ACTIONS[name] for name in names]
@@ -63,7 +63,7 @@ class User:
             (name,) = self.chance.choices(names, weights)
             try:
                 getattr(self, name)()
-            except Exception as error:  # noqa: BLE001 - whatever it is, a user tries again
+            except Exception as error:  # noqa: BLE001 - a user retries after any error
                 self.ledger.write(
                     "trouble", action=name, error=f"{type(error).__name__}: {error}"[:300]
                 )
@@ -80,7 +80,7 @@ class User:
     # What users do.
 
     def enqueue_plainly(self) -> None:
-        """Each in autocommit mode."""
+        """Enqueue jobs in autocommit mode."""
         from tests.crash import tasks
 
         for _ in range(self.chance.randrange(1, 4)):
@@ -89,7 +89,7 @@ class User:
                 told("made", job=self._plain_call(tasks, token).id)
 
     def enqueue_in_transaction(self) -> None:
-        """Several in one transaction, and sometimes it is rolled back."""
+        """Enqueue several jobs in one transaction, which is sometimes rolled back."""
         from tests.crash import tasks
 
         with self._transaction() as enqueue:
@@ -104,7 +104,7 @@ class User:
                 enqueue("plain", lambda token: tasks.plain.enqueue_many([((token,), {})])[0])
 
     def enqueue_late(self) -> None:
-        """Jobs that must not start before their moment."""
+        """Enqueue jobs that must not start before their run_after."""
         from datetime import UTC, datetime, timedelta
 
         from tests.crash import tasks
@@ -118,7 +118,7 @@ class User:
             )
 
     def enqueue_long(self) -> None:
-        """Jobs that run for longer than a lease lasts, now and then."""
+        """Enqueue jobs some of which run for longer than a lease."""
         from tests.crash import tasks
 
         seconds = self.chance.choice([0.5, 1.0, 2.0, 7.0])
@@ -132,7 +132,7 @@ class User:
             enqueue("plain", lambda token: tasks.plain.enqueue(token, 0, 2))
 
     def enqueue_once(self) -> None:
-        """Jobs that are tried once at most."""
+        """Enqueue jobs with one attempt."""
         from tests.crash import tasks
 
         with self._transaction() as enqueue:
@@ -154,7 +154,7 @@ class User:
             ),
             "rated": tasks.rated.enqueue,
         }
-        # Who enqueues into a sequence from two transactions at once has no order.
+        # The order of two concurrent transactions is undefined, so each user has its own sequences.
         facts = {"sequence": f"{self.number}:{key}"} if kind == "sequenced" else {}
         if kind == "sequenced":
             key = f"{self.number}:{key}"
@@ -187,7 +187,7 @@ class User:
             enqueue("workflow", make)
 
     def cancel_job(self) -> None:
-        """Make a job that waits, and cancel it, perhaps while it starts."""
+        """Enqueue a job and cancel it, perhaps while it starts."""
         from tests.crash import tasks
 
         with self._telling("cancelled") as (token, told):
@@ -201,7 +201,7 @@ class User:
             told("cancelled", job=result.id)
 
     def fail_and_requeue(self) -> None:
-        """Let a job fail for good; send an earlier one again."""
+        """Let a job fail for good, and requeue an earlier one."""
         from tests.crash import tasks
 
         with self._telling("failing") as (token, told):
@@ -218,7 +218,7 @@ class User:
         self.enqueue_unique(self._hold())
 
     def hold_cancelled_workflow(self) -> None:
-        """Cancel a workflow that is under way in a view that is slow afterwards."""
+        """Cancel a running workflow in a transaction that stays open, like a slow view."""
         from django.db import transaction
 
         from stoker import chain
@@ -238,7 +238,7 @@ class User:
             flow.cancel("by the crash checker")
             time.sleep(hold)
 
-    # How they do it.
+    # Implementation.
 
     def _plain_call(self, tasks: Any, token: str) -> Any:
         seconds = self.chance.random() ** 6 * 0.5
@@ -265,12 +265,12 @@ class User:
             self.ledger.write("requeued", token=token, fate=answer.fate.value, job=made)
 
     def _hold(self) -> float:
-        """Seconds to leave a transaction open; most of the time none is."""
+        """Return for how many seconds to leave a transaction open."""
         return self.chance.random() * self.hold_seconds
 
     @contextmanager
     def _telling(self, kind: str, **facts: Any) -> Iterator[tuple[str, Any]]:
-        """One enqueue outside of a transaction."""
+        """Write one enqueue outside a transaction to the ledger."""
         token = self._token()
         self.ledger.write("will", token=token, kind=kind, **facts)
         told = _Told(self.ledger, token)
@@ -283,7 +283,7 @@ class User:
 
     @contextmanager
     def _transaction(self, hold: float = 0.0) -> Iterator[Callable[..., None]]:
-        """Several enqueues in one transaction, which is sometimes rolled back."""
+        """Write several enqueues in one transaction, which is sometimes rolled back."""
         from django.db import transaction
 
         tokens: list[str] = []
@@ -333,7 +333,7 @@ class User:
 
 
 class _Told:
-    """What a user writes of one token."""
+    """Writes the events of one token."""
 
     def __init__(self, ledger: Ledger, token: str) -> None:
         self._ledger = ledger
@@ -362,11 +362,11 @@ ACTIONS = {
     "hold_unique": 1,
     "hold_cancelled_workflow": 1,
 }
-"""What users do, and how often."""
+"""The actions of users and their weights."""
 
 
 def main() -> None:
-    """Be a user until the parent is gone."""
+    """Run a user until the parent process is gone."""
     import django
 
     django.setup()

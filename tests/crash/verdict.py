@@ -1,7 +1,7 @@
-"""The invariants, checked from the ledger and from what the public API answers.
+"""Checks the invariants with the ledger and the answers of the public API.
 
 ``Facts`` gathers the ledger's lines by token, job and execution; ``judge`` compares them with the
-ends that the API tells, and gives one ``Finding`` for each promise that was broken.
+ends that the API reports, and yields one ``Finding`` for each broken promise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.crash.ledger import Line
 LIMIT = 2
 RATE_PER_SECOND = 10
 CLOCK_SECONDS = 0.005
-"""How exactly a moment is met: the clocks of leases have microseconds, those of tests less."""
+"""The tolerance for times: the clock of leases has microseconds, those of tests are coarser."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Finding:
     """lost, doubled, early, overlapping, miscounted, ticks or stalled."""
     sentence: str
     subject: str = ""
-    """The job, token, or key that it is about."""
+    """The job, token or key concerned."""
 
 
 @dataclass
 class Execution:
-    """One execution of one attempt, as the task itself wrote it."""
+    """One execution of one attempt, as the task wrote it."""
 
     nonce: str
     job: str
@@ -49,7 +49,7 @@ class Execution:
 
     @property
     def until(self) -> float:
-        """Until when it is known to have run."""
+        """Return the time until which it is known to have run."""
         return self.last_seen if self.ended is None else self.ended
 
 
@@ -67,7 +67,7 @@ class Enqueued:
     outcome: str = ""
     """committed, rolled_back, unsure, or empty: the user was killed."""
     cancelled: float | None = None
-    """When the API told that it is CANCELLED."""
+    """When the API reported it as CANCELLED."""
 
     @property
     def is_promised(self) -> bool:
@@ -75,17 +75,17 @@ class Enqueued:
 
     @property
     def is_refused(self) -> bool:
-        """It must never run: nobody has asked for its COMMIT."""
+        """Whether it must never run, because no COMMIT was sent."""
         return self.outcome == "rolled_back" or self.committing is None
 
 
 @dataclass
 class End:
-    """What the public API tells of a job when everything is over."""
+    """What the public API reports about a job in the end."""
 
     exists: bool
     status: str = ""
-    """SUCCESSFUL, FAILED, CANCELLED; anything else has not ended."""
+    """SUCCESSFUL, FAILED or CANCELLED; with any other status the job has not ended."""
     attempts: int = 0
     value: str | None = None
     explanation: str = ""
@@ -98,16 +98,16 @@ class Facts:
     enqueued: dict[str, Enqueued] = field(default_factory=dict)
     executions: dict[str, Execution] = field(default_factory=dict)
     requeues: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list))
-    """Token -> what became of its requeues."""
+    """Token -> the lines of its requeues."""
     seen_ended: dict[str, float] = field(default_factory=dict)
-    """Job -> when the API was first seen to tell that it has ended."""
+    """Job -> when the API first reported its end."""
     troubles: Counter[str] = field(default_factory=Counter)
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Take in more lines."""
+        """Add more lines."""
         for line in lines:
             handler = getattr(self, f"_{line['event']}", None)
-            # What started in the round before was judged there.
+            # Executions of the previous round were judged there.
             is_known = (
                 "nonce" not in line
                 or line["event"] == "started"
@@ -117,7 +117,7 @@ class Facts:
                 handler(line)
 
     def by_job(self) -> dict[str, list[Execution]]:
-        """Job -> its executions, in the order in which they began."""
+        """Return job -> its executions, in the order of their start."""
         found: dict[str, list[Execution]] = defaultdict(list)
         for execution in sorted(self.executions.values(), key=lambda one: one.began):
             found[execution.job].append(execution)
@@ -199,13 +199,13 @@ class Judge:
         self.facts = facts
         self.ends = ends
         self.killed = killed
-        """Process ids of the workers that were killed from outside."""
+        """Process ids of the workers that faults killed."""
         self.by_job = facts.by_job()
         self.phantoms: Counter[str] = Counter()
-        """Kind of job -> attempts that were counted and of which the ledger has no start."""
+        """Kind of job -> attempts that were counted but whose start is not in the ledger."""
 
     def findings(self) -> Iterator[Finding]:
-        """Give everything that is wrong."""
+        """Yield every broken promise."""
         for one in self.facts.enqueued.values():
             if one.kind != "workflow" and one.kind != "stopped workflow":
                 yield from self._lost(one)
@@ -242,7 +242,7 @@ class Judge:
                 yield from self._recorded(who, job, end)
 
     def _recorded(self, who: str, job: str, end: End) -> Iterator[Finding]:
-        """The value that is recorded is that of the last execution, and that one ended."""
+        """Check that the recorded value is that of the last execution, which has ended."""
         executions = self.by_job.get(job, [])
         ended = [one for one in executions if one.nonce == end.value and one.how == "ended"]
         if not ended:
@@ -337,14 +337,20 @@ class Judge:
                 self.phantoms[kinds.get(job, "other")] += missing
 
     def _is_counted(self, one: Execution) -> bool:
-        """What its own cluster interrupts, because it is to stop or because it cannot extend the
-        lease, is given back and is the same attempt again."""
+        """Return whether an execution counts as an attempt.
+
+        One that its own cluster interrupted, to stop or because it could not extend the lease, is
+        released uncounted.
+        """
         is_cut_off_by_its_cluster = not one.how and one.pid not in self.killed
         return one.how != "interrupted" and not is_cut_off_by_its_cluster
 
     def phantom_findings(self, workers_lost: int) -> Iterator[Finding]:
-        """A worker can be killed after it has said that a job starts and before the job itself
-        says so: one such attempt for each worker that was lost cannot be told from a right one."""
+        """Yield a finding if more attempts than lost workers were counted without a start.
+
+        A worker can be killed after it reported the start of a job and before the job wrote its
+        first line, so one such attempt per lost worker is right.
+        """
         count = self.phantoms.total()
         if count > workers_lost:
             yield Finding(
@@ -372,7 +378,7 @@ class Judge:
                 yield from self._steps(one)
 
     def _rates(self) -> Iterator[Finding]:
-        """In no second are there more starts than the rate allows."""
+        """Check that no second has more starts than the rate allows."""
         starts = sorted(one.began for one in self.facts.executions.values() if "rate" in one.facts)
         for first, over in zip(starts, starts[RATE_PER_SECOND:], strict=False):
             if over - first < 1 - CLOCK_SECONDS:
@@ -382,7 +388,7 @@ class Judge:
                 )
 
     def _steps(self, one: Enqueued) -> Iterator[Finding]:
-        """A step begins when the ones before it have ended, and each is one job."""
+        """Check that each step began after the previous ones had ended."""
         steps: dict[int, list[Execution]] = defaultdict(list)
         for execution in self._by_token.get(one.token, []):
             steps[int(execution.token.partition("/")[2])].append(execution)
@@ -400,8 +406,8 @@ class Judge:
                     )
 
     def _sequences(self) -> Iterator[Finding]:
-        """Jobs of a sequence start in the order of their enqueues. A sequence has one user, who
-        enqueues one job after the other."""
+        """Check that jobs of a sequence start in the order of their enqueues. One user enqueues all
+        jobs of a sequence, one after another."""
         made = {one.job: one.facts["at"] for one in self.facts.enqueued.values() if one.job}
         firsts: dict[str, list[Execution]] = defaultdict(list)
         for executions in self.by_job.values():
@@ -451,7 +457,7 @@ EXPECTED_ENDS = {
 
 
 def _overlaps(who: str, executions: list[Execution], places: int) -> Iterator[Finding]:
-    """Go through starts and ends in order, and count."""
+    """Yield a finding each time that more executions run at once than there are places."""
     running: list[Execution] = []
     for execution in executions:
         running = [one for one in running if one.until > execution.began]
@@ -475,7 +481,7 @@ def _told(executions: list[Execution]) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """A time, on the ledger's clock."""
+    """A span of time on the ledger's clock."""
 
     began: float
     ended: float = math.inf
@@ -484,8 +490,7 @@ class Span:
 def excused_spans(
     impairments: Iterable[tuple[int | None, float, float]], clusters: int
 ) -> list[Span]:
-    """Give the times in which nobody could be expected to do any work: everybody was impaired, or
-    each of the clusters was."""
+    """Return the times in which no cluster could be expected to work."""
     edges: list[tuple[float, int | None, int]] = []
     for cluster, began, ended in impairments:
         edges += [(began, cluster, 1), (ended, cluster, -1)]
@@ -506,7 +511,7 @@ def excused_spans(
 
 
 def unexcused_seconds(began: float, ended: float, excused: Iterable[Span]) -> float:
-    """How much of a time is not excused."""
+    """Return how much of a time is not excused."""
     seconds = ended - began
     for span in excused:
         seconds -= max(0.0, min(ended, span.ended) - max(began, span.began))
