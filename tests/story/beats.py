@@ -1,4 +1,4 @@
-"""When attempts really ran, read from the files that they wrote to (tests.app.chaos.beat)."""
+"""When attempts ran, read from the files that tests.app.chaos.beat writes."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -16,10 +16,10 @@ class Span(NamedTuple):
 
 
 def spans(path: Path) -> dict[str, list[Span]]:
-    """Job id -> its executions, in the order in which they began."""
+    """Return job id -> its executions, in the order of their start."""
     found: dict[str, dict[tuple[int, int], Span]] = defaultdict(dict)
     told = path.read_text() if path.exists() else ""
-    for line in told[: told.rfind("\n") + 1].splitlines():  # the last one may be half written
+    for line in told[: told.rfind("\n") + 1].splitlines():  # the last line may be incomplete
         job_id, attempt, pid, began_ns, now_ns = line.split()
         span = Span(int(began_ns), int(now_ns), int(attempt), int(pid))
         found[job_id][int(began_ns), int(pid)] = span
@@ -27,7 +27,7 @@ def spans(path: Path) -> dict[str, list[Span]]:
 
 
 def assert_none_overlap(path: Path) -> None:
-    """No execution of a job began before the one before it had ended."""
+    """Assert that each execution of a job ended before the next began."""
     for job_id, executions in spans(path).items():
         for before, after in pairwise(executions):
             assert before.ended_ns < after.began_ns, f"{job_id}: {before} and {after} overlap"

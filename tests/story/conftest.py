@@ -1,4 +1,4 @@
-"""What stories need around them."""
+"""Marks and fixtures of the stories."""
 
 import os
 from collections.abc import Iterator
@@ -9,15 +9,14 @@ from stoker.conf import settings_for
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave a story to `make test-all`, unless it is marked as one of a size of seconds."""
+    """Mark each story as slow, so that only `make test-all` runs it, unless it is marked quick."""
     if item.get_closest_marker("quick") is None:
         item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
 def _empty_redis() -> Iterator[None]:
-    """Where the queue is on Redis, a story that failed leaves its jobs there, also when the tables
-    have been emptied."""
+    """Empty the queue on Redis, because a failed story leaves its jobs there."""
     if not os.environ.get("DJANGO_SETTINGS_MODULE", "").endswith("on_redis"):
         yield
         return

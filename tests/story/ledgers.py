@@ -1,4 +1,4 @@
-"""What the ledger and the store must say after a story, whatever happened in it."""
+"""Checks of the ledger and the store after a story."""
 
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -14,13 +14,12 @@ from tests.app.models import Ledger
 
 
 def unfinished() -> dict[str, int]:
-    """How many jobs wait or run, by state; empty when nothing does. A place is looked at before
-    those to which jobs go from there.
+    """Return how many jobs wait or run, by state. Tables are read in the order in which jobs move.
 
-    One that goes back to a place that was looked at before it moves is found by a second look.
+    A second look finds jobs that moved back to a table that was read before.
 
     Raises:
-        BrokerUnavailable: nobody can say so now.
+        BrokerUnavailable: the broker cannot be asked now.
     """
     return _waiting_or_running() or _waiting_or_running()
 
@@ -37,19 +36,19 @@ def _waiting_or_running() -> dict[str, int]:
             counts.update(size)
     found = {name: count for name, count in counts.items() if count}
     if not found and (moving := Job.objects.filter(status=None).count()):
-        return {"on the move from one table to another": moving}
+        return {"moving from one table to another": moving}
     return found
 
 
-def assert_doctor_is_content() -> None:
-    """He finds no fault, be it while clusters are at work or afterwards."""
+def assert_doctor_finds_no_fault() -> None:
+    """Assert that the doctor finds no fault, even while clusters are working."""
     report = examine(settings_for())
     assert report.is_healthy, report.findings
 
 
 def assert_all_recorded_once(job_ids: list[str]) -> None:
-    """Every job ended in the one way that it should: recorded as successful, by one attempt. What a
-    server brings once more after that is known."""
+    """Assert that each job was recorded once, as successful. A broker may deliver a job again after
+    that; these messages are ignored."""
     left = unfinished()
     left.pop("coming", None)
     assert not left
@@ -71,7 +70,7 @@ def assert_all_recorded_once(job_ids: list[str]) -> None:
 
 
 def assert_no_overlap() -> None:
-    """No attempt of a job began before the one before it had ended."""
+    """Assert that each attempt of a job ended before the next began."""
     attempts = defaultdict(list)
     for line in Ledger.objects.order_by("started_ns"):
         attempts[line.job_id].append(line)
@@ -82,5 +81,5 @@ def assert_no_overlap() -> None:
 
 
 def executions() -> tuple[int, int]:
-    """Attempts that began, and those of them that were cut off."""
+    """Return how many attempts began and how many of them were cut off."""
     return Ledger.objects.count(), Ledger.objects.filter(finished_ns=None).count()

@@ -1,4 +1,4 @@
-"""Stories on a Redis of their own, and on lines to it that break."""
+"""A private Redis for a story, and connections to it that break."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ URL = "STOKER_TEST_REDIS_URL"
 
 @pytest.fixture
 def durable_redis() -> Iterator[PrivateRedis]:
-    """One that keeps all that it has answered."""
+    """A Redis that writes to disk before it answers."""
     try:
         with PrivateRedis(is_durable=True) as server:
             yield server
@@ -31,7 +31,7 @@ def durable_redis() -> Iterator[PrivateRedis]:
 
 @contextmanager
 def broker_at(url: str, variable: str = URL) -> Iterator[None]:
-    """The queue is there, for this process and those that it starts, which read the variable."""
+    """Use the broker at this URL in this process and those that it starts."""
     (tasks,) = settings.TASKS.values()
     options = {**tasks["OPTIONS"], "BROKER": url}
     with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +41,7 @@ def broker_at(url: str, variable: str = URL) -> Iterator[None]:
 
 
 class BrokenLine:
-    """A line to a server on which things happen."""
+    """A proxy to a server that can cut, hold and lose data."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -57,7 +57,7 @@ class BrokenLine:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """All connections break now."""
+        """Break all connections."""
         with self._lock:
             ends = list(self._ends)
         for end in ends:
@@ -65,18 +65,18 @@ class BrokenLine:
                 end.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
-        """Nothing arrives, and nobody is told."""
+        """Stop forwarding data without closing the connections."""
         self._is_open.clear()
 
     def release(self) -> None:
         self._is_open.set()
 
     def lose_replies(self, count: int = 1) -> None:
-        """The next replies do not arrive, though the server has acted: the connection breaks."""
+        """Break the connection instead of forwarding the next replies; the server has acted."""
         self._replies_to_lose = count
 
     def lead_to(self, port: int) -> None:
-        """To another server, from now on."""
+        """Connect to another server from now on."""
         self._port = port
         self.cut()
 

@@ -1,4 +1,4 @@
-"""Stories on a database server of their own, and on lines to it that break."""
+"""A private database server for a story, and connections to it that stall."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CHUNK_BYTES = 1 << 16
 
 @contextmanager
 def on_server(server: PrivatePostgres) -> Iterator[dict[str, str]]:
-    """Let the default database be on this server. Gives the environment that has others use it."""
+    """Move the default database to this server. Yield the environment for other processes."""
     usual = dict(connection.settings_dict)
     parts = urlsplit(server.url)
     connection.close()
@@ -46,7 +46,7 @@ def environment_for(url: str) -> dict[str, str]:
 def private_database(
     private_postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[PrivatePostgres]:
-    """Give the server that the default database is on, for this test and its processes."""
+    """Yield a private server that this test and its processes use as default database."""
     with on_server(private_postgres) as environment:
         for name, value in environment.items():
             monkeypatch.setitem(os.environ, name, value)
@@ -54,7 +54,7 @@ def private_database(
 
 
 class Line:
-    """A line to a server that can be held up: nothing arrives, and nobody is told."""
+    """A proxy to a server that can stop forwarding data without closing connections."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -75,7 +75,7 @@ class Line:
         self._is_open.set()
 
     def close(self) -> None:
-        """End it for all."""
+        """Close all connections."""
         self._is_open.set()
         self._listener.close()
         for end in self._ends:

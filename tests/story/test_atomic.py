@@ -1,4 +1,4 @@
-"""Exactly once: sums that are right whatever is killed, and whoever loses his lease."""
+"""Exactly once: sums are right although workers are killed and leases end."""
 
 import os
 import random
@@ -22,7 +22,7 @@ JOBS = int(os.environ.get("STOKER_TEST_ATOMIC_JOBS", "300"))
 ACCOUNTS = 20
 CLUSTERS = 2
 AT_LEAST = 1
-"""How many kills, and how many expired leases, a story is not worth telling without."""
+"""The least number of kills and of expired leases in a story."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
 
@@ -30,17 +30,20 @@ pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.sqlite), 4])
-def test_every_job_has_its_effects_once(concurrency: int, seed: int, tmp_path: Path) -> None:
-    """Workers are killed, and leases end, at random moments; two clusters take over from one
-    another, and from themselves."""
+def test_every_atomic_job_takes_effect_once_despite_kills(
+    concurrency: int, seed: int, tmp_path: Path
+) -> None:
+    """Workers are killed and leases end at random moments; two clusters take over the jobs."""
     job_ids = _run(add_and_sign, concurrency, seed, tmp_path)
     assert _total() == len(job_ids)
     _assert_recorded_by_who_signed(job_ids)
 
 
 @pytest.mark.postgres
-def test_without_it_only_the_record_is_made_once(seed: int, tmp_path: Path) -> None:
-    """The contrast. Most of the time some effects are there twice; never is one missing."""
+def test_jobs_without_atomic_are_recorded_once_but_may_take_effect_twice(
+    seed: int, tmp_path: Path
+) -> None:
+    """For contrast: usually some effects happen twice, but none is missing."""
     job_ids = _run(add_and_sign_without, 1, seed, tmp_path)
     recorded = Job.objects.filter(pk__in=job_ids, status="SUCCESSFUL").count()
     print(f"{recorded} jobs are recorded, and the total is {_total()}")
@@ -52,8 +55,7 @@ def _total() -> int:
 
 
 def _run(one: Task[..., int], concurrency: int, seed: int, folder: Path) -> list[str]:
-    """Have the jobs done under disturbance, and others, as long as there was too little of it.
-    Returns their ids."""
+    """Run jobs under disturbance until there was enough of it. Return their ids."""
     chance = random.Random(seed)
     accounts = Account.objects.bulk_create([Account() for _ in range(ACCOUNTS)])
     job_ids: list[str] = []
@@ -86,7 +88,7 @@ def _clusters(folder: Path, concurrency: int) -> Iterator[list[ProcessCluster]]:
 
 
 def _disturb(chance: random.Random, clusters: list[ProcessCluster]) -> tuple[int, int]:
-    """Until all is done. Returns how many workers were killed, and how many leases ended."""
+    """Disturb until all jobs are done. Return the numbers of killed workers and ended leases."""
     killed = expired = 0
 
     def disturb() -> bool:
@@ -96,7 +98,7 @@ def _disturb(chance: random.Random, clusters: list[ProcessCluster]) -> tuple[int
             killed += chance.choice(clusters).kill("worker", chance.randrange(2)) is not None
         held = list(Claimed.objects.values_list("pk", flat=True))
         some = [job_id for job_id in held if chance.random() < 0.1]
-        for job_id in some:  # two rows at once might be locked in another order by a cluster
+        for job_id in some:  # a cluster might lock two rows in another order
             expired += Claimed.objects.filter(pk=job_id).update(leased_until_us=1)
         return not unfinished()
 
@@ -105,7 +107,7 @@ def _disturb(chance: random.Random, clusters: list[ProcessCluster]) -> tuple[int
 
 
 def _assert_recorded_by_who_signed(job_ids: list[str]) -> None:
-    """The attempt that is recorded as the good one is the one whose effects are there."""
+    """Assert that the attempt recorded as successful is the one that took effect."""
     assert not DeadLetter.objects.exists()
     recorded = {str(job.pk): (job.status, job.attempts, job.worker_id) for job in Job.objects.all()}
     signed = {

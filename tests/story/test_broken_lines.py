@@ -1,5 +1,5 @@
-"""Jobs on Disque, IronMQ or MongoDB: whatever is killed, and whatever becomes of the lines to the
-server, each is recorded once."""
+"""Jobs on Disque, IronMQ or MongoDB: each is recorded once, although processes are killed and
+connections to the server break."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.servers.ironmq import PrivateIronmq, url_at
 from tests.servers.mongodb import PrivateMongodb
 from tests.story.ledgers import (
     assert_all_recorded_once,
-    assert_doctor_is_content,
+    assert_doctor_finds_no_fault,
     assert_no_overlap,
     unfinished,
 )
@@ -45,43 +45,43 @@ pytestmark = [
 
 
 class Server:
-    """Where the jobs come from: lines to it, and what else can be done to it."""
+    """The broker's server: proxies to it, and faults of its own."""
 
     def __init__(self, lines: list[BrokenLine]) -> None:
         self.lines = lines
 
     def lose_a_part(self) -> None:
-        """What the server is built to survive."""
+        """Cause a fault that the server is built to survive."""
 
     def go_on(self) -> None:
-        """Called while everything that is left is waited for."""
+        """Called while the story waits for the remaining jobs."""
 
 
 class DisqueServer(Server):
-    """Three nodes, of which one dies."""
+    """Three nodes, one of which is killed."""
 
     def __init__(self, lines: list[BrokenLine], nodes: list[Any]) -> None:
         super().__init__(lines)
         self._nodes = nodes
 
     def lose_a_part(self) -> None:
-        """Forget what one node has."""
+        """Kill one node."""
         self._nodes[0].kill()
 
 
 class IronmqServer(Server):
-    """One server, whose reservations last half a minute at least."""
+    """One server with reservations of at least half a minute."""
 
     def __init__(self, lines: list[BrokenLine], port: int) -> None:
         super().__init__(lines)
         self._port = port
 
     def lose_a_part(self) -> None:
-        """Be too busy for a while."""
+        """Answer that the server is too busy for a while."""
         self._tell("busy", times=20)
 
     def go_on(self) -> None:
-        """Let time go by."""
+        """Advance the server's clock."""
         self._tell("advance", seconds=5)
 
     def _tell(self, verb: str, **what: Any) -> None:
@@ -130,10 +130,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield made
 
 
-def test_every_job_is_recorded_once_whatever_is_killed_or_cut(
+def test_every_job_is_recorded_once_despite_kills_and_cut_connections(
     server: Server, seed: int, tmp_path: Path
 ) -> None:
-    """Workers, pusher and monitor are killed; lines are cut, go deaf, and lose answers."""
+    """Workers, pusher and monitor are killed; connections are cut, stall and lose replies."""
     chance = random.Random(seed)
     job_ids: list[str] = []
     with running_cluster(tmp_path, **OPTIONS) as cluster:
@@ -166,7 +166,7 @@ def test_every_job_is_recorded_once_whatever_is_killed_or_cut(
         assert not cluster.complaints()
     assert_all_recorded_once(job_ids)
     assert_no_overlap()
-    assert_doctor_is_content()
+    assert_doctor_finds_no_fault()
 
 
 def _enqueue(chance: random.Random, count: int) -> list[str]:
@@ -182,11 +182,11 @@ def _how_it_stands(cluster: ProcessCluster, job_ids: list[str]) -> str:
 
 
 def _is_over(server: Server, job_ids: list[str]) -> bool:
-    """All are recorded: what a server has received and not heard of again, it does not count."""
+    """Return whether all jobs are recorded and none is left."""
     server.go_on()
     ended = Job.objects.filter(pk__in=job_ids).exclude(status=None).count()
     with suppress(BrokerUnavailable):
-        if ended == len(job_ids) and not unfinished():  # of which some may not be known here
+        if ended == len(job_ids) and not unfinished():  # the server may not count all of them
             return True
     time.sleep(0.2)
     return False

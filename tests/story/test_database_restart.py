@@ -1,4 +1,4 @@
-"""The database goes away and comes back: nothing is lost, nothing runs twice at once."""
+"""The database stops and starts again: no job is lost, and no attempts overlap."""
 
 import os
 import random
@@ -32,7 +32,7 @@ __all__ = ["private_database"]
 
 
 def is_over() -> bool:
-    """Nothing waits or runs. While the database is away, nobody can say so."""
+    """Return whether no job waits or runs; False while the database is down."""
     try:
         return not unfinished()
     except Error:
@@ -46,7 +46,7 @@ def is_over() -> bool:
 def test_every_job_is_recorded_once_though_the_database_crashes(
     private_database: PrivatePostgres, jobs: int, restarts: int, seed: int, tmp_path: Path
 ) -> None:
-    """It is stopped without notice and started again, and somebody is killed each time, too."""
+    """It crashes and starts again, and a process of the cluster is killed each time, too."""
     chance = random.Random(seed)
     calls = [((), {"seconds": chance.random() ** 4 * 0.05}) for _ in range(jobs)]
     job_ids = [result.id for result in write_ledger.using(**TRIES).enqueue_many(calls)]
@@ -84,11 +84,11 @@ def test_jobs_are_stopped_before_their_lease_ends_while_the_database_is_away(
     _assert_all_successful(results, beats)
 
 
-def test_who_is_cut_off_has_stopped_when_another_cluster_takes_over(
+def test_cut_off_cluster_stops_its_jobs_before_another_takes_over(
     private_database: PrivatePostgres, tmp_path: Path
 ) -> None:
-    """The line of the first is held up: it gets neither answer nor error. Later it is released, and
-    what the first had sent meanwhile arrives after all."""
+    """The first cluster's connections stall: it gets neither replies nor errors. Later they are
+    released, and the statements that it sent meanwhile arrive."""
     beats = tmp_path / "beats"
     results = _enqueue(beats, 4, seconds=6.0)
     line = Line(private_database.url)

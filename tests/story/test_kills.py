@@ -1,4 +1,4 @@
-"""Never lost, never doubled: whatever is killed, whenever."""
+"""Never lost, never doubled, although processes are killed at any moment."""
 
 import random
 import time
@@ -21,7 +21,7 @@ from tests.cluster.clusters import (
 )
 from tests.story.ledgers import (
     assert_all_recorded_once,
-    assert_doctor_is_content,
+    assert_doctor_finds_no_fault,
     assert_no_overlap,
     executions,
     unfinished,
@@ -38,10 +38,10 @@ VICTIMS = (
     ("worker", "sentinel"),
     ("worker", "worker"),
 )
-"""Who dies at the same moment."""
+"""The processes that are killed together."""
 TRIES = {"max_attempts": 100, "max_crashes": 100}
 MORE = 200
-"""Jobs that are enqueued when all are done and somebody is still to be killed."""
+"""Jobs that are enqueued if all are done before all kills have happened."""
 
 pytestmark = [
     pytest.mark.chaos,
@@ -62,7 +62,7 @@ pytestmark = [
         pytest.param(1000, 8, 1, marks=pytest.mark.on_mongodb),
     ],
 )
-def test_every_job_is_recorded_once_whatever_is_killed(
+def test_every_job_is_recorded_once_despite_kills(
     jobs: int, concurrency: int, rounds: int, seed: int, tmp_path: Path
 ) -> None:
     """Many jobs, while every kind of process is killed at random moments, alone and in pairs."""
@@ -81,13 +81,13 @@ def test_every_job_is_recorded_once_whatever_is_killed(
     assert_no_overlap()
     wait_for(lambda: not any(map(is_alive, story.orphans)), lambda: "orphaned processes go on")
     assert not Cluster.objects.exists()
-    assert_doctor_is_content()
+    assert_doctor_finds_no_fault()
     assert Ledger.objects.count() >= jobs
     assert not story.complaints()
 
 
 class _Story:
-    """One cluster after the other, and who was killed."""
+    """One cluster after another, and the kills so far."""
 
     def __init__(self, chance: random.Random, folder: Path, concurrency: int) -> None:
         self.chance = chance
@@ -104,7 +104,7 @@ class _Story:
         return self.clusters[-1]
 
     def enqueue(self, jobs: int) -> None:
-        """Jobs of 0 to 50 ms, most of them short, a fifth of them async."""
+        """Enqueue jobs of 0 to 50 ms, most of them short, a fifth of them async."""
         calls = [((), {"seconds": self.chance.random() ** 4 * 0.05}) for _ in range(jobs)]
         fifth = jobs // 5
         results = write_ledger_async.using(**TRIES).enqueue_many(calls[:fifth])
@@ -112,7 +112,7 @@ class _Story:
         self.job_ids += [result.id for result in results]
 
     def kill_in_turn(self, rounds: int) -> None:
-        """Then those once more of whom somebody was not there when their turn came."""
+        """Kill each combination in turn, and again those that missed a process."""
         for _ in range(rounds):
             self._kill_all(VICTIMS)
         while missed := [victims for victims, count in self.kills.items() if not count]:
@@ -131,7 +131,7 @@ class _Story:
                 self.enqueue(MORE)
             self._kill(victims)
             if "sentinel" in victims:
-                assert_doctor_is_content()
+                assert_doctor_finds_no_fault()
 
     def _kill(self, victims: tuple[str, ...]) -> None:
         crew = [one for members in self.cluster.crew().values() for one in members]

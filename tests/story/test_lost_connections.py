@@ -1,6 +1,6 @@
-"""A process of a cluster loses its connection inside a transaction, and the database does not
-notice: the host has lost its power, or a cable is cut. The session goes on to hold the rows that it
-has locked. Only the jobs of these rows may wait for that."""
+"""A process of a cluster loses its connection inside a transaction without the database noticing,
+as after a power failure or a cut cable. The session keeps its row locks. Only the jobs of these
+rows may wait."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.servers.proxy import Proxy
 LEASE_SECONDS = 9.0
 OPTIONS: dict[str, Any] = {"LEASE_SECONDS": LEASE_SECONDS, "DATABASE_SECONDS": 3}
 STALL_SECONDS = 60.0
-"""After so long without a plain job recorded, the cluster counts as stopped: the server keeps the
-lost session for much longer."""
+"""If no plain job is recorded for this long, the test fails. The server keeps the lost session for
+much longer."""
 SILENT_SESSIONS = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND state = 'idle in transaction'",
@@ -55,7 +55,7 @@ def proxy() -> Iterator[Proxy]:
 
 
 def start(folder: Path, proxy: Proxy, stack: ExitStack) -> ProcessCluster:
-    """A cluster whose connections to the database go through this proxy."""
+    """Start a cluster whose database connections go through this proxy."""
     name = {"postgresql": "STOKER_TEST_POSTGRES_URL", "mysql": "STOKER_TEST_MARIADB_URL"}
     usual = {
         "postgresql": "postgresql://postgres@127.0.0.1:5432/postgres",
@@ -71,13 +71,13 @@ def start(folder: Path, proxy: Proxy, stack: ExitStack) -> ProcessCluster:
 
 
 def lose_in_transaction(cluster: ProcessCluster, role: str, proxy: Proxy) -> None:
-    """Lose the connections of this process, each when it is about to commit."""
+    """Make the proxy lose each connection of this process at its next COMMIT."""
     for port in client_ports(cluster.crew()[role][0], proxy):
         proxy.lose_client(port, before=b"COMMIT")
 
 
 def client_ports(process: psutil.Process, proxy: Proxy) -> list[int]:
-    """From which ports this process is connected to the proxy."""
+    """Return the ports from which this process is connected to the proxy."""
     connections = process.net_connections(kind="tcp4")
     return [one.laddr.port for one in connections if one.raddr and one.raddr.port == proxy.port]
 
@@ -89,7 +89,7 @@ def silent_sessions() -> int:
 
 
 def assert_plain_jobs_are_recorded(until: float, *clusters: ProcessCluster) -> None:
-    """Enqueue one after the other for that long, and wait for each."""
+    """Enqueue one job after another until then, and wait for each."""
     while time.monotonic() < until:
         result = nothing.enqueue()
         wait_for(
@@ -104,8 +104,8 @@ def ended(job_ids: list[str]) -> int:
     return Job.objects.filter(pk__in=job_ids, status="SUCCESSFUL").count()
 
 
-def test_lost_monitor_stops_no_other_job(proxy: Proxy, tmp_path: Path) -> None:
-    """Nor is the healthy job killed whose lease has to be extended meanwhile."""
+def test_lost_monitor_connection_delays_no_other_job(proxy: Proxy, tmp_path: Path) -> None:
+    """A running job whose lease has to be extended meanwhile is not killed."""
     over = tmp_path / "over"
     with ExitStack() as stack:
         cluster = start(tmp_path, proxy, stack)
@@ -123,9 +123,8 @@ def test_lost_monitor_stops_no_other_job(proxy: Proxy, tmp_path: Path) -> None:
         assert "was killed" not in cluster.text()
 
 
-def test_lost_pusher_stops_no_job_without_guards(proxy: Proxy, tmp_path: Path) -> None:
-    """It decides about guards when its connection is lost, while another cluster needs the same
-    key."""
+def test_lost_pusher_connection_delays_no_job_without_guards(proxy: Proxy, tmp_path: Path) -> None:
+    """It loses its connection while it decides about guards, and another cluster needs the key."""
     with ExitStack() as stack:
         first = start(tmp_path, proxy, stack)
         second = stack.enter_context(running_cluster(tmp_path, **OPTIONS))
@@ -146,9 +145,9 @@ def test_lost_pusher_stops_no_job_without_guards(proxy: Proxy, tmp_path: Path) -
         )
 
 
-def test_connections_behind_silent_peer_are_opened_again(proxy: Proxy, tmp_path: Path) -> None:
-    """A pooler or load balancer goes on acknowledging packets, and passes nothing on. Each process
-    notices by itself: the sentinel need not replace it, and stops no running job."""
+def test_connections_behind_a_silent_peer_are_reopened(proxy: Proxy, tmp_path: Path) -> None:
+    """A pooler or load balancer acknowledges packets but forwards nothing. Each process notices by
+    itself, so the sentinel replaces none and no running job is stopped."""
     roles = ("pusher", "monitor", "scheduler")
     over = tmp_path / "over"
     with ExitStack() as stack:
@@ -166,9 +165,9 @@ def test_connections_behind_silent_peer_are_opened_again(proxy: Proxy, tmp_path:
         assert "was killed" not in cluster.text()
 
 
-def test_transaction_that_the_server_ends_is_tried_again(tmp_path: Path) -> None:
-    """The monitor stands still in a transaction for longer than the server bears. That is no fault
-    of the job whose outcome it was about to record, and which has another attempt."""
+def test_transaction_ended_by_the_server_is_retried(tmp_path: Path) -> None:
+    """The monitor pauses in a transaction for longer than the server allows. That must not cost the
+    job an attempt whose outcome it was recording."""
     environment = {"STOKER_TEST_MISCHIEF": "doze:5"}
     with running_cluster(tmp_path, environment=environment, **OPTIONS) as cluster:
         cluster.wait_for_crew()

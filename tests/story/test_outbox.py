@@ -1,5 +1,5 @@
-"""Never early and never lost, where the queue is not in the transaction's database: whoever
-enqueues dies right after the commit, or right after the queue has the job."""
+"""Never early and never lost if the queue is outside the transaction's database: the enqueuing
+process dies right after the commit, or right after the queue has the job."""
 
 import os
 import random
@@ -44,7 +44,7 @@ def die_when_the_queue_has_it() -> None:
     Relay._hand_over = hand_over_and_die  # type: ignore[assignment,method-assign] # in a child
     with transaction.atomic():
         write_ledger.enqueue()
-    die()  # a scheduler was quicker
+    die()  # a scheduler relayed it first
 
 
 def die_before_the_commit() -> None:
@@ -54,13 +54,13 @@ def die_before_the_commit() -> None:
 
 
 def in_a_child(what: Callable[[], None]) -> int:
-    """Run it in a process of its own. Returns the signal that ended it."""
+    """Run it in a forked child and return the signal that ended the child."""
     connections.close_all()
     child = os.fork()
     if not child:
         try:
             what()
-        except BaseException:  # noqa: BLE001 - it must not go on as a second test run
+        except BaseException:  # noqa: BLE001 - the child must not continue the test run
             traceback.print_exc()
         os._exit(1)
     return os.WTERMSIG(os.waitpid(child, 0)[1])
@@ -68,7 +68,7 @@ def in_a_child(what: Callable[[], None]) -> int:
 
 @pytest.mark.two_databases
 @pytest.mark.django_db(transaction=True, databases=["default", "queue"])
-def test_every_committed_job_runs_once(seed: int, tmp_path: Path) -> None:
+def test_every_committed_job_runs_once_with_two_databases(seed: int, tmp_path: Path) -> None:
     committed = _die_often(seed, tmp_path, lambda: Ready.objects.using("queue").exists())
     assert Relayed.objects.using("queue").count() == committed
     assert not Job.objects.using("queue").exists()
@@ -84,7 +84,7 @@ def test_every_committed_job_runs_once_with_the_queue_on_redis(seed: int, tmp_pa
 
 
 def _die_often(seed: int, tmp_path: Path, is_there_more: Callable[[], object]) -> int:
-    """Returns how many jobs were committed."""
+    """Let processes die at random moments. Return how many jobs were committed."""
     chance = random.Random(seed)
     committed = 0
     with running_cluster(tmp_path, KEEP_RESULTS=False) as cluster:

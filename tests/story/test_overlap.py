@@ -1,4 +1,4 @@
-"""Never more at once than a guard allows, though workers are killed and stand still."""
+"""No more jobs run at once than guards allow, although workers are killed and paused."""
 
 import os
 import random
@@ -14,13 +14,13 @@ from stoker.models import Blocked, DeadLetter, Job, Need
 
 from tests.app.guarded import run_alone, run_in_fives, run_in_pairs
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
-from tests.story.ledgers import assert_doctor_is_content, unfinished
+from tests.story.ledgers import assert_doctor_finds_no_fault, unfinished
 
 JOBS = int(os.environ.get("STOKER_TEST_OVERLAP_JOBS", "1200"))
 LEASE_SECONDS = 3.0
 TRIES = {"max_attempts": 1000, "max_crashes": 1000}
 TASKS = {"alone": (run_alone, 1, 30), "pair": (run_in_pairs, 2, 10), "five": (run_in_fives, 5, 10)}
-"""Kind of key -> its task, how many may run at once, and how many such keys there are."""
+"""Kind of key -> its task, its places, and the number of such keys."""
 BLOWS = (
     ("kill", "worker"),
     ("kill", "pusher"),
@@ -38,7 +38,7 @@ pytestmark = [
 
 
 class Beat(NamedTuple):
-    """A moment in which an attempt was seen to run."""
+    """A time at which an attempt reported that it runs."""
 
     key: str
     fence: int
@@ -49,7 +49,7 @@ class Beat(NamedTuple):
     now_ns: int
 
 
-def test_no_more_at_once_than_allowed(seed: int, tmp_path: Path) -> None:
+def test_no_more_jobs_run_at_once_than_guards_allow(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     path = tmp_path / "beats"
     job_ids = _enqueue(chance, path)
@@ -72,11 +72,11 @@ def test_no_more_at_once_than_allowed(seed: int, tmp_path: Path) -> None:
     _assert_fences_rise(beats)
     assert not Need.objects.exists()
     assert not Blocked.objects.exists()
-    assert_doctor_is_content()
+    assert_doctor_finds_no_fault()
 
 
 def _enqueue(chance: random.Random, path: Path) -> list[str]:
-    """Jobs of all three kinds, in mixed order, most of them short."""
+    """Enqueue jobs of all three kinds in mixed order, most of them short."""
     keys = [f"{kind}-{number}" for kind, (_, _, count) in TASKS.items() for number in range(count)]
     job_ids: list[str] = []
     for _ in range(20):
@@ -92,7 +92,7 @@ def _enqueue(chance: random.Random, path: Path) -> list[str]:
 
 
 def _strike(chance: random.Random, clusters: tuple[ProcessCluster, ...]) -> None:
-    """Kill and pause, in random order, until nothing is left to do."""
+    """Kill and pause processes in random order while jobs are left."""
     for cluster in clusters:
         cluster.wait_for_crew(workers=4)
     for what, *roles in chance.sample(BLOWS, len(BLOWS)):
@@ -104,7 +104,7 @@ def _strike(chance: random.Random, clusters: tuple[ProcessCluster, ...]) -> None
             cluster.kill(roles[0], chance.randrange(4))
         else:
             _pause(cluster, roles)
-        assert_doctor_is_content()
+        assert_doctor_finds_no_fault()
 
 
 def _pause(cluster: ProcessCluster, roles: list[str]) -> None:
@@ -113,7 +113,7 @@ def _pause(cluster: ProcessCluster, roles: list[str]) -> None:
     for process in still:
         try:
             process.resume()
-        except psutil.NoSuchProcess:  # it was killed for it
+        except psutil.NoSuchProcess:  # the sentinel has killed it
             continue
 
 
@@ -136,7 +136,7 @@ def _assert_all_ran(job_ids: list[str], beats: list[Beat]) -> None:
 
 
 def _assert_none_too_many(beats: list[Beat]) -> None:
-    """As the attempts themselves saw it, on the one monotonic clock of this machine."""
+    """Check the times that the attempts reported, on this machine's monotonic clock."""
     spans: dict[str, dict[tuple[str, int, int], list[int]]] = defaultdict(dict)
     for beat in beats:
         span = spans[beat.key].setdefault((beat.job_id, beat.attempt, beat.pid), [beat.began_ns, 0])
@@ -153,7 +153,7 @@ def _assert_none_too_many(beats: list[Beat]) -> None:
 
 
 def _assert_fences_rise(beats: list[Beat]) -> None:
-    """A resource that refuses lower numbers than it has seen refuses nobody who has the lock."""
+    """Assert that a resource that rejects lower fences would accept each holder of the lock."""
     highest: dict[str, int] = defaultdict(int)
     for beat in sorted(beats, key=lambda beat: beat.now_ns):
         if beat.key.startswith("alone"):

@@ -1,4 +1,4 @@
-"""Processes that stand still for longer than a lease, and then go on as if nothing had happened."""
+"""Processes that are paused for longer than a lease and then resume."""
 
 import time
 from contextlib import suppress
@@ -34,10 +34,10 @@ pytestmark = [
 ]
 
 
-def test_no_attempts_overlap_though_processes_stand_still_for_longer_than_a_lease(
+def test_no_attempts_overlap_though_processes_pause_for_longer_than_a_lease(
     tmp_path: Path,
 ) -> None:
-    """A second cluster stands by and takes over what it may."""
+    """A second cluster takes over the jobs whose leases end."""
     beats = tmp_path / "beats"
     calls = [((str(beats), 0.1 + 0.02 * (number % 60)), {}) for number in range(JOBS)]
     results = beat.using(**TRIES).enqueue_many(calls)
@@ -51,7 +51,7 @@ def test_no_attempts_overlap_though_processes_stand_still_for_longer_than_a_leas
             still = [first.pause(role) for role in roles]
             time.sleep(1.4 * LEASE_SECONDS)
             for process in still:
-                with suppress(psutil.NoSuchProcess):  # it was killed for it
+                with suppress(psutil.NoSuchProcess):  # the sentinel has killed it
                     process.resume()
             time.sleep(0.2)
         wait_while_it_goes_on(unfinished, lambda: f"{first.tail()}\n---\n{second.tail()}")
@@ -68,8 +68,8 @@ def test_no_attempts_overlap_though_processes_stand_still_for_longer_than_a_leas
     assert_none_overlap(beats)
 
 
-def test_worker_stops_at_the_fence_though_sentinel_and_pusher_stand_still(tmp_path: Path) -> None:
-    """Nobody extends its lease, and nobody is there to kill it: it has to do that itself."""
+def test_worker_stops_at_the_fence_while_sentinel_and_pusher_are_paused(tmp_path: Path) -> None:
+    """No process extends its lease or can kill it, so it has to stop by itself."""
     beats, may_end = tmp_path / "beats", tmp_path / "may end"
     options = {"LEASE_SECONDS": LEASE_SECONDS, "WORKERS": 1}
     with running_cluster(tmp_path, **options) as first:
@@ -92,10 +92,10 @@ def test_worker_stops_at_the_fence_though_sentinel_and_pusher_stand_still(tmp_pa
     assert_none_overlap(beats)
 
 
-def test_worker_that_stood_still_for_longer_than_its_lease_does_nothing_more(
+def test_worker_paused_for_longer_than_its_lease_does_nothing_more(
     tmp_path: Path,
 ) -> None:
-    """All of its cluster stood still, as if its machine had been suspended."""
+    """Its whole cluster was paused, as if the machine had been suspended."""
     beats, may_end = tmp_path / "beats", tmp_path / "may end"
     options = {"LEASE_SECONDS": LEASE_SECONDS, "WORKERS": 4}
     with running_cluster(tmp_path, **options) as first:

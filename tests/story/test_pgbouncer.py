@@ -38,7 +38,7 @@ def pooler() -> Iterator[PrivatePgbouncer]:
         pytest.skip(str(missing))
 
 
-def test_cluster_that_was_not_told_of_the_pooler_says_what_to_do(pooler: PrivatePgbouncer) -> None:
+def test_cluster_without_pooler_settings_refuses_with_advice(pooler: PrivatePgbouncer) -> None:
     done = run_command("stoker", "run", environment={"STOKER_TEST_POSTGRES_URL": pooler.url})
     assert done.returncode
     said = done.stdout + done.stderr
@@ -46,9 +46,7 @@ def test_cluster_that_was_not_told_of_the_pooler_says_what_to_do(pooler: Private
     assert "Traceback" not in said
 
 
-def test_cluster_that_was_told_of_the_pooler_runs_jobs(
-    pooler: PrivatePgbouncer, tmp_path: Path
-) -> None:
+def test_cluster_with_pooler_settings_runs_jobs(pooler: PrivatePgbouncer, tmp_path: Path) -> None:
     environment = {"STOKER_TEST_POSTGRES_URL": pooler.url, "STOKER_TEST_POOLER": "1"}
     nothing.enqueue_many([((), {})] * 100)
     with running_cluster(tmp_path, environment=environment) as cluster:
@@ -60,7 +58,7 @@ def test_cluster_that_was_told_of_the_pooler_runs_jobs(
 def test_every_call_through_the_pooler_has_a_deadline(
     pooler: PrivatePgbouncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And other clients of the pooler have none of it."""
+    """Other clients of the pooler do not get these deadlines."""
     before, receivers = connection.settings_dict, connection_created.receivers.copy()
     wrappers = connection.execute_wrappers.copy()
     connection.close()

@@ -1,7 +1,7 @@
-"""Rates, as the tasks themselves see them: never too many starts, and hardly one given away.
+"""Rates measured by the tasks themselves: never too many starts, and hardly any lost.
 
-STOKER_TEST_RATE_SECONDS=60 makes the runs that long, with rates of longer periods, too; then 95 %
-of each must be reached, which takes a machine that has time for it.
+STOKER_TEST_RATE_SECONDS=60 makes the runs that long and adds rates with longer periods. Then 95 %
+of each rate must be reached, which needs an idle machine.
 """
 
 import os
@@ -25,7 +25,7 @@ LONG_SECONDS = float(os.environ.get("STOKER_TEST_RATE_SECONDS", "0"))
 SECONDS = LONG_SECONDS or 4.0
 RATES = ["20/s", "50/10s", "100/m"] if LONG_SECONDS else ["20/s"]
 SHARE = 0.95
-"""Which part of a rate must be reached in a long run."""
+"""The part of a rate that must be reached in a long run."""
 WAIT_SECONDS = 150.0
 TRIES = {"max_attempts": 100, "max_crashes": 100}
 
@@ -35,9 +35,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.sqlite, pytest.mark.django_db(tr
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("written", RATES)
-def test_two_clusters_start_as_many_as_the_rate_allows_and_never_more(
-    written: str, tmp_path: Path
-) -> None:
+def test_two_clusters_start_no_more_jobs_than_the_rate_allows(written: str, tmp_path: Path) -> None:
     rate = Rate(written)
     periods = max(1, int(SECONDS / rate.period_seconds))
     count = periods * rate.starts + 1
@@ -59,8 +57,8 @@ def test_two_clusters_start_as_many_as_the_rate_allows_and_never_more(
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_no_death_brings_more_starts_than_the_rate_allows(seed: int, tmp_path: Path) -> None:
-    """Permits that were given and not used are lost; none is used twice or too late."""
+def test_kills_cause_no_more_starts_than_the_rate_allows(seed: int, tmp_path: Path) -> None:
+    """Permits of killed processes are lost, but none is used twice or too late."""
     rate, jobs = Rate("20/s"), 120
     chance = random.Random(seed)
     starts = _Starts(tmp_path / "starts")
@@ -80,7 +78,7 @@ def test_no_death_brings_more_starts_than_the_rate_allows(seed: int, tmp_path: P
 
 
 @pytest.mark.slow
-def test_jobs_without_a_rate_go_by_those_that_wait_for_one(tmp_path: Path) -> None:
+def test_jobs_without_a_rate_pass_waiting_rated_jobs(tmp_path: Path) -> None:
     rated, free = _Starts(tmp_path / "rated"), _Starts(tmp_path / "free")
     write_start.using(rate=Rate("5/h")).enqueue_many([((str(rated.path),), {})] * 500)
     write_start.enqueue_many([((str(free.path),), {})] * 200)
@@ -92,8 +90,8 @@ def test_jobs_without_a_rate_go_by_those_that_wait_for_one(tmp_path: Path) -> No
 
 
 def test_rated_job_runs_once_if_a_long_job_follows_it_in_its_worker(tmp_path: Path) -> None:
-    """The rated job overtakes the long one, which keeps its report waiting. Meanwhile the other
-    worker has nothing to do, and jobs that have not started are taken from the first."""
+    """The rated job overtakes the long one, and its report waits for the long one's end. Meanwhile
+    the other worker is idle, and the pusher recalls unstarted jobs from the first."""
     rated, may_end = _Starts(tmp_path / "rated"), tmp_path / "may end"
     with transaction.atomic():
         short = [write_start.enqueue(str(tmp_path / "short")) for _ in range(2)]
@@ -109,7 +107,7 @@ def test_rated_job_runs_once_if_a_long_job_follows_it_in_its_worker(tmp_path: Pa
 
 
 class _Starts:
-    """When tasks really started, as they wrote it down."""
+    """The start times that the tasks wrote to a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -118,14 +116,14 @@ class _Starts:
         return len(self._moments_ns())
 
     def most(self, rate: Rate) -> int:
-        """The most in any window as long as the period."""
+        """Return the most starts in any window as long as the period."""
         moments = self._moments_ns()
         period_ns = round(rate.period_seconds * 1e9)
         ends = [bisect_left(moments, moment + period_ns) for moment in moments]
         return max(end - begin for begin, end in enumerate(ends))
 
     def seconds_of(self, count: int) -> float:
-        """How long so many starts took, from the first to the one after the last."""
+        """Return the time from the first start to the one after so many."""
         moments = self._moments_ns()
         return (moments[count] - moments[0]) / 1e9
 

@@ -1,5 +1,5 @@
-"""Redis goes away, is started again, forgets its scripts, is replaced by its replica; lines to it
-break: nothing is lost, and nothing is recorded twice."""
+"""Redis crashes, restarts, loses its scripts or is replaced by its replica, and connections to it
+break: no job is lost or recorded twice."""
 
 import os
 import random
@@ -21,7 +21,7 @@ from tests.cluster.clusters import running_cluster, wait_for
 from tests.servers.redis import PrivateRedis
 from tests.story.ledgers import (
     assert_all_recorded_once,
-    assert_doctor_is_content,
+    assert_doctor_finds_no_fault,
     assert_no_overlap,
     unfinished,
 )
@@ -42,7 +42,7 @@ __all__ = ["durable_redis"]
 
 
 def is_over() -> bool:
-    """Nothing waits or runs. While the server is away, nobody can say so."""
+    """Return whether no job waits or runs; False while Redis is down."""
     try:
         return not unfinished()
     except BrokerUnavailable:
@@ -52,7 +52,7 @@ def is_over() -> bool:
 def test_every_job_is_recorded_once_though_the_server_crashes(
     durable_redis: PrivateRedis, seed: int, tmp_path: Path
 ) -> None:
-    """It is killed and started again, and is made to forget its scripts in between."""
+    """It is killed and started again, and loses its scripts in between."""
     chance = random.Random(seed)
     with broker_at(durable_redis.url):
         job_ids = _enqueue(chance, JOBS)
@@ -72,10 +72,10 @@ def test_every_job_is_recorded_once_though_the_server_crashes(
         _assert_well(job_ids)
 
 
-def test_what_was_committed_while_the_server_was_away_runs_afterwards(
+def test_jobs_committed_while_redis_is_down_run_afterwards(
     durable_redis: PrivateRedis, tmp_path: Path
 ) -> None:
-    """The web goes on. Outside of a transaction it is told at once that the queue is away."""
+    """Enqueues in transactions succeed; those outside a transaction fail at once."""
     job_ids: list[str] = []
     with broker_at(durable_redis.url), running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
@@ -99,8 +99,8 @@ def test_what_was_committed_while_the_server_was_away_runs_afterwards(
 def test_every_job_runs_though_a_replica_takes_over(
     durable_redis: PrivateRedis, seed: int, tmp_path: Path
 ) -> None:
-    """Redis answers before its replicas have what it answered for: so the enqueues wait for them
-    here. What the master had not passed on of leases and acks is done again."""
+    """Redis answers before its replicas have the data, so the test waits for the replica after the
+    enqueues. Claims and acks that the master had not replicated happen again."""
     chance = random.Random(seed)
     line = BrokenLine(durable_redis.port)
     with PrivateRedis(is_durable=True, replicaof=f"127.0.0.1 {durable_redis.port}") as replica:
@@ -121,11 +121,10 @@ def test_every_job_runs_though_a_replica_takes_over(
         line.close()
 
 
-def test_every_job_is_recorded_once_whatever_becomes_of_the_line(
+def test_every_job_is_recorded_once_over_a_broken_connection(
     durable_redis: PrivateRedis, line: BrokenLine, seed: int, tmp_path: Path
 ) -> None:
-    """It is cut, it goes deaf, and answers are lost of what the server has done: of claims, acks,
-    relays and enqueues alike."""
+    """It is cut, it stalls, and replies to claims, acks, relays and enqueues are lost."""
     chance = random.Random(seed)
     job_ids: list[str] = []
     options: dict[str, Any] = {"DATABASE_SECONDS": 1, "LEASE_SECONDS": 6}
@@ -162,4 +161,4 @@ def _enqueue(chance: random.Random, count: int) -> list[str]:
 def _assert_well(job_ids: list[str]) -> None:
     assert_all_recorded_once(job_ids)
     assert_no_overlap()
-    assert_doctor_is_content()
+    assert_doctor_finds_no_fault()

@@ -1,7 +1,7 @@
-"""Dead letters by the thousand, sent again and again while clusters are killed: one entry for each
-logical job, every failure counted once, nothing multiplied, nothing lost.
+"""Dead letters are requeued again and again while clusters are killed: each logical job has one
+entry, each failure counts once, and no job is doubled or lost.
 
-``STOKER_TEST_STORM=1000`` and ``STOKER_TEST_EXHAUSTED=5000`` take as many as a bad day brings.
+``STOKER_TEST_STORM=1000`` and ``STOKER_TEST_EXHAUSTED=5000`` run it with realistic numbers.
 """
 
 import os
@@ -26,7 +26,7 @@ from tests.app import tasks
 from tests.app.frail import in_storm
 from tests.app.models import Account
 from tests.cluster.clusters import ProcessCluster, end_family, wait_for
-from tests.story.ledgers import assert_doctor_is_content, unfinished
+from tests.story.ledgers import assert_doctor_finds_no_fault, unfinished
 
 STORM = int(os.environ.get("STOKER_TEST_STORM", "60"))
 EXHAUSTED = int(os.environ.get("STOKER_TEST_EXHAUSTED", "1500"))
@@ -40,9 +40,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
 @pytest.mark.sqlite
 @pytest.mark.postgres
 @pytest.mark.timeout(1800)
-def test_a_storm_of_requeues_multiplies_nothing(seed: int, tmp_path: Path) -> None:
-    """Keyed jobs, sent again by two persons at once while a third enqueues newer ones, and a fourth
-    takes requeues back."""
+def test_concurrent_requeues_make_no_extra_jobs(seed: int, tmp_path: Path) -> None:
+    """Two operators requeue keyed jobs at once, while a third enqueues newer ones and a fourth
+    undoes requeues."""
     chance = random.Random(seed)
     account = Account.objects.create(total=0)
     in_storm.enqueue_many([((number,), {}) for number in range(STORM)])
@@ -65,20 +65,20 @@ def test_a_storm_of_requeues_multiplies_nothing(seed: int, tmp_path: Path) -> No
     assert DeadLetter.objects.count() == STORM, "an entry for each logical job"
     assert _open() >= STORM // 2
     _assert_each_failure_is_counted_once()
-    assert Job.objects.count() == STORM + storm.made, "every job is one that somebody was told of"
+    assert Job.objects.count() == STORM + storm.made, "each job was returned by one call"
     assert not storm.complaints()
-    assert_doctor_is_content()
+    assert_doctor_finds_no_fault()
 
 
 class _Storm:
-    """One cluster after the other, and those who send dead letters again."""
+    """One cluster after another, and the operators who requeue dead letters."""
 
     def __init__(self, chance: random.Random, folder: Path) -> None:
         self.chance = chance
         self.folder = folder
         self.kills: Counter[str] = Counter()
         self.made = 0
-        """Jobs, as those were told who made them."""
+        """The number of jobs that the callers were told they made."""
         self.taken_back = 0
         self.clusters: list[ProcessCluster] = []
         self._start()
@@ -88,7 +88,7 @@ class _Storm:
         return self.clusters[-1]
 
     def blow(self) -> None:
-        """All that are open are sent again, and something dies meanwhile."""
+        """Requeue all open dead letters while a process is killed."""
         letters = list(DeadLetter.objects.filter(state="open").values_list("pk", flat=True))
         newer = self.chance.sample(range(0, STORM, 2), STORM // 10)
         ways = [self.chance.sample(letters, len(letters)) for _ in range(2)]
@@ -119,7 +119,7 @@ class _Storm:
             self._start()
         for thread in threads:
             thread.join()
-        assert len(made + taken_back) == len(threads), "somebody was told of an error"
+        assert len(made + taken_back) == len(threads), "a call raised an error"
         self.made += sum(made)
         self.taken_back += sum(taken_back)
 
@@ -131,7 +131,7 @@ class _Storm:
             line
             for cluster in self.clusters
             for line in cluster.complaints()
-            if "Traceback" not in line  # of the tasks, as it should be
+            if "Traceback" not in line  # the tasks fail on purpose
         ]
 
     def _start(self) -> None:
@@ -140,7 +140,7 @@ class _Storm:
 
 
 def _undo_once_sent(letter_id: str) -> bool:
-    """Whether a requeue was taken back, which somebody else is about to make."""
+    """Undo a requeue that another thread is about to make. Return whether it was undone."""
     for _ in range(LOOKS):
         fate = dead_letters.undo_requeue(letter_id).fate
         if fate is not LetterFate.NOT_REQUEUED:
@@ -166,7 +166,7 @@ def _started(*calls: Callable[[], None]) -> list[threading.Thread]:
 
 
 def _assert_each_failure_is_counted_once() -> None:
-    """Of a job that has failed there is a row; so their number is what the entries must say."""
+    """Assert that the entries count as many failures as there are failed jobs."""
     of_requeues = dict(Requeue.objects.values_list("job_id", "identity"))
     failed: Counter[str] = Counter()
     by_number: dict[int, str] = {}
@@ -187,8 +187,8 @@ def _assert_each_failure_is_counted_once() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_start_with_many_exhausted_jobs_loses_none_and_doubles_none(tmp_path: Path) -> None:
-    """A cluster has died with them; the next dies while it clears up; a third comes to the end."""
+def test_clean_up_of_many_exhausted_jobs_loses_and_doubles_none(tmp_path: Path) -> None:
+    """One cluster died with these jobs, the next dies during the clean-up, a third finishes it."""
     results = tasks.nothing.using(max_attempts=1).enqueue_many([((), {})] * EXHAUSTED)
     broker, holder = broker_for(settings_for()), uuid4()
     while broker.claim([], 1000, holder=holder, lease_seconds=3600):

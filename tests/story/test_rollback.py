@@ -29,7 +29,7 @@ class RolledBack(Exception):
 
 
 @pytest.mark.parametrize("transactions", [pytest.param(200, marks=pytest.mark.quick), 1000])
-def test_exactly_the_committed_half_runs_and_none_before_its_commit(
+def test_only_committed_jobs_run_and_none_before_its_commit(
     transactions: int, seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
@@ -45,7 +45,7 @@ def test_exactly_the_committed_half_runs_and_none_before_its_commit(
                     Account.objects.create(total=1)
                     job_id = write_ledger.enqueue().id
                     if chance.random() < 0.02:
-                        time.sleep(0.02)  # time enough to start, if it could be seen
+                        time.sleep(0.02)  # enough time to start, if it were visible
                     if not is_committed:
                         raise RolledBack  # noqa: TRY301 - rolls back
                     committing_at[job_id] = time.monotonic_ns()

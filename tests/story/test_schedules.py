@@ -1,7 +1,7 @@
-"""Each tick exactly once: three clusters, of which two are killed and begun anew.
+"""Each tick makes one job: three clusters, two of which are killed and started again.
 
-By default few schedules and few seconds; ``STOKER_TEST_SCHEDULES=200x60`` is the full size: so many
-schedules at one-second intervals, for so many seconds.
+``STOKER_TEST_SCHEDULES=200x60`` is the full size: so many schedules with one-second intervals, for
+so many seconds. The default is smaller.
 """
 
 import os
@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 
-def test_each_tick_is_one_job_whoever_is_killed(tmp_path: Path) -> None:
+def test_each_tick_is_one_job_despite_killed_clusters(tmp_path: Path) -> None:
     with ExitStack() as stack:
         clusters = [_start(tmp_path, stack) for _ in range(3)]
         for cluster in clusters:
@@ -52,8 +52,8 @@ def test_each_tick_is_one_job_whoever_is_killed(tmp_path: Path) -> None:
         _assert_each_tick_is_one_job(clusters)
 
 
-def test_the_hosts_clocks_do_not_matter(tmp_path: Path) -> None:
-    """One is an hour ahead, one an hour behind."""
+def test_each_tick_is_one_job_despite_wrong_host_clocks(tmp_path: Path) -> None:
+    """One clock is an hour ahead, one an hour behind."""
     with ExitStack() as stack:
         clusters = [
             _start(tmp_path, stack, {"STOKER_TEST_MISCHIEF": f"clock:{seconds}"})
@@ -69,7 +69,9 @@ def _start(
     folder: Path, stack: ExitStack, environment: Mapping[str, str] | None = None
 ) -> ProcessCluster:
     command = (sys.executable, "-m", "django")
-    if library := os.environ.get("STOKER_TEST_FAKETIME"):  # the whole process, and not only Python
+    if library := os.environ.get(
+        "STOKER_TEST_FAKETIME"
+    ):  # changes the clock of the whole process, not only of Python
         shift = int((environment or {}).get("STOKER_TEST_MISCHIEF", "clock:0").partition(":")[2])
         command = ("env", f"LD_PRELOAD={library}", f"FAKETIME={shift:+d}s",
                    "FAKETIME_DONT_FAKE_MONOTONIC=1", "FAKETIME_NO_CACHE=1", *command)  # fmt: skip
@@ -98,7 +100,7 @@ def _wait_until_fired(part: float) -> None:
 
 
 def _without_a_job() -> set[UUID]:
-    """Of the ticks' jobs, those that are not recorded yet: on their way, or lost."""
+    """Return the ids of the ticks' jobs that are not recorded: still running, or lost."""
     return set(Tick.objects.values_list("job_id", flat=True)) - set(
         Job.objects.exclude(status=None).values_list("pk", flat=True)
     )

@@ -42,7 +42,7 @@ __all__ = ["private_database"]
 
 
 def is_over() -> bool:
-    """Tell whether nothing waits or runs; while the database is away, nobody can say so."""
+    """Return whether no job waits or runs; False while the database is down."""
     try:
         return not unfinished()
     except (Error, BrokerUnavailable):
@@ -72,7 +72,7 @@ def fill(folder: Path) -> Path:
     return path
 
 
-def test_outcomes_are_recorded_when_full_disk_has_room_again(
+def test_outcomes_are_recorded_when_a_full_disk_has_room_again(
     private_postgres: PrivatePostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with small_disk(private_postgres.folder / "disk") as disk, ExitStack() as stack:
@@ -108,7 +108,7 @@ def test_outcomes_are_recorded_when_full_disk_has_room_again(
 
 
 def take_connections(server: PrivatePostgres, stack: ExitStack) -> int:
-    """Open connections until the server accepts no more. Returns how many."""
+    """Open connections until the server accepts no more. Return how many."""
     import psycopg
 
     for count in itertools.count():
@@ -119,7 +119,7 @@ def take_connections(server: PrivatePostgres, stack: ExitStack) -> int:
     raise AssertionError
 
 
-def test_cluster_goes_on_when_connections_are_to_be_had_again(
+def test_cluster_continues_when_the_server_has_free_connections_again(
     private_database: PrivatePostgres, tmp_path: Path
 ) -> None:
     over = tmp_path / "over"
@@ -153,8 +153,8 @@ def test_cluster_goes_on_when_connections_are_to_be_had_again(
 def test_stalled_server_costs_no_running_job(
     private_database: PrivatePostgres, tmp_path: Path
 ) -> None:
-    """All its processes stand still for longer than any call may take, as with a disk that does not
-    answer. The lease outlasts that."""
+    """All its processes are paused for longer than any deadline, as with a disk that does not
+    answer, but not for as long as the lease."""
     over = tmp_path / "over"
     with running_cluster(tmp_path, DATABASE_SECONDS=1, LEASE_SECONDS=60) as cluster:
         crew = cluster.wait_for_crew()
@@ -185,7 +185,7 @@ def test_stalled_server_costs_no_running_job(
 def test_every_job_is_recorded_once_though_a_replica_takes_over(
     private_postgres: PrivatePostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The replica is synchronous: it has all that was committed. Clients follow an address."""
+    """The replica is synchronous, so it has all commits. Clients connect through a proxy."""
     replica = PrivatePostgres()
     replica.be_replica_of(private_postgres)
     with ExitStack() as stack:

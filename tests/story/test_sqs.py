@@ -1,5 +1,5 @@
-"""The queue on SQS: processes are killed, the line to it breaks, goes deaf, and loses answers of
-what SQS has done. Nothing is lost, and nothing is recorded twice."""
+"""The queue on SQS: processes are killed, and the connection breaks, stalls and loses replies. No
+job is lost or recorded twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.servers.sqs import PrivateSqs, sqs_url
 from tests.settings.base import RUN
 from tests.story.ledgers import (
     assert_all_recorded_once,
-    assert_doctor_is_content,
+    assert_doctor_finds_no_fault,
     assert_no_overlap,
     unfinished,
 )
@@ -47,7 +47,7 @@ pytestmark = [
 
 @pytest.fixture
 def line() -> Iterator[BrokenLine]:
-    """Give a line to a moto of the test's own."""
+    """Yield a proxy to a private moto server."""
     try:
         with PrivateSqs() as server:
             made = BrokenLine(server.port)
@@ -57,7 +57,7 @@ def line() -> Iterator[BrokenLine]:
         pytest.skip(f"private sqs: {missing}")
 
 
-def test_every_job_is_recorded_once_whatever_dies_or_breaks(
+def test_every_job_is_recorded_once_despite_kills_and_cut_connections(
     line: BrokenLine, seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
@@ -82,7 +82,7 @@ def test_every_job_is_recorded_once_whatever_dies_or_breaks(
         assert line.lost_replies > 0
         assert_all_recorded_once(job_ids)
         assert_no_overlap()
-        assert_doctor_is_content()
+        assert_doctor_finds_no_fault()
 
 
 def _enqueue(chance: random.Random, count: int) -> list[str]:
@@ -91,16 +91,16 @@ def _enqueue(chance: random.Random, count: int) -> list[str]:
 
 
 def _left() -> dict[str, int]:
-    """How many jobs wait or run, by where they are. While the line is down, nobody can say so."""
+    """Return how many jobs wait or run, by state; while the connection is down, one."""
     try:
         return unfinished()
     except BrokerUnavailable:
-        return {"behind a line that is down": 1}
+        return {"behind a broken connection": 1}
 
 
 @contextmanager
 def _queue_on(line: BrokenLine) -> Iterator[None]:
-    """For this process and those that it starts."""
+    """Use the queue behind this proxy in this process and those that it starts."""
     url = sqs_url(urlsplit(line.url).port or 0)
     (tasks,) = settings.TASKS.values()
     options = {**tasks["OPTIONS"], "BROKER": url.replace("/test?", f"/test-{RUN}?")}

@@ -22,21 +22,21 @@ class RolledBack(Exception):
     """Raised on purpose inside a transaction."""
 
 
-def test_jobs_live_in_the_queues_database_alone() -> None:
+def test_jobs_are_only_in_the_queues_database() -> None:
     result = add.enqueue(1, 2)
     assert Job.objects.using("queue").filter(pk=result.id).exists()
     assert not Job.objects.using("default").exists()
     assert add.get_result(result.id).state == "READY"
 
 
-def test_an_enqueue_belongs_to_a_transaction_of_the_queues_database() -> None:
+def test_enqueue_rolls_back_with_the_queues_database() -> None:
     with pytest.raises(RolledBack), transaction.atomic(using="queue"):  # noqa: PT012 - as used
         add.enqueue(1, 2)
         raise RolledBack
     assert not Ready.objects.using("queue").exists()
 
 
-def test_a_cluster_serves_it(tmp_path: Path) -> None:
+def test_cluster_runs_jobs_of_the_queues_database(tmp_path: Path) -> None:
     results = [write_ledger.enqueue(), enqueue_another.enqueue(1, 2), fail_once.enqueue()]
     with running_cluster(tmp_path) as cluster:
         wait_for(lambda: Job.objects.using("queue").exclude(status=None).count() == 4, cluster.tail)
@@ -47,7 +47,7 @@ def test_a_cluster_serves_it(tmp_path: Path) -> None:
     assert Ledger.objects.using("default").count() == 1
 
 
-def test_schedules_live_there_too(tmp_path: Path) -> None:
+def test_schedules_are_only_in_the_queues_database(tmp_path: Path) -> None:
     schedules.create("seconds", write_ledger, every(seconds=1, repeats=2))
     assert not Schedule.objects.using("default").exists()
     with running_cluster(tmp_path) as cluster:

@@ -23,7 +23,7 @@ from tests.story.unique_racer import WANTED
 PROCESSES = 8
 KEYS = 500
 DEEDS = int(os.environ.get("STOKER_TEST_RACE_DEEDS", "150"))
-"""Of each process, at least: it goes on until there were duplicates and rollbacks."""
+"""The least number per process; it continues until there were duplicates and rollbacks."""
 WAIT_SECONDS = 120
 
 PAUSE_SECONDS = 0.005
@@ -31,7 +31,7 @@ PAUSE_SECONDS = 0.005
 ALIVE = """
     SELECT queue, count(*) FROM stoker_job WHERE status IS NULL GROUP BY queue HAVING count(*) > 1
 """
-"""Each key has a queue of its own, by which its jobs are known."""
+"""Each key has its own queue, which identifies its jobs."""
 RUNNING = "SELECT queue, count(*) FROM stoker_claimed GROUP BY queue HAVING count(*) > 1"
 WAITING = """
     SELECT queue, count(*) FROM (
@@ -41,7 +41,7 @@ WAITING = """
     ) AS waiting
     GROUP BY queue HAVING count(*) > 1
 """
-"""For their first attempt."""
+"""Jobs that wait for their first attempt."""
 
 pytestmark = [
     pytest.mark.postgres,
@@ -51,8 +51,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("mode", ["keep", "raise", "replace"])
-def test_no_key_ever_has_two_jobs(mode: str, seed: int) -> None:
-    """With "replace" a job may follow the one that runs: not beside it, and not two of them."""
+def test_racing_processes_never_make_two_jobs_of_a_key(mode: str, seed: int) -> None:
+    """With "replace" one job may wait behind the running one, but not run beside it."""
     seen = (WAITING, RUNNING) if mode == "replace" else (ALIVE, RUNNING)
     with racing(mode, seed) as processes:
         looks, doubled = 0, []
@@ -78,7 +78,7 @@ def test_no_key_ever_has_two_jobs(mode: str, seed: int) -> None:
     again = echo.using(unique=Unique("race {value}")).enqueue_many(
         [((str(key),), {}) for key in range(KEYS)]
     )
-    assert not [result for result in again if result.was_duplicate], "keys are stuck"
+    assert not [result for result in again if result.was_duplicate], "keys are still taken"
     assert UniqueKey.objects.count() == KEYS
 
 
@@ -90,7 +90,7 @@ def rows(statement: str) -> list[Any]:
 
 @contextmanager
 def racing(mode: str, seed: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes, on their way."""
+    """Start the racing processes."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for number in range(PROCESSES):

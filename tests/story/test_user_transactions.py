@@ -1,5 +1,5 @@
-"""User code changes something of Stoker's in a transaction, and keeps that open: a view under
-ATOMIC_REQUESTS that is slow afterwards. Only the jobs concerned wait for it."""
+"""User code changes Stoker's rows in a transaction that stays open, like a slow view under
+ATOMIC_REQUESTS. Only the jobs concerned wait for it."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def assert_plain_jobs_are_recorded(cluster: ProcessCluster) -> None:
     )
 
 
-def test_cancelled_workflow_in_open_transaction_holds_up_no_other_job(
+def test_cancelled_workflow_in_open_transaction_delays_no_other_job(
     cluster: ProcessCluster, user: Session, tmp_path: Path
 ) -> None:
-    """Steps of it end meanwhile."""
+    """Steps of the workflow end meanwhile."""
     over = tmp_path / "over"
     workflow = group(*[run_until.si(str(over)) for _ in range(2)], nothing.si()).enqueue()
     wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
@@ -78,10 +78,10 @@ def test_cancelled_workflow_in_open_transaction_holds_up_no_other_job(
     assert workflow.status == "CANCELLED"
 
 
-def test_requeue_of_halted_sequence_in_open_transaction_holds_up_no_other_job(
+def test_requeue_of_halted_sequence_in_open_transaction_delays_no_other_job(
     cluster: ProcessCluster, user: Session
 ) -> None:
-    """Hundreds of jobs of the sequence stand in front of them."""
+    """Hundreds of jobs of the sequence are ahead of the other jobs in the queue."""
     failed = fail_once.using(sequence=SEQUENCE).enqueue()
     wait_for(lambda: DeadLetter.objects.filter(job_id=failed.id).exists(), cluster.tail)
     letter = DeadLetter.objects.get()
@@ -97,10 +97,10 @@ def test_requeue_of_halted_sequence_in_open_transaction_holds_up_no_other_job(
     wait_for(lambda: ended(waiting) > 5, cluster.tail, STALL_SECONDS)
 
 
-def test_jobs_of_a_locked_key_are_looked_at_again_the_later_the_more_there_are(
+def test_jobs_of_a_locked_key_are_deferred_longer_the_more_there_are(
     user: Session,
 ) -> None:
-    """Else the first of them are back before the last are out of the way of other jobs."""
+    """Otherwise the first would be ready again before the last are deferred."""
     locked = nothing.using(lock=Lock("one"))
     broker = OrmBroker(settings_for())
     locked.enqueue()
@@ -118,10 +118,10 @@ def test_jobs_of_a_locked_key_are_looked_at_again_the_later_the_more_there_are(
 
 
 @pytest.mark.parametrize("on_conflict", ["keep", "replace", "after"])
-def test_unique_enqueue_in_open_transaction_holds_up_no_other_job(
+def test_unique_enqueue_in_open_transaction_delays_no_other_job(
     cluster: ProcessCluster, user: Session, tmp_path: Path, on_conflict: str
 ) -> None:
-    """The job that has the key ends meanwhile."""
+    """The job that holds the key ends meanwhile."""
     over = tmp_path / "over"
     unique = run_until.using(unique=Unique("report", on_conflict=on_conflict))  # type: ignore[arg-type] # one of its words
     unique.enqueue(str(over))

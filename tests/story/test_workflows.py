@@ -1,7 +1,6 @@
-"""Workflows while processes die: no step is lost, none is done twice, none comes too early.
+"""Workflows while processes are killed: no step is lost, doubled or too early.
 
-STOKER_TEST_FULL=1 lets them have the size that they are built for: a chord of 10,000 members, and
-100 chains of 20 steps.
+STOKER_TEST_FULL=1 runs them at full size: a chord of 10,000 members and 100 chains of 20 steps.
 """
 
 import os
@@ -18,7 +17,7 @@ from stoker.models import Job, Workflow
 from tests.app.flows import complain, gather, link, member
 from tests.app.models import Ledger
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_while_it_goes_on
-from tests.story.ledgers import assert_doctor_is_content, unfinished
+from tests.story.ledgers import assert_doctor_finds_no_fault, unfinished
 
 IS_FULL = bool(os.environ.get("STOKER_TEST_FULL"))
 MEMBERS = 10_000 if IS_FULL else 300
@@ -35,8 +34,8 @@ pytestmark = [
 ]
 
 
-def test_a_callback_runs_once_with_all_results(seed: int, tmp_path: Path) -> None:
-    """A chord, while workers and monitors are killed."""
+def test_chord_callback_runs_once_with_all_results_despite_kills(seed: int, tmp_path: Path) -> None:
+    """Workers, monitor and pusher are killed meanwhile."""
     chance = random.Random(seed)
     members = (member.s(number, chance.random() ** 4 * 0.02) for number in range(MEMBERS))
     with running_cluster(tmp_path) as cluster:
@@ -53,8 +52,8 @@ def test_a_callback_runs_once_with_all_results(seed: int, tmp_path: Path) -> Non
     assert Job.objects.count() == MEMBERS + 1
 
 
-def test_each_step_is_done_as_its_policy_says(seed: int, tmp_path: Path) -> None:
-    """Chains of which steps fail for good, or once, or may fail; while processes die."""
+def test_each_step_runs_as_its_policy_says_despite_kills(seed: int, tmp_path: Path) -> None:
+    """Steps fail for good, fail once or are optional, while processes are killed."""
     chance = random.Random(seed)
     plans = [[_fate(chance) for _ in range(STEPS)] for _ in range(CHAINS)]
     with running_cluster(tmp_path, LEASE_SECONDS=2) as cluster:
@@ -81,7 +80,7 @@ def _fate(chance: random.Random) -> str:
 
 
 def _traces(number: int, plan: list[str]) -> list[str]:
-    """What is in the ledger afterwards: an atomic step that fails leaves nothing."""
+    """Return the expected lines of the ledger; a failed atomic step leaves none."""
     traces: list[str] = []
     before: int | None = None
     for place, how in enumerate(plan):
@@ -96,7 +95,7 @@ def _traces(number: int, plan: list[str]) -> list[str]:
 
 
 def _left() -> object:
-    """What is still to come; () = nothing."""
+    """Return what is left to do; () means nothing."""
     running = Workflow.objects.filter(state="RUNNING").count()
     done = Job.objects.exclude(status=None).count()
     return (running, done) if running or unfinished() else ()
@@ -115,6 +114,8 @@ def _kill_while(
     wait_while_it_goes_on(left, lambda: f"{left()} left\n{cluster.tail()}")
     print(f"{kills} kills")
     assert kills
-    assert_doctor_is_content()
-    told = [line for line in cluster.complaints() if "Traceback" not in line]  # of the steps
+    assert_doctor_finds_no_fault()
+    told = [
+        line for line in cluster.complaints() if "Traceback" not in line
+    ]  # the steps fail on purpose
     assert not told

@@ -1,7 +1,7 @@
-"""A process that enqueues the same keys as others do: python -m tests.story.unique_racer ORDERS
+"""A process that competes with others for unique keys: python -m tests.story.unique_racer ORDERS
 
-Says "ready", waits for a line, races, and writes what came of it as one line of JSON. Now and then
-it rolls back, and now and then it does a cluster's work: claims, finishes, has jobs tried again.
+Writes "ready", waits for a line, races, and writes its counts as one line of JSON. Sometimes it
+rolls back, and sometimes it works like a cluster: claims, finishes and retries jobs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CLAIMED_QUEUES = 25
 MOST_IN_TRANSACTION = 4
 BATCH = 30
 WANTED = ("jobs", "duplicates", "rolled back")
-"""What has to happen in a race."""
+"""The events that must happen in a race."""
 MOST_PATIENCE = 50
-"""So many times as many deeds are done at most, for these to happen."""
+"""The race does at most so many times the ordered deeds to make these events happen."""
 
 
 class RolledBack(Exception):
@@ -71,21 +71,21 @@ class Racer:
             try:
                 deed()
                 self.counts[deed.__name__] += 1
-            except Exception:  # noqa: BLE001 - told in the test's own process
+            except Exception:  # noqa: BLE001 - reported to the test
                 self.faults.append(traceback.format_exc())
         return {"counts": self.counts, "faults": self.faults[:3], "failed": len(self.faults)}
 
     def _is_over(self) -> bool:
-        """Whether all was done that was ordered, and everything happened that the race is about.
+        """Return whether all ordered deeds are done and all wanted events have happened.
 
-        That is a matter of time only if it never happens: then the race ends, and the test fails.
+        If the events never happen, the race ends after a bounded number of deeds: the test fails.
         """
         ordered = self.orders["deeds"]
         has_seen_all = all(self.counts[name] for name in WANTED)
         return self.done >= (ordered if has_seen_all else ordered * MOST_PATIENCE)
 
     def enqueue(self) -> None:
-        """Whatever the database does to a transaction of its own, it has to come to an end."""
+        """Enqueue outside a transaction, which must never be refused."""
         self._one(self._key())
 
     def enqueue_many(self) -> None:
@@ -99,7 +99,7 @@ class Racer:
             self.counts["duplicates"] += 1
 
     def enqueue_in_a_transaction(self) -> None:
-        """In no order, so that deadlocks are due; who is told of one begins anew, as callers do."""
+        """Enqueue keys in random order, so that deadlocks happen; retry as callers do."""
         from stoker.exceptions import BrokerUnavailable
 
         keys = [self._key() for _ in range(self.chance.randint(1, MOST_IN_TRANSACTION))]
@@ -120,7 +120,7 @@ class Racer:
                 self.counts["refused"] += 1
 
     def work(self) -> None:
-        """What a cluster does, but for a pause in between."""
+        """Work like a cluster, with a pause in between."""
         from stoker.brokers.contract import Return
         from stoker.exceptions import BrokerUnavailable
         from stoker.jobs.record import finish
@@ -159,7 +159,7 @@ class Racer:
         return result
 
     def _key(self) -> int:
-        """Most want the same few."""
+        """Choose a key; a few keys are chosen most often."""
         keys = self.orders["keys"]
         return int(keys * self.chance.random() ** 3)
 
