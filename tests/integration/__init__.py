@@ -1,1 +1,1 @@
-"""Parts together, on a real database, without a cluster."""
+"""Tests of several parts together, on a real database, without a cluster."""

@@ -1,4 +1,4 @@
-"""What tests of dead letters share."""
+"""Fixtures that tests of dead letters share."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ from tests.app import frail
 
 
 @pytest.fixture
-def mended() -> Iterator[None]:
-    """Begin and end with nothing broken."""
+def nothing_broken() -> Iterator[None]:
+    """Clear what is marked as broken, before and after the test."""
     frail.broken.clear()
     frail.TOLD.clear()
     yield

@@ -1,4 +1,4 @@
-"""Dead letters of the tests, and those who are at work on them together."""
+"""Make dead letters, and run calls in threads at the same time."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.integration.work import work_off
 
 
 def dead(task: Any, *args: Any, **kwargs: Any) -> DeadLetter:
-    """The dead letter of a job whose arguments are broken."""
+    """Enqueue a job that fails, work it off, and return its dead letter."""
     frail.broken.update(args)
     result = task.enqueue(*args, **kwargs)
     while work_off():
@@ -22,7 +22,7 @@ def dead(task: Any, *args: Any, **kwargs: Any) -> DeadLetter:
 
 
 def at_once(*calls: Callable[[], object]) -> None:
-    """Each in a thread, on a connection of its own."""
+    """Run each call in a thread, on a connection of its own."""
     barrier = threading.Barrier(len(calls))
     errors: list[BaseException] = []
 
@@ -30,7 +30,7 @@ def at_once(*calls: Callable[[], object]) -> None:
         try:
             barrier.wait(60)
             call()
-        except BaseException as error:  # noqa: BLE001 - told in the test's own thread
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
             errors.append(error)
         finally:
             connection.close()

@@ -2,7 +2,7 @@
 
     python -m tests.integration.read_then_write ACCOUNT TRANSACTIONS
 
-Prints how many of them met an error.
+Prints how many transactions met an error.
 """
 
 import sys

@@ -1,7 +1,6 @@
-"""What a queue with dead letters and rescue has to do, line by line: short, and each on its own.
+"""Dead letters, retries, keys, leases and sequences: one short test for each rule.
 
-The lines are those that older systems of this kind test, or should have. Where a line needs real
-processes, or many of them at once, it is among the tests of `cluster` and `story`.
+Tests that need real processes are in `cluster` and `story`.
 """
 
 import time
@@ -40,7 +39,7 @@ HOLDER = uuid.uuid4()
 
 
 class NotFound(Exception):
-    """An error that is for good."""
+    """An error after which the task is not tried again."""
 
 
 @task(max_attempts=3, give_up_on=(NotFound,))
@@ -57,7 +56,7 @@ def rest() -> None:
 
 @contextmanager
 def connected(*pairs: tuple[Signal, Callable[..., None]]) -> Iterator[None]:
-    """While this lasts, these hear those signals."""
+    """Connect these receivers for the time of the block."""
     for signal, receiver in pairs:
         signal.connect(receiver)
     try:
@@ -68,7 +67,7 @@ def connected(*pairs: tuple[Signal, Callable[..., None]]) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_broken() -> Iterator[None]:
+def clear_broken() -> Iterator[None]:
     yield
     frail.broken.clear()
 
@@ -81,7 +80,7 @@ def upkeep() -> Upkeep:
 # -- the tables ------------------------------------------------------------------------------------
 
 
-def test_to_migrate_twice_is_fine() -> None:
+def test_migrating_twice_changes_nothing() -> None:
     for _ in range(2):
         call_command("migrate", "stoker", verbosity=0)
 
@@ -89,7 +88,7 @@ def test_to_migrate_twice_is_fine() -> None:
 # -- dead letters ----------------------------------------------------------------------------------
 
 
-def test_an_empty_store_has_no_numbers() -> None:
+def test_empty_store_has_zero_stats_and_no_page() -> None:
     seen = dead_letters.stats()
     assert (seen.total, seen.tasks, seen.queues, seen.failures, seen.requeues) == (0, 0, 0, 0, 0)
     assert seen.oldest is seen.newest is None
@@ -97,7 +96,7 @@ def test_an_empty_store_has_no_numbers() -> None:
     assert (list(page.letters), page.next, dead_letters.count()) == ([], None, 0)
 
 
-def test_what_is_not_there_is_not_found_discarded_or_requeued() -> None:
+def test_unknown_id_raises_on_get_and_requeue_and_discard_returns_false() -> None:
     missing = str(new_job_id())
     for act in (dead_letters.get, dead_letters.requeue):
         with pytest.raises(DeadLetterNotFound, match=missing):
@@ -105,13 +104,13 @@ def test_what_is_not_there_is_not_found_discarded_or_requeued() -> None:
     assert dead_letters.discard(missing) is False
 
 
-def test_to_look_after_nothing_does_nothing_however_often() -> None:
+def test_sweep_and_rescue_of_empty_store_do_nothing() -> None:
     sweep = DeadLetterSweep(settings_for(), lambda: None)
     assert [sweep.sweep(), sweep.sweep()] == [0, 0]
     assert [upkeep().rescue(), upkeep().rescue()] == [0, 0]
 
 
-def test_an_entry_keeps_what_the_job_was() -> None:
+def test_dead_letter_has_arguments_queue_and_error_of_its_job() -> None:
     letter = dead(frail.charge.using(queue_name="bank", priority=-7), "order 1", note="twice")
     story = dead_letters.get(letter.pk)
     assert (list(story.args or ()), story.kwargs) == (["order 1"], {"note": "twice"})
@@ -120,11 +119,11 @@ def test_an_entry_keeps_what_the_job_was() -> None:
     assert letter.exception_class == "tests.app.frail.Broken"
 
 
-def test_a_task_that_names_no_queue_is_in_the_default_one() -> None:
+def test_dead_letter_of_task_without_queue_is_in_default_queue() -> None:
     assert dead(frail.charge, "order 1").queue == "default"
 
 
-def test_the_number_honours_filters_and_ignores_the_page() -> None:
+def test_count_applies_filters_but_not_the_page_limit() -> None:
     for number in range(5):
         dead(frail.charge, f"order {number}")
     dead(frail.charge.using(queue_name="bank"), "order 5")
@@ -133,7 +132,7 @@ def test_the_number_honours_filters_and_ignores_the_page() -> None:
     assert dead_letters.count() == 6
 
 
-def test_a_requeue_is_counted_and_says_who_and_why_and_keeps_the_entry() -> None:
+def test_requeue_records_count_author_and_reason() -> None:
     letter = dead(frail.charge, "order 1")
     assert letter.last_requeued_at is None
     answer = dead_letters.requeue(letter.pk, by="alice", because="the bank is back")
@@ -146,12 +145,12 @@ def test_a_requeue_is_counted_and_says_who_and_why_and_keeps_the_entry() -> None
     assert (requeue.by, requeue.because) == ("alice", "the bank is back")
 
 
-def test_to_discard_twice_is_true_then_false() -> None:
+def test_second_discard_returns_false() -> None:
     letter = dead(frail.charge, "order 1")
     assert [dead_letters.discard(letter.pk), dead_letters.discard(letter.pk)] == [True, False]
 
 
-def test_a_success_closes_the_entry_of_its_key() -> None:
+def test_success_of_same_key_resolves_dead_letter() -> None:
     letter = dead(frail.fetch, "news")
     frail.broken.clear()
     frail.fetch.enqueue("news")
@@ -160,7 +159,7 @@ def test_a_success_closes_the_entry_of_its_key() -> None:
     assert letter.state == "resolved"
 
 
-def test_many_at_once_do_nothing_where_there_is_nothing_and_nothing_when_dry() -> None:
+def test_bulk_actions_change_nothing_if_empty_or_dry_run() -> None:
     for act in (dead_letters.requeue_many, dead_letters.discard_many):
         assert (act().matched, act().done) == (0, 0)
     dead(frail.charge, "order 1")
@@ -174,8 +173,8 @@ def test_many_at_once_do_nothing_where_there_is_nothing_and_nothing_when_dry() -
     assert not Ready.objects.exists()
 
 
-def test_the_newest_failure_is_the_one_that_is_told() -> None:
-    """Not the arguments, queue and priority of the first."""
+def test_dead_letter_shows_newest_failure() -> None:
+    """Arguments, queue and message are those of the requeued job."""
     letter = dead(frail.charge, "order 1")
     frail.broken.add("order 2")
     dead_letters.requeue(letter.pk, args=["order 2"], to_queue="bank")
@@ -186,8 +185,8 @@ def test_the_newest_failure_is_the_one_that_is_told() -> None:
     assert len(dead_letters.get(letter.pk).attempts) == 2, "the first error can still be read"
 
 
-def test_a_requeue_that_cannot_be_noted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a job without its history, nor a history without its job."""
+def test_requeue_that_cannot_be_recorded_creates_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Job and history are written in one transaction."""
     letter = dead(frail.charge, "order 1")
 
     def fail(*_: Any) -> bool:
@@ -204,13 +203,13 @@ def test_a_requeue_that_cannot_be_noted_is_none(monkeypatch: pytest.MonkeyPatch)
 # -- retries ---------------------------------------------------------------------------------------
 
 
-def test_an_error_for_good_is_one_attempt_and_a_dead_letter() -> None:
+def test_give_up_on_error_fails_after_one_attempt() -> None:
     result = look_up.enqueue("nothing")
     assert [ran.attempt for ran in drain().failed] == [1]
     assert DeadLetter.objects.get(job_id=result.id).attempts == 1
 
 
-def test_other_errors_are_tried_again_whatever_their_message_says() -> None:
+def test_other_error_is_retried_whatever_its_message() -> None:
     result = look_up.enqueue("a house")
     (ran,) = drain(until_empty=False).retried
     assert ran.attempt == 1
@@ -221,7 +220,7 @@ def test_other_errors_are_tried_again_whatever_their_message_says() -> None:
     assert row.attempts == 1
 
 
-def test_whether_it_is_tried_again_is_told() -> None:
+def test_outcomes_and_signal_report_retries_and_final_failure() -> None:
     """By the outcome of the attempt, and by the signal of a dead letter."""
     kinds: list[str] = []
     letters: list[DeadLetter] = []
@@ -242,13 +241,13 @@ def test_whether_it_is_tried_again_is_told() -> None:
 # -- keys ------------------------------------------------------------------------------------------
 
 
-def test_a_key_twice_is_one_job() -> None:
+def test_enqueue_with_same_key_returns_first_job() -> None:
     first, second = frail.fetch.enqueue("news"), frail.fetch.enqueue("news")
     assert first.id == second.id
     assert Job.objects.count() == 1
 
 
-def test_the_key_of_a_running_job_is_no_error_and_no_second_one() -> None:
+def test_enqueue_with_key_of_running_job_returns_that_job() -> None:
     frail.fetch.enqueue("news")
     (delivery,) = broker_for(settings_for()).claim([], 1, holder=HOLDER, lease_seconds=60)
     again = frail.fetch.enqueue("news")
@@ -256,7 +255,7 @@ def test_the_key_of_a_running_job_is_no_error_and_no_second_one() -> None:
     assert Job.objects.count() == 1
 
 
-def test_what_is_taken_back_does_not_run() -> None:
+def test_cancelled_job_does_not_run() -> None:
     result = frail.fetch.enqueue("news")
     assert result.cancel() is True
     assert not drain()
@@ -265,9 +264,7 @@ def test_what_is_taken_back_does_not_run() -> None:
 # -- leases ----------------------------------------------------------------------------------------
 
 
-def test_what_a_dead_cluster_held_is_freed_at_the_start_and_what_a_living_one_holds_is_not() -> (
-    None
-):
+def test_clean_up_frees_expired_leases_and_leaves_valid_ones() -> None:
     jobs = [frail.charge.enqueue(f"order {number}") for number in range(3)]
     claimed = broker_for(settings_for()).claim([], 3, holder=HOLDER, lease_seconds=600)
     over = [one.job_id for one in claimed[:2]]
@@ -278,7 +275,7 @@ def test_what_a_dead_cluster_held_is_freed_at_the_start_and_what_a_living_one_ho
     assert DeadLetter.objects.filter(job_id__in=over).count() == 2, "they had one try each"
 
 
-def test_a_place_under_a_guard_that_a_dead_cluster_held_is_free() -> None:
+def test_clean_up_frees_guard_held_by_dead_cluster() -> None:
     first, second = frail.book.enqueue("7", "one"), frail.book.enqueue("7", "two")
     broker = broker_for(settings_for())
     broker.claim([], 2, holder=HOLDER, lease_seconds=600)
@@ -288,7 +285,7 @@ def test_a_place_under_a_guard_that_a_dead_cluster_held_is_free() -> None:
     assert [ran.id for ran in drain()] == [second.id]
 
 
-def test_a_silent_cluster_is_buried_and_one_that_beats_is_not() -> None:
+def test_cluster_without_heartbeat_is_deleted_and_live_one_kept() -> None:
     for name, seconds in (("silent", 10_000.0), ("alive", 0.0)):
         Cluster.objects.create(
             id=uuid.uuid4(),
@@ -306,7 +303,7 @@ def test_a_silent_cluster_is_buried_and_one_that_beats_is_not() -> None:
 # -- sequences -------------------------------------------------------------------------------------
 
 
-def test_one_sequence_is_one_line_and_others_are_others() -> None:
+def test_sequences_run_one_job_each_side_by_side() -> None:
     frail.book.enqueue("7", "one")
     frail.book.enqueue("7", "two")
     frail.book.enqueue("8", "three")
@@ -314,10 +311,10 @@ def test_one_sequence_is_one_line_and_others_are_others() -> None:
     assert len(claimed) == 2, "one of each account"
 
 
-# -- looking on ------------------------------------------------------------------------------------
+# -- signals and times -----------------------------------------------------------------------------
 
 
-def test_signals_come_in_order_and_the_time_it_took_is_kept() -> None:
+def test_signals_are_sent_in_order_and_run_time_is_stored() -> None:
     heard: list[str] = []
 
     def begin(**_: Any) -> None:
@@ -337,7 +334,7 @@ def test_signals_come_in_order_and_the_time_it_took_is_kept() -> None:
     assert job.finished_at - job.started_at >= timedelta(milliseconds=50)
 
 
-def test_one_round_empties_the_queue() -> None:
+def test_one_drain_runs_all_jobs() -> None:
     frail.charge.enqueue_many([((f"order {number}",), {}) for number in range(20)])
     assert len(drain()) == 20
     assert not Ready.objects.exists()

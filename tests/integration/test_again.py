@@ -1,4 +1,4 @@
-"""The call of a job that has ended, made once more."""
+"""Run again: a new job with the call of a job that has ended."""
 
 import uuid
 
@@ -14,14 +14,14 @@ from tests.app import frail, tasks
 from tests.integration.letters import dead
 from tests.integration.work import work_off
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("mended")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_broken")]
 
 
 def again(job_id: object) -> Again:
     return run_again(settings_for(), uuid.UUID(str(job_id)))
 
 
-def test_a_new_job_has_the_same_call_queue_and_priority() -> None:
+def test_run_again_keeps_call_queue_and_priority() -> None:
     result = tasks.add.using(queue_name="mail", priority=3).enqueue(1, 2)
     assert again(result.id).because == "It has not ended."
     work_off()
@@ -35,7 +35,7 @@ def test_a_new_job_has_the_same_call_queue_and_priority() -> None:
     assert made.result.return_value == 3
 
 
-def test_what_a_dead_letter_is_of_is_not_made_twice() -> None:
+def test_open_dead_letter_is_not_run_again_but_discarded_one_is() -> None:
     letter = dead(frail.charge, "order 1")
     assert "requeue that instead" in again(letter.job_id).because
     assert not Ready.objects.exists()
@@ -43,7 +43,7 @@ def test_what_a_dead_letter_is_of_is_not_made_twice() -> None:
     assert again(letter.job_id).because == ""
 
 
-def test_a_job_of_the_same_key_is_told() -> None:
+def test_run_again_with_pending_same_key_returns_that_job() -> None:
     first = frail.fetch.enqueue("news")
     work_off()
     newer = frail.fetch.enqueue("news")
@@ -53,7 +53,7 @@ def test_a_job_of_the_same_key_is_told() -> None:
     assert "same unique key" in told.because
 
 
-def test_what_cannot_be_run_again_is_told() -> None:
+def test_run_again_explains_why_it_is_impossible() -> None:
     chain(tasks.add.si(1, 2), tasks.add.s(1)).enqueue()
     work_off()
     work_off()

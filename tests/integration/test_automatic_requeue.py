@@ -1,4 +1,4 @@
-"""Dead letters that are sent again by themselves, reopened and purged: by upkeep."""
+"""Dead letters that upkeep requeues, reopens and purges."""
 
 import logging
 import random
@@ -22,7 +22,7 @@ from tests.app import frail
 from tests.integration.letters import at_once, dead
 from tests.integration.work import work_off
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("mended")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("nothing_broken")]
 
 
 @pytest.fixture
@@ -31,16 +31,16 @@ def settings() -> Settings:
 
 
 def sweep(settings: Settings) -> int:
-    """What upkeep does, by one of any number of clusters."""
+    """Sweep once, as upkeep does."""
     return DeadLetterSweep(settings, lambda: None).sweep()
 
 
 def let_cool() -> None:
-    """The time of all cool-downs passes."""
+    """Let all cool-downs end."""
     DeadLetter.objects.filter(requeue_due_us__isnull=False).update(requeue_due_us=1)
 
 
-def test_it_is_sent_again_when_it_has_cooled_and_no_earlier(settings: Settings) -> None:
+def test_dead_letter_is_requeued_once_after_its_cool_down(settings: Settings) -> None:
     before = database_now_us("default")
     letter = dead(frail.pay, "order 1")
     assert letter.requeue_due_us is not None
@@ -60,7 +60,7 @@ def test_it_is_sent_again_when_it_has_cooled_and_no_earlier(settings: Settings) 
     assert DeadLetter.objects.get().state == "resolved"
 
 
-def test_the_cool_down_counts_from_the_last_failure_and_it_ends(settings: Settings) -> None:
+def test_cool_down_restarts_with_each_failure_and_requeues_are_limited(settings: Settings) -> None:
     first = dead(frail.pay, "order 1")
     for count in (1, 2):
         let_cool()
@@ -78,13 +78,13 @@ def test_the_cool_down_counts_from_the_last_failure_and_it_ends(settings: Settin
     assert dead_letters.requeue(letter.id).fate.value == "requeued", "by hand it can be still"
 
 
-def test_other_errors_are_left_alone(settings: Settings) -> None:
+def test_error_outside_the_policy_is_not_requeued(settings: Settings) -> None:
     frail.pay.enqueue("no order")
     work_off()
     assert DeadLetter.objects.get().requeue_due_us is None
 
 
-def test_the_queue_says_what_the_task_does_not(settings: Settings) -> None:
+def test_queue_policy_applies_to_task_without_own_policy(settings: Settings) -> None:
     policies = (("mail", DeadLetters("1h")), ("", DeadLetters("2h", max_requeues=1)))
     configured = replace(settings, dead_letters=policies)
     frail.broken.add("order 1")
@@ -100,7 +100,7 @@ def test_the_queue_says_what_the_task_does_not(settings: Settings) -> None:
     assert sweep(configured) == 2
 
 
-def test_a_policy_that_was_taken_back_sends_nothing(settings: Settings) -> None:
+def test_removed_policy_requeues_nothing(settings: Settings) -> None:
     frail.broken.add("order 1")
     frail.charge.enqueue("order 1")
     work_off(replace(settings, dead_letters=(("", DeadLetters("1h")),)))
@@ -109,7 +109,7 @@ def test_a_policy_that_was_taken_back_sends_nothing(settings: Settings) -> None:
     assert DeadLetter.objects.get().requeue_due_us is None
 
 
-def test_a_newer_job_of_the_key_is_not_joined_by_another(settings: Settings) -> None:
+def test_no_requeue_while_newer_job_has_same_key(settings: Settings) -> None:
     frail.broken.add("a")
     configured = replace(settings, dead_letters=(("", DeadLetters("1h")),))
     frail.fetch.enqueue("a")
@@ -120,7 +120,7 @@ def test_a_newer_job_of_the_key_is_not_joined_by_another(settings: Settings) -> 
     assert Ready.objects.count() == 1
 
 
-def test_what_cannot_be_sent_again_is_told_once(
+def test_failed_requeue_is_logged_once(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     letter = dead(frail.pay, "order 1")
@@ -134,7 +134,7 @@ def test_what_cannot_be_sent_again_is_told_once(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_upkeeps_at_once_make_one_requeue_of_each(settings: Settings) -> None:
+def test_two_concurrent_sweeps_requeue_each_dead_letter_once(settings: Settings) -> None:
     for number in range(20):
         dead(frail.pay, f"order {number}")
     let_cool()
@@ -143,7 +143,9 @@ def test_two_upkeeps_at_once_make_one_requeue_of_each(settings: Settings) -> Non
     assert set(DeadLetter.objects.values_list("requeued_count", flat=True)) == {1}
 
 
-def test_an_entry_whose_job_was_cancelled_is_open_again(settings: Settings) -> None:
+def test_dead_letter_reopens_if_its_requeued_job_was_cancelled_or_deleted(
+    settings: Settings,
+) -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     kept = [dead_letters.requeue(one.id).job_id for one in letters]
     frail.charge.get_result(str(kept[0])).cancel()
@@ -154,7 +156,7 @@ def test_an_entry_whose_job_was_cancelled_is_open_again(settings: Settings) -> N
     assert states == ["open", "open", "requeued"]
 
 
-def test_attempts_that_an_entry_tells_of_outlast_their_jobs(settings: Settings) -> None:
+def test_attempts_are_kept_as_long_as_their_dead_letter(settings: Settings) -> None:
     letter = dead(frail.charge, "order 1")
     dead_letters.requeue(letter.id)
     work_off()
@@ -168,7 +170,7 @@ def test_attempts_that_an_entry_tells_of_outlast_their_jobs(settings: Settings) 
     assert not Attempt.objects.exists()
 
 
-def test_old_entries_are_purged_as_the_settings_say(settings: Settings) -> None:
+def test_old_dead_letters_are_purged_by_retention_settings(settings: Settings) -> None:
     old, young, forgotten = (dead(frail.charge, f"order {number}") for number in range(3))
     for one in (old, young):
         dead_letters.discard(one.id)
@@ -182,7 +184,7 @@ def test_old_entries_are_purged_as_the_settings_say(settings: Settings) -> None:
     assert DeadLetter.objects.get() == young
 
 
-def test_the_task_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_on_dead_letter_is_called_and_its_error_logged(caplog: pytest.LogCaptureFixture) -> None:
     letter = dead(frail.pay, "order 1")
     frail.broken.add("the ear")
     dead_letters.requeue(letter.id)
@@ -193,8 +195,8 @@ def test_the_task_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert DeadLetter.objects.get().failure_count == 2
 
 
-def test_it_never_loops_or_multiplies(settings: Settings, seed: int) -> None:
-    """Whatever a person, upkeep and the jobs do, in any order."""
+def test_random_actions_never_multiply_jobs_or_dead_letters(settings: Settings, seed: int) -> None:
+    """A person, upkeep and the jobs act in random order."""
     chance = random.Random(seed)
     orders = [f"order {number}" for number in range(4)]
     for order in orders:

@@ -1,4 +1,4 @@
-"""Results in a cache: what is there, what stays in the store, and what becomes of a bad cache."""
+"""Results in a cache: which are cached, which stay in the store, and a cache that fails."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _cached(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def told() -> Iterator[list[str]]:
-    """Give the names of what happens."""
+def events() -> Iterator[list[str]]:
+    """Collect the names of the events that are sent."""
     names: list[str] = []
 
     def note(sender: Any, name: str, **_: Any) -> None:
@@ -80,8 +80,8 @@ def told() -> Iterator[list[str]]:
 
 @pytest.mark.postgres
 @pytest.mark.usefixtures("_cached")
-class TestWhatIsThere:
-    def test_a_success_tells_all_that_it_would_tell_from_the_store(self) -> None:
+class TestCachedResult:
+    def test_cached_success_has_the_same_fields_as_a_stored_one(self) -> None:
         result = add.enqueue(20, second=22)
         assert work_off() == 1
         assert not Job.objects.exists()
@@ -94,7 +94,7 @@ class TestWhatIsThere:
         assert (later.args, later.kwargs) == ([20], {"second": 22})
         assert later.task.module_path == add.module_path
 
-    def test_an_atomic_one_too(self) -> None:
+    def test_result_of_atomic_task_is_cached(self) -> None:
         account = Account.objects.create()
         result = atomic_tasks.add.enqueue(account.pk)
         work_off()
@@ -102,7 +102,7 @@ class TestWhatIsThere:
         assert (result.wait(timeout=0), account.total) == (account.pk, 1)
         assert not Job.objects.exists()
 
-    def test_one_that_the_cache_has_dropped_is_gone(self) -> None:
+    def test_result_deleted_from_cache_does_not_exist(self) -> None:
         result = add.enqueue(1, 2)
         work_off()
         # Not all of the cache: that would be all of a Redis that others use, too.
@@ -110,12 +110,12 @@ class TestWhatIsThere:
         with pytest.raises(TaskResultDoesNotExist):
             result.refresh()
 
-    def test_it_expires(self) -> None:
+    def test_cached_result_expires(self) -> None:
         with override_settings(TASKS=tasks(KEEP_RESULTS={"successful_seconds": 1})):
             results: list[Any] = []
 
             def is_there() -> bool:
-                """It may be over at once: memcached counts in seconds of its own clock."""
+                """Memcached counts in seconds of its own clock: a result may expire at once."""
                 results[:] = [add.enqueue(1, 2)]
                 work_off()
                 return bool(fetch_many(settings_for(), [results[0].id]))
@@ -126,8 +126,8 @@ class TestWhatIsThere:
 
 @pytest.mark.postgres
 @pytest.mark.usefixtures("_cached")
-class TestWhatStaysInTheStore:
-    def test_a_failure_with_its_dead_letter(self) -> None:
+class TestStoredResult:
+    def test_failed_job_stays_in_store_with_dead_letter(self) -> None:
         result = fail.using(max_attempts=1).enqueue("no")
         work_off()
         assert Job.objects.get().status == "FAILED"
@@ -135,7 +135,7 @@ class TestWhatStaysInTheStore:
         result.refresh()
         assert result.state == "FAILED"
 
-    def test_a_success_after_failed_attempts(self) -> None:
+    def test_success_after_failed_attempts_stays_in_store(self) -> None:
         result = succeed_at.enqueue(2)
         work_off()
         work_off_when_due()
@@ -144,13 +144,13 @@ class TestWhatStaysInTheStore:
         result.refresh()
         assert (result.state, len(result.errors)) == ("SUCCESSFUL", 1)
 
-    def test_the_steps_of_a_workflow(self) -> None:
+    def test_workflow_steps_stay_in_store(self) -> None:
         result = group(add.s(1, 2), add.s(3, 4)).enqueue()
         work_off()
         assert Job.objects.filter(status="SUCCESSFUL").count() == 2
         assert result.wait(timeout=10) == [3, 7]
 
-    def test_a_row_comes_before_what_an_attempt_wrote_that_was_too_late(self) -> None:
+    def test_row_in_store_wins_over_late_cache_entry(self) -> None:
         result = add.enqueue(1, 2)
         (row,) = Job.objects.all()
         row.status, row.value, row.finished_at = "SUCCESSFUL", None, moment(time.time())
@@ -159,31 +159,33 @@ class TestWhatStaysInTheStore:
 
 
 @pytest.mark.sqlite
-class TestABadCache:
+class TestBadCache:
     @pytest.fixture(autouse=True)
-    def _is_left_alone_for_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _is_not_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cached_results, "PAUSE_SECONDS", 3600.0)
 
-    def test_one_that_is_away(self, told: list[str]) -> None:
+    def test_unreachable_cache_leaves_results_in_store(self, events: list[str]) -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             location = f"redis://127.0.0.1:{unused.getsockname()[1]}/0"
             with override_settings(CACHES=caches_at(REDIS, location), TASKS=tasks()):
-                self._stays_in_the_store()
+                self._assert_results_stay_in_store()
                 with pytest.raises(TaskResultDoesNotExist):
                     add.get_result(str(uuid.uuid4()))
-        assert told.count("results_not_cached") == 1  # it is left alone for a while
-        assert "results_not_read" in told
+        assert events.count("results_not_cached") == 1  # the cache is not tried again at once
+        assert "results_not_read" in events
 
-    def test_one_that_never_answers(self, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_silent_cache_leaves_results_in_store(
+        self, events: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(cached_results, "MOST_SECONDS", 0.2)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             location = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
             with override_settings(CACHES=caches_at(REDIS, location), TASKS=tasks()):
-                self._stays_in_the_store()
-        assert told.count("results_not_cached") == 1
+                self._assert_results_stay_in_store()
+        assert events.count("results_not_cached") == 1
 
-    def _stays_in_the_store(self) -> None:
+    def _assert_results_stay_in_store(self) -> None:
         results = [add.enqueue(1, 2), add.enqueue(3, 4)]
         assert work_off() == 2
         assert Job.objects.filter(status="SUCCESSFUL").count() == 2
@@ -202,9 +204,7 @@ class TestABadCache:
         (REDIS, "results", "no cache of that name"),
     ],
 )
-def test_a_cache_that_cannot_is_refused_by_the_check(
-    backend: str, name: str, sentence: str
-) -> None:
+def test_unsuitable_cache_is_reported_by_check(backend: str, name: str, sentence: str) -> None:
     options = {"RESULTS": f"cache:{name}"}
     with override_settings(CACHES=caches_at(backend, "/tmp"), TASKS=tasks(**options)):
         (found,) = [one for one in run_checks() if one.id == "stoker.E011"]
@@ -213,6 +213,6 @@ def test_a_cache_that_cannot_is_refused_by_the_check(
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("value", ["cache", "cache:", "default", None, 1])
-def test_a_place_that_is_none_is_refused(value: Any) -> None:
+def test_invalid_results_setting_is_reported_by_check(value: Any) -> None:
     with override_settings(TASKS=tasks(RESULTS=value)):
         assert any(one.id == "stoker.E001" for one in run_checks())

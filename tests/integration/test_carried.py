@@ -1,4 +1,4 @@
-"""What a server without leases brings into the store: once, whatever is repeated or breaks."""
+"""A server without leases: its messages are carried into the store once, whatever fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_BRIEFLY = {
     "postgresql": "SET lock_timeout = '100ms'",
     "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
 }
-"""As in a cluster's own processes."""
+"""Short lock timeouts, as in a cluster's own processes."""
 
 pytestmark = [pytest.mark.sqlite, pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
@@ -49,18 +49,18 @@ def transport(stand: CarriedStand) -> MemoryTransport:
 
 
 class TestOnce:
-    def test_what_comes_again_after_its_end_is_no_second_job(
+    def test_message_relayed_again_after_its_end_adds_no_job(
         self, stand: CarriedStand, transport: MemoryTransport
     ) -> None:
         job = message()
         stand.broker.enqueue([job])
         assert stand.broker.ack([stand.claim_one().lease]) == set()
-        Job.objects.all().delete()  # its result is not kept
+        Job.objects.all().delete()  # as if results were not kept
         stand.broker.relay([job])
         assert stand.claim() == []
         assert transport.kept == {}
 
-    def test_a_drop_that_fails_is_made_up_for(
+    def test_failed_drop_is_repeated_at_next_delivery(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         put = stand.put(3)
@@ -87,7 +87,7 @@ class TestOnce:
         self, stand: CarriedStand, transport: MemoryTransport
     ) -> None:
         if connection.vendor == "sqlite":
-            pytest.skip("An open transaction holds up all who write there.")
+            pytest.skip("An open transaction blocks all other writers.")
         put = stand.put(4)
         is_held, is_over = threading.Event(), threading.Event()
 
@@ -118,10 +118,10 @@ class TestOnce:
         assert not set(put[1:2]) & {one.job_id for one in stand.claim()}
         assert transport.kept == {}
 
-    def test_two_who_bring_the_same_in(
+    def test_job_inserted_by_another_cluster_first_is_not_inserted_again(
         self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Another is quicker than its notes can be seen: looked at again, it is known."""
+        """The first insert of the note raises IntegrityError, the second finds it there."""
         (job_id,) = stand.put()
         notes = type(Relayed.objects.all())
         real, tries = notes.note, []
@@ -136,10 +136,10 @@ class TestOnce:
         assert stand.claim_one().job_id == job_id
         assert len(tries) == 2
 
-    def test_two_threads_that_share_a_broker_bring_in_one_after_the_other(
+    def test_two_threads_of_one_broker_insert_all_messages(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else what the one has in hand takes the place of what the other has, and is lost."""
+        """Without a lock the messages of one thread would replace those of the other."""
         put = stand.put(20)
         real, both_have_something = transport.receive, threading.Barrier(2)
 
@@ -154,10 +154,10 @@ class TestOnce:
         assert transport.kept == {}
         assert sorted(Job.objects.values_list("pk", flat=True)) == sorted(put)
 
-    def test_what_the_store_does_not_take_now_is_kept_in_hand(
+    def test_messages_are_held_while_the_store_fails(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And held: else others would get it who can do no better, until the server gives it up."""
+        """The messages stay reserved, so that the server does not deliver them to others."""
         put = stand.put(2)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "add", _database_is_away)
@@ -165,12 +165,12 @@ class TestOnce:
                 with pytest.raises((BrokerUnavailable, DatabaseError)):
                     stand.claim()
                 transport.advance(transport.parcel_seconds / 2)
-                stand.broker._hold_at = 0.0  # type: ignore[attr-defined] # its time has come
+                stand.broker._hold_at = 0.0  # type: ignore[attr-defined] # holding is due
             assert transport.receive((), 10) == []
         assert [one.job_id for one in stand.claim()] == put
         assert transport.kept == {}
 
-    def test_what_is_in_hand_at_the_end_is_for_others(
+    def test_close_gives_back_messages_not_yet_inserted(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (job_id,) = stand.put()
@@ -183,7 +183,7 @@ class TestOnce:
 
 
 class TestTurns:
-    def test_a_backlog_in_the_store_does_not_hold_back_what_comes(
+    def test_backlog_in_store_does_not_delay_new_messages(
         self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("stoker.brokers.carried.AHEAD", 5)
@@ -192,7 +192,7 @@ class TestTurns:
         first = [one.job_id for _ in range(2) for one in stand.claim(5)]
         assert job_id in first
 
-    def test_the_stores_jobs_go_on_while_the_server_is_away(
+    def test_jobs_in_store_run_while_the_server_is_away(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked = []
@@ -205,12 +205,12 @@ class TestTurns:
         monkeypatch.setattr("stoker.brokers.carried.REST_SECONDS", 3600.0)
         stand.broker.inside.enqueue([message() for _ in range(3)])  # type: ignore[union-attr] # it has one
         assert len([one for _ in range(3) for one in stand.claim(2)]) == 3
-        assert len(asked) == 1, "it is left alone for a while"
-        stand.broker._ask_at = 0.0  # type: ignore[attr-defined] # the while is over
+        assert len(asked) == 1, "it is not asked again at once"
+        stand.broker._ask_at = 0.0  # type: ignore[attr-defined] # asking is due
         with pytest.raises(BrokerUnavailable):
             stand.claim(1)
 
-    def test_urgent_lines_first_and_alike_ones_in_turn(self) -> None:
+    def test_urgent_lines_come_first_and_equal_ones_take_turns(self) -> None:
         lines = lines_of(["a", "b", "a"])
         asked = [list(in_turn(lines, turn)) for turn in (0, 1)]
         assert [line.band for line in asked[0]] == ["high", "high", "usual", "usual", "low", "low"]
@@ -219,7 +219,7 @@ class TestTurns:
 
 
 class TestPlaces:
-    def test_nor_does_text_that_cannot_be_written_stop_anybody(self) -> None:
+    def test_unencodable_text_is_opened_with_replacement(self) -> None:
         assert opened("nothing \ud800") == b"nothing ?"
 
     @pytest.mark.parametrize(
@@ -231,13 +231,13 @@ class TestPlaces:
         ],
         ids=["atomic", "late", "guarded"],
     )
-    def test_what_the_server_cannot_do_waits_in_the_store(
+    def test_atomic_late_and_guarded_jobs_wait_in_the_store(
         self, stand: CarriedStand, changes: dict[str, Any]
     ) -> None:
         assert stand.broker.joins(message(**changes))
         assert not stand.broker.joins(message())
 
-    def test_a_claim_of_one_queue_leaves_the_others_with_the_server(
+    def test_claim_of_one_queue_leaves_others_on_the_server(
         self, stand: CarriedStand, transport: MemoryTransport
     ) -> None:
         stand.put(3, queue="mail")
@@ -246,7 +246,7 @@ class TestPlaces:
         assert len(transport.kept) == 3
         assert not Ready.objects.exists()
 
-    def test_a_withdrawal_in_a_transaction_that_is_taken_back(self, stand: CarriedStand) -> None:
+    def test_withdrawal_that_rolls_back_keeps_the_job(self, stand: CarriedStand) -> None:
         (job_id,) = stand.put()
         with transaction.atomic():
             assert stand.broker.withdraw([job_id]) == {job_id}
@@ -258,7 +258,7 @@ HEAD = b'["01a20027b8ce7d8981c25f09da44afbf",%s]\n'
 
 
 class TestBodies:
-    def test_there_and_back(self) -> None:
+    def test_message_survives_encoding_and_decoding(self) -> None:
         job = message(run_after=12.5, priority=-3, package=b"a\nb\n")
         assert as_message(as_body(job), "elsewhere") == job
 
@@ -280,7 +280,7 @@ class TestBodies:
             HEAD % b'"t","q",0,1,false',
         ],
     )
-    def test_what_nobody_can_read_is_one_job_that_says_so(self, body: bytes) -> None:
+    def test_unreadable_body_becomes_one_job_with_that_package(self, body: bytes) -> None:
         found = as_message(body, "mail")
         assert (found.queue, found.package) == ("mail", body)
         assert as_message(body, "mail").job_id == found.job_id
@@ -301,12 +301,14 @@ class TestBodies:
             {"run_after": float("nan")},
         ],
     )
-    def test_what_the_store_would_refuse_for_ever_is_one_too(self, changes: dict[str, Any]) -> None:
+    def test_body_the_store_cannot_take_becomes_one_job_with_that_package(
+        self, changes: dict[str, Any]
+    ) -> None:
         body = as_body(replace(message(), **changes))
         found = as_message(body, "mail")
         assert (found.queue, found.priority, found.package) == ("mail", 0, body)
 
-    def test_it_does_not_stop_the_others(
+    def test_unreadable_body_does_not_stop_other_jobs(
         self, stand: CarriedStand, transport: MemoryTransport
     ) -> None:
         stand.put()
@@ -318,7 +320,7 @@ class TestBodies:
 
 
 class TestLookout:
-    def test_what_nobody_takes_is_given_back(
+    def test_unclaimed_message_is_given_back(
         self, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("stoker.brokers.carried.KEEP_SECONDS", 0.05)
@@ -329,7 +331,7 @@ class TestLookout:
             wait_for(lambda: transport.given_back, lambda: "it was not given back")
             assert lookout.take() == []
 
-    def test_what_it_has_at_its_end_is_given_back(self, transport: MemoryTransport) -> None:
+    def test_close_gives_back_received_messages(self, transport: MemoryTransport) -> None:
         lookout = Lookout(transport)
         lookout.send_out(Errand(("default",), 1, frozenset()))
         transport.send([message()])
@@ -337,7 +339,7 @@ class TestLookout:
         lookout.close()
         wait_for(lambda: transport.given_back, lambda: "it was not given back")
 
-    def test_while_it_is_out_nobody_else_asks(
+    def test_waiting_lookout_is_the_only_one_to_ask_the_server(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with closing(stand.broker.open_wake()):

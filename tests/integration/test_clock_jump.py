@@ -1,4 +1,4 @@
-"""The database's clock is set ahead by more than a lease, while clusters hold leases."""
+"""The database's clock is set ahead by more than a lease while clusters hold leases."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def upkeep() -> Upkeep:
 
 @contextmanager
 def clock_set_ahead() -> Iterator[None]:
-    """The server's clock, as this session sees it: an hour ahead."""
+    """Set the server's clock an hour ahead, as this session sees it."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA ahead")
         cursor.execute(

@@ -1,4 +1,4 @@
-"""Many jobs at once: copied into the store where it takes that, and no job is another for it."""
+"""`enqueue_many`: uses COPY on PostgreSQL, and writes the same rows as single enqueues."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ def copied(enqueue: Callable[[], object]) -> bool:
 
 
 def rows(model: type[Any]) -> list[dict[str, Any]]:
-    """What is in the rows, but for what differs between two jobs of one call."""
+    """Return the rows without the columns that differ between two jobs of the same call."""
     left_out = {"id", "job_id", "package", "enqueued_at"}
     return [
         {name: value for name, value in row.items() if name not in left_out}
@@ -44,7 +44,9 @@ def rows(model: type[Any]) -> list[dict[str, Any]]:
 
 class TestRows:
     @pytest.mark.parametrize("moment", [None, datetime(2099, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)])
-    def test_the_same_as_one_by_one(self, moment: datetime | None) -> None:
+    def test_enqueue_many_writes_the_same_rows_as_single_enqueues(
+        self, moment: datetime | None
+    ) -> None:
         own = add.using(run_after=moment, priority=-7, queue_name="mäil")
         place = Ready if moment is None else Deferred
         for call in CALLS:
@@ -68,17 +70,17 @@ class TestRows:
         assert work_off() == COUNT
         assert [result.wait(5) for result in results[:3]] == [1, 2, 3]
 
-    def test_what_the_database_takes_by_copy(self) -> None:
+    def test_only_postgresql_copies_and_only_many_jobs(self) -> None:
         takes = engine_of("default").takes_copies
         assert takes == (connection.vendor == "postgresql")
         assert copied(lambda: add.enqueue_many(CALLS)) == takes
         assert not copied(lambda: add.enqueue_many(CALLS[:3]))
 
-    def test_jobs_that_are_decided_about_one_by_one_are_not(self) -> None:
+    def test_guarded_jobs_are_not_copied(self) -> None:
         assert not copied(lambda: add.using(lock=Lock("key")).enqueue_many(CALLS))
         assert Need.objects.count() == COUNT
 
-    def test_receivers_are_asked_about_each(self) -> None:
+    def test_pre_enqueue_receivers_are_called_for_each_job(self) -> None:
         def number(args: Any, metadata: dict[str, str], **_: Any) -> None:
             metadata["number"] = str(args[0])
 
@@ -93,7 +95,7 @@ class TestRows:
 
 
 class TestTransactions:
-    def test_what_is_refused_on_the_way_leaves_nothing(self) -> None:
+    def test_refused_call_adds_no_rows(self) -> None:
         with transaction.atomic():
             for value, error in (
                 (float("nan"), NotSerializable),
@@ -106,7 +108,7 @@ class TestTransactions:
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
         assert Ready.objects.count() == 1
 
-    def test_a_rollback_takes_all(self) -> None:
+    def test_rollback_removes_copied_jobs(self) -> None:
         with transaction.atomic():
             add.enqueue_many(CALLS)
             assert Ready.objects.count() == COUNT
@@ -114,7 +116,7 @@ class TestTransactions:
         assert not Job.objects.exists()
         assert not Ready.objects.exists()
 
-    def test_calls_may_come_out_of_the_database(self) -> None:
+    def test_calls_can_be_read_from_the_database_while_enqueueing(self) -> None:
         add.enqueue_many(CALLS)
 
         def calls() -> Iterator[Any]:
@@ -125,7 +127,7 @@ class TestTransactions:
         add.using(queue_name="other").enqueue_many(calls())
         assert Ready.objects.filter(queue="other").count() == COUNT
 
-    def test_none_in_a_broken_transaction(self) -> None:
+    def test_broken_transaction_raises_and_adds_nothing(self) -> None:
         with transaction.atomic():
             transaction.set_rollback(True)
             with pytest.raises(TransactionManagementError):
@@ -134,7 +136,7 @@ class TestTransactions:
 
 
 class TestResults:
-    def test_they_are_a_sequence(self) -> None:
+    def test_results_behave_like_a_sequence(self) -> None:
         results = add.enqueue_many(CALLS)
         assert len(results) == COUNT
         assert results[0] is results[0]
@@ -149,7 +151,7 @@ class TestResults:
         with pytest.raises(IndexError):
             results[COUNT]
 
-    def test_they_show_the_call_as_it_was(self) -> None:
+    def test_results_keep_arguments_as_enqueued(self) -> None:
         listed: list[Any] = [1]
         moment = datetime(2026, 10, 25, tzinfo=UTC)
         results = echo.enqueue_many([((listed,), {})] * 60 + [((moment,), {})])
@@ -163,8 +165,8 @@ class TestResults:
 CALLS_OF_ECHO: list[Any] = [((number,), {}) for number in range(COUNT)]
 
 
-def test_who_forbids_statements_is_obeyed() -> None:
-    """As a shell does in which nothing may be written."""
+def test_execute_wrapper_that_forbids_writes_is_obeyed() -> None:
+    """As in a read-only shell."""
 
     def forbid(execute: Any, sql: str, *arguments: Any) -> Any:
         if not sql.startswith("SELECT"):

@@ -1,4 +1,4 @@
-"""Dead letters as their reader has them: found, sent again, discarded, purged."""
+"""Dead letters: found, requeued, discarded, purged."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -23,13 +23,13 @@ from tests.app import frail
 from tests.integration.letters import at_once, dead
 from tests.integration.work import work_off, work_off_when_due
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("mended")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("nothing_broken")]
 
 
 # -- requeue --------------------------------------------------------------------------------------
 
 
-def test_what_was_mended_succeeds_and_its_entry_is_resolved() -> None:
+def test_requeued_job_that_succeeds_resolves_its_dead_letter() -> None:
     letter = dead(frail.charge, "order 1")
     frail.broken.clear()
     answer = dead_letters.requeue(letter.id, by="alice", because="the bank is back")
@@ -49,7 +49,7 @@ def test_what_was_mended_succeeds_and_its_entry_is_resolved() -> None:
     assert dead_letters.count() == 0
 
 
-def test_what_fails_again_updates_its_entry() -> None:
+def test_requeued_job_that_fails_updates_its_dead_letter() -> None:
     first = dead(frail.charge, "order 1")
     for count in (2, 3, 4):
         answer = dead_letters.requeue(first.id)
@@ -65,7 +65,7 @@ def test_what_fails_again_updates_its_entry() -> None:
     assert (story.args, story.kwargs) == (("order 1",), {})
 
 
-def test_there_are_never_two_of_one() -> None:
+def test_second_requeue_returns_the_pending_job() -> None:
     letter = dead(frail.charge, "order 1")
     first, second = dead_letters.requeue(letter.id), dead_letters.requeue(letter.id)
     assert (first.fate, second.fate) == (Fate.REQUEUED, Fate.UNDER_WAY)
@@ -73,7 +73,7 @@ def test_there_are_never_two_of_one() -> None:
     assert Ready.objects.count() == 1
 
 
-def test_who_cancels_the_new_job_may_send_it_again() -> None:
+def test_cancelled_requeue_can_be_requeued_again() -> None:
     letter = dead(frail.charge, "order 1")
     answer = dead_letters.requeue(letter.id)
     frail.charge.get_result(str(answer.job_id)).cancel()
@@ -83,7 +83,7 @@ def test_who_cancels_the_new_job_may_send_it_again() -> None:
     assert DeadLetter.objects.get().requeued_count == 2
 
 
-def test_a_requeue_is_of_the_callers_transaction() -> None:
+def test_requeue_rolls_back_with_its_transaction() -> None:
     letter = dead(frail.charge, "order 1")
     with transaction.atomic():
         dead_letters.requeue(letter.id)
@@ -94,7 +94,7 @@ def test_a_requeue_is_of_the_callers_transaction() -> None:
     assert not Requeue.objects.exists()
 
 
-def test_it_can_be_sent_with_other_arguments_elsewhere_and_later() -> None:
+def test_requeue_accepts_other_arguments_queue_and_run_after() -> None:
     letter = dead(frail.charge, "order 1")
     answer = dead_letters.requeue(
         letter.id, args=("order 2",), kwargs={"note": "again"}, to_queue="slow", run_after=60
@@ -104,7 +104,7 @@ def test_it_can_be_sent_with_other_arguments_elsewhere_and_later() -> None:
     assert (result.task.queue_name, result.state) == ("slow", "DEFERRED")
 
 
-def test_the_options_of_the_job_stay() -> None:
+def test_requeued_job_keeps_its_options() -> None:
     frail.broken.add("order 1")
     result = frail.charge.using(max_attempts=2, queue_name="mail", priority=7).enqueue("order 1")
     work_off()
@@ -118,7 +118,7 @@ def test_the_options_of_the_job_stay() -> None:
 
 
 def test_requeued_job_expires_when_its_task_says() -> None:
-    """The moment that the failed job had may be over by now."""
+    """The deadline of the failed job may have passed already."""
     letter = dead(frail.charge.using(expires=3600), "order 1")
     assert opened(letter.package).options.expires_at is not None
     answer = dead_letters.requeue(letter.id)
@@ -136,7 +136,7 @@ def test_requeued_job_keeps_its_metadata() -> None:
     assert opened(Job.objects.get(pk=answer.job_id).package).metadata["trace"] == "abc"
 
 
-def test_what_is_not_there_is_told() -> None:
+def test_unknown_id_raises_dead_letter_not_found() -> None:
     for call in (dead_letters.get, dead_letters.requeue):
         with pytest.raises(DeadLetterNotFound):
             call(uuid4())
@@ -145,7 +145,7 @@ def test_what_is_not_there_is_told() -> None:
     assert not dead_letters.discard(uuid4())
 
 
-def test_a_task_that_is_gone_is_refused_and_nothing_changed() -> None:
+def test_requeue_of_unknown_task_is_refused_and_changes_nothing() -> None:
     letter = dead(frail.charge, "order 1")
     DeadLetter.objects.update(task="tests.app.frail.gone", package=b"what nobody reads")
     answer = dead_letters.requeue(letter.id)
@@ -158,8 +158,8 @@ def test_a_task_that_is_gone_is_refused_and_nothing_changed() -> None:
     assert (letter.state, letter.requeued_count) == ("open", 0)
 
 
-def test_a_package_that_does_not_open_can_be_replaced() -> None:
-    """As after a change of SECRET_KEY."""
+def test_unreadable_package_can_be_requeued_with_new_arguments() -> None:
+    """This happens after a change of SECRET_KEY."""
     letter = dead(frail.charge, "order 1")
     DeadLetter.objects.update(package=b"what nobody reads")
     frail.broken.clear()
@@ -169,7 +169,7 @@ def test_a_package_that_does_not_open_can_be_replaced() -> None:
     assert DeadLetter.objects.get().state == "resolved"
 
 
-def test_a_job_that_becomes_unreadable_goes_on_counting_in_its_entry() -> None:
+def test_requeued_job_that_becomes_unreadable_updates_its_dead_letter() -> None:
     letter = dead(frail.charge, "order 1")
     answer = dead_letters.requeue(letter.id)
     Job.objects.filter(pk=answer.job_id).update(package=b"what nobody reads")
@@ -178,7 +178,7 @@ def test_a_job_that_becomes_unreadable_goes_on_counting_in_its_entry() -> None:
     assert (entry.pk, entry.reason, entry.failure_count) == (letter.pk, "unreadable", 2)
 
 
-def test_a_requeued_job_comes_before_what_was_enqueued_later() -> None:
+def test_requeued_job_comes_before_jobs_enqueued_later() -> None:
     letter = dead(frail.charge, "order 1")
     frail.charge.enqueue("order 2")
     answer = dead_letters.requeue(letter.id)
@@ -190,7 +190,7 @@ def test_a_requeued_job_comes_before_what_was_enqueued_later() -> None:
 # -- unique keys ----------------------------------------------------------------------------------
 
 
-def test_an_entry_of_a_key_is_known_by_it() -> None:
+def test_jobs_of_one_unique_key_share_a_dead_letter() -> None:
     letter = dead(frail.fetch, "a")
     assert letter.key == "unique feed:a"
     again = dead(frail.fetch, "a", note="a newer job")
@@ -198,7 +198,7 @@ def test_an_entry_of_a_key_is_known_by_it() -> None:
     assert dead_letters.get(letter.id).kwargs == {"note": "a newer job"}
 
 
-def test_a_newer_job_of_the_key_wins_and_its_success_resolves_the_entry() -> None:
+def test_requeue_returns_newer_job_of_same_key_whose_success_resolves() -> None:
     letter = dead(frail.fetch, "a", note="old")
     newer = frail.fetch.enqueue("a", note="new")
     answer = dead_letters.requeue(letter.id)
@@ -210,7 +210,7 @@ def test_a_newer_job_of_the_key_wins_and_its_success_resolves_the_entry() -> Non
     assert DeadLetter.objects.get().state == "resolved"
 
 
-def test_a_requeued_job_has_its_key_again() -> None:
+def test_requeued_job_takes_its_unique_key_again() -> None:
     letter = dead(frail.fetch, "a")
     answer = dead_letters.requeue(letter.id)
     assert frail.fetch.enqueue("a").id == str(answer.job_id)
@@ -220,13 +220,13 @@ def test_a_requeued_job_has_its_key_again() -> None:
     assert Ready.objects.count() == 1
 
 
-def test_a_period_that_is_not_over_does_not_hinder_a_requeue() -> None:
+def test_unique_period_does_not_block_requeue() -> None:
     letter = dead(frail.fetch_hourly, "a")
     assert frail.fetch_hourly.enqueue("a").was_duplicate
     assert dead_letters.requeue(letter.id).fate is Fate.REQUEUED
 
 
-def test_a_key_given_by_using_counts_too() -> None:
+def test_requeue_finds_newer_job_of_key_given_by_using() -> None:
     frail.broken.add("order 1")
     task = frail.charge.using(unique=Unique("order:{order}"))
     task.enqueue("order 1")
@@ -237,8 +237,8 @@ def test_a_key_given_by_using_counts_too() -> None:
     assert (answer.fate, str(answer.job_id)) == (Fate.NEWER, newer.id)
 
 
-def test_the_success_of_a_newer_job_of_the_key_resolves_the_entry() -> None:
-    """Nobody had to send it again."""
+def test_success_of_newer_job_of_same_key_resolves_dead_letter() -> None:
+    """Without a requeue."""
     letter = dead(frail.fetch, "a")
     frail.broken.clear()
     frail.fetch.enqueue("a")
@@ -250,7 +250,7 @@ def test_the_success_of_a_newer_job_of_the_key_resolves_the_entry() -> None:
 # -- sequences ------------------------------------------------------------------------------------
 
 
-def test_a_halted_sequence_goes_on_after_a_requeue_has_succeeded() -> None:
+def test_halted_sequence_continues_after_requeue_succeeds() -> None:
     letter = dead(frail.book, "account 1", "entry 1")
     second = frail.book.enqueue("account 1", "entry 2")
     assert not work_off()
@@ -268,7 +268,7 @@ def test_a_halted_sequence_goes_on_after_a_requeue_has_succeeded() -> None:
     assert DeadLetter.objects.get().state == "resolved"
 
 
-def test_a_halted_sequence_goes_on_after_a_discard() -> None:
+def test_halted_sequence_continues_after_discard() -> None:
     letter = dead(frail.book, "account 1", "entry 1")
     frail.book.enqueue("account 1", "entry 2")
     assert not work_off()
@@ -277,7 +277,7 @@ def test_a_halted_sequence_goes_on_after_a_discard() -> None:
     assert not Need.objects.exists()
 
 
-def test_a_halted_sequence_goes_on_when_its_entry_is_purged() -> None:
+def test_halted_sequence_continues_after_purge() -> None:
     dead(frail.book, "account 1", "entry 1")
     frail.book.enqueue("account 1", "entry 2")
     assert not work_off()
@@ -285,8 +285,8 @@ def test_a_halted_sequence_goes_on_when_its_entry_is_purged() -> None:
     assert work_off() == 1
 
 
-def test_upkeep_lets_a_sequence_go_on_that_nothing_halts_any_more() -> None:
-    """Its dead letter was closed by a newer job of the key, or by a hand in the tables."""
+def test_upkeep_continues_sequence_whose_dead_letter_is_closed() -> None:
+    """It was closed by a newer job of the key, or by hand in the tables."""
     dead(frail.book, "account 1", "entry 1")
     frail.book.enqueue("account 1", "entry 2")
     assert not work_off()
@@ -302,7 +302,7 @@ def test_upkeep_lets_a_sequence_go_on_that_nothing_halts_any_more() -> None:
 
 @pytest.fixture
 def woken(monkeypatch: pytest.MonkeyPatch) -> list[Collection[str]]:
-    """Give the queues that clusters are woken for, instead of waking them."""
+    """Record the queues that clusters are woken for, instead of waking them."""
     queues: list[Collection[str]] = []
 
     def wake_up(names: Collection[str], **_: Any) -> None:
@@ -313,7 +313,7 @@ def woken(monkeypatch: pytest.MonkeyPatch) -> list[Collection[str]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_requeue_wakes_clusters_after_the_commit(woken: list[Collection[str]]) -> None:
+def test_requeue_wakes_clusters_after_commit(woken: list[Collection[str]]) -> None:
     letter = dead(frail.charge, "order 1")
     woken.clear()
     with transaction.atomic():
@@ -323,7 +323,9 @@ def test_requeue_wakes_clusters_after_the_commit(woken: list[Collection[str]]) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_discard_wakes_the_halted_sequence_after_the_commit(woken: list[Collection[str]]) -> None:
+def test_discard_wakes_clusters_of_halted_sequence_after_commit(
+    woken: list[Collection[str]],
+) -> None:
     letter = dead(frail.book, "account 1", "entry 1")
     frail.book.enqueue("account 1", "entry 2")
     assert not work_off()
@@ -337,7 +339,7 @@ def test_discard_wakes_the_halted_sequence_after_the_commit(woken: list[Collecti
 # -- discard, purge -------------------------------------------------------------------------------
 
 
-def test_a_discarded_entry_says_who_and_why() -> None:
+def test_discard_records_author_and_reason() -> None:
     letter = dead(frail.charge, "order 1")
     assert dead_letters.discard(letter.id, by="alice", because="paid in cash")
     assert not dead_letters.discard(letter.id)
@@ -348,14 +350,14 @@ def test_a_discarded_entry_says_who_and_why() -> None:
     assert not Ready.objects.exists()
 
 
-def test_what_a_job_carries_on_is_not_discarded() -> None:
+def test_requeued_dead_letter_is_not_discarded() -> None:
     letter = dead(frail.charge, "order 1")
     dead_letters.requeue(letter.id)
     assert not dead_letters.discard(letter.id)
     assert dead_letters.discard_many().matched == 0
 
 
-def test_purge_takes_what_is_old_enough_and_its_history() -> None:
+def test_purge_deletes_old_closed_dead_letters_with_their_history() -> None:
     kept = dead(frail.charge, "order 1")
     gone = dead(frail.charge, "order 2")
     dead_letters.requeue(gone.id)
@@ -376,7 +378,7 @@ def test_purge_takes_what_is_old_enough_and_its_history() -> None:
     assert Attempt.objects.filter(job_id=kept.job_id).exists()
 
 
-def test_purge_leaves_open_ones_that_failed_lately() -> None:
+def test_purge_keeps_recent_open_dead_letters() -> None:
     letter = dead(frail.charge, "order 1")
     assert dead_letters.purge(timedelta(days=30), state="open").matched == 0
     DeadLetter.objects.update(failed_at=timezone.now() - timedelta(days=31))
@@ -384,7 +386,7 @@ def test_purge_leaves_open_ones_that_failed_lately() -> None:
     assert not DeadLetter.objects.filter(pk=letter.pk).exists()
 
 
-def test_purge_keeps_the_attempts_of_a_job_that_is_kept() -> None:
+def test_purge_keeps_attempts_of_jobs_that_are_kept() -> None:
     letter = dead(frail.charge, "order 1")
     dead_letters.discard(letter.id)
     assert dead_letters.purge(timedelta(0)).done == 1
@@ -392,10 +394,10 @@ def test_purge_keeps_the_attempts_of_a_job_that_is_kept() -> None:
     assert Attempt.objects.filter(job_id=letter.job_id).exists()
 
 
-# -- many -----------------------------------------------------------------------------------------
+# -- bulk actions ---------------------------------------------------------------------------------
 
 
-def test_many_are_sent_again_by_a_filter() -> None:
+def test_bulk_requeue_and_discard_apply_filters_and_limit() -> None:
     for order in ("order 1", "order 2", "order 3"):
         dead(frail.charge, order)
     dead(frail.fetch, "a")
@@ -411,7 +413,7 @@ def test_many_are_sent_again_by_a_filter() -> None:
 
 
 @pytest.mark.parametrize("state", ["requeued", "resolved", "discarded", "closed", "all", "nix"])
-def test_a_filter_for_others_than_open_ones_does_not_mean_open_ones(state: str) -> None:
+def test_bulk_actions_refuse_states_other_than_open(state: str) -> None:
     dead(frail.charge, "order 1")
     for act in (dead_letters.discard_many, dead_letters.requeue_many):
         for dry_run in (False, True):
@@ -422,7 +424,7 @@ def test_a_filter_for_others_than_open_ones_does_not_mean_open_ones(state: str) 
 
 
 @pytest.mark.parametrize("limit", [0, -2, 2**70, "9"])
-def test_a_limit_that_cannot_be_is_refused(limit: Any) -> None:
+def test_invalid_limit_raises_value_error(limit: Any) -> None:
     dead(frail.charge, "order 1")
     for act in (dead_letters.find, dead_letters.discard_many, dead_letters.requeue_many):
         with pytest.raises(ValueError, match=r"limit=.* must be"):
@@ -440,13 +442,13 @@ def test_a_limit_that_cannot_be_is_refused(limit: Any) -> None:
         ({"failed_before": timedelta(1)}, "failed_before=.*: give a datetime"),
     ],
 )
-def test_a_filter_that_cannot_be_is_told(filters: Any, sentence: str) -> None:
+def test_invalid_filter_raises_value_error(filters: Any, sentence: str) -> None:
     for look in (dead_letters.find, dead_letters.count, dead_letters.stats):
         with pytest.raises(ValueError, match=sentence):
             look(**filters)
 
 
-def test_what_no_database_takes_can_be_said_and_searched_for() -> None:
+def test_unstorable_characters_are_escaped_and_searchable() -> None:
     letter = dead(frail.charge, "order 1")
     assert dead_letters.count(text="\x00") == dead_letters.count(key="\x00") == 0
     answer = dead_letters.requeue(letter.id, by="\x00", because="\ud800")
@@ -459,7 +461,7 @@ def charge_result(answer: dead_letters.Answer) -> Any:
     return frail.charge.get_result(str(answer.job_id))
 
 
-def test_one_that_is_refused_does_not_keep_the_others() -> None:
+def test_refused_dead_letter_does_not_stop_bulk_requeue() -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     DeadLetter.objects.filter(pk=letters[1].pk).update(package=b"what nobody reads")
     bulk = dead_letters.requeue_many()
@@ -472,7 +474,7 @@ def test_one_that_is_refused_does_not_keep_the_others() -> None:
 # -- find, count, stats ---------------------------------------------------------------------------
 
 
-def test_nothing_is_found_where_there_is_nothing() -> None:
+def test_empty_store_finds_nothing() -> None:
     assert dead_letters.find().letters == []
     assert dead_letters.find().next is None
     assert dead_letters.count() == 0
@@ -481,9 +483,9 @@ def test_nothing_is_found_where_there_is_nothing() -> None:
     assert dead_letters.requeue_many().matched == dead_letters.purge(timedelta(0)).matched == 0
 
 
-def test_pages_do_not_overlap_and_leave_none_out() -> None:
+def test_pages_cover_all_dead_letters_without_overlap() -> None:
     letters = {dead(frail.charge, f"order {number}").pk for number in range(7)}
-    DeadLetter.objects.update(failed_at=timezone.now())  # the id decides, too
+    DeadLetter.objects.update(failed_at=timezone.now())  # so that the id decides the order
     pages: list[list[UUID]] = []
     after = None
     while not pages or after is not None:
@@ -496,7 +498,7 @@ def test_pages_do_not_overlap_and_leave_none_out() -> None:
         dead_letters.find(after="nowhere")
 
 
-def test_every_filter_finds_what_it_says() -> None:
+def test_each_filter_finds_the_matching_dead_letters() -> None:
     charged = dead(frail.charge, "order 1")
     fetched = dead(frail.fetch.using(queue_name="slow"), "a")
     now = timezone.now()
@@ -525,7 +527,7 @@ def test_every_filter_finds_what_it_says() -> None:
             dead_letters.count(**wrong)
 
 
-def test_stats_group_what_is_the_same_fault() -> None:
+def test_stats_group_equal_faults() -> None:
     for order in ("order 1", "order 2"):
         dead(frail.charge, order)
     letter = dead(frail.fetch, "a")
@@ -540,12 +542,12 @@ def test_stats_group_what_is_the_same_fault() -> None:
     assert len(dead_letters.stats(groups=1).faults) == 1
 
 
-# -- at the same time -----------------------------------------------------------------------------
+# -- concurrency ----------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
-def test_several_who_send_the_same_at_once_make_one_job_of_each() -> None:
-    """Two persons, and somebody who enqueues newer jobs of the same keys."""
+def test_concurrent_requeues_and_enqueues_make_one_job_each() -> None:
+    """Two bulk requeues, and a thread that enqueues newer jobs of the same keys."""
     letters = [dead(frail.charge, f"order {number}") for number in range(10)]
     keyed = [dead(frail.fetch, f"feed {number}") for number in range(10)]
     frail.broken.clear()

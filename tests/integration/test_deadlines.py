@@ -1,4 +1,4 @@
-"""What a cluster's own processes set on their connections, whatever the project has set."""
+"""Deadlines that a cluster's own processes set on their database connections."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def cluster_of_a_project(
     *, is_cluster: bool = True, database_seconds: float = 15.0, **database: Any
 ) -> Iterator[None]:
-    """Let the connection be that of a cluster's own process, where DATABASES says this."""
+    """Make the connection that of a cluster's own process, with these values in DATABASES."""
     before, receivers = connection.settings_dict, connection_created.receivers.copy()
     connection.close()
     connection.settings_dict = deepcopy(before)
@@ -45,19 +45,19 @@ def cluster_of_a_project(
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("pool", [True, {"min_size": 1, "max_size": 4}])
-def test_a_project_that_has_its_connections_from_a_pool_can_run_a_cluster(pool: object) -> None:
+def test_cluster_runs_with_a_connection_pool(pool: object) -> None:
     with cluster_of_a_project(OPTIONS={"pool": pool}):
         connection.ensure_connection()
 
 
-def test_a_cluster_commits_though_the_project_does_so_by_hand() -> None:
+def test_cluster_commits_though_project_disables_autocommit() -> None:
     with cluster_of_a_project(AUTOCOMMIT=False):
         Job.objects.ensure([new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0]))
     assert Job.objects.count() == 1
 
 
 @pytest.mark.postgres
-def test_server_ends_silent_transactions_and_long_waits_of_a_cluster() -> None:
+def test_postgresql_ends_silent_transactions_and_long_waits_of_a_cluster() -> None:
     with cluster_of_a_project():
         settings = settings_for()
         limits = {
@@ -85,7 +85,7 @@ def test_mariadb_ends_silent_transactions_and_long_waits_of_a_cluster() -> None:
 
 
 @pytest.mark.postgres
-def test_command_waits_for_locks_as_long_as_for_any_answer() -> None:
+def test_command_waits_for_locks_as_long_as_for_answers() -> None:
     with cluster_of_a_project(is_cluster=False), connection.cursor() as cursor:
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("0",)
@@ -96,9 +96,9 @@ def test_command_waits_for_locks_as_long_as_for_any_answer() -> None:
 @pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("moment", ["query", "commit", "prepared"])
-def test_call_ends_although_silent_peer_acknowledges_packets(moment: str) -> None:
+def test_call_to_silent_server_raises_after_its_deadline(moment: str) -> None:
     if moment == "prepared" and connection.vendor != "postgresql":
-        pytest.skip("Only PostgreSQL keeps statements.")
+        pytest.skip("Only PostgreSQL has prepared statements.")
     given = connection.settings_dict
     port = int(given["PORT"] or {"postgresql": 5432, "mysql": 3306}[connection.vendor])
     with Proxy(given["HOST"], port) as proxy:
@@ -112,7 +112,7 @@ def test_call_ends_although_silent_peer_acknowledges_packets(moment: str) -> Non
 
 
 def add_job(moment: str, then: Callable[[], None]) -> None:
-    """Call ``then`` in the transaction, before the statement that is meant."""
+    """Add a job in a transaction, and call ``then`` before the given statement."""
     with transaction.atomic():
         Job.objects.ensure([new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0]))
         then()

@@ -1,4 +1,4 @@
-"""Declared schedules: added, changed and removed with the code, and by the newest edition alone."""
+"""Declared schedules: added, changed and removed with the code, by the newest edition only."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ HOURLY = every(hours=1)
 
 
 @pytest.fixture
-def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+def events() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     found: list[tuple[str, dict[str, Any]]] = []
 
     def hear(name: str, facts: dict[str, Any], **_: Any) -> None:
@@ -35,7 +35,7 @@ def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 def edition(**declared: Scheduled) -> Declaring:
-    """A process of a cluster whose code declares these."""
+    """Return a process of a cluster whose code declares these schedules."""
     settings = settings_for("default")
     return Declaring(
         settings, [Declared(name, "code", nothing, when) for name, when in declared.items()]
@@ -55,7 +55,7 @@ def let_die(*editions: Declaring) -> None:
         Edition.objects.filter(digest=one._digest).update(seen_us=0)
 
 
-def test_they_are_added_and_stay_as_they_are() -> None:
+def test_declared_schedules_are_added_once_and_keep_their_state() -> None:
     one = edition(hourly=HOURLY, daily=every(days=1))
     one.sync()
     assert names() == {"hourly", "daily"}
@@ -66,7 +66,7 @@ def test_they_are_added_and_stay_as_they_are() -> None:
     assert list(Schedule.objects.order_by("pk").values()) == before
 
 
-def test_what_code_drops_is_removed_and_rows_are_not() -> None:
+def test_schedule_dropped_from_code_is_removed_and_created_ones_are_kept() -> None:
     schedules.create("row", nothing, HOURLY)
     old, new = edition(hourly=HOURLY, daily=every(days=1)), edition(hourly=HOURLY)
     old.sync()
@@ -77,8 +77,8 @@ def test_what_code_drops_is_removed_and_rows_are_not() -> None:
     assert names() == {"hourly", "row"}
 
 
-def test_a_rolling_deploy_does_not_flap() -> None:
-    """The old code's clusters go on, and one of them is begun anew in between."""
+def test_old_edition_does_not_undo_changes_during_rolling_deploy() -> None:
+    """Clusters with the old code go on, and one of them restarts in between."""
     old, new = edition(hourly=HOURLY), edition(hourly=every(hours=2), added=HOURLY)
     old.sync()
     schedules.pause("hourly", by="ada")
@@ -94,7 +94,7 @@ def test_a_rolling_deploy_does_not_flap() -> None:
     assert rules() == {"hourly": 2, "added": 1}
 
 
-def test_going_back_to_the_old_code() -> None:
+def test_rollback_to_old_code_restores_its_schedules() -> None:
     old, new = edition(hourly=HOURLY), edition(hourly=every(hours=2))
     old.sync()
     new.sync()
@@ -103,7 +103,7 @@ def test_going_back_to_the_old_code() -> None:
     assert rules() == {"hourly": 1}
 
 
-def test_a_change_keeps_the_state_that_it_does_not_touch() -> None:
+def test_changed_declaration_keeps_next_moment_and_counts() -> None:
     edition(hourly=every(hours=1, repeats=5)).sync()
     moment = schedules.get("hourly").moment_us
     Schedule.objects.update(repeats_left=3, fired_count=2)
@@ -114,24 +114,26 @@ def test_a_change_keeps_the_state_that_it_does_not_touch() -> None:
     assert row.overlap == "skip"
 
 
-def test_a_name_that_a_row_has_is_left_to_it(told: list[tuple[str, dict[str, Any]]]) -> None:
+def test_declaration_with_name_of_created_schedule_is_refused(
+    events: list[tuple[str, dict[str, Any]]],
+) -> None:
     schedules.create("hourly", nothing, every(hours=3))
     one = edition(hourly=HOURLY)
     one.sync()
     one.sync()
     assert rules() == {"hourly": 3}
-    assert [name for name, _ in told].count("schedule_refused") == 1
+    assert [name for name, _ in events].count("schedule_refused") == 1
 
 
-def test_one_that_is_wrong_does_not_keep_the_others_out(
-    told: list[tuple[str, dict[str, Any]]],
+def test_invalid_declaration_is_refused_and_others_are_added(
+    events: list[tuple[str, dict[str, Any]]],
 ) -> None:
     edition(wrong=every(hours=1, args=[1]), right=HOURLY).sync()
     assert names() == {"right"}
-    assert ("schedule_refused", "wrong") in [(name, facts.get("name")) for name, facts in told]
+    assert ("schedule_refused", "wrong") in [(name, facts.get("name")) for name, facts in events]
 
 
-def test_declared_ones_are_changed_where_they_are_declared() -> None:
+def test_declared_schedules_can_be_paused_but_not_changed() -> None:
     edition(hourly=HOURLY).sync()
     for change in (
         lambda: schedules.delete("hourly"),
@@ -144,7 +146,7 @@ def test_declared_ones_are_changed_where_they_are_declared() -> None:
     assert not schedules.resume("hourly").is_paused
 
 
-def test_tasks_and_settings_declare() -> None:
+def test_schedules_are_declared_by_tasks_and_settings() -> None:
     made = task(schedule=[Cron("@daily"), every(hours=1, name="often")])(declared_function)
     try:
         settings = replace(
@@ -159,10 +161,10 @@ def test_tasks_and_settings_declare() -> None:
 
 
 def declared_function() -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
-def test_what_is_wrong_with_declared_ones_is_said() -> None:
+def test_problems_names_duplicates_unknown_tasks_and_wrong_arguments() -> None:
     settings = settings_for("default")
     found = problems(
         settings,
@@ -179,7 +181,7 @@ def test_what_is_wrong_with_declared_ones_is_said() -> None:
     assert "does not take these arguments" in found[2]
 
 
-def test_the_setting() -> None:
+def test_schedules_setting_is_read_and_checked() -> None:
     wanted = {"night": {"task": "tests.app.tasks.nothing", "schedule": Cron("0 3 * * *")}}
     with override_settings(TASKS=with_schedules(wanted)):
         assert settings_for("default").schedules[0][0] == "night"
@@ -193,14 +195,14 @@ def with_schedules(value: Any) -> dict[str, Any]:
     return {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
 
 
-def test_the_option_of_a_task() -> None:
+def test_task_option_schedule_must_be_a_rule() -> None:
     with pytest.raises((InvalidSchedule, InvalidTaskOption), match="schedule='0 3"):
         task(schedule="0 3 * * *")(declared_function)  # type: ignore[call-overload] # on purpose
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_keys_may_be_changed(serializer: str) -> None:
-    """What was signed with a former key is signed again while that is known."""
+def test_schedules_are_signed_again_after_key_rotation(serializer: str) -> None:
+    """A package signed with a fallback key is signed again with the current key."""
     options = {"SERIALIZER": serializer}
     tasks = {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
     with override_settings(TASKS=tasks):

@@ -1,4 +1,4 @@
-"""A disk that is full: what cannot be written is told, and nothing that was promised is lost."""
+"""A full disk: the write is refused with an error, and no job is lost."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +19,12 @@ from tests.integration.work import claim, work_off
 pytestmark = [pytest.mark.sqlite, pytest.mark.django_db(transaction=True)]
 
 LARGE = "x" * 500_000
-"""More than what is free in the pages that there are."""
+"""More than the free space in the existing pages of the database."""
 
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """The file may not grow."""
+    """Let the database file not grow."""
     with connection.cursor() as cursor:
         cursor.execute("VACUUM")
         cursor.execute("PRAGMA page_count")
@@ -37,20 +37,20 @@ def full_disk() -> Iterator[None]:
 
 
 def refused(act: Callable[[], object]) -> None:
-    """By an error that the cluster's processes take for a store that is away: they try again."""
+    """Check that the call raises an error after which the cluster's processes retry."""
     with full_disk(), pytest.raises((BrokerUnavailable, OperationalError), match="full"):
         act()
 
 
-def test_an_enqueue_is_refused_and_leaves_nothing() -> None:
+def test_enqueue_on_full_disk_raises_and_adds_no_job() -> None:
     refused(lambda: tasks.echo.enqueue(LARGE))
     assert not Job.objects.exists()
     tasks.echo.enqueue(LARGE)
     assert work_off() == 1
 
 
-def test_an_outcome_is_kept_until_there_is_room() -> None:
-    """It is not acked, so that its holder has it still, and records it once."""
+def test_outcome_on_full_disk_is_recorded_once_there_is_room() -> None:
+    """It is not acked, so the holder keeps it and records it again."""
     result = tasks.echo.enqueue(LARGE)
     settings = settings_for()
     (delivery,) = claim()

@@ -1,4 +1,4 @@
-"""What is Disque's own: several nodes, of which some go away; answers that are lost; URLs."""
+"""Disque only: several nodes, of which some fail; lost answers; URLs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def transport(nodes: list[PrivateDisque]) -> Iterator[DisqueTransport]:
 
 
 class TestSeveralNodes:
-    def test_what_one_node_took_another_hands_out(
+    def test_job_sent_to_one_node_is_received_from_another(
         self, nodes: list[PrivateDisque], transport: DisqueTransport
     ) -> None:
         jobs = [message() for _ in range(20)]
@@ -61,7 +61,7 @@ class TestSeveralNodes:
         transport.drop(found)
         assert transport.counts() == {}
 
-    def test_who_waits_at_one_node_gets_what_comes_to_another(
+    def test_waiting_receive_gets_job_sent_to_another_node(
         self, nodes: list[PrivateDisque], transport: DisqueTransport
     ) -> None:
         _prefer(transport, nodes[0])
@@ -71,7 +71,7 @@ class TestSeveralNodes:
         (parcel,) = transport.receive(["default"], 5, wait_seconds=120)
         assert parcel.message == job
 
-    def test_a_node_that_dies_takes_no_job_with_it(
+    def test_dead_node_loses_no_job(
         self, nodes: list[PrivateDisque], transport: DisqueTransport
     ) -> None:
         jobs = [message() for _ in range(10)]
@@ -85,7 +85,7 @@ class TestSeveralNodes:
         assert {parcel.message.job_id for parcel in found} == {job.job_id for job in jobs}
         assert any("does not answer" in sentence for sentence in transport.weaknesses())
 
-    def test_what_was_dropped_does_not_come_back_from_another_node(
+    def test_dropped_jobs_are_not_delivered_by_another_node(
         self, nodes: list[PrivateDisque], transport: DisqueTransport
     ) -> None:
         transport.send([message() for _ in range(5)])
@@ -94,10 +94,10 @@ class TestSeveralNodes:
             _advance(node, 61)
         assert transport.receive(["default"], 5, wait_seconds=0.5) == []
 
-    def test_too_few_nodes_for_the_copies_are_named_as_the_cause(
+    def test_too_few_nodes_for_the_copies_raises_with_that_cause(
         self, nodes: list[PrivateDisque]
     ) -> None:
-        """A node refuses a job only when the time for its copies is over, and a little later."""
+        """A node refuses a job only some time after the time for its copies is over."""
         for node in nodes[1:]:
             node.kill()
         alone = transport_at(url_of(nodes[:1], "?replicate=3"), database_seconds=3)
@@ -106,9 +106,9 @@ class TestSeveralNodes:
             pytest.raises(BrokerUnavailable, match=r"NOREPL .* smaller \?replicate="),
         ):
             alone.send([message() for _ in range(20)])
-        assert alone._nodes._away_until == {}, "a healthy node is taken for one that is away"
+        assert alone._nodes._away_until == {}, "a healthy node counts as unreachable"
 
-    def test_it_goes_to_the_node_where_the_jobs_come_from(
+    def test_consumer_switches_to_the_node_with_the_jobs(
         self, nodes: list[PrivateDisque], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(disque_nodes, "ENOUGH_JOBS", 10)
@@ -144,7 +144,7 @@ class TestOneNode:
             yield made
 
     @pytest.mark.parametrize("command", [b"ADDJOB", b"GETJOB", b"ACKJOB"])
-    def test_whatever_answer_is_lost_the_job_comes_again_or_is_there(
+    def test_lost_answer_leads_to_redelivery_and_no_lost_job(
         self, node: PrivateDisque, far: DisqueTransport, proxy: Proxy, command: bytes
     ) -> None:
         job = message()
@@ -162,7 +162,9 @@ class TestOneNode:
         found = _all_of(far, 1 if command == b"ACKJOB" else 2)
         assert {parcel.message.job_id for parcel in found} == {job.job_id}
 
-    def test_held_longer_and_given_back(self, node: PrivateDisque, far: DisqueTransport) -> None:
+    def test_held_job_is_extended_and_given_back_job_is_redelivered(
+        self, node: PrivateDisque, far: DisqueTransport
+    ) -> None:
         far.send([message()])
         (parcel,) = far.receive(["default"], 1)
         for _ in range(3):
@@ -181,7 +183,7 @@ class TestOneNode:
         assert found == [5, 0, -5]
         assert far.capabilities.allow(usual)
 
-    def test_something_that_somebody_else_put_there(self, far: DisqueTransport) -> None:
+    def test_foreign_message_is_received_as_package(self, far: DisqueTransport) -> None:
         name = f"stoker:{far.settings.cluster}:usual:mail"
         far._nodes.ask(["ADDJOB", name, b"whatever", 1000])
         (parcel,) = far.receive((), 10)
@@ -199,28 +201,30 @@ class TestSettings:
             ("disque://a?replicate=0", "no number of copies"),
         ],
     )
-    def test_a_wrong_url_is_explained(self, url: str, what: str) -> None:
+    def test_invalid_url_raises_with_explanation(self, url: str, what: str) -> None:
         with pytest.raises(ConfigurationError, match=rf"{what}.* Write disque://HOST:PORT"):
             DisqueTransport(Settings(broker=url))
 
-    def test_copies_on_two_nodes_where_there_are_two(self) -> None:
+    def test_copies_default_to_two_with_several_nodes(self) -> None:
         for url, copies in (("disque://a", 1), ("disque://a,b", 2), ("disque://a,b,c", 2)):
             assert transport_at(url)._nodes.copies == copies
         assert transport_at("disque://a,b?replicate=3")._nodes.copies == 3
 
-    def test_nobody_there_and_no_password_is_shown(self) -> None:
+    def test_unreachable_node_raises_without_showing_the_password(self) -> None:
         transport = transport_at("disque://:secret@127.0.0.1:1", database_seconds=0.5)
         with pytest.raises(BrokerUnavailable) as caught:
             transport.ping()
         assert str(caught.value).startswith("disque://127.0.0.1:1 did not carry this out: ")
         assert "secret" not in str(caught.value)
 
-    def test_one_node_is_one_too_few(self) -> None:
+    def test_single_node_is_reported_as_weakness(self) -> None:
         with PrivateDisque() as node, closing(transport_at(node.url)) as transport:
             (sentence,) = transport.weaknesses()
         assert "on one node of Disque only" in sentence
 
-    def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_driver_raises_with_install_command(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         loaded = [one for one in sys.modules if one.startswith("stoker.brokers.disque")]
         for name in loaded:
             monkeypatch.delitem(sys.modules, name)

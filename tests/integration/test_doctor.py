@@ -1,5 +1,4 @@
-"""The doctor: every fault that can be read off the store is planted, named, and mended where that
-is safe."""
+"""The doctor: each fault is planted by hand, found, and repaired where that is safe."""
 
 import json
 import uuid
@@ -50,20 +49,20 @@ HOLDER = uuid.uuid4()
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """To ask SQLite for its indexes takes longer than all the rest; and nobody is at work here."""
+def without_index_check(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Leave out the check of indexes, which is slow on SQLite, and the pause for clusters."""
     monkeypatch.setattr(guards, "A_MOMENT_SECONDS", 0.0)
     if "indexes" not in request.node.name:
         looks = tuple(one for one in examination.LOOKS if one is not Indexes)
         monkeypatch.setattr(examination, "LOOKS", looks)
 
 
-def look_at_store(**options: Any) -> Report:
+def examine_store(**options: Any) -> Report:
     return examine(settings_for(), **options)
 
 
 def findings(**options: Any) -> dict[str, Finding]:
-    return {one.name: one for one in look_at_store(**options).findings}
+    return {one.name: one for one in examine_store(**options).findings}
 
 
 def claim(limit: int = 1) -> list[Delivery]:
@@ -228,7 +227,7 @@ def overdue_jobs() -> list[Any]:
 
 
 def unrelayed_jobs() -> list[Any]:
-    """Of another broker: the ORM's own has no use for an outbox."""
+    """Write an outbox row by hand: the ORM broker does not use the outbox."""
     row = Outgoing.objects.create(
         job_id=new_job_id(), backend="default", task="shop.tasks.send", queue="default",
         package=b"", enqueued_at=1.0,
@@ -243,7 +242,7 @@ def unreadable_packages() -> list[Any]:
 
 
 def one_waits_for_another() -> Delivery:
-    """Of two jobs that need the same lock, one has it, and the other is blocked."""
+    """Enqueue two jobs that need the same lock: one holds it, and the other is blocked."""
     for _ in range(2):
         guarded.enter.enqueue()
     (holder,) = claim()
@@ -282,7 +281,7 @@ NAMED: tuple[Plant, ...] = (
 
 
 @pytest.mark.parametrize("plant", [*MENDED, *NAMED], ids=lambda plant: plant.__name__)
-def test_each_fault_is_named(plant: Plant) -> None:
+def test_each_fault_is_found(plant: Plant) -> None:
     wrong = plant()
     found = findings()
     assert list(found) == [plant.__name__]
@@ -290,13 +289,13 @@ def test_each_fault_is_named(plant: Plant) -> None:
     assert sorted(finding.ids) == sorted(map(str, wrong))
     assert finding.count == len(wrong)
     assert not finding.mended
-    assert look_at_store().is_healthy is not finding.is_fault
+    assert examine_store().is_healthy is not finding.is_fault
 
 
 @pytest.mark.parametrize("plant", MENDED, ids=lambda plant: plant.__name__)
-def test_what_is_safe_is_mended(plant: Plant) -> None:
+def test_safe_faults_are_repaired(plant: Plant) -> None:
     wrong = plant()
-    report = look_at_store(repair=True)
+    report = examine_store(repair=True)
     assert [(one.name, one.mended) for one in report.findings] == [(plant.__name__, len(wrong))]
     assert report.is_healthy
     assert not findings(), "and stays so"
@@ -305,7 +304,7 @@ def test_what_is_safe_is_mended(plant: Plant) -> None:
 
 
 @pytest.mark.parametrize("plant", NAMED, ids=lambda plant: plant.__name__)
-def test_what_is_not_safe_is_left_alone(plant: Plant) -> None:
+def test_unsafe_faults_are_reported_but_not_repaired(plant: Plant) -> None:
     plant()
     before = {name: one.ids for name, one in findings().items()}
     after = findings(repair=True)
@@ -313,8 +312,8 @@ def test_what_is_not_safe_is_left_alone(plant: Plant) -> None:
     assert not any(one.mended for one in after.values())
 
 
-def test_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store in which everything is wrong, in pages of one or two rows."""
+def test_many_faults_at_once_are_found_and_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of fault is read in pages of one or two rows."""
     monkeypatch.setattr(look, "AT_ONCE", 2)
     one_waits_for_another()
     Claimed.objects.all().delete()
@@ -328,8 +327,8 @@ def test_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(findings()) <= {"overdue_jobs", "places_without_job", "jobs_without_their_guards"}
 
 
-def test_a_lost_job_goes_on_where_it_was() -> None:
-    """With the attempts and crashes that are written down, and behind the guards that it needs."""
+def test_lost_job_is_restored_with_attempts_and_guards() -> None:
+    """Attempts and crashes are counted from the recorded attempts."""
     job_id = uuid.UUID(guarded.enter.using(priority=7).enqueue().id)
     Ready.objects.all().delete()
     for number, kind in ((1, "failed"), (2, "crashed")):
@@ -339,8 +338,8 @@ def test_a_lost_job_goes_on_where_it_was() -> None:
     assert (row.job_id, row.rank, row.attempts, row.crashes, row.guards) == (job_id, -7, 2, 1, 1)
 
 
-def test_what_is_mended_is_looked_at_once_more() -> None:
-    """Somebody else has mended it since."""
+def test_repair_skips_faults_repaired_meanwhile() -> None:
+    """Another doctor has repaired them since."""
     lost = lost_jobs()
     scene = look.Scene(settings_for(), broker_for(settings_for()), 1000)
     jobs = Jobs(scene)
@@ -352,7 +351,7 @@ def test_what_is_mended_is_looked_at_once_more() -> None:
     assert len(lost) == 2
 
 
-def test_a_job_in_two_places_stays_where_it_runs() -> None:
+def test_job_in_two_places_stays_claimed() -> None:
     (job_id,) = enqueue()
     (delivery,) = claim()
     Ready.objects.create(job_id=job_id, queue="default")
@@ -363,8 +362,8 @@ def test_a_job_in_two_places_stays_where_it_runs() -> None:
     assert not broker_for(settings_for()).ack([delivery.lease])
 
 
-def test_a_place_without_a_job_ends_as_a_dead_letter() -> None:
-    """As the sentence says."""
+def test_place_without_job_becomes_dead_letter() -> None:
+    """As the finding's sentence says."""
     wrong = places_without_job()
     drain()
     assert set(DeadLetter.objects.values_list("job_id", "reason")) == {
@@ -372,8 +371,8 @@ def test_a_place_without_a_job_ends_as_a_dead_letter() -> None:
     }
 
 
-def test_a_healthy_store_has_nothing() -> None:
-    """Jobs in every state, with guards and keys; dead letters open, requeued and closed."""
+def test_healthy_store_has_no_findings() -> None:
+    """The store has jobs in every state, with guards and keys, and dead letters in every state."""
     tasks.nothing.enqueue_many([((), {})] * 3)
     tasks.nothing.using(run_after=3600).enqueue()
     frail.fetch.enqueue("news")
@@ -382,25 +381,25 @@ def test_a_healthy_store_has_nothing() -> None:
     tasks.nothing.enqueue()
     letter = dead(frail.book, "account", "broken entry")
     frail.book.enqueue("account", "the next")
-    assert not look_at_store().findings
+    assert not examine_store().findings
     assert letter.state == "open"
 
 
-def test_no_more_rows_are_looked_at_than_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_rows_limits_the_rows_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "AT_ONCE", 2)
     enqueue(7)
-    report = look_at_store(most_rows=4)
+    report = examine_store(most_rows=4)
     assert report.cut_short == ["stoker_job", "stoker_ready"]
     assert report.looked_at == 8
-    assert look_at_store(most_rows=7).cut_short == []
+    assert examine_store(most_rows=7).cut_short == []
 
 
-def test_a_page_costs_the_same_however_many_rows_it_has() -> None:
+def test_number_of_queries_does_not_grow_with_rows() -> None:
     costs = []
     for count in (1, 30):
         enqueue(count)
         with CaptureQueriesContext(connection) as captured:
-            look_at_store()
+            examine_store()
         costs.append(len(captured))
     assert costs[0] == costs[1]
 
@@ -419,7 +418,7 @@ def test_missing_indexes_are_named() -> None:
     assert not findings()
 
 
-def test_migrations_that_are_not_applied_are_named_and_nothing_else_is_looked_at() -> None:
+def test_unapplied_migration_is_the_only_finding() -> None:
     lost_jobs()
     recorder = MigrationRecorder(connection)
     recorder.record_unapplied("stoker", "0007_paused_queues")
@@ -436,7 +435,7 @@ def test_migrations_that_are_not_applied_are_named_and_nothing_else_is_looked_at
 
 
 def run(*arguments: str) -> int:
-    """Returns its exit code."""
+    """Run the command and return its exit code."""
     try:
         call_command("stoker", "doctor", *arguments)
     except SystemExit as exit_:
@@ -444,7 +443,7 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def test_the_command_says_by_its_exit_code_whether_all_is_well(
+def test_command_exits_with_one_if_a_fault_is_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run() == 0
@@ -464,7 +463,7 @@ def test_the_command_says_by_its_exit_code_whether_all_is_well(
     assert [(one["name"], one["is_fault"]) for one in told["findings"]] == [("overdue_jobs", False)]
 
 
-def test_many_are_told_by_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_shortens_long_lists_of_ids(capsys: pytest.CaptureFixture[str]) -> None:
     enqueue(25)
     Ready.objects.all().delete()
     assert run() == 1

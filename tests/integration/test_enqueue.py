@@ -1,4 +1,4 @@
-"""Enqueue: in the caller's transaction, checked before the database is touched."""
+"""Enqueue: in the caller's transaction, checked before a query is made."""
 
 import asyncio
 import threading
@@ -47,8 +47,8 @@ from tests.app.tasks import add, add_later, echo, write_ledger
 from tests.integration.work import another_database, work_off
 
 PER_THOUSAND = {"postgresql": 1, "mysql": 2, "sqlite": 16}
-"""Statements about stoker_job: one where a statement fills two tables, else a look and an insert;
-Django gives SQLite no more than 999 parameters at once."""
+"""Statements that name stoker_job: one if a single statement fills both tables, else two;
+SQLite takes at most 999 parameters in each statement."""
 
 BACKEND = "stoker.backend.StokerBackend"
 
@@ -73,7 +73,7 @@ plain_function_task = DjangoTask(
 
 @pytest.fixture
 def received() -> Iterator[list[Any]]:
-    """What Django's signal said."""
+    """Record the calls of Django's signal."""
     calls: list[Any] = []
 
     def receive(sender: Any, task_result: Any, **_: Any) -> None:
@@ -90,7 +90,7 @@ def package_of(result: Any) -> Package:
 
 @pytest.mark.django_db
 class TestOne:
-    def test_a_job_is_there_and_may_run(self) -> None:
+    def test_enqueue_adds_job_and_ready_row(self) -> None:
         before = timezone.now()
         result = add.enqueue(1, second=2)
         job = Job.objects.get()
@@ -100,7 +100,7 @@ class TestOne:
         assert str(job.pk) == result.id
         assert len(result.id) <= 64
 
-    def test_the_result_is_one_of_django_s(self) -> None:
+    def test_result_is_a_django_task_result(self) -> None:
         result = add.enqueue(1, second=2)
         assert isinstance(result, Result)
         assert isinstance(result, DjangoTaskResult)
@@ -113,7 +113,7 @@ class TestOne:
         assert not result.is_finished
         assert result.started_at is result.finished_at is result.last_attempted_at is None
 
-    def test_ids_made_later_sort_later(self) -> None:
+    def test_ids_sort_in_order_of_creation(self) -> None:
         ids = [add.enqueue(1, 2).id for _ in range(20)]
         assert ids == sorted(ids)
 
@@ -122,7 +122,7 @@ class TestOne:
         assert (result.job.queue, result.job.priority) == ("mail", -7)
         assert Ready.objects.get().rank == 7
 
-    def test_arguments_travel_exactly(self) -> None:
+    def test_arguments_keep_value_and_type(self) -> None:
         value = {
             "when": datetime(2030, 1, 1, tzinfo=UTC),
             "sum": Decimal("1.10"),
@@ -132,20 +132,20 @@ class TestOne:
         assert package_of(result).args == (value,)
         assert result.args == [value]
 
-    def test_the_result_keeps_what_was_enqueued(self) -> None:
+    def test_result_keeps_arguments_as_enqueued(self) -> None:
         numbers = [1, 2]
         result = echo.enqueue({"numbers": numbers})
         numbers.append(3)
         assert result.args == [{"numbers": [1, 2]}]
 
-    def test_the_options_in_force_travel(self) -> None:
+    def test_options_are_stored_in_the_package(self) -> None:
         result = add.using(max_attempts=9, max_crashes=8, timeout=7, expires=60).enqueue(1, 2)
         package = package_of(result)
         options = package.options
         assert (options.max_attempts, options.max_crashes, options.timeout_seconds) == (9, 8, 7)
         assert options.expires_at == pytest.approx(package.enqueued_at + 60)
 
-    def test_a_moment_defers(self) -> None:
+    def test_run_after_datetime_defers_the_job(self) -> None:
         moment = timezone.now() + timedelta(hours=1)
         result = add.using(run_after=moment).enqueue(1, 2)
         assert result.state is JobState.DEFERRED
@@ -154,20 +154,20 @@ class TestOne:
         assert result.job.run_after == moment
         assert not Ready.objects.exists()
 
-    def test_a_delay_counts_from_the_enqueue_on(self) -> None:
+    def test_run_after_delay_counts_from_enqueue(self) -> None:
         later = add.using(run_after=timedelta(minutes=1))
         time.sleep(0.05)
         before = time.time()
         later.enqueue(1, 2)
         assert before + 60 <= Deferred.objects.get().due_us / 1e6 <= time.time() + 60
 
-    def test_a_delay_counts_at_the_backend_too(self) -> None:
+    def test_run_after_delay_counts_from_enqueue_by_the_backend(self) -> None:
         later = add.using(run_after=timedelta(minutes=1))
         before = time.time()
         task_backends["default"].enqueue(later, [1, 2], {})
         assert Deferred.objects.get().due_us > before * 1e6 + 59e6
 
-    def test_a_plain_task_of_django_s_runs_too(self) -> None:
+    def test_plain_django_task_runs(self) -> None:
         result = plain_function_task.enqueue(21)
         assert isinstance(result, Result)
         assert result.job.priority == 3
@@ -192,35 +192,35 @@ class TestRefused:
             ((1,), {"first": 1}, "multiple values for argument 'first'"),
         ],
     )
-    def test_wrong_arguments(self, args: Any, kwargs: Any, what: str) -> None:
+    def test_wrong_arguments_raise_type_error(self, args: Any, kwargs: Any, what: str) -> None:
         with pytest.raises(TypeError, match=what) as caught:
             add.enqueue(*args, **kwargs)
         assert str(caught.value).startswith("tests.app.tasks.add(first: ")
         assert not Job.objects.exists()
 
-    def test_the_context_is_not_an_argument(self) -> None:
+    def test_context_is_not_counted_as_argument(self) -> None:
         write_ledger.enqueue(0.0)
         with pytest.raises(TypeError, match="too many"):
             write_ledger.enqueue("context", 0.0, "note", "more")
 
-    def test_what_cannot_travel_leaves_the_transaction_usable(self) -> None:
+    def test_unserializable_argument_leaves_transaction_usable(self) -> None:
         with transaction.atomic():
             with pytest.raises(NotSerializable, match=r"Argument 1 of tests\.app\.tasks\.echo"):
                 echo.enqueue({object()})
             kept = add.enqueue(1, 2)
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
 
-    def test_a_task_that_the_settings_no_longer_allow(self) -> None:
+    def test_queue_removed_from_settings_raises_invalid_task(self) -> None:
         mail = add.using(queue_name="mail")
         only = {"default": {"BACKEND": BACKEND, "QUEUES": ["default"]}}
         with override_settings(TASKS=only), pytest.raises(InvalidTask, match="mail"):
             mail.enqueue(1, 2)
 
-    def test_a_job_that_expires_before_it_may_start(self) -> None:
+    def test_job_that_expires_before_run_after_is_refused(self) -> None:
         with pytest.raises(InvalidTaskOption, match="would expire before it may start"):
             add.using(run_after=60, expires=30).enqueue(1, 2)
 
-    def test_a_task_of_a_script(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_task_of_a_script_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plain_function, "__module__", "__main__")
         with pytest.raises(InvalidTask, match="Move the function into a module"):
             task(plain_function).enqueue(1)
@@ -228,13 +228,13 @@ class TestRefused:
 
 @pytest.mark.django_db(transaction=True)
 class TestTransactions:
-    def test_a_transaction_that_commits(self) -> None:
+    def test_commit_keeps_the_job(self) -> None:
         with transaction.atomic():
             result = add.enqueue(1, 2)
         assert Job.objects.get(pk=result.id)
         assert Ready.objects.count() == 1
 
-    def test_a_transaction_that_rolls_back_leaves_nothing(self) -> None:
+    def test_rollback_leaves_nothing(self) -> None:
         with suppress(Undo), transaction.atomic():
             add.enqueue(1, 2)
             add.using(run_after=60).enqueue(1, 2)
@@ -244,7 +244,7 @@ class TestTransactions:
         assert not Ready.objects.exists()
         assert not Deferred.objects.exists()
 
-    def test_a_savepoint_that_rolls_back_takes_its_jobs_along(self) -> None:
+    def test_savepoint_rollback_removes_its_jobs(self) -> None:
         with transaction.atomic():
             kept = add.enqueue(1, 2)
             with suppress(Undo), transaction.atomic():
@@ -252,7 +252,7 @@ class TestTransactions:
                 raise Undo
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
 
-    def test_nobody_is_woken_before_the_commit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_clusters_are_woken_after_commit_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         woken: list[set[str]] = []
         broker = broker_for(settings_for())
         monkeypatch.setattr(broker, "wake_up", lambda queues, **_: woken.append(queues))
@@ -267,7 +267,7 @@ class TestTransactions:
         add.enqueue(1, 2)
         assert len(woken) == 2
 
-    def test_a_wake_up_that_fails_harms_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failing_wake_up_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(queues: set[str]) -> None:
             raise RuntimeError("no wake-up today")
 
@@ -276,7 +276,7 @@ class TestTransactions:
             add.enqueue(1, 2)
         assert Job.objects.count() == 1
 
-    def test_a_caller_who_commits_by_hand(self) -> None:
+    def test_enqueue_works_with_manual_commit(self) -> None:
         transaction.set_autocommit(False)
         try:
             add.enqueue(1, 2)
@@ -290,7 +290,7 @@ class TestTransactions:
             transaction.set_autocommit(True)
         assert Job.objects.count() == 2
 
-    def test_async_in_a_sync_transaction(self) -> None:
+    def test_aenqueue_in_sync_transaction_rolls_back_with_it(self) -> None:
         with suppress(Undo), transaction.atomic():
             async_to_sync(add.aenqueue)(1, 2)
             assert Job.objects.count() == 1
@@ -298,7 +298,7 @@ class TestTransactions:
         assert not Job.objects.exists()
         assert async_to_sync(add.aenqueue)(1, 2).job.task == "tests.app.tasks.add"
 
-    def test_async_does_not_hold_up_the_event_loop(self) -> None:
+    def test_aenqueue_does_not_block_the_event_loop(self) -> None:
         has_ticked = threading.Event()
 
         def dawdle(**_: Any) -> None:
@@ -322,7 +322,7 @@ class TestTransactions:
 
 @pytest.mark.django_db(transaction=True)
 class TestMany:
-    def test_jobs_in_the_order_of_the_calls(self) -> None:
+    def test_enqueue_many_keeps_the_order_of_calls(self) -> None:
         results = add.enqueue_many(((number,), {"second": 1}) for number in range(2500))
         assert [result.args for result in results] == [[number] for number in range(2500)]
         assert Job.objects.count() == Ready.objects.count() == 2500
@@ -330,14 +330,14 @@ class TestMany:
             result.id for result in results
         ]
 
-    def test_one_round_trip_per_thousand(self) -> None:
+    def test_enqueue_many_needs_one_round_trip_per_thousand(self) -> None:
         add.enqueue_many([((1, 2), {})])
         with CaptureQueriesContext(connection) as captured:
             add.enqueue_many([((1, 2), {})] * 2000)
         statements = [query["sql"] for query in captured if "stoker_job" in query["sql"]]
         assert len(statements) <= 2 * PER_THOUSAND[connection.vendor]
 
-    def test_none_when_one_is_refused(self) -> None:
+    def test_enqueue_many_adds_nothing_if_one_call_is_refused(self) -> None:
         calls: list[Any] = [((number, 1), {}) for number in range(1500)]
         with transaction.atomic():
             with pytest.raises(TypeError, match="missing"):
@@ -347,29 +347,29 @@ class TestMany:
             kept = add.enqueue(1, 2)
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
 
-    def test_no_call_is_no_job(self) -> None:
+    def test_enqueue_many_without_calls_adds_nothing(self) -> None:
         assert list(add.enqueue_many([])) == []
 
-    def test_many_deferred(self) -> None:
+    def test_enqueue_many_with_run_after_defers_all(self) -> None:
         add.using(run_after=60).enqueue_many([((1, 2), {})] * 3)
         assert Deferred.objects.count() == 3
 
-    def test_many_async(self) -> None:
+    def test_aenqueue_many_adds_all(self) -> None:
         results = async_to_sync(add.aenqueue_many)([((1, 2), {})] * 3)
         assert len(results) == Job.objects.count() == 3
 
 
 @pytest.mark.django_db
 class TestSignals:
-    def test_django_s_signal_comes_after_the_insert(self, received: list[Any]) -> None:
+    def test_django_signal_is_sent_after_the_insert(self, received: list[Any]) -> None:
         result = add.enqueue(1, 2)
         assert received == [(type(task_backends["default"]), result)]
 
-    def test_each_of_many_is_signalled(self, received: list[Any]) -> None:
+    def test_signal_is_sent_for_each_of_many(self, received: list[Any]) -> None:
         results = add.enqueue_many([((1, 2), {})] * 3)
         assert [result for _, result in received] == list(results)
 
-    def test_a_receiver_that_raises_is_logged_and_harms_nothing(
+    def test_receiver_that_raises_is_logged_and_ignored(
         self, received: list[Any], caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(**_: Any) -> None:
@@ -385,12 +385,12 @@ class TestSignals:
         assert Job.objects.count() == len(received) == 1
         assert "a bad receiver" in caplog.text
 
-    def test_django_s_logger_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_enqueue_is_logged_by_djangos_logger(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level("DEBUG", logger=TASKS_APP):
             result = add.enqueue(1, 2)
         assert f"Task id={result.id} path=tests.app.tasks.add enqueued" in caplog.text
 
-    def test_a_receiver_may_send_words_along(self) -> None:
+    def test_pre_enqueue_receiver_can_add_metadata(self) -> None:
         def trace(task: Any, args: Any, kwargs: Any, metadata: dict[str, Any], **_: Any) -> None:
             assert (task, args, kwargs) == (add, (1,), {"second": 2})
             metadata["trace"] = 123
@@ -405,7 +405,7 @@ class TestSignals:
 
 @pytest.mark.django_db(transaction=True)
 class TestOutsideTheDatabase:
-    """A broker that does not join transactions gets its jobs after the commit."""
+    """A broker outside the database gets its jobs after the commit."""
 
     @pytest.fixture(autouse=True)
     def memory(self) -> Iterator[None]:
@@ -418,24 +418,24 @@ class TestOutsideTheDatabase:
         sizes = broker_for(settings_for()).sizes()
         return sum(size["ready"] for size in sizes.values())
 
-    def test_at_once_outside_of_a_transaction(self) -> None:
+    def test_job_is_sent_at_once_outside_a_transaction(self) -> None:
         add.enqueue(1, 2)
         assert self.waiting() == 1
 
-    def test_after_the_commit(self) -> None:
+    def test_job_is_sent_after_commit(self) -> None:
         with transaction.atomic():
             add.enqueue(1, 2)
             add.enqueue_many([((1, 2), {})] * 2)
             assert self.waiting() == 0
         assert self.waiting() == 3
 
-    def test_never_after_a_rollback(self) -> None:
+    def test_job_is_not_sent_after_rollback(self) -> None:
         with suppress(Undo), transaction.atomic():
             add.enqueue(1, 2)
             raise Undo
         assert self.waiting() == 0
 
-    def test_a_result_without_a_row(self) -> None:
+    def test_result_is_known_before_there_is_a_row(self) -> None:
         result = add.enqueue(1, 2)
         result.refresh()
         assert result.state is JobState.READY
@@ -443,7 +443,7 @@ class TestOutsideTheDatabase:
         work_off()
         assert result.wait(5) == 3
 
-    def test_cancelling_a_job_without_a_row(self) -> None:
+    def test_cancel_withdraws_a_job_without_row(self) -> None:
         result = add.enqueue(1, 2)
         assert result.cancel("no")
         assert self.waiting() == 0
@@ -452,7 +452,7 @@ class TestOutsideTheDatabase:
 
 
 class TestAnotherDatabase:
-    """A transaction on another database than the store's decides as well."""
+    """A transaction on a database other than the store's."""
 
     @pytest.fixture
     def shop(self, django_db_blocker: Any, django_db_setup: None, tmp_path: Path) -> Iterator[str]:
@@ -469,7 +469,7 @@ class TestAnotherDatabase:
             for model in (Job, Ready):
                 model.objects.all().delete()
 
-    def test_nothing_before_it_commits(self, shop: str) -> None:
+    def test_job_exists_only_after_other_database_commits(self, shop: str) -> None:
         with transaction.atomic(using=shop):
             result = add.enqueue(1, 2)
             results = add.enqueue_many([((1, 2), {})] * 3)
@@ -479,25 +479,25 @@ class TestAnotherDatabase:
         assert Ready.objects.count() == Job.objects.count() == 4
         assert [result.state for result in [result, *results]] == [JobState.READY] * 4
 
-    def test_nothing_when_it_rolls_back(self, shop: str) -> None:
+    def test_job_does_not_exist_if_other_database_rolls_back(self, shop: str) -> None:
         with suppress(Undo), transaction.atomic(using=shop):
             add.enqueue(1, 2)
             add.enqueue_many([((1, 2), {})] * 3)
             raise Undo
         assert not Job.objects.exists()
 
-    def test_the_store_s_own_transaction_comes_first(self, shop: str) -> None:
+    def test_transaction_of_the_store_has_precedence(self, shop: str) -> None:
         with transaction.atomic(using=shop), transaction.atomic():
             add.enqueue(1, 2)
             assert Job.objects.count() == 1
 
 
 class TestNoDatabase:
-    """Bad weather: one sentence that says what to do."""
+    """An unusable database raises an error that says what to do."""
 
     @pytest.fixture
     def empty(self, django_db_blocker: Any, django_db_setup: None, tmp_path: Path) -> Iterator[str]:
-        """A database of the same kind, in which nobody has migrated."""
+        """Give a database of the same kind without tables."""
         names = {
             "sqlite": str(tmp_path / "empty.sqlite3"),
             "postgresql": "postgres",
@@ -520,7 +520,7 @@ class TestNoDatabase:
             yield alias
 
     @pytest.mark.parametrize("many", [False, True])
-    def test_no_tables_yet(self, empty: str, many: bool) -> None:
+    def test_enqueue_without_tables_raises_not_migrated(self, empty: str, many: bool) -> None:
         tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{empty}"}}}
         with (
             override_settings(TASKS=tasks),
@@ -529,30 +529,34 @@ class TestNoDatabase:
             add.enqueue_many([((1, 2), {})]) if many else add.enqueue(1, 2)
         assert f"migrate --database {empty}" in str(caught.value)
 
-    def test_no_tables_to_look_into(self, empty: str) -> None:
+    def test_get_result_without_tables_raises_not_migrated(self, empty: str) -> None:
         tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{empty}"}}}
         with override_settings(TASKS=tasks), pytest.raises(NotMigrated):
             add.get_result(str(uuid.uuid4()))
 
     @pytest.mark.parametrize("many", [False, True])
-    def test_no_server(self, unreachable: str, many: bool) -> None:
+    def test_enqueue_without_server_raises_broker_unavailable(
+        self, unreachable: str, many: bool
+    ) -> None:
         tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{unreachable}"}}}
         with override_settings(TASKS=tasks), pytest.raises(BrokerUnavailable, match=unreachable):
             add.enqueue_many([((1, 2), {})]) if many else add.enqueue(1, 2)
 
-    def test_no_server_to_ask_for_a_result(self, unreachable: str) -> None:
+    def test_get_result_without_server_raises_broker_unavailable(self, unreachable: str) -> None:
         tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": f"orm://{unreachable}"}}}
         with override_settings(TASKS=tasks), pytest.raises(BrokerUnavailable, match=unreachable):
             add.get_result(str(uuid.uuid4()))
 
-    def test_no_such_alias(self) -> None:
+    def test_unknown_alias_raises_configuration_error(self) -> None:
         from stoker.exceptions import ConfigurationError
 
         tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"BROKER": "orm://nowhere"}}}
         with override_settings(TASKS=tasks), pytest.raises(ConfigurationError, match="nowhere"):
             add.enqueue(1, 2)
 
-    def test_the_check_tells_of_missing_tables(self, empty: str, unreachable: str) -> None:
+    def test_check_warns_about_missing_tables_and_unreachable_database(
+        self, empty: str, unreachable: str
+    ) -> None:
         from stoker.checks import check_databases
 
         for alias in (empty, unreachable):

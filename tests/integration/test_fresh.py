@@ -1,4 +1,4 @@
-"""One job, stored with as little as can be around the statement: nobody notices."""
+"""The fast path for one job, which bypasses Django's cursors, behaves like the ORM."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(params=["by itself", "watched", "bound by the server"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How the statement gets to the server."""
+    """Choose how the statement reaches the server."""
     if request.param == "bound by the server":
         if connection.vendor != "postgresql":
             pytest.skip("an option of PostgreSQL's driver")
@@ -41,7 +41,7 @@ class Queue(str, Enum):  # noqa: UP042 - as projects have written it for years
 
 
 @pytest.mark.parametrize("queue", ["mail", "o'mäil\\", "%(id)s", Queue.MAIL])
-def test_the_rows(way: str, queue: str) -> None:
+def test_enqueue_writes_job_and_ready_row(way: str, queue: str) -> None:
     result = add.using(priority=-9, queue_name=queue).enqueue(1, 2)
     (job,) = Job.objects.values("id", "queue", "priority", "status", "attempts", "enqueued_at")
     assert (str(job["id"]), job["queue"], job["priority"]) == (result.id, queue, -9)
@@ -55,7 +55,7 @@ def test_the_rows(way: str, queue: str) -> None:
     assert not Deferred.objects.exists()
 
 
-def test_the_transaction_decides(way: str) -> None:
+def test_enqueue_follows_its_transaction(way: str) -> None:
     with transaction.atomic():
         kept = add.enqueue(1, 2)
         with suppress(ZeroDivisionError), transaction.atomic():
@@ -70,7 +70,7 @@ def test_the_transaction_decides(way: str) -> None:
     assert Job.objects.count() == 1
 
 
-def test_who_watches_sees_it() -> None:
+def test_statements_are_seen_by_wrappers_and_query_log() -> None:
     seen: list[str] = []
 
     def note(execute: Any, sql: str, *arguments: Any) -> Any:
@@ -87,9 +87,11 @@ def test_who_watches_sees_it() -> None:
 
 
 @pytest.mark.parametrize("guarded", ["cursor", "ensure_connection"])
-def test_who_forbids_statements_is_obeyed(monkeypatch: pytest.MonkeyPatch, guarded: str) -> None:
-    """Django's tests that have no database put their own in the place of the one, pytest's in that
-    of the other."""
+def test_database_access_that_is_blocked_in_tests_raises(
+    monkeypatch: pytest.MonkeyPatch, guarded: str
+) -> None:
+    """Django's database-free tests replace `cursor` of the connection, pytest-django replaces
+    `ensure_connection` of its class."""
 
     def forbid(*_: Any) -> None:
         raise PermissionError
@@ -104,10 +106,10 @@ def test_who_forbids_statements_is_obeyed(monkeypatch: pytest.MonkeyPatch, guard
 
 
 @pytest.mark.postgres
-def test_who_keeps_tenants_apart_gives_the_job_to_the_right_one(
+def test_cursor_that_sets_the_search_path_decides_the_schema(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the search path, which is set when a cursor is asked for."""
+    """Multi-tenant packages set the search path when a cursor is opened."""
     tables = ("stoker_job", "stoker_ready")
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA tenant")
@@ -133,13 +135,13 @@ def test_who_keeps_tenants_apart_gives_the_job_to_the_right_one(
             cursor.execute("DROP SCHEMA tenant CASCADE")
 
 
-def test_a_connection_that_was_closed_is_opened() -> None:
+def test_closed_connection_is_reopened() -> None:
     connection.close()
     add.enqueue(1, 2)
     assert Ready.objects.count() == 1
 
 
-def test_both_rows_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_second_insert_leaves_no_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE stoker_ready RENAME TO stoker_away")
     try:
@@ -151,7 +153,7 @@ def test_both_rows_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Job.objects.exists()
 
 
-def test_a_job_that_fails_leaves_no_transaction_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_enqueue_leaves_no_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     same = ids.new_job_id()
     with monkeypatch.context() as patch:
         patch.setattr(sealing, "new_job_id", lambda _: same)
@@ -167,8 +169,8 @@ def test_a_job_that_fails_leaves_no_transaction_open(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.sqlite
-def test_a_transaction_begun_by_hand_is_not_ended() -> None:
-    """Django has never let its own begin inside one."""
+def test_manual_transaction_on_sqlite_is_not_ended() -> None:
+    """Django's `atomic` does not begin inside a manual transaction either."""
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
         with pytest.raises(Exception, match="within a transaction"):
@@ -178,8 +180,8 @@ def test_a_transaction_begun_by_hand_is_not_ended() -> None:
 
 
 @pytest.mark.sqlite
-def test_what_the_driver_refuses_is_an_error_of_djangos() -> None:
-    add.enqueue(1, 2)  # the first opens the connection, and tunes it
+def test_driver_error_is_raised_as_django_error() -> None:
+    add.enqueue(1, 2)  # the first enqueue opens and tunes the connection
     connection.connection.close()
     try:
         with pytest.raises(Error):
@@ -191,25 +193,25 @@ def test_what_the_driver_refuses_is_an_error_of_djangos() -> None:
 
 @pytest.mark.postgres
 class TestNotices:
-    """What is sent along with the job to wake the pushers."""
+    """The notification that is sent with the job to wake pushers."""
 
     @pytest.fixture(autouse=True)
-    def _is_due(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _notification_is_due(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(orm_wake, "_last_notified", {})
 
-    def test_one_that_fails_harms_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failing_notification_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(orm_wake, "NOTICE", "SELECT 1 / 0")
         add.enqueue(1, 2)
         assert (Job.objects.count(), Ready.objects.count()) == (1, 1)
 
-    def test_a_transaction_begun_by_hand_is_left_to_its_owner(self) -> None:
+    def test_manual_transaction_is_left_to_its_owner(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN")
             add.enqueue(1, 2)
             cursor.execute("ROLLBACK")
         assert not Job.objects.exists()
 
-    def test_the_job_is_there_when_one_comes(self) -> None:
+    def test_job_is_committed_when_notification_arrives(self) -> None:
         other = connection.copy()
         try:
             with other.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""A broker outside the database, with the store in front of it: what goes where, and ends how."""
+"""The store in front of a broker outside the database: where jobs wait, and how they end."""
 
 import re
 import time
@@ -73,7 +73,7 @@ ENQUEUED: list[Callable[[], Any]] = [
 
 
 class TestPlaces:
-    def test_an_ordinary_job_never_touches_the_database_on_its_way_in(
+    def test_plain_job_makes_no_query(
         self, broker: FrontedBroker, django_assert_num_queries: Any
     ) -> None:
         with django_assert_num_queries(0):
@@ -81,14 +81,14 @@ class TestPlaces:
             add.enqueue_many([((1, 2), {})] * 3)
         assert (outside(broker), Ready.objects.count()) == (4, 0)
 
-    def test_in_a_transaction_it_goes_by_the_outbox(self, broker: FrontedBroker) -> None:
+    def test_job_in_transaction_goes_through_the_outbox(self, broker: FrontedBroker) -> None:
         with transaction.atomic():
             add.enqueue(1, 2)
             assert (outside(broker), Outgoing.objects.count()) == (0, 1)
         assert (outside(broker), Outgoing.objects.count()) == (1, 0)
 
     @pytest.mark.parametrize("changes", [{"lock": Lock("one")}, {"unique": Unique("one")}])
-    def test_a_guarded_job_waits_in_the_store(
+    def test_guarded_job_waits_in_the_store(
         self, broker: FrontedBroker, changes: dict[str, Any]
     ) -> None:
         with transaction.atomic():
@@ -98,7 +98,7 @@ class TestPlaces:
         assert work_off() == 1
         assert result.wait(5) == 3
 
-    def test_a_job_too_large_for_it_waits_in_the_store(
+    def test_job_beyond_the_brokers_limits_waits_in_the_store(
         self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         small = replace(broker.behind.capabilities, max_payload_bytes=500, max_delay_seconds=60)
@@ -114,27 +114,27 @@ class TestPlaces:
         assert [one.wait(5) for one in results] == ["b", "a" * 500]
 
     @pytest.mark.parametrize("queue", ["a\0b", "q" * 101, ""])
-    def test_a_queue_that_could_not_be_recorded(self, broker: FrontedBroker, queue: str) -> None:
+    def test_invalid_queue_name_is_refused(self, broker: FrontedBroker, queue: str) -> None:
         with pytest.raises(BrokerError, match="a name has 1 to 100 characters"):
             broker.enqueue([message(queue=queue)])
         assert outside(broker) == 0
 
-    def test_the_store_may_be_another_database(self) -> None:
+    def test_store_option_names_another_database(self) -> None:
         assert Settings(broker="redis://host", store="queue").database == "queue"
         assert Settings(broker="orm://other", store="queue").database == "other"
 
-    def test_unique_jobs_are_so(self) -> None:
+    def test_unique_job_is_enqueued_once(self) -> None:
         unique = add.using(unique=Unique("one"))
         first, second = unique.enqueue(1, 2), unique.enqueue(3, 4)
         assert (second.id, second.was_duplicate) == (first.id, True)
 
-    def test_what_waits_in_the_store_is_found_by_any_claim_that_finds_nothing_else(self) -> None:
+    def test_claim_that_finds_nothing_else_looks_in_the_store(self) -> None:
         for _ in range(4):
             assert claim() == []
             add.using(lock=Lock("one")).enqueue(1, 2)
             assert work_off() == 1
 
-    def test_what_the_broker_has_is_not_kept_waiting_by_a_look_at_the_store(
+    def test_claim_with_jobs_at_the_broker_makes_no_query(
         self, django_assert_num_queries: Any
     ) -> None:
         assert claim() == []
@@ -142,7 +142,7 @@ class TestPlaces:
         with django_assert_num_queries(0):
             assert len(claim()) == 1
 
-    def test_of_two_claims_one_begins_with_the_store(self, broker: FrontedBroker) -> None:
+    def test_one_of_two_claims_starts_with_the_store(self, broker: FrontedBroker) -> None:
         locked = add.using(lock=Lock("one")).enqueue(1, 2)
         add.enqueue_many([((1, 2), {})] * 5)
         found = [
@@ -153,7 +153,7 @@ class TestPlaces:
         assert len(found) == 2
         assert locked.id in found
 
-    def test_a_job_is_announced_once(self, broker: FrontedBroker) -> None:
+    def test_job_is_announced_once(self, broker: FrontedBroker) -> None:
         with closing(broker.behind.client.pubsub()) as listening:  # type: ignore[attr-defined] # of Redis
             listening.subscribe(broker.behind.channel)  # type: ignore[attr-defined] # as above
             assert listening.get_message(timeout=60)["type"] == "subscribe"
@@ -165,7 +165,7 @@ class TestPlaces:
                 told += [message["data"]] if message else []
         assert told == [b"", b"end"]
 
-    def test_a_lock_holds(self) -> None:
+    def test_lock_lets_one_job_run(self) -> None:
         locked = add.using(lock=Lock("one"))
         locked.enqueue_many([((1, 2), {})] * 2)
         assert len(claim()) == 1
@@ -173,7 +173,7 @@ class TestPlaces:
 
 
 class TestEnds:
-    def test_a_result(self) -> None:
+    def test_success_is_recorded_and_nothing_stays_claimed(self) -> None:
         result = add.enqueue(1, 2)
         result.refresh()
         assert result.state is JobState.READY
@@ -181,7 +181,7 @@ class TestEnds:
         assert (result.wait(5), result.attempts, result.job.task) == (3, 1, "tests.app.tasks.add")
         assert Claimed.objects.count() == 0
 
-    def test_a_failure_and_its_dead_letter(self, broker: FrontedBroker) -> None:
+    def test_failure_is_retried_and_becomes_dead_letter(self, broker: FrontedBroker) -> None:
         result = succeed_at.using(max_attempts=2).enqueue(3)
         work_off()
         assert not DeadLetter.objects.exists()
@@ -192,14 +192,14 @@ class TestEnds:
         result.refresh()
         assert (result.state, len(result.errors)) == (JobState.FAILED, 2)
 
-    def test_an_atomic_task(self) -> None:
+    def test_atomic_task_runs(self) -> None:
         account = Account.objects.create()
         atomic_tasks.add_and_sign.enqueue(account.pk, 0, 0)
         assert work_off() == 1
         account.refresh_from_db()
         assert account.total == 1
 
-    def test_who_has_lost_the_lease_records_nothing(self, broker: FrontedBroker) -> None:
+    def test_holder_of_lost_lease_records_nothing(self, broker: FrontedBroker) -> None:
         result = add.enqueue(1, 2)
         (delivery,) = claim()
         attempted = Executor(settings_for(), worker_id="w").run(delivery)
@@ -211,14 +211,14 @@ class TestEnds:
         assert finish(settings_for(), broker, [again]) == set()
         assert result.wait(5) == 3
 
-    def test_what_is_recorded_is_not_run_again_where_the_ack_was_lost(
+    def test_recorded_job_does_not_run_again_after_lost_ack(
         self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         add.enqueue(1, 2)
         (delivery,) = claim()
         attempted = Executor(settings_for(), worker_id="w").run(delivery)
         with monkeypatch.context() as patch:
-            patch.setattr(broker.behind, "settle", lambda *_, **__: set())  # it dies before this
+            patch.setattr(broker.behind, "settle", lambda *_, **__: set())  # it dies before the ack
             finish(settings_for(), broker, [attempted])
         assert Job.objects.get().status == "SUCCESSFUL"
         broker.expire_holder(_holder_of(broker, delivery.job_id))
@@ -227,7 +227,7 @@ class TestEnds:
         assert Attempt.objects.count() == 0
 
     @pytest.mark.postgres
-    def test_a_success_at_once_is_written_once(self) -> None:
+    def test_success_is_written_with_one_statement(self) -> None:
         result = add.enqueue(1, 2)
         (delivery,) = claim()
         executor = Executor(settings_for(), worker_id="w")
@@ -240,11 +240,11 @@ class TestEnds:
         assert (result.wait(5), result.attempts) == (3, 1)
 
     @pytest.mark.parametrize("first", ["success", "rescue"])
-    def test_of_a_success_and_a_rescue_at_once_the_first_counts(
+    def test_first_of_concurrent_success_and_rescue_counts(
         self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch, first: str
     ) -> None:
-        """A monitor is stopped before it writes, and meanwhile its lease is ended: each has asked
-        the broker before the other wrote."""
+        """A monitor pauses before it writes, and its lease ends meanwhile: both have asked the
+        broker before the other one wrote."""
         add.using(max_attempts=2).enqueue(1, 2)
         (delivery,) = claim()
         executor = Executor(settings_for(), worker_id="w")
@@ -259,17 +259,17 @@ class TestEnds:
         ended = first == "success"
         assert Job.objects.get().status == ("SUCCESSFUL" if ended else None)
         assert Attempt.objects.count() == (0 if ended else 1)
-        while outside(broker):  # its retry waits for a moment
+        while outside(broker):  # the retry is deferred for a moment
             work_off()
             time.sleep(0.02)
         assert Job.objects.get().attempts == (1 if ended else 2)
         assert Attempt.objects.count() == (0 if ended else 1)
 
     @pytest.mark.parametrize("has_acted", [False, True])
-    def test_an_end_that_is_recorded_again_counts_once(
+    def test_outcome_recorded_twice_counts_once(
         self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch, has_acted: bool
     ) -> None:
-        """The broker fails, or its answer is lost, when all but the ack is done."""
+        """The broker fails, or its answer is lost, after everything but the ack is done."""
         told: list[Any] = []
         listen = partial(lambda **facts: told.append(facts))
         post_execute.connect(listen)
@@ -292,20 +292,20 @@ class TestEnds:
         assert (Job.objects.exclude(status=None).count(), len(told)) == (2, 2)
         assert broker.behind.sizes() == {}
 
-    def test_cancelling_a_workflow(self, broker: FrontedBroker) -> None:
+    def test_cancelled_workflow_withdraws_its_jobs(self, broker: FrontedBroker) -> None:
         workflow = group(add.s(1, 2), add.s(3, 4)).enqueue()
         workflow.cancel("no")
         workflow.refresh()
         assert (workflow.status, outside(broker), Ready.objects.count()) == ("CANCELLED", 0, 0)
         assert set(Job.objects.values_list("status", flat=True)) == {"CANCELLED"}
 
-    def test_cancelling_one_that_waits_there(self, broker: FrontedBroker) -> None:
+    def test_cancel_withdraws_a_waiting_job(self, broker: FrontedBroker) -> None:
         result = add.enqueue(1, 2)
         assert result.cancel("no")
         assert (outside(broker), result.state) == (0, JobState.CANCELLED)
 
     @pytest.mark.parametrize("one", ENQUEUED)
-    def test_cancel_in_a_transaction_that_rolls_back_withdraws_nothing(
+    def test_cancel_that_rolls_back_withdraws_nothing(
         self, one: Callable[[], Any], broker: FrontedBroker
     ) -> None:
         result = one()
@@ -318,7 +318,7 @@ class TestEnds:
         assert statuses() == {"SUCCESSFUL"}
 
     @pytest.mark.parametrize("one", ENQUEUED)
-    def test_cancel_in_a_transaction_withdraws_when_it_commits(
+    def test_cancel_in_transaction_withdraws_at_commit(
         self, one: Callable[[], Any], broker: FrontedBroker
     ) -> None:
         result = one()
@@ -327,7 +327,7 @@ class TestEnds:
         assert (outside(broker), statuses()) == (0, {"CANCELLED"})
 
     @pytest.mark.parametrize("one", ENQUEUED)
-    def test_withdrawn_job_that_could_not_be_recorded_is_recorded_by_upkeep(
+    def test_unrecorded_withdrawal_is_recorded_by_upkeep(
         self, one: Callable[[], Any], broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The connection is lost between the withdrawal and the COMMIT."""
@@ -405,8 +405,8 @@ def _lose_connection(*_: object) -> None:
     raise OperationalError("server closed the connection unexpectedly")
 
 
-def test_a_package_that_is_gone(broker: FrontedBroker) -> None:
-    """The rest of what may become of one is in test_tampering.py."""
+def test_missing_package_becomes_dead_letter(broker: FrontedBroker) -> None:
+    """Other damage to packages is in test_tampering.py."""
     write_ledger.enqueue()
     _client(broker).delete(f"{_prefix(broker)}:package")
     for _ in range(3):

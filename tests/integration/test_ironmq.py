@@ -1,4 +1,4 @@
-"""What is IronMQ's own: it is busy, reservations end, answers are lost, URLs are wrong."""
+"""IronMQ only: busy answers, reservations that end, lost answers, invalid URLs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def transport(proxy: Proxy) -> Iterator[IronmqTransport]:
 
 
 class TestBusy:
-    def test_it_is_asked_again(self, server: PrivateIronmq, transport: IronmqTransport) -> None:
+    def test_busy_server_is_asked_again(
+        self, server: PrivateIronmq, transport: IronmqTransport
+    ) -> None:
         _stand_in(server, "busy", times=3)
         job = message()
         transport.send([job])
@@ -57,7 +59,7 @@ class TestBusy:
         (parcel,) = transport.receive((), 5)
         assert parcel.message == job
 
-    def test_but_not_for_ever(self, server: PrivateIronmq) -> None:
+    def test_server_that_stays_busy_raises_broker_unavailable(self, server: PrivateIronmq) -> None:
         _stand_in(server, "busy", times=1_000)
         far = transport_at(url_at(server.port), database_seconds=0.3)
 
@@ -67,18 +69,18 @@ class TestBusy:
             return "did not carry this out: 503 Service Un" in str(caught.value)
 
         with closing(far):
-            wait_for(is_refused_as_busy)  # a server that has no time may not answer at all
+            wait_for(is_refused_as_busy)  # an overloaded server may not answer at all
         _stand_in(server, "busy", times=0)
 
     @pytest.mark.parametrize("request_line", [b"/messages HTTP", b"reservations", b"DELETE"])
-    def test_an_answer_that_is_lost_does_no_harm(
+    def test_lost_answer_leads_to_redelivery_and_no_lost_job(
         self,
         server: PrivateIronmq,
         proxy: Proxy,
         transport: IronmqTransport,
         request_line: bytes,
     ) -> None:
-        """What is asked again may be there twice, or reserved for nobody until its time is over."""
+        """A repeated request may add a second message, or reserve one until its timeout."""
         job = message()
         proxy.lose_answer_to(request_line)
         transport.send([job])
@@ -89,16 +91,14 @@ class TestBusy:
         found += transport.receive((), 5)
         assert {parcel.message.job_id for parcel in found} == {job.job_id}
 
-    def test_connections_that_are_cut_are_opened_again(
-        self, proxy: Proxy, transport: IronmqTransport
-    ) -> None:
+    def test_cut_connections_are_reopened(self, proxy: Proxy, transport: IronmqTransport) -> None:
         proxy.cut()
         transport.send([message()])
         assert len(transport.receive((), 5)) == 1
 
 
 class TestReservations:
-    def test_who_comes_too_late_changes_nothing(
+    def test_expired_reservation_changes_nothing(
         self, server: PrivateIronmq, transport: IronmqTransport
     ) -> None:
         transport.send([message(), message()])
@@ -111,7 +111,7 @@ class TestReservations:
         assert transport.receive((), 5) == []
         assert len(transport.hold(now)) == 2
 
-    def test_a_touch_is_a_new_reservation(
+    def test_touch_makes_a_new_reservation(
         self, server: PrivateIronmq, transport: IronmqTransport
     ) -> None:
         transport.send([message()])
@@ -124,7 +124,7 @@ class TestReservations:
         transport.drop(now)
         assert not any(transport.counts().values())
 
-    def test_one_late_among_others_does_not_keep_them(
+    def test_expired_reservation_does_not_block_others(
         self, server: PrivateIronmq, transport: IronmqTransport
     ) -> None:
         transport.send([message()])
@@ -137,7 +137,9 @@ class TestReservations:
         transport.give_back(again)
         assert len(transport.receive((), 5)) == 1
 
-    def test_more_than_fit_into_one_request(self, transport: IronmqTransport) -> None:
+    def test_more_messages_than_fit_one_request_are_sent_and_received(
+        self, transport: IronmqTransport
+    ) -> None:
         jobs = [message(package=b"x" * 40_000, priority=place % 3 - 1) for place in range(130)]
         transport.send(jobs)
         found = transport.receive((), 200)
@@ -148,13 +150,13 @@ class TestReservations:
         assert not any(transport.counts().values())
 
     @pytest.mark.parametrize("queue", ["mail", "a/b", "ä ~ %7E-", "x-usual-y"])
-    def test_any_name_of_a_queue(self, transport: IronmqTransport, queue: str) -> None:
+    def test_any_queue_name_is_encoded(self, transport: IronmqTransport, queue: str) -> None:
         transport.send([message(queue=queue)])
         assert transport.counts() == {queue: 1}
         (parcel,) = transport.receive([queue], 5)
         assert parcel.message.queue == queue
 
-    def test_something_that_somebody_else_put_there(self, transport: IronmqTransport) -> None:
+    def test_foreign_message_is_received_as_package(self, transport: IronmqTransport) -> None:
         transport.send([message()])
         path = f"queues/stoker-{transport.settings.cluster}-usual-default/messages"
         transport._service.ask("POST", path, {"messages": [{"body": "what is this?"}]})
@@ -173,18 +175,18 @@ class TestSettings:
             ("ironmq://p:t@host?tls=no", "not true or false"),
         ],
     )
-    def test_a_wrong_url_is_explained(self, url: str, what: str) -> None:
+    def test_invalid_url_raises_with_explanation(self, url: str, what: str) -> None:
         with pytest.raises(ConfigurationError, match=rf"(?i){what}.* Write ironmq://PROJECT"):
             IronmqTransport(Settings(broker=url))
 
-    def test_a_wrong_token_is_explained_and_not_shown(self, server: PrivateIronmq) -> None:
+    def test_wrong_token_raises_without_showing_it(self, server: PrivateIronmq) -> None:
         url = url_at(server.port).replace(":token@", ":secret@")
         far, said = transport_at(url), r"401 .* Check the token"
         with closing(far), pytest.raises(BrokerUnavailable, match=said) as caught:
             far.ping()
         assert "secret" not in str(caught.value)
 
-    def test_a_queue_keeps_what_it_is_given(
+    def test_short_message_expiration_is_reported_as_weakness(
         self, server: PrivateIronmq, transport: IronmqTransport
     ) -> None:
         transport.send([message()])
@@ -194,7 +196,9 @@ class TestSettings:
         (sentence,) = transport.weaknesses()
         assert f"7 days. Set its message_expiration to {KEPT_SECONDS}." in sentence
 
-    def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_driver_raises_with_install_command(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in [one for one in sys.modules if one.startswith("stoker.brokers.ironmq")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "httpx", None)

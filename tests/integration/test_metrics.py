@@ -1,4 +1,4 @@
-"""The history of metrics: counted, folded, read, forgotten, on the real database."""
+"""The history of metrics on the real database: counted, folded, read, deleted."""
 
 import time
 import uuid
@@ -64,7 +64,7 @@ def done() -> Outcome:
 
 
 def attempted(one: Delivery, outcome: Outcome, *, waited: float, ran: float) -> Attempted:
-    """One of ``nothing``, as its worker reports it."""
+    """Return the outcome of one attempt of ``nothing``, as its worker reports it."""
     enqueued_at = time.time() - waited - ran
     started_at = enqueued_at + waited
     task = tasks.nothing.module_path
@@ -77,7 +77,7 @@ def counts(figures: Figures) -> tuple[int, int, int, int]:
 
 
 def written(start: float, seconds: int = FINEST_SECONDS, **numbers: Any) -> None:
-    """One row of `mail`."""
+    """Write one row of the queue `mail`."""
     sums = Sums(**numbers, run_classes=Counter({40: numbers.get("successful", 0)}))
     place = TaskInQueue("mail", "shop.tasks.send")
     Tally.objects.bulk_create(Tally.objects.rows_of(int(start), seconds, {place: sums}))
@@ -86,7 +86,7 @@ def written(start: float, seconds: int = FINEST_SECONDS, **numbers: Any) -> None
 # -- counted --------------------------------------------------------------------------------------
 
 
-def test_what_is_recorded_is_counted(settings: Settings, now: float) -> None:
+def test_recorded_outcomes_are_counted_once(settings: Settings, now: float) -> None:
     outcomes = [done(), done(), Failed(FAULT), Cancelled("no"), Retry(FAULT, 5), Snoozed(5)]
     tasks.nothing.enqueue_many([((), {})] * len(outcomes))
     tallies = Tallies(settings)
@@ -101,13 +101,13 @@ def test_what_is_recorded_is_counted(settings: Settings, now: float) -> None:
     assert task.task == tasks.nothing.module_path
     assert counts(task.figures) == (2, 1, 1, 1)
     assert (task.figures.finished, task.figures.failure_rate) == (4, pytest.approx(1 / 3))
-    assert task.figures.run.count == task.figures.wait.count == 5, "but for what was put back"
+    assert task.figures.run.count == task.figures.wait.count == 5, "without the snoozed one"
     assert task.figures.run.mean == pytest.approx(0.5)
     assert task.figures.run.p95 == pytest.approx(0.5, rel=0.2)
     assert task.figures.wait.p50 == pytest.approx(2.0, rel=0.2)
 
 
-def test_a_lost_lease_counts_for_nothing(settings: Settings, now: float) -> None:
+def test_outcome_with_lost_lease_is_not_counted(settings: Settings, now: float) -> None:
     tasks.nothing.enqueue()
     (delivery,) = claim(1)
     tallies = Tallies(settings)
@@ -118,8 +118,8 @@ def test_a_lost_lease_counts_for_nothing(settings: Settings, now: float) -> None
     assert by_task(settings, moment(now - 60), moment(now + 60)) == ()
 
 
-def test_a_job_that_was_to_wait_is_not_late(settings: Settings, now: float) -> None:
-    """It waits from its moment on."""
+def test_wait_of_deferred_job_counts_from_run_after(settings: Settings, now: float) -> None:
+    """The time before run_after is not waiting time."""
     tasks.nothing.using(run_after=moment(now - 100)).enqueue()
     (delivery,) = claim(1)
     assert delivery.run_after == pytest.approx(now - 100, abs=0.001)
@@ -131,9 +131,7 @@ def test_a_job_that_was_to_wait_is_not_late(settings: Settings, now: float) -> N
     assert task.figures.wait.mean == pytest.approx(100, abs=0.1)
 
 
-def test_a_crash_has_a_task_though_nobody_opened_its_package(
-    settings: Settings, now: float
-) -> None:
+def test_crash_is_counted_for_its_task(settings: Settings, now: float) -> None:
     tasks.nothing.enqueue()
     tallies = Tallies(settings)
     end = Attempted(claim(1)[0], Crashed("killed", None, 9), "", now - 3, now)
@@ -162,7 +160,7 @@ def test_metrics_can_be_switched_off(now: float) -> None:
 # -- read -----------------------------------------------------------------------------------------
 
 
-def test_a_history_has_a_point_for_each_step(settings: Settings, now: float) -> None:
+def test_history_has_a_point_for_each_step(settings: Settings, now: float) -> None:
     start = int(now) // 60 * 60 - 240
     written(start, successful=3)
     written(start + 10, successful=2, failed=1)
@@ -177,14 +175,14 @@ def test_a_history_has_a_point_for_each_step(settings: Settings, now: float) -> 
     assert sum(point.figures.finished for point in other) == 0
 
 
-def test_old_times_are_told_in_longer_steps(settings: Settings, now: float) -> None:
+def test_older_periods_have_longer_steps(settings: Settings, now: float) -> None:
     ages = (60, 3600, DAY, 7 * DAY)
     assert [finest_step(moment(now - age)) for age in ages] == [10, 60, 600, 3600]
     points = history(settings, moment(now - 7 * DAY), moment(now), 5000)
     assert {point.seconds for point in points} == {3600}
 
 
-def test_queues_with_what_waits_in_them(
+def test_backlogs_are_sampled_once_a_minute_by_queue(
     settings: Settings, now: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.cluster.upkeep.time", SimpleNamespace(time=lambda: now))
@@ -205,7 +203,7 @@ def test_queues_with_what_waits_in_them(
     assert (point.backlog.ready, point.backlog.deferred) == (3, 1), "those of all queues"
 
 
-def test_the_highest_number_of_a_step_is_told(settings: Settings, now: float) -> None:
+def test_backlog_of_a_step_is_its_highest_sample(settings: Settings, now: float) -> None:
     start = int(now) // 600 * 600
     for number, (ready, age) in enumerate([(5, 1.0), (90, 2.0), (7, None)]):
         at = start + 60 * number
@@ -217,10 +215,10 @@ def test_the_highest_number_of_a_step_is_told(settings: Settings, now: float) ->
     assert (one.backlog.ready, one.backlog.oldest_ready_seconds) == (90, 2.0)
 
 
-# -- folded and forgotten -------------------------------------------------------------------------
+# -- folded and deleted ---------------------------------------------------------------------------
 
 
-def test_what_grows_old_says_the_same_in_fewer_rows(settings: Settings, now: float) -> None:
+def test_old_rows_are_folded_without_changing_the_figures(settings: Settings, now: float) -> None:
     begin = int(now) // 3600 * 3600 - 3 * DAY
     for number in range(360):
         written(begin + 10 * number, successful=2, run_seconds=0.2)
@@ -235,10 +233,10 @@ def test_what_grows_old_says_the_same_in_fewer_rows(settings: Settings, now: flo
     assert [one.figures.run.mean for one in after] == [pytest.approx(0.1)]
     assert after[0].figures.run.p95 == before[0].figures.run.p95
     assert counts(after[0].figures) == counts(before[0].figures) == (720, 0, 0, 0)
-    assert len(beats) > 60, "a sign of life with each"
+    assert len(beats) > 60, "a heartbeat with each step"
 
 
-def test_what_comes_late_is_added(settings: Settings, now: float) -> None:
+def test_late_rows_are_added_to_the_folded_row(settings: Settings, now: float) -> None:
     begin = int(now) // 60 * 60 - 3600
     for number in (1, 2):
         written(begin, successful=number)
@@ -248,7 +246,7 @@ def test_what_comes_late_is_added(settings: Settings, now: float) -> None:
     assert one.figures.successful == 3
 
 
-def test_what_is_past_its_keeping_is_forgotten(now: float) -> None:
+def test_rows_past_retention_are_deleted(now: float) -> None:
     written(now - 31 * DAY, 3600, successful=1)
     written(now - 29 * DAY, 3600, successful=1)
     Sample.objects.create(start=int(now) - 31 * DAY, seconds=3600, queue="mail")
@@ -257,8 +255,8 @@ def test_what_is_past_its_keeping_is_forgotten(now: float) -> None:
     assert not Sample.objects.exclude(seconds=60).exists()
 
 
-def test_totals_never_become_less(settings: Settings, now: float) -> None:
-    """Whatever is folded or forgotten, or comes in between."""
+def test_totals_never_decrease(settings: Settings, now: float) -> None:
+    """Rows are folded, deleted and added in between."""
     for age in range(29, 34):
         written(now - age * DAY, 3600, successful=1, run_seconds=0.5)
     for _ in range(3):
@@ -273,11 +271,11 @@ def test_totals_never_become_less(settings: Settings, now: float) -> None:
     assert (total.successful, total.failed, total.run_seconds) == (14, 3, pytest.approx(2.5))
     assert Tally.objects.filter(seconds=0).count() == 1
     days = by_task(settings, moment(now - 60 * DAY), moment(now))
-    assert days[0].figures.successful == 7, "a history does not tell what is past its keeping"
+    assert days[0].figures.successful == 7, "the history leaves out rows past retention"
 
 
-def test_no_row_of_a_job_is_needed(settings: Settings, now: float) -> None:
-    """Where results are not kept."""
+def test_outcome_without_job_row_is_counted(settings: Settings, now: float) -> None:
+    """As if results were not kept."""
     tasks.nothing.enqueue()
     tallies = Tallies(settings)
     end = Attempted(claim(1)[0], done(), "me", now, now)

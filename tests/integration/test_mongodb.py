@@ -1,4 +1,4 @@
-"""What is MongoDB's own: answers that are lost, relays that are repeated, URLs that are wrong."""
+"""MongoDB only: lost answers, repeated relays, invalid URLs."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def far(stand: MongodbStand, proxy: Proxy) -> Iterator[MongodbBroker]:
 
 
 class TestLostAnswers:
-    def test_an_enqueue_is_carried_out_once(
+    def test_enqueue_with_lost_answer_adds_each_job_once(
         self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
     ) -> None:
         messages = [message() for _ in range(3)]
         proxy.lose_answer_to(b"insert")
-        with suppress(BrokerUnavailable):  # from a server alone, which takes no write twice
+        with suppress(BrokerUnavailable):  # a standalone server does not retry writes
             far.enqueue(messages)
         far.enqueue(messages)
         assert proxy.lost.is_set(), "nothing was lost"
         assert [one.job_id for one in stand.claim()] == [one.job_id for one in messages]
 
-    def test_what_a_claim_got_is_found_by_its_holder(
+    def test_claim_with_lost_answer_is_found_by_its_holder(
         self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
     ) -> None:
         put = stand.put(3)
@@ -72,7 +72,7 @@ class TestLostAnswers:
         far.release([Return(one.lease, attempts=0) for one in held])
         assert [one.attempt for one in stand.claim()] == [1, 1, 1]
 
-    def test_an_end_can_be_repeated(
+    def test_settle_can_be_repeated(
         self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
     ) -> None:
         stand.put(2)
@@ -84,20 +84,20 @@ class TestLostAnswers:
         assert stand.where(over.job_id) is None
         assert [(one.job_id, one.attempt) for one in stand.claim()] == [(again.job_id, 2)]
 
-    def test_connections_that_are_cut_are_opened_again(
+    def test_cut_connections_are_reopened(
         self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
     ) -> None:
         proxy.cut()
         job = message()
-        with suppress(BrokerUnavailable):  # from a server alone, which takes no write twice
+        with suppress(BrokerUnavailable):  # a standalone server does not retry writes
             far.enqueue([job])
         far.enqueue([job])
         assert len(stand.claim()) == 1
 
-    def test_a_line_that_goes_deaf_is_given_up_in_time(
+    def test_silent_connection_raises_after_its_deadline(
         self, stand: MongodbStand, proxy: Proxy
     ) -> None:
-        """Nothing is lost by it: what the claim got after all is found by its holder."""
+        """Nothing is lost: if the claim reached the server, its holder finds the jobs."""
         url = (
             f"mongodb://127.0.0.1:{proxy.port}{urlsplit(mongodb_url()).path}?directConnection=true"
         )
@@ -110,8 +110,8 @@ class TestLostAnswers:
             far.claim(["default"], 10, holder=stand.holder, lease_seconds=60)
         proxy.release()
 
-        def all_are_had() -> bool:
-            """What was sent before may arrive at any moment."""
+        def all_are_claimed() -> bool:
+            """Retry: a request that was sent before may arrive at any moment."""
             with suppress(BrokerUnavailable):
                 held = far.held_by(stand.holder)
                 far.release([Return(one.lease, attempts=0) for one in held])
@@ -120,15 +120,13 @@ class TestLostAnswers:
                 return [one.job_id for one in claimed] == put
             return False
 
-        wait_for(all_are_had)
+        wait_for(all_are_claimed)
         far.close()
 
 
 class TestRelays:
     @pytest.mark.parametrize("end", ["ack", "withdraw", "purge"])
-    def test_a_relay_that_is_repeated_after_the_end_adds_nothing(
-        self, stand: MongodbStand, end: str
-    ) -> None:
+    def test_relay_repeated_after_the_end_adds_nothing(self, stand: MongodbStand, end: str) -> None:
         job = message()
         stand.broker.relay([job])
         if end == "ack":
@@ -141,7 +139,7 @@ class TestRelays:
         assert [one.package for one in stand.claim()] == [b"another"]
         assert stand.where(job.job_id) is None
 
-    def test_a_retry_of_what_was_relayed_runs_again(self, stand: MongodbStand) -> None:
+    def test_retry_of_relayed_job_runs_again(self, stand: MongodbStand) -> None:
         stand.broker.relay([message()])
         stand.broker.release([Return(stand.claim_one().lease, attempts=1)])
         assert stand.claim_one().attempt == 2
@@ -149,11 +147,11 @@ class TestRelays:
 
 class TestSettings:
     @pytest.mark.parametrize("url", ["mongodb://", "mongodb://host:port/db"])
-    def test_a_wrong_url_is_explained(self, url: str) -> None:
+    def test_invalid_url_raises_with_explanation(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match=r"is no URL of a MongoDB: .* Write mongodb:"):
             MongodbBroker(Settings(broker=url))
 
-    def test_nobody_there_and_no_password_is_shown(self) -> None:
+    def test_unreachable_server_raises_without_showing_the_password(self) -> None:
         settings = Settings(broker="mongodb://me:secret@127.0.0.1:1/db", database_seconds=0.2)
         broker = MongodbBroker(settings)
         with pytest.raises(BrokerUnavailable) as caught:
@@ -162,7 +160,9 @@ class TestSettings:
         assert str(caught.value).startswith("mongodb://127.0.0.1:1/db did not carry this out: ")
         assert "secret" not in str(caught.value)
 
-    def test_without_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_driver_raises_with_install_command(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in [one for one in sys.modules if one.startswith("stoker.brokers.mongodb.broker")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "pymongo", None)
@@ -170,8 +170,8 @@ class TestSettings:
             adapter_for(Settings(broker="mongodb://host/db"))
 
 
-def test_what_others_have_written_stops_nobody(stand: MongodbStand) -> None:
-    """It is a dead letter, or no job at all."""
+def test_foreign_documents_do_not_stop_a_claim(stand: MongodbStand) -> None:
+    """A foreign document becomes a dead letter or is ignored."""
     (job_id,) = stand.put()
     broker = stand.broker
     assert isinstance(broker, MongodbBroker)
@@ -183,8 +183,8 @@ def test_what_others_have_written_stops_nobody(stand: MongodbStand) -> None:
     assert job_id in {one.job_id for one in broker.held_by(stand.holder)}
 
 
-def test_an_update_of_many_leases_names_their_ids_in_order() -> None:
-    """Else two clusters that end the same jobs may lock them crosswise on a server that locks."""
+def test_ids_of_an_update_are_sorted() -> None:
+    """Two clusters that end the same jobs would deadlock on a server that locks."""
     leases = {Lease(uuid4(), str(lease_id)) for lease_id in range(3) for _ in range(50)}
     for query in selections(leases):
         ids = query["_id"]["$in"]

@@ -1,4 +1,4 @@
-"""What a job notes while it runs: a checkpoint for its next attempt, and how far it is."""
+"""What a job notes while it runs: a checkpoint for its next attempt, and its progress."""
 
 import pickle
 from datetime import timedelta
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class TestOutsideOfAJob:
-    def test_it_says_so(self) -> None:
+    def test_job_attributes_raise_not_in_job(self) -> None:
         assert not job.is_running
         for use in (lambda: job.id, lambda: job.last_checkpoint, lambda: job.progress(1)):
             with pytest.raises(NotInJob, match="No job runs here"):
@@ -34,13 +34,13 @@ class TestOutsideOfAJob:
 
 
 class TestCheckpoint:
-    def test_the_next_attempt_begins_where_the_last_one_was(self) -> None:
+    def test_next_attempt_starts_from_the_checkpoint(self) -> None:
         result = noting.add_up.enqueue([1, 2, 3, 4], fails_at=[2, 3])
         drain(include_deferred=True)
         result.refresh()
         assert (result.attempts, result.return_value) == (3, [10, [[0, 2], [2, 3], [3, 4]]])
 
-    def test_a_dead_letter_that_is_sent_again_begins_with_it(self) -> None:
+    def test_requeued_dead_letter_starts_from_the_checkpoint(self) -> None:
         noting.add_up.using(max_attempts=1).enqueue([1, 2, 3], fails_at=[1])
         drain()
         answer = requeue(DeadLetter.objects.get().pk)
@@ -48,27 +48,27 @@ class TestCheckpoint:
         again = noting.add_up.get_result(str(answer.job_id))
         assert again.return_value == [6, [[0, 1], [1, 3]]]
 
-    def test_within_a_transaction_it_is_part_of_that(self) -> None:
+    def test_checkpoint_rolls_back_with_its_transaction(self) -> None:
         result = noting.roll_back.enqueue()
         drain()
         result.refresh()
         assert result.return_value == "kept"
 
-    def test_what_cannot_be_serialised_is_refused(self) -> None:
+    def test_unserializable_checkpoint_raises(self) -> None:
         result = noting.note_an_object.enqueue()
         drain()
         result.refresh()
         assert NotSerializable.__name__ in result.errors[0].exception_class_path
         assert Note.objects.count() == 0
 
-    def test_in_a_coroutine(self) -> None:
+    def test_coroutine_writes_checkpoint_and_progress(self) -> None:
         result = noting.note_async.enqueue()
         drain()
         result.refresh()
         assert result.return_value == [None, {"page": 7}]
         assert result.progress == ProgressReport(1, 2, "half")
 
-    def test_who_has_lost_the_lease_notes_nothing(self) -> None:
+    def test_holder_of_lost_lease_cannot_write_a_checkpoint(self) -> None:
         noting.add_up.enqueue([1, 2])
         (delivery,) = claim()
         Claimed.objects.update(lease_id=5)
@@ -78,7 +78,7 @@ class TestCheckpoint:
 
 
 class TestProgress:
-    def test_it_is_seen_while_the_job_runs_and_for_a_while_after_it(self) -> None:
+    def test_progress_is_readable_during_and_after_the_job(self) -> None:
         result = noting.look_at_itself.enqueue()
         assert result.progress is None
         work_off()
@@ -86,7 +86,7 @@ class TestProgress:
         assert result.return_value == [1, 4, "first"]
         assert result.progress == ProgressReport(4, 4, "done")
 
-    def test_hurried_reports_are_left_out_but_for_the_last(self) -> None:
+    def test_frequent_reports_are_skipped_except_the_last(self) -> None:
         result = noting.count_quickly.enqueue(1000)
         with transaction.atomic():
             work_off()
@@ -102,11 +102,13 @@ class TestProgress:
             (ProgressReport(1, 0, ""), None),
         ],
     )
-    def test_fraction(self, report: ProgressReport, fraction: float | None) -> None:
+    def test_fraction_is_between_zero_and_one_or_none(
+        self, report: ProgressReport, fraction: float | None
+    ) -> None:
         assert report.fraction == fraction
 
     @pytest.mark.parametrize("done", [float("nan"), float("inf"), 10**400, "a", None])
-    def test_what_is_no_number_is_told(self, done: Any) -> None:
+    def test_progress_that_is_no_number_raises_value_error(self, done: Any) -> None:
         result = noting.say.enqueue("done", pickled(done))
         drain()
         result.refresh()
@@ -116,25 +118,25 @@ class TestProgress:
         ("message", "kept"),
         [("a\x00b", "a\\x00b"), ("a\ud800", "a\\ud800"), (None, ""), ("é" * 300, "é" * 255)],
     )
-    def test_any_message_can_be_kept(self, message: Any, kept: str) -> None:
+    def test_message_is_escaped_and_cut(self, message: Any, kept: str) -> None:
         result = noting.say.enqueue("message", pickled(message))
         drain()
         assert result.progress == ProgressReport(1, None, kept)
 
 
 def pickled(value: object) -> str:
-    """As an argument that says what JSON cannot."""
+    """Return the value as text: JSON arguments cannot hold it."""
     return pickle.dumps(value).hex()
 
 
-class TestForgetting:
-    def test_upkeep_leaves_the_progress_of_a_job_that_has_just_ended(self) -> None:
+class TestUpkeep:
+    def test_progress_of_a_job_just_ended_is_kept(self) -> None:
         result = noting.look_at_itself.enqueue()
         work_off()
         assert Leftovers("default", lambda: None).forget_notes() == 0
         assert result.progress == ProgressReport(4, 4, "done")
 
-    def test_notes_go_with_their_jobs_but_stay_with_open_dead_letters(self) -> None:
+    def test_notes_are_deleted_with_their_jobs_but_not_with_open_dead_letters(self) -> None:
         noting.add_up.enqueue([1, 2])
         failed = noting.add_up.using(max_attempts=1).enqueue([1, 2], fails_at=[1])
         pruned = noting.add_up.enqueue([1, 2])
@@ -143,7 +145,7 @@ class TestForgetting:
         waiting = noting.add_up.enqueue([1, 2])
         Note.objects.write(UUID(waiting.id), checkpoint=b"")
         assert Note.objects.count() == 4
-        # Of one there is no row: as of a job that runs, and came from outside the store.
+        # One job has no row, as a running job of a broker outside the database.
         assert Note.objects.forget(None, 9, kept_seconds=0) == (1, None)
         Note.objects.update(noted_at=timezone.now() - timedelta(seconds=UNKNOWN_SECONDS + 1))
         after, forgotten, looks = None, 0, 0

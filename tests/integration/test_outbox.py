@@ -1,4 +1,4 @@
-"""The outbox: jobs of transactions in which their broker takes no part."""
+"""The outbox: jobs of transactions that their broker cannot join."""
 
 import uuid
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Undo(Exception):
-    """Raised on purpose inside a transaction."""
+    """Raised to roll a transaction back."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def memory() -> Iterator[None]:
 
 @pytest.fixture
 def nobody_relays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if every process died when its transaction was committed."""
+    """Behave as if every process died right after its commit."""
     monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
 
 
@@ -52,7 +52,7 @@ def relay() -> int:
     return relay_all(settings_for(), lambda: None)
 
 
-def test_a_row_until_the_commit_and_a_job_after_it() -> None:
+def test_outbox_row_exists_until_commit_and_job_afterwards() -> None:
     with transaction.atomic():
         result = add.enqueue(1, 2)
         assert (Outgoing.objects.count(), waiting()) == (1, 0)
@@ -61,30 +61,30 @@ def test_a_row_until_the_commit_and_a_job_after_it() -> None:
     assert result.wait(5) == 3
 
 
-def test_nothing_is_left_of_a_rollback() -> None:
+def test_rollback_leaves_no_outbox_row() -> None:
     with suppress(Undo), transaction.atomic():
         add.enqueue_many([((1, 2), {})] * 3)
         raise Undo
     assert (Outgoing.objects.count(), relay(), waiting()) == (0, 0, 0)
 
 
-def test_outside_of_a_transaction_nothing_is_written() -> None:
+def test_enqueue_outside_a_transaction_writes_no_outbox_row() -> None:
     add.enqueue(1, 2)
     assert (Outgoing.objects.exists(), waiting()) == (False, 1)
 
 
 @pytest.mark.usefixtures("nobody_relays")
 class TestLeftBehind:
-    """The process that enqueued it has died."""
+    """The process that enqueued the job has died."""
 
-    def test_any_scheduler_relays_it_once(self) -> None:
+    def test_relay_sends_each_job_once(self) -> None:
         with transaction.atomic():
             results = add.enqueue_many([((1, number), {}) for number in range(1201)])
         assert [relay(), relay(), waiting()] == [1201, 0, 1201]
         work_off()
         assert [result.wait(5) for result in results] == [1 + n for n in range(1201)]
 
-    def test_everything_about_the_job_stays(self) -> None:
+    def test_relay_keeps_options_and_order(self) -> None:
         with transaction.atomic():
             add.using(priority=7, run_after=3600).enqueue(1, 2)
             add.using(priority=9).enqueue(1, second=3)
@@ -96,21 +96,23 @@ class TestLeftBehind:
     @pytest.mark.parametrize(
         ("run_after", "state"), [(None, JobState.READY), (60, JobState.DEFERRED)]
     )
-    def test_it_is_seen_where_it_will_wait(self, run_after: Any, state: JobState) -> None:
+    def test_job_in_outbox_has_the_state_it_will_have(
+        self, run_after: Any, state: JobState
+    ) -> None:
         with transaction.atomic():
             result = add.using(run_after=run_after).enqueue(1, 2)
         result.refresh()
         assert result.state is state
         assert add.get_result(result.id).state is state
 
-    def test_it_can_be_cancelled(self) -> None:
+    def test_job_in_outbox_can_be_cancelled(self) -> None:
         with transaction.atomic():
             result = add.enqueue(1, 2)
         assert result.cancel("no")
         assert (relay(), waiting(), result.state) == (0, 0, JobState.CANCELLED)
         assert Job.objects.get().reason == "no"
 
-    def test_those_of_other_backends_are_left_to_their_clusters(self) -> None:
+    def test_rows_of_other_backends_are_left_alone(self) -> None:
         with transaction.atomic():
             add.enqueue(1, 2)
         Outgoing.objects.update(backend="another")
@@ -118,11 +120,11 @@ class TestLeftBehind:
 
 
 class TestBrokerAway:
-    """Committed jobs wait until it is back, and who enqueues does not wait for it."""
+    """Committed jobs wait in the outbox, and enqueue does not wait for the broker."""
 
     @pytest.fixture
     def away(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-        """How many jobs it was to be given, each time that it was asked; cleared, it is back."""
+        """Refuse jobs and record how many were offered, until the list is cleared."""
         broker = broker_for(settings_for())
         enqueue, asked = broker.enqueue, [0]
 
@@ -138,7 +140,7 @@ class TestBrokerAway:
         yield asked
         outbox._away_until.clear()
 
-    def test_it_is_asked_once_and_then_left_alone(
+    def test_unreachable_broker_is_tried_once_and_then_left_alone(
         self, away: list[int], caplog: pytest.LogCaptureFixture
     ) -> None:
         for _ in range(3):
@@ -147,7 +149,7 @@ class TestBrokerAway:
         assert (away, Outgoing.objects.count()) == ([0, 1], 3)
         assert "wait in the outbox until the broker is reachable: It is away." in caplog.text
 
-    def test_a_relay_that_fails_loses_nothing(self, away: list[int]) -> None:
+    def test_failing_relay_loses_nothing(self, away: list[int]) -> None:
         with transaction.atomic():
             add.enqueue(1, 2)
         with pytest.raises(BrokerUnavailable):
@@ -158,11 +160,11 @@ class TestBrokerAway:
 
 
 class TestRefusals:
-    """The broker is there, and does not take some: the others are not held up."""
+    """The broker refuses some jobs, which does not delay the others."""
 
     @pytest.fixture
     def given(self, nobody_relays: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """It takes no urgent ones; the sizes of what it was given."""
+        """Refuse jobs of high priority, and record the sizes of the batches."""
         broker = broker_for(settings_for())
         real, given = broker.relay, []
         monkeypatch.setattr(type(broker), "relays_at_once", 3)
@@ -179,13 +181,13 @@ class TestRefusals:
                 add.using(priority=0 if number % 5 else 9).enqueue(1, 1)
         return given
 
-    def test_they_are_told_of_and_stay(self, given: list[int]) -> None:
+    def test_refused_jobs_stay_in_the_outbox_and_raise(self, given: list[int]) -> None:
         with pytest.raises(BrokerUnavailable, match="Not these"):
             relay()
         assert (waiting(), Outgoing.objects.count()) == (8, 2)
         assert set(Outgoing.objects.values_list("priority", flat=True)) == {9}
 
-    def test_a_broker_that_is_away_is_not_asked_for_each(
+    def test_unreachable_broker_is_not_tried_for_each_job(
         self, given: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def ping() -> None:

@@ -1,4 +1,4 @@
-"""Queues: seen, paused, resumed, cleared."""
+"""Queues: listed, paused, resumed, cleared."""
 
 import json
 from typing import Any
@@ -29,11 +29,11 @@ def say(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.strip()
 
 
-def test_a_pause_is_kept_with_who_and_why() -> None:
+def test_pause_records_author_and_reason_until_resume() -> None:
     pause = queues.pause("mail", by="alice", because="the provider is down")
     assert (pause.by, pause.because) == ("alice", "the provider is down")
     again = queues.pause("mail", by="bob")
-    assert again == pause, "who was first is told of"
+    assert again == pause, "the first pause is kept"
     assert queues.get("mail").paused == pause
     assert [one.name for one in queues.list() if one.paused] == ["mail"]
     assert queues.resume("mail")
@@ -41,14 +41,14 @@ def test_a_pause_is_kept_with_who_and_why() -> None:
     assert queues.get("mail").paused is None
 
 
-def test_a_pause_belongs_to_its_transaction() -> None:
+def test_pause_rolls_back_with_its_transaction() -> None:
     with transaction.atomic():
         queues.pause("mail")
         transaction.set_rollback(True)
     assert not PausedQueue.objects.exists()
 
 
-def test_any_reason_can_be_kept() -> None:
+def test_unstorable_characters_of_reasons_are_escaped() -> None:
     pause = queues.pause("mail", by="al\x00ice", because="\ud800" + "é" * 300)
     assert (pause.by, pause.because) == ("al\\x00ice", "\\ud800" + "é" * 249)
     result = tasks.add.enqueue(1, 2)
@@ -58,7 +58,7 @@ def test_any_reason_can_be_kept() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -5, 2**63, 1.5, True])
-def test_a_limit_that_cannot_be_is_refused(limit: Any) -> None:
+def test_invalid_limit_raises_value_error(limit: Any) -> None:
     tasks.add.enqueue(1, 2)
     with pytest.raises(ValueError, match=r"limit=.* must be"):
         queues.clear("default", limit=limit)
@@ -66,13 +66,13 @@ def test_a_limit_that_cannot_be_is_refused(limit: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\x00"])
-def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+def test_invalid_queue_name_raises_queue_not_found(name: str) -> None:
     for act in (queues.pause, queues.resume, queues.clear):
         with pytest.raises(QueueNotFound, match="1 to 100 characters"):
             act(name)
 
 
-def test_a_mistyped_name_is_refused(settings: Any) -> None:
+def test_unknown_queue_name_raises_queue_not_found(settings: Any) -> None:
     options = settings.TASKS["default"]
     settings.TASKS = {"default": {**options, "QUEUES": ["default", "mail"]}}
     with pytest.raises(QueueNotFound, match="has default, mail, and no job is in a queue"):
@@ -82,7 +82,7 @@ def test_a_mistyped_name_is_refused(settings: Any) -> None:
     queues.pause("mail")
 
 
-def test_drain_leaves_what_is_paused() -> None:
+def test_drain_skips_paused_queues() -> None:
     queues.pause("mail")
     waits = tasks.add.using(queue_name="mail").enqueue(1, 2)
     runs = tasks.add.enqueue(3, 4)
@@ -93,7 +93,7 @@ def test_drain_leaves_what_is_paused() -> None:
     assert [ran.id for ran in drain()] == [waits.id]
 
 
-def test_clear_cancels_what_waits_wherever_and_keeps_it() -> None:
+def test_clear_cancels_ready_and_deferred_jobs_and_keeps_their_rows() -> None:
     ready = [tasks.nothing.using(queue_name="mail").enqueue() for _ in range(3)]
     deferred = tasks.nothing.using(queue_name="mail", run_after=3600).enqueue()
     other = tasks.nothing.enqueue()
@@ -109,7 +109,7 @@ def test_clear_cancels_what_waits_wherever_and_keeps_it() -> None:
     assert queues.clear("mail") == queues.Cleared(0, 0)
 
 
-def test_clear_leaves_what_runs_and_frees_what_others_wait_for() -> None:
+def test_clear_cancels_blocked_jobs_but_not_running_ones() -> None:
     settings = settings_for()
     running = guarded.enter.enqueue()
     held = broker_for(settings).claim([], 1, holder=_ID, lease_seconds=60)
@@ -123,14 +123,14 @@ def test_clear_leaves_what_runs_and_frees_what_others_wait_for() -> None:
     assert len(held) == 1
 
 
-def test_clear_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_works_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "AT_ONCE", 2)
     tasks.nothing.enqueue_many([((), {})] * 7)
     assert queues.clear("default", limit=5) == queues.Cleared(5, 5)
     assert queues.clear("default") == queues.Cleared(2, 2)
 
 
-def test_clear_tells_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "AT_ONCE", 2)
     tasks.nothing.enqueue_many([((), {})] * 5)
     told: list[tuple[int, int | None]] = []
@@ -139,7 +139,7 @@ def test_clear_tells_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told == [(2, 5), (4, 5), (5, 5)]
 
 
-def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_pause_clear_and_resume_a_queue(capsys: pytest.CaptureFixture[str]) -> None:
     tasks.nothing.using(queue_name="mail").enqueue()
     told = say("pause", "mail", "--by", "alice", "--because", "it is down", capsys=capsys)
     assert told.startswith("The queue mail is paused since 20")

@@ -1,4 +1,4 @@
-"""The adapter and its server: how it is reached, what it bears, what it says when it cannot."""
+"""Redis: how the server is reached, unusual loads, damage, and error messages."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def at(url: str, **options: Any) -> RedisBroker:
     return broker
 
 
-class TestReaching:
-    def test_nobody_is_there(self) -> None:
-        with socket.socket() as unused:  # which has the port, and answers nobody
+class TestConnections:
+    def test_unreachable_server_raises_without_showing_the_password(self) -> None:
+        with socket.socket() as unused:  # bound, but nobody listens
             unused.bind(("127.0.0.1", 0))
             broker = at(f"redis://user:secret@127.0.0.1:{unused.getsockname()[1]}/0")
             with pytest.raises(BrokerUnavailable, match="did not carry this out") as raised:
@@ -67,11 +67,13 @@ class TestReaching:
             "redis+cluster://one:x",
         ],
     )
-    def test_a_url_that_cannot_be_used(self, url: str) -> None:
+    def test_invalid_url_raises_configuration_error(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="redis://HOST:PORT/DATABASE"):
             at(url)
 
-    def test_without_its_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_driver_raises_with_install_command(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         loaded = [name for name in sys.modules if name.startswith("stoker.brokers.redis")]
         for name in loaded:
             monkeypatch.delitem(sys.modules, name)
@@ -79,7 +81,7 @@ class TestReaching:
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[redis\]'"):
             adapter_for(Settings(broker="redis://127.0.0.1"))
 
-    def test_a_password(self) -> None:
+    def test_password_in_url_is_used(self) -> None:
         with private() as server:
             with Redis(port=server.port) as client:
                 client.config_set("requirepass", "a b@c")
@@ -87,16 +89,16 @@ class TestReaching:
                 at(server.url).ping()
             at(f"redis://:a%20b%40c@127.0.0.1:{server.port}/0").ping()
 
-    def test_a_cluster(self) -> None:
+    def test_redis_cluster_is_used(self) -> None:
         with private(in_cluster=True) as server:
             with Redis(port=server.port) as client:
                 client.execute_command("CLUSTER ADDSLOTS", *range(16384))
                 while client.cluster("info")["cluster_state"] != "ok":
                     pass
-            _do_everything(at(f"redis+cluster://127.0.0.1:{server.port}"))
+            _use_everything(at(f"redis+cluster://127.0.0.1:{server.port}"))
 
-    def test_nobody_of_a_cluster_is_there_yet(self) -> None:
-        """Who enqueues in a transaction can do without, and who listens tries again."""
+    def test_unreachable_redis_cluster_raises_on_enqueue_and_not_on_wake_up(self) -> None:
+        """An enqueue in a transaction does not need the server, and a listener tries again."""
         with private(in_cluster=True) as server:
             port = server.port
         broker = at(f"redis+cluster://127.0.0.1:{port}")
@@ -108,7 +110,7 @@ class TestReaching:
         wake.close()
         broker.close()
 
-    def test_sentinels(self) -> None:
+    def test_sentinels_find_the_master(self) -> None:
         with private() as server:
             script, port = server.folder / "sentinel.conf", free_port()
             watch = f"sentinel monitor main 127.0.0.1 {server.port} 1"
@@ -120,21 +122,19 @@ class TestReaching:
                 broker = at(f"redis+sentinel://127.0.0.1:{port}/main/3")
                 while not _answers(broker):
                     assert sentinel.poll() is None
-                _do_everything(broker)
+                _use_everything(broker)
                 with Redis(port=server.port, db=3) as client:
                     assert client.scard(f"{broker.prefix}:queues") == 1
             finally:
                 sentinel.kill()
                 sentinel.wait()
 
-    def test_another_server_of_the_same_name_after_a_flush_of_scripts(
-        self, stand: RedisStand
-    ) -> None:
+    def test_claim_works_after_script_flush(self, stand: RedisStand) -> None:
         stand.put()
         stand.broker.client.script_flush()  # type: ignore[attr-defined] # of this broker
         assert stand.broker.ack([stand.claim_one().lease]) == set()
 
-    def test_names_without_passwords(self) -> None:
+    def test_url_is_shown_without_passwords(self) -> None:
         assert without_password("redis+sentinel://a:b@h:1,i:2/m") == "redis+sentinel://h:1,i:2/m"
         assert without_password("redis://h/0") == "redis://h/0"
         secret = "redis+sentinel://a:b@h/m?sentinel_password=c&db=1"
@@ -142,8 +142,8 @@ class TestReaching:
         assert without_password("unix:///s?password=p@q") == "unix:///s?password=..."
 
 
-class TestBearing:
-    def test_odd_names_of_queues(self, stand: RedisStand) -> None:
+class TestLoads:
+    def test_unusual_queue_names_are_kept(self, stand: RedisStand) -> None:
         names = ["\0", "a\0b", "q:{x}", "ü" * 100, "\N{GRINNING FACE}", " ", "%s", "'"]
         for name in names:
             stand.put(queue=name)
@@ -155,14 +155,16 @@ class TestBearing:
             (name, 1) for name in names
         ]
 
-    def test_large_packages(self, stand: RedisStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_large_packages_are_stored_in_several_requests(
+        self, stand: RedisStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(redis_relay, "LOAD_BYTES", 5 << 20)
         packages = [bytes([place]) * (2 << 20) for place in range(8)]
         stand.broker.enqueue([message(package=package) for package in packages])
         assert [one.package for one in stand.claim(10)] == packages
 
-    def test_a_claim_brings_as_much_as_one_answer_should_carry(self, stand: RedisStand) -> None:
-        """500 packages of 1 MiB would be half a GiB at once. One comes, however large it is."""
+    def test_claim_is_limited_in_bytes(self, stand: RedisStand) -> None:
+        """500 packages of 1 MiB would be half a GiB in one answer. One job comes, however large."""
         sizes = [6 << 20, 6 << 20, 6 << 20, 20 << 20, 1]
         put = [stand.put(package=b"x" * size)[0] for size in sizes]
         claims = [[one.job_id for one in stand.claim(500)] for _ in range(5)]
@@ -170,8 +172,10 @@ class TestBearing:
         stand.advance(LEASE_SECONDS + 1)
         assert [len(stand.rescue(500)) for _ in range(5)] == [2, 1, 1, 1, 0]
 
-    def test_many_jobs(self, stand: RedisStand, monkeypatch: pytest.MonkeyPatch) -> None:
-        """More than fit on Lua's stack, and than Redis takes at once."""
+    def test_thousands_of_jobs_are_handled_at_once(
+        self, stand: RedisStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """More than fit on Lua's stack, or in one Redis command."""
         monkeypatch.setattr(redis_relay, "LOAD_JOBS", 7_000)
         stand.put(20_000, package=b"")
         claimed = stand.claim(9_000)
@@ -184,8 +188,8 @@ class TestBearing:
         assert len(stand.rescue(1_000)) == 500
         assert stand.broker.purge("default") == 19_500
 
-    def test_a_full_memory_lets_what_is_there_be_worked_off(self) -> None:
-        """Nothing is added, and nothing that was refused is there half."""
+    def test_full_memory_refuses_new_jobs_and_runs_stored_ones(self) -> None:
+        """A refused job leaves nothing behind."""
         with private() as server:
             broker, holder = at(server.url), uuid.uuid4()
             broker.enqueue([message(package=b"x" * 1000) for _ in range(100)])
@@ -208,18 +212,18 @@ class TestBearing:
 
 
 class TestWeaknesses:
-    def test_all_is_well(self) -> None:
+    def test_durable_server_has_none(self) -> None:
         with private(appendonly="yes") as server:
             assert at(server.url).weaknesses() == []
 
-    def test_it_forgets_and_evicts(self) -> None:
+    def test_eviction_and_missing_persistence_are_reported(self) -> None:
         options = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
         with private(**options) as server:
             evicts, forgets = broker_for(Settings(broker=server.url)).weaknesses()
         assert "Set it to noeviction" in evicts
         assert "Set appendonly yes" in forgets
 
-    def test_it_is_too_old(self) -> None:
+    def test_old_version_is_reported(self) -> None:
         class Old:
             def info(self, section: str) -> dict[str, Any]:
                 return {"redis_version": "4.0.14", "aof_enabled": 1}
@@ -227,7 +231,7 @@ class TestWeaknesses:
         assert weaknesses(Old()) == ["Redis 4.0.14 is too old: use 5.0 or later, or Valkey."]
 
 
-def test_names_of_clusters_keep_jobs_apart(stand: RedisStand) -> None:
+def test_cluster_names_separate_jobs(stand: RedisStand) -> None:
     other = RedisStand()
     stand.put(3)
     assert (other.claim(), other.broker.sizes(), other.broker.purge("default")) == ([], {}, 0)
@@ -235,18 +239,18 @@ def test_names_of_clusters_keep_jobs_apart(stand: RedisStand) -> None:
     other.clear()
 
 
-def test_an_enqueue_is_not_repeated_by_the_driver() -> None:
-    """The answer may be lost when the job is there: a second one could come after its end."""
+def test_driver_does_not_repeat_an_enqueue() -> None:
+    """After a lost answer, a repeated enqueue could add the job again after its end."""
     retry = at(redis_url()).client.get_retry()
     assert retry.get_retries() == 0
 
 
 class TestDamage:
-    """Somebody deletes, writes or evicts what is Stoker's: the jobs run, and the others too."""
+    """Somebody deletes or changes Stoker's keys: the jobs run, and the others too."""
 
     @pytest.mark.parametrize("rest", [b"", b"\xc1", b"\x05", b"\x91\x01"])
     @pytest.mark.parametrize("place", ["ready", "deferred", "leases"])
-    def test_a_record(self, stand: RedisStand, place: str, rest: bytes) -> None:
+    def test_job_with_damaged_record_runs(self, stand: RedisStand, place: str, rest: bytes) -> None:
         run_after = 1.0 if place == "deferred" else None
         damaged = message(run_after=run_after)
         stand.broker.enqueue([damaged])
@@ -269,7 +273,7 @@ class TestDamage:
         assert stand.broker.ack([one.lease for one in found]) == set()
         assert stand.broker.sizes() == {}
 
-    def test_what_is_no_job(self, stand: RedisStand) -> None:
+    def test_foreign_members_are_ignored(self, stand: RedisStand) -> None:
         (job_id,) = stand.put()
         for key in ("ready:default", "deferred", "leases"):
             stand.broker.client.zadd(f"{stand.broker.prefix}:{key}", {"junk": 0})
@@ -277,14 +281,14 @@ class TestDamage:
         wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
         assert stand.broker.claim_expired(10, **wish) == []
 
-    def test_a_queue_with_a_damaged_job_is_purged(self, stand: RedisStand) -> None:
+    def test_queue_with_damaged_job_is_purged(self, stand: RedisStand) -> None:
         stand.broker.client.zadd(f"{stand.broker.prefix}:ready:mail", {uuid.uuid4().hex: 0})
         stand.put(queue="mail")
         assert stand.broker.purge("mail") == 1
 
 
-def test_nothing_is_left_of_queues_that_are_empty(stand: RedisStand) -> None:
-    """Where each customer has one, say."""
+def test_empty_queues_leave_no_keys(stand: RedisStand) -> None:
+    """For projects with one queue per customer."""
     wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
     for number in range(20):
         stand.put(queue=f"customer-{number}")
@@ -298,7 +302,7 @@ def test_nothing_is_left_of_queues_that_are_empty(stand: RedisStand) -> None:
     assert list(stand.broker.client.scan_iter(f"{stand.broker.prefix}*")) == []
 
 
-def test_a_queue_that_comes_while_they_are_counted(
+def test_queue_added_while_sizes_are_read_is_counted(
     stand: RedisStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand.put(queue="new", run_after=4e9)
@@ -307,7 +311,7 @@ def test_a_queue_that_comes_while_they_are_counted(
 
 
 class TestRelays:
-    def test_one_that_is_repeated_after_the_end_adds_nothing(self, stand: RedisStand) -> None:
+    def test_relay_repeated_after_the_end_adds_nothing(self, stand: RedisStand) -> None:
         job = message()
         stand.broker.relay([job], until=stand.broker.relay_until())
         stand.broker.ack([stand.claim_one().lease])
@@ -315,7 +319,7 @@ class TestRelays:
         stand.broker.relay([job], until=stand.broker.relay_until())
         assert stand.broker.sizes() == {}
 
-    def test_what_the_outbox_has_no_more_is_soon_forgotten(self, stand: RedisStand) -> None:
+    def test_confirmed_relays_are_remembered_for_a_shorter_time(self, stand: RedisStand) -> None:
         known, doubtful = message(), message()
         stand.broker.relay([known, doubtful])
         stand.broker.relayed_for_good([known.job_id, uuid.uuid4()])
@@ -326,7 +330,9 @@ class TestRelays:
         assert wait_seconds[known.job_id.hex.encode()] == pytest.approx(600, abs=60)
         assert wait_seconds[doubtful.job_id.hex.encode()] == pytest.approx(24 * 3600, abs=60)
 
-    def test_it_forgets(self, stand: RedisStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_old_relays_are_forgotten(
+        self, stand: RedisStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(redis_relay, "LATE_SECONDS", -1.0)
         old = message()
         stand.broker.relay([old])
@@ -336,14 +342,16 @@ class TestRelays:
         remembered = stand.broker.client.zrange(f"{stand.broker.prefix}:relayed", 0, -1)
         assert remembered == [new.job_id.hex.encode()]
 
-    def test_who_was_stopped_meanwhile_is_refused(self, stand: RedisStand) -> None:
+    def test_relay_that_comes_too_late_is_refused(self, stand: RedisStand) -> None:
         read_at = stand.broker.relay_until() - 2 * redis_relay.RELAY_SECONDS
         with pytest.raises(BrokerUnavailable, match="it will be read again"):
             stand.broker.relay([message()], until=read_at)
         assert stand.broker.sizes() == {}
 
-    def test_a_server_whose_clock_was_set_is_asked_again(self, stand: RedisStand) -> None:
-        """One moved to another server, say, after a fail-over."""
+    def test_relay_after_a_change_of_the_servers_clock_succeeds_the_second_time(
+        self, stand: RedisStand
+    ) -> None:
+        """The clock changes after a fail-over to another server, for example."""
         stand.broker._clock._lead = 0.0
         with pytest.raises(BrokerUnavailable):
             stand.broker.relay([message()], until=stand.broker.relay_until())
@@ -359,7 +367,7 @@ def _answers(broker: RedisBroker) -> bool:
     return True
 
 
-def _do_everything(broker: RedisBroker) -> None:
+def _use_everything(broker: RedisBroker) -> None:
     wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
     wake = broker.open_wake()
     jobs = [message(), message(), message(run_after=4e9), message()]

@@ -1,5 +1,4 @@
-"""More than one Redis: a sentinel that lets a replica take over, a cluster of three masters; and
-Redis behind TLS."""
+"""Several Redis servers: a sentinel with a replica, a cluster of three masters; and TLS."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ def private(**options: Any) -> Iterator[PrivateRedis]:
         pytest.skip(f"private redis: {missing}")
 
 
-def test_a_sentinel_lets_a_replica_take_over() -> None:
-    """The broker's URL stays as it is. What the replica had is there, leases included."""
+def test_broker_follows_sentinel_fail_over() -> None:
+    """The broker's URL stays the same. The replica has the jobs and their leases."""
     with ExitStack() as stack:
         master = stack.enter_context(private())
         replica = stack.enter_context(private(replicaof=f"127.0.0.1 {master.port}"))
@@ -64,8 +63,8 @@ def test_a_sentinel_lets_a_replica_take_over() -> None:
         assert [one.job_id for one in rest] == [one.job_id for one in jobs[1:]]
 
 
-def test_a_cluster_of_three_masters() -> None:
-    """Each cluster of ours is in one slot, so on one of them; asked of any."""
+def test_cluster_of_three_masters_stores_each_queue_cluster_on_one() -> None:
+    """All keys of one Stoker cluster are in one slot. Any master can be asked."""
     with ExitStack() as stack:
         masters = [stack.enter_context(private(in_cluster=True)) for _ in range(3)]
         _join(masters)
@@ -83,7 +82,7 @@ def test_a_cluster_of_three_masters() -> None:
         assert len(used) > 1
 
 
-def test_behind_tls() -> None:
+def test_tls_connection_needs_a_trusted_certificate() -> None:
     with ExitStack() as stack:
         server = stack.enter_context(private())
         key, certificate = (server.folder / name for name in ("key.pem", "certificate.pem"))
@@ -131,7 +130,7 @@ def _sentinel(master: PrivateRedis) -> Iterator[int]:
 
 
 def _let_sentinel_believe_in_death(port: int, after_milliseconds: int) -> None:
-    """Sooner than a server may be silent which the machine has no time for."""
+    """Set how long a server may be silent. The usual value is long, for slow machines."""
     with Redis(port=port) as watch:
         watch.sentinel_set("main", "down-after-milliseconds", after_milliseconds)
 

@@ -51,8 +51,7 @@ BACKEND = "stoker.backend.StokerBackend"
 
 @contextmanager
 def working(begin: Callable[[], object] = lambda: time.sleep(0.1)) -> Iterator[None]:
-    """Another thread, with a connection of its own, that works off what waits, when `begin` is
-    over."""
+    """Work off the waiting jobs in another thread, on its own connection, after `begin`."""
 
     def work() -> None:
         try:
@@ -70,7 +69,7 @@ def working(begin: Callable[[], object] = lambda: time.sleep(0.1)) -> Iterator[N
 
 
 def session_id() -> int:
-    """The server's name for the connection of this thread."""
+    """Return the server's id of this thread's connection."""
     with connection.cursor() as cursor:
         asked = "pg_backend_pid()" if connection.vendor == "postgresql" else "connection_id()"
         cursor.execute(f"SELECT {asked}")
@@ -78,7 +77,7 @@ def session_id() -> int:
 
 
 def end_session(session: int) -> None:
-    """Have the server end a connection, as a restart does."""
+    """Let the server end a connection, as a restart does."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SELECT pg_terminate_backend(%s)", [session])
@@ -92,7 +91,7 @@ def fetched(result: Result[Any]) -> Result[Any]:
 
 @pytest.mark.django_db
 class TestLife:
-    def test_a_job_that_succeeds(self) -> None:
+    def test_successful_job_has_value_times_and_worker(self) -> None:
         result = add.enqueue(1, 2)
         work_off(worker_id="worker 7")
         result.refresh()
@@ -103,12 +102,12 @@ class TestLife:
         assert result.enqueued_at <= result.started_at <= result.finished_at
         assert result.last_attempted_at == result.started_at
 
-    def test_an_async_task(self) -> None:
+    def test_async_task_returns_its_value(self) -> None:
         result = add_later.enqueue(1, 2)
         work_off()
         assert result.wait(0) == 3
 
-    def test_what_is_fetched_is_what_was_enqueued(self) -> None:
+    def test_fetched_result_equals_the_enqueued_one(self) -> None:
         result = add.using(queue_name="mail", priority=5).enqueue(1, second=2)
         assert fetched(result) == result
         assert fetched(result).task == result.task
@@ -116,7 +115,7 @@ class TestLife:
         result.refresh()
         assert fetched(result) == result
 
-    def test_values_come_back_exactly(self) -> None:
+    def test_return_value_keeps_value_and_type(self) -> None:
         value = [
             {"when": datetime(2030, 1, 1, tzinfo=UTC), "day": date(2030, 1, 1)},
             (Decimal("1.10"), b"bytes", uuid.UUID(int=7), timedelta(hours=1)),
@@ -128,7 +127,7 @@ class TestLife:
         assert result.return_value == fetched(result).return_value == value
         assert fetched(result).args == [value]
 
-    def test_none_is_a_value(self) -> None:
+    def test_none_is_returned_after_the_end_only(self) -> None:
         result = echo.enqueue(None)
         with pytest.raises(ValueError, match="not finished"):
             _ = result.return_value
@@ -136,14 +135,14 @@ class TestLife:
         result.refresh()
         assert result.return_value is None
 
-    def test_a_job_that_runs(self) -> None:
+    def test_claimed_job_is_running(self) -> None:
         result = add.enqueue(1, 2)
         claim()
         result.refresh()
         assert (result.state, result.status) == (JobState.RUNNING, TaskResultStatus.RUNNING)
         assert (result.attempts, result.is_finished) == (1, False)
 
-    def test_a_job_that_fails(self) -> None:
+    def test_failed_job_has_its_error(self) -> None:
         result = fail_once.enqueue()
         work_off(worker_id="worker 7")
         result.refresh()
@@ -155,7 +154,7 @@ class TestLife:
         with pytest.raises(ValueError, match="failed"):
             _ = result.return_value
 
-    def test_a_job_that_succeeds_the_third_time(self) -> None:
+    def test_retried_job_has_all_workers_and_errors(self) -> None:
         result = succeed_at.enqueue(3)
         work_off(worker_id="worker 1")
         result.refresh()
@@ -169,26 +168,26 @@ class TestLife:
         assert ["attempt 1" in error.traceback for error in result.errors] == [True, False]
         assert result.started_at < result.last_attempted_at
 
-    def test_a_value_that_cannot_be_kept(self) -> None:
+    def test_unserializable_return_value_fails_the_job(self) -> None:
         result = return_what_cannot_be_kept.enqueue()
         work_off()
         result.refresh()
         assert result.state is JobState.FAILED
         assert "set" in result.errors[0].traceback
 
-    def test_a_job_that_cancels_itself(self) -> None:
+    def test_job_that_cancels_itself_is_cancelled(self) -> None:
         result = cancel_itself.enqueue()
         work_off()
         result.refresh()
         assert (result.state, result.status) == (JobState.CANCELLED, TaskResultStatus.FAILED)
         assert result.errors == []
 
-    def test_the_row(self) -> None:
+    def test_job_attribute_is_the_row(self) -> None:
         result = add.enqueue(1, 2)
         assert isinstance(result.job, Job)
         assert str(result.job.pk) == result.id
 
-    def test_refresh_async(self) -> None:
+    def test_arefresh_loads_the_outcome(self) -> None:
         result = add.enqueue(1, 2)
         work_off()
         async_to_sync(result.arefresh)()
@@ -205,7 +204,7 @@ class TestLife:
 
 @pytest.mark.django_db
 class TestFetching:
-    def test_by_the_task_and_by_the_backend(self) -> None:
+    def test_task_and_backend_fetch_the_same_result(self) -> None:
         result = add.enqueue(1, 2)
         assert add.get_result(result.id) == result
         assert async_to_sync(add.aget_result)(result.id) == result
@@ -217,18 +216,18 @@ class TestFetching:
         # Its id must be the same in each worker of pytest-xdist.
         [pytest.param(str(uuid.uuid4()), id="unknown"), "no id", "", "1", None, 7, "x" * 500],
     )
-    def test_an_id_that_nobody_has(self, wrong: Any) -> None:
+    def test_unknown_id_raises_does_not_exist(self, wrong: Any) -> None:
         with pytest.raises(TaskResultDoesNotExist, match="There is no job"):
             task_backends["default"].get_result(wrong)
 
-    def test_an_id_of_another_task(self) -> None:
+    def test_id_of_another_task_raises_mismatch(self) -> None:
         result = add.enqueue(1, 2)
         with pytest.raises(TaskResultMismatch):
             echo.get_result(result.id)
         with pytest.raises(TaskResultMismatch):
             async_to_sync(echo.aget_result)(result.id)
 
-    def test_a_task_that_is_gone(self) -> None:
+    def test_result_of_removed_task_has_absent_task(self) -> None:
         result = add.enqueue(1, 2)
         Job.objects.update(task="tests.app.gone.send")
         gone = fetched(result)
@@ -241,30 +240,30 @@ class TestFetching:
         with pytest.raises(TaskResultMismatch):
             add.get_result(result.id)
 
-    def test_a_package_that_does_not_open(self) -> None:
+    def test_result_with_unreadable_package_has_no_arguments(self) -> None:
         result = add.enqueue(1, 2)
         Job.objects.update(package=b"nonsense")
         assert (fetched(result).args, fetched(result).kwargs) == ([], {})
         assert fetched(result).state is JobState.READY
 
-    def test_a_queue_that_is_not_allowed_any_more(self) -> None:
+    def test_result_of_removed_queue_is_fetched(self) -> None:
         result = add.using(queue_name="mail").enqueue(1, 2)
         only = {"default": {"BACKEND": BACKEND, "QUEUES": ["default"]}}
         with override_settings(TASKS=only):
             assert fetched(result).task == add
 
-    def test_many_in_the_order_asked_for(self) -> None:
+    def test_fetch_many_keeps_the_order_asked_for(self) -> None:
         results = add.enqueue_many([((number, 0), {}) for number in range(5)])
         wanted = [result.id for result in reversed(results)]
         found = fetch_many(settings_for(), [*wanted, str(uuid.uuid4()), "no id"])
         assert [result.id for result in found] == wanted
 
-    def test_many_in_few_queries(self, django_assert_max_num_queries: Any) -> None:
+    def test_fetch_many_needs_few_queries(self, django_assert_max_num_queries: Any) -> None:
         results = add.enqueue_many([((number, 0), {}) for number in range(400)])
         with django_assert_max_num_queries(6):
             assert len(fetch_many(settings_for(), [result.id for result in results])) == 400
 
-    def test_a_result_that_is_not_kept(self) -> None:
+    def test_result_that_is_not_kept_raises_does_not_exist(self) -> None:
         options = {"KEEP_RESULTS": False}
         with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
             result = add.enqueue(1, 2)
@@ -277,13 +276,13 @@ class TestFetching:
 
 @pytest.mark.django_db(transaction=True)
 class TestWaiting:
-    def test_until_it_has_succeeded(self) -> None:
+    def test_wait_returns_the_value(self) -> None:
         result = add.enqueue(1, 2)
         with working():
             assert result.wait(120) == 3
         assert result.state is JobState.SUCCESSFUL
 
-    def test_until_it_has_failed(self) -> None:
+    def test_wait_raises_job_failed(self) -> None:
         result = fail_once.enqueue()
         with working(), pytest.raises(JobFailed, match="RuntimeError: for good") as caught:
             result.wait(120)
@@ -291,14 +290,14 @@ class TestWaiting:
         assert [error.exception_class for error in caught.value.errors] == [RuntimeError]
         assert result.id in str(caught.value)
 
-    def test_until_it_was_cancelled(self) -> None:
+    def test_wait_raises_job_cancelled(self) -> None:
         result = add.enqueue(1, 2)
         fetched(result).cancel("not wanted")
         with pytest.raises(JobCancelled, match="was cancelled: not wanted"):
             result.wait(120)
 
     @pytest.mark.parametrize("timeout", [0.1, timedelta(seconds=0.1)])
-    def test_no_longer_than_allowed(self, timeout: Any) -> None:
+    def test_wait_raises_after_its_timeout(self, timeout: Any) -> None:
         result = add.enqueue(1, 2)
         began = time.monotonic()
         with pytest.raises(ResultTimeout, match=r"after 0\.1 s: it is READY") as caught:
@@ -307,7 +306,7 @@ class TestWaiting:
         assert isinstance(caught.value, TimeoutError)
         assert Ready.objects.count() == 1
 
-    def test_asynchronously(self) -> None:
+    def test_await_and_wait_async_return_the_value(self) -> None:
         result = add.enqueue(1, 2)
 
         async def both_ways() -> tuple[int, int]:
@@ -316,7 +315,7 @@ class TestWaiting:
         with working():
             assert async_to_sync(both_ways)() == (3, 3)
 
-    def test_asynchronously_without_holding_up_the_event_loop(self) -> None:
+    def test_wait_async_does_not_block_the_event_loop(self) -> None:
         result = add.enqueue(1, 2)
 
         has_ticked = threading.Event()
@@ -332,14 +331,14 @@ class TestWaiting:
         with working(lambda: has_ticked.wait(120)):
             assert async_to_sync(wait_and_tick)() == 3
 
-    def test_asynchronously_no_longer_than_allowed(self) -> None:
+    def test_wait_async_raises_after_its_timeout(self) -> None:
         with pytest.raises(ResultTimeout):
             async_to_sync(add.enqueue(1, 2).wait_async)(0.05)
 
     @pytest.mark.postgres
     @pytest.mark.mariadb
     @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_beyond_the_end_of_its_connection(self, way: str) -> None:
+    def test_wait_survives_the_end_of_its_connection(self, way: str) -> None:
         result = add.enqueue(1, 2)
         session = session_id()
 
@@ -356,7 +355,7 @@ class TestWaiting:
         def is_seen(self: Result[Any], outage: Outage) -> bool:
             nonlocal looks
             looks += 1
-            if looks == 2:  # it has begun to wait
+            if looks == 2:  # the wait has begun
                 thread.start()
             return seen(self, outage)
 
@@ -369,17 +368,17 @@ class TestWaiting:
         assert session_id() != session
 
     @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_too_long_tells_how_the_job_stands_by_then(self, way: str) -> None:
+    def test_timeout_message_has_the_latest_state(self, way: str) -> None:
         result = add.enqueue(1, 2)
         claim()
         wait = result.wait if way == "sync" else async_to_sync(result.wait_async)
         with pytest.raises(ResultTimeout, match="it is RUNNING"):
             wait(0.01)
 
-    def test_until_the_time_is_over_though_the_database_is_away(
+    def test_unreachable_database_raises_broker_unavailable_after_the_timeout(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nobody knows how the job stands, so it is not said that it had not ended."""
+        """The state of the job is not known, so ResultTimeout would be wrong."""
         result = add.enqueue(1, 2)
         looks = 0
 
@@ -396,11 +395,11 @@ class TestWaiting:
             return looks
 
         monkeypatch.setattr(Result, "_has_ended", look_in_vain)
-        wait_for(lambda: looks_of_a_wait() > 2)  # unless it has not had the time
+        wait_for(lambda: looks_of_a_wait() > 2)  # fewer if the machine is slow
         with pytest.raises(BrokerUnavailable, match="away"):
             async_to_sync(result.wait_async)(0.1)
 
-    def test_not_in_the_transaction_that_enqueued_it(self) -> None:
+    def test_wait_in_the_enqueueing_transaction_raises(self) -> None:
         with transaction.atomic():
             result = add.enqueue(1, 2)
             with pytest.raises(
@@ -412,14 +411,14 @@ class TestWaiting:
         with working():
             assert result.wait(120) == 3
 
-    def test_not_after_that_transaction_was_rolled_back(self) -> None:
+    def test_wait_after_rollback_raises_does_not_exist(self) -> None:
         with suppress(ZeroDivisionError), transaction.atomic():
             result = add.enqueue(1, 2)
             _ = 1 / 0
         with pytest.raises(TaskResultDoesNotExist, match="never committed"):
             result.wait(120)
 
-    def test_in_another_transaction_where_that_can_end(self) -> None:
+    def test_wait_in_another_transaction_raises_on_sqlite_only(self) -> None:
         result = add.enqueue(1, 2)
         with working(), transaction.atomic():
             if connection.vendor == "sqlite":
@@ -429,7 +428,7 @@ class TestWaiting:
                 assert result.wait(120) == 3
 
     @pytest.mark.postgres
-    def test_not_in_a_transaction_that_sees_no_change(
+    def test_wait_in_repeatable_read_transaction_raises(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
@@ -446,7 +445,7 @@ class TestWaiting:
             result.wait(120)
         connection.close()
 
-    def test_for_what_has_ended_anywhere(self) -> None:
+    def test_wait_for_ended_job_works_in_a_transaction(self) -> None:
         result = add.enqueue(1, 2)
         work_off()
         with transaction.atomic():
@@ -455,7 +454,7 @@ class TestWaiting:
 
 @pytest.mark.django_db(transaction=True)
 class TestCancelling:
-    def test_a_job_that_waits(self) -> None:
+    def test_ready_job_is_cancelled_at_once(self) -> None:
         result = add.enqueue(1, 2)
         assert result.cancel("not wanted") is True
         assert (result.state, result.job.reason) == (JobState.CANCELLED, "not wanted")
@@ -463,20 +462,20 @@ class TestCancelling:
         assert not Ready.objects.exists()
         assert work_off() == 0
 
-    def test_a_deferred_job(self) -> None:
+    def test_deferred_job_is_cancelled_at_once(self) -> None:
         result = add.using(run_after=3600).enqueue(1, 2)
         assert fetched(result).cancel()
         assert not Deferred.objects.exists()
         assert fetched(result).state is JobState.CANCELLED
 
-    def test_a_job_that_waits_for_its_next_attempt(self) -> None:
+    def test_job_waiting_for_retry_is_cancelled(self) -> None:
         result = fail.enqueue()  # its next attempt is seconds away
         work_off()
         assert result.cancel()
         assert (result.attempts, result.job.attempts, len(result.errors)) == (1, 1, 1)
 
-    def test_a_job_that_runs_is_asked_to_end(self) -> None:
-        """Whoever has it finds the request. Who asks first is heard."""
+    def test_running_job_is_asked_to_stop(self) -> None:
+        """The cluster that runs it reads the request. The first reason is kept."""
         result = add.enqueue(1, 2)
         claim()
         assert [result.cancel("not wanted"), result.cancel("not needed")] == [True, True]
@@ -484,8 +483,8 @@ class TestCancelling:
         assert Claimed.objects.count() == 1
         assert fetched(result).state is JobState.RUNNING
 
-    def test_a_job_that_is_blocked(self) -> None:
-        """It leaves its line."""
+    def test_blocked_job_is_cancelled_and_leaves_its_line(self) -> None:
+        """Its needs are deleted."""
         _runs, blocked = (work_locked.enqueue("") for _ in range(2))
         claim()
         assert fetched(blocked).state is JobState.BLOCKED
@@ -494,7 +493,7 @@ class TestCancelling:
         assert not Blocked.objects.exists()
         assert not Need.objects.filter(job_id=blocked.id).exists()
 
-    def test_a_request_is_kept_until_its_job_has_ended(self) -> None:
+    def test_request_is_kept_until_its_job_has_ended(self) -> None:
         ended = add.enqueue(1, 2)
         work_off()
         runs = add.enqueue(1, 2)
@@ -507,17 +506,17 @@ class TestCancelling:
         states = [fetched(one).state.value for one in (runs, waits, ended)]
         assert states == ["RUNNING", "CANCELLED", "SUCCESSFUL"]
 
-    def test_not_a_job_that_has_ended(self) -> None:
+    def test_ended_job_is_not_cancelled(self) -> None:
         result = add.enqueue(1, 2)
         work_off()
         assert result.cancel() is False
         assert fetched(result).state is JobState.SUCCESSFUL
 
-    def test_once_only(self) -> None:
+    def test_second_cancel_returns_false(self) -> None:
         result = add.enqueue(1, 2)
         assert [result.cancel(), result.cancel()] == [True, False]
 
-    def test_in_a_transaction_that_rolls_back(self) -> None:
+    def test_cancel_that_rolls_back_changes_nothing(self) -> None:
         result = add.enqueue(1, 2)
         with suppress(ZeroDivisionError), transaction.atomic():
             assert result.cancel()
@@ -525,7 +524,7 @@ class TestCancelling:
         assert fetched(result).state is JobState.READY
         assert work_off() == 1
 
-    def test_a_job_that_cannot_be_recorded_goes_on_waiting(
+    def test_job_whose_cancellation_cannot_be_recorded_stays_ready(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: Any) -> None:
@@ -537,16 +536,16 @@ class TestCancelling:
             result.cancel()
         assert Ready.objects.count() == 1
 
-    def test_asynchronously(self) -> None:
+    def test_acancel_cancels_a_ready_job(self) -> None:
         result = add.enqueue(1, 2)
         assert async_to_sync(result.acancel)("no") is True
         assert fetched(result).state is JobState.CANCELLED
 
-    def test_a_very_long_reason_is_cut(self) -> None:
+    def test_long_reason_is_cut(self) -> None:
         result = add.enqueue(1, 2)
         assert result.cancel("x" * 1000)
         assert len(result.job.reason) == 255
 
-    def test_no_attempt_is_recorded(self) -> None:
+    def test_cancelled_job_has_no_attempt(self) -> None:
         add.enqueue(1, 2).cancel()
         assert not Attempt.objects.exists()

@@ -1,4 +1,4 @@
-"""Schedules as rows: made, fired, missed, held back, paused."""
+"""Schedules as rows: created, fired, missed, held, paused."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -43,14 +43,14 @@ def due(name: str) -> int:
 
 
 def ticks(name: str) -> list[tuple[str, int]]:
-    """Outcome and moment, the first first."""
+    """Return outcomes and moments, oldest first."""
     return [(one.outcome, one.moment_us) for one in reversed(schedules.ticks(name, 100))]
 
 
-def test_a_tick_becomes_a_job_once() -> None:
+def test_due_tick_enqueues_one_job() -> None:
     schedules.create("adds", add, every(hours=1, args=[1], kwargs={"second": 2}, priority=7))
     moment = due("adds")
-    assert fire("adds") is None  # not yet
+    assert fire("adds") is None  # not due yet
     fired = fire("adds", moment + 5)
     assert fired is not None
     assert (fired.moment_us, fired.outcome, fired.late_us) == (moment, "fired", 5)
@@ -64,8 +64,8 @@ def test_a_tick_becomes_a_job_once() -> None:
     assert (row.fired_count, row.last_job_id, row.last_moment_us) == (1, UUID(ran.id), moment)
 
 
-def test_a_tick_that_is_there_is_not_fired_again() -> None:
-    """The row was set back, by hand or from a backup."""
+def test_tick_already_fired_is_not_fired_again() -> None:
+    """The schedule's row was set back, by hand or from a backup."""
     schedules.create("again", nothing, every(hours=1))
     moment = due("again")
     fire("again", moment)
@@ -75,7 +75,7 @@ def test_a_tick_that_is_there_is_not_fired_again() -> None:
     assert len(enqueued()) == 1
 
 
-def test_what_fails_leaves_nothing() -> None:
+def test_failed_enqueue_leaves_no_tick() -> None:
     schedules.create("fails", add, every(hours=1, args=[1, 2]))
     Schedule.objects.update(priority=1000)
     moment = due("fails")
@@ -86,7 +86,7 @@ def test_what_fails_leaves_nothing() -> None:
     assert due("fails") == moment
 
 
-def test_the_moment_that_was_meant_is_given_to_the_task() -> None:
+def test_moment_as_passes_the_scheduled_moment_to_the_task() -> None:
     rule = Cron("30 2 * * *", tz="Europe/Berlin", moment_as="when")
     schedules.create("moment", tell_moment, rule)
     moment = due("moment")
@@ -107,8 +107,8 @@ def test_the_moment_that_was_meant_is_given_to_the_task() -> None:
         ("all", ["missed", "fired", "fired", "fired"]),
     ],
 )
-def test_misfires(misfire: str, wanted: list[str]) -> None:
-    """Nobody could fire for ten hours and a half."""
+def test_missed_ticks_are_handled_by_misfire_policy(misfire: str, wanted: list[str]) -> None:
+    """No scheduler ran for ten and a half hours."""
     schedules.create("late", nothing, every(hours=1, misfire=misfire, misfire_cap=3))
     first = due("late")
     now = first + 10 * HOUR + 30 * MINUTE
@@ -121,7 +121,7 @@ def test_misfires(misfire: str, wanted: list[str]) -> None:
     assert schedules.get("late").missed_count == 11 - len(fired)
 
 
-def test_skip_fires_within_its_grace() -> None:
+def test_misfire_skip_fires_within_grace() -> None:
     schedules.create("skips", nothing, every(hours=1, misfire="skip", grace=120))
     first = due("skips")
     fired = fire("skips", first + 2 * HOUR + MINUTE)
@@ -129,7 +129,7 @@ def test_skip_fires_within_its_grace() -> None:
     assert (fired.outcome, fired.moment_us) == ("fired", first + 2 * HOUR)
 
 
-def test_a_year_of_missed_seconds_is_not_walked_through() -> None:
+def test_counting_of_missed_ticks_is_bounded() -> None:
     schedules.create("seconds", nothing, every(seconds=1))
     first = due("seconds")
     fired = fire("seconds", first + 365 * 24 * HOUR)
@@ -138,17 +138,17 @@ def test_a_year_of_missed_seconds_is_not_walked_through() -> None:
     assert schedules.get("seconds").missed_count == 1000
 
 
-def test_overlap_allow() -> None:
+def test_overlap_allow_fires_while_a_job_runs() -> None:
     assert overlapping("allow") == ["fired", "fired"]
     assert len(enqueued()) == 2
 
 
-def test_overlap_skip() -> None:
+def test_overlap_skip_skips_while_a_job_runs() -> None:
     assert overlapping("skip") == ["fired", "skipped"]
     assert len(enqueued()) == 1
 
 
-def test_a_run_by_hand_hides_no_job_that_runs() -> None:
+def test_overlap_skip_ignores_runs_by_hand() -> None:
     schedules.create("overlaps", nothing, every(hours=1, overlap="skip"))
     fire("overlaps", due("overlaps"))
     schedules.run_now("overlaps").cancel()
@@ -161,7 +161,7 @@ def _released() -> list[UUID]:
     return [UUID(str(found)) for (found,) in Schedule.objects.all().released(10).fetch()]
 
 
-def test_overlap_queue() -> None:
+def test_overlap_queue_holds_the_newest_tick_until_the_job_ends() -> None:
     assert overlapping("queue") == ["fired", "held"]
     third = due("overlaps")
     fire("overlaps", third)
@@ -187,7 +187,7 @@ def overlapping(policy: str) -> list[str]:
     return [outcome for outcome, _ in ticks("overlaps")]
 
 
-def test_a_tick_that_is_held_back_outlasts_a_pause() -> None:
+def test_held_tick_is_released_after_a_pause() -> None:
     overlapping("queue")
     schedules.pause("overlaps")
     drain()
@@ -196,8 +196,8 @@ def test_a_tick_that_is_held_back_outlasts_a_pause() -> None:
     assert _released() == [row.pk]
 
 
-def test_a_broker_outside_the_database() -> None:
-    """The job is there when the tick's transaction is committed."""
+def test_schedule_fires_with_a_broker_outside_the_database() -> None:
+    """The job is sent when the tick's transaction has committed."""
     tasks = {
         "default": {
             "BACKEND": "stoker.backend.StokerBackend",
@@ -216,7 +216,7 @@ def test_a_broker_outside_the_database() -> None:
             schedules.create("overlaps", nothing, every(hours=1, overlap="skip"))
 
 
-def test_repeats_end() -> None:
+def test_schedule_is_over_after_its_repeats() -> None:
     schedules.create("twice", nothing, every(hours=1, repeats=2))
     for _ in range(2):
         fire("twice", due("twice"))
@@ -227,7 +227,7 @@ def test_repeats_end() -> None:
     assert schedules.resume("twice").is_over
 
 
-def test_start_and_end() -> None:
+def test_ticks_are_between_start_and_end() -> None:
     start = datetime.now(UTC).replace(minute=30) + timedelta(days=2)
     bounded = every(hours=1, start=start, end=start + timedelta(hours=2))
     schedules.create("bounded", nothing, bounded)
@@ -241,7 +241,7 @@ def test_start_and_end() -> None:
     assert schedules.get("bounded").is_over
 
 
-def test_once_comes_though_it_was_written_too_late() -> None:
+def test_once_in_the_past_fires_once() -> None:
     at = datetime.now(UTC) - timedelta(days=3)
     schedules.create("once", nothing, once(at))
     fired = fire("once")
@@ -250,7 +250,7 @@ def test_once_comes_though_it_was_written_too_late() -> None:
     assert fire("once") is None
 
 
-def test_jitter_is_the_same_for_all() -> None:
+def test_jitter_is_the_same_on_every_cluster() -> None:
     schedules.create("shaky", nothing, every(hours=1, jitter="10m"))
     row = schedules.get("shaky")
     assert row.moment_us is not None
@@ -265,7 +265,7 @@ def test_jitter_is_the_same_for_all() -> None:
     assert fire("shaky", due("shaky")) is not None
 
 
-def test_pause_and_resume() -> None:
+def test_paused_schedule_does_not_fire_until_resumed() -> None:
     schedules.create("pausing", nothing, every(hours=1))
     first = due("pausing")
     row = schedules.pause("pausing", by="ada", because="the printer is broken")
@@ -277,7 +277,7 @@ def test_pause_and_resume() -> None:
     assert due("pausing") == first
 
 
-def test_run_now() -> None:
+def test_run_now_enqueues_without_moving_the_next_tick() -> None:
     schedules.create("manual", add, every(hours=1, args=[1, 1]))
     first = due("manual")
     result = schedules.run_now("manual", by="ada")
@@ -288,7 +288,7 @@ def test_run_now() -> None:
     assert result.return_value == 2
 
 
-def test_upsert_changes_what_has_changed() -> None:
+def test_upsert_keeps_the_next_tick_unless_the_rule_changes() -> None:
     schedules.upsert("kept", nothing, every(hours=1))
     first = due("kept")
     schedules.pause("kept", by="ada")
@@ -304,7 +304,7 @@ def test_upsert_changes_what_has_changed() -> None:
     assert Schedule.objects.count() == 1
 
 
-def test_update() -> None:
+def test_update_changes_the_given_fields() -> None:
     schedules.create("changes", echo, every(hours=1, args=[1]))
     row = schedules.update("changes", args=[2], overlap="skip")
     assert row.overlap == "skip"
@@ -318,7 +318,7 @@ def test_update() -> None:
         schedules.update("other", args=[2])
 
 
-def test_delete() -> None:
+def test_delete_removes_schedule_and_ticks() -> None:
     schedules.create("goes", nothing, every(hours=1))
     fire("goes", due("goes"))
     assert schedules.delete("goes")
@@ -328,7 +328,7 @@ def test_delete() -> None:
         schedules.get("goes")
 
 
-def test_ticks_are_forgotten_but_for_the_newest() -> None:
+def test_forget_keeps_the_newest_ticks() -> None:
     schedules.create("many", nothing, every(hours=1))
     schedules.create("few", nothing, every(hours=1))
     fire("few", due("few"))
@@ -343,12 +343,12 @@ def test_ticks_are_forgotten_but_for_the_newest() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", 5])
-def test_what_is_no_name(name: Any) -> None:
+def test_invalid_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidSchedule, match="is no name"):
         schedules.create(name, nothing, every(hours=1))
 
 
-def test_names_are_there_once() -> None:
+def test_duplicate_name_is_refused() -> None:
     schedules.create("one", nothing, every(hours=1))
     with pytest.raises(ScheduleExists, match="'one'"):
         schedules.create("one", nothing, every(hours=2))
@@ -375,7 +375,7 @@ def test_names_are_there_once() -> None:
         (int, lambda: every(hours=1), InvalidSchedule, "is no task"),
     ],
 )
-def test_what_is_wrong_is_said_when_it_is_written(
+def test_invalid_schedule_is_refused_on_create(
     task: Any, when: Callable[[], Any], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
@@ -383,7 +383,7 @@ def test_what_is_wrong_is_said_when_it_is_written(
     assert not Schedule.objects.exists()
 
 
-def test_a_row_that_was_written_by_hand_can_be_checked() -> None:
+def test_full_clean_checks_a_row_edited_by_hand() -> None:
     row = schedules.create("checked", nothing, Cron("0 3 * * *"))
     row.full_clean()
     row.expression = "0 25 * * *"
@@ -391,7 +391,7 @@ def test_a_row_that_was_written_by_hand_can_be_checked() -> None:
         row.full_clean()
 
 
-def test_what_was_changed_in_the_database_is_not_run() -> None:
+def test_package_of_another_schedule_is_refused() -> None:
     schedules.create("first", echo, every(hours=1, args=[1]))
     schedules.create("second", nothing, every(hours=1))
     package = schedules.get("second").package
@@ -401,7 +401,7 @@ def test_what_was_changed_in_the_database_is_not_run() -> None:
     assert not enqueued()
 
 
-def test_next_ticks_of_what_is_only_thought_of() -> None:
+def test_next_ticks_and_describe_work_without_a_row() -> None:
     after = datetime(2026, 3, 28, tzinfo=UTC)
     moments = schedules.next_ticks(Cron("30 2 * * *", tz="Europe/Berlin"), 3, after=after)
     assert [moment.strftime("%d %H:%M") for moment in moments] == [

@@ -1,4 +1,4 @@
-"""Claims on SQLite look before their transaction begins: what others do in between must count."""
+"""Claims on SQLite read before their transaction begins: changes in between must count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def broker() -> Broker:
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Between:
-    """Does something after the first look of the next claim, before its transaction."""
+    """Run a callable after the next claim's first read, before its transaction."""
     look = SQLite.lock_line
     todo: list[Callable[[], object]] = []
 
@@ -50,7 +50,7 @@ def ids(deliveries: list[Delivery]) -> list[UUID]:
     return [delivery.job_id for delivery in deliveries]
 
 
-def test_who_is_quicker_has_the_job(broker: Broker, between: Between) -> None:
+def test_job_claimed_in_between_is_not_claimed_twice(broker: Broker, between: Between) -> None:
     add.enqueue(1, 2)
     quicker: list[Delivery] = []
     between(lambda: quicker.extend(claim(broker)))
@@ -60,14 +60,16 @@ def test_who_is_quicker_has_the_job(broker: Broker, between: Between) -> None:
     assert (held.job_id, held.lease_id, held.attempts) == (*quicker[0].lease, 1)
 
 
-def test_what_is_left_is_claimed(broker: Broker, between: Between) -> None:
+def test_job_withdrawn_in_between_is_left_out(broker: Broker, between: Between) -> None:
     gone, left = [add.enqueue(number, 2).id for number in range(2)]
     between(lambda: broker.withdraw([UUID(gone)]))
     assert ids(claim(broker)) == [UUID(left)]
     assert not Ready.objects.exists()
 
 
-def test_a_job_that_was_replaced_is_claimed_as_it_is_now(broker: Broker, between: Between) -> None:
+def test_job_changed_in_between_is_claimed_with_its_new_values(
+    broker: Broker, between: Between
+) -> None:
     add.enqueue(1, 2)
 
     def replace() -> None:
@@ -81,7 +83,7 @@ def test_a_job_that_was_replaced_is_claimed_as_it_is_now(broker: Broker, between
     assert Claimed.objects.get().attempts == 5
 
 
-def test_a_job_that_got_guards_is_left_to_them(broker: Broker, between: Between) -> None:
+def test_job_guarded_in_between_is_not_claimed(broker: Broker, between: Between) -> None:
     add.enqueue(1, 2)
     between(lambda: Ready.objects.update(guards=1))
     assert claim(broker) == []

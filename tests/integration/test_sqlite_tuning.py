@@ -1,4 +1,4 @@
-"""SQLite for several processes: what is set on its connections, and what that is good for."""
+"""SQLite for several processes: the options of its connections and their effects."""
 
 import os
 import sqlite3
@@ -32,7 +32,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def opened(django_db_blocker: Any, django_db_setup: None, tmp_path: Path) -> Iterator[Open]:
-    """Opens a database that is the store of the default backend."""
+    """Open a database that is the store of the default backend."""
     with ExitStack() as stack:
         stack.enter_context(django_db_blocker.unblock())
 
@@ -57,25 +57,25 @@ def pragma(connection: Any, name: str) -> Any:
         return cursor.fetchone()[0]
 
 
-def test_a_store_is_tuned(opened: Open) -> None:
+def test_store_has_wal_immediate_transactions_and_a_busy_timeout(opened: Open) -> None:
     connection = opened()
     assert connection.transaction_mode == "IMMEDIATE"
     assert pragma(connection, "journal_mode") == "wal"
     assert pragma(connection, "busy_timeout") == 20_000
 
 
-def test_commits_still_wait_for_the_disk(opened: Open) -> None:
+def test_commits_wait_for_the_disk(opened: Open) -> None:
     assert pragma(opened(), "synchronous") == FULL
 
 
-def test_the_tuning_outlives_a_new_connection(opened: Open) -> None:
+def test_new_connection_is_tuned_again(opened: Open) -> None:
     connection = opened()
     connection.close()
     assert pragma(connection, "busy_timeout") == 20_000
     assert connection.transaction_mode == "IMMEDIATE"
 
 
-def test_what_databases_says_is_kept(opened: Open) -> None:
+def test_options_in_databases_take_precedence(opened: Open) -> None:
     said = {
         "transaction_mode": "EXCLUSIVE",
         "timeout": 3,
@@ -88,30 +88,30 @@ def test_what_databases_says_is_kept(opened: Open) -> None:
     assert pragma(connection, "synchronous") == 1
 
 
-def test_a_busy_timeout_in_the_init_command_is_kept(opened: Open) -> None:
+def test_busy_timeout_of_init_command_takes_precedence(opened: Open) -> None:
     connection = opened(OPTIONS={"init_command": "PRAGMA busy_timeout=7"})
     assert pragma(connection, "busy_timeout") == 7
 
 
-def test_it_can_be_switched_off(opened: Open) -> None:
+def test_tuning_can_be_switched_off(opened: Open) -> None:
     connection = opened(tuning=False)
     assert connection.transaction_mode is None
     assert pragma(connection, "journal_mode") == "delete"
 
 
-def test_other_databases_are_left_alone(opened: Open) -> None:
+def test_other_databases_are_not_tuned(opened: Open) -> None:
     connection = opened(is_store=False)
     assert connection.transaction_mode is None
     assert pragma(connection, "journal_mode") == "delete"
 
 
-def test_a_database_in_memory_is_left_alone(opened: Open) -> None:
+def test_database_in_memory_is_not_tuned(opened: Open) -> None:
     connection = opened(NAME=":memory:")
     assert connection.transaction_mode is None
     assert pragma(connection, "journal_mode") == "memory"
 
 
-def test_a_file_that_cannot_be_changed_can_still_be_read(opened: Open, tmp_path: Path) -> None:
+def test_read_only_file_can_be_read(opened: Open, tmp_path: Path) -> None:
     name = tmp_path / "read-only.sqlite3"
     subprocess.run([sys.executable, "-c", SMALL, str(name)], check=True)
     connection = opened(NAME=f"file:{name}?mode=ro", OPTIONS={"uri": True})
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_changed_can_still_be_read(opened: Open, tmp_path:
         assert cursor.fetchall() == [(1,)]
 
 
-def test_who_wants_to_write_waits_for_who_writes(opened: Open) -> None:
+def test_writer_waits_for_another_writer(opened: Open) -> None:
     ours = opened(OPTIONS={"timeout": 60})
     name = ours.settings_dict["NAME"]
     with closing(sqlite3.connect(name, isolation_level=None, check_same_thread=False)) as other:
@@ -133,7 +133,7 @@ def test_who_wants_to_write_waits_for_who_writes(opened: Open) -> None:
         over.join()
 
 
-def test_a_statement_of_its_own_waits_in_the_same_short_steps(
+def test_statement_outside_a_transaction_waits_in_short_steps(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = opened(OPTIONS={"timeout": 60})
@@ -156,14 +156,14 @@ def test_a_statement_of_its_own_waits_in_the_same_short_steps(
         assert pragma(ours, "busy_timeout") == 60_000
 
 
-def test_nobody_waits_longer_than_the_timeout(opened: Open) -> None:
+def test_writer_raises_after_its_timeout(opened: Open) -> None:
     first, second = opened(), opened(OPTIONS={"timeout": 0.05})
     with (
         transaction.atomic(using=first.alias),
         pytest.raises(OperationalError, match="database is locked"),
         transaction.atomic(using=second.alias),
     ):
-        pytest.fail("two write at the same time")
+        pytest.fail("two transactions write at the same time")
     with transaction.atomic(using=second.alias):
         assert pragma(second, "busy_timeout") == 50
 
@@ -174,8 +174,8 @@ SMALL = (
 )
 
 
-def test_who_is_interrupted_waits_again_the_next_time(opened: Open) -> None:
-    """By a time-out, between two steps of ours, when nothing is to be waited for."""
+def test_interrupted_wait_restores_the_busy_timeout(opened: Open) -> None:
+    """The interrupt comes between two steps, while the busy timeout is 0."""
 
     class Interrupted(sqlite3.Connection):
         def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
@@ -196,7 +196,7 @@ def test_who_is_interrupted_waits_again_the_next_time(opened: Open) -> None:
 
 
 @override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"SQLITE_TUNING": "maybe"}}})
-def test_a_wrong_setting_breaks_no_connection(
+def test_invalid_setting_does_not_break_connections(
     django_db_blocker: Any, django_db_setup: None, tmp_path: Path
 ) -> None:
     with django_db_blocker.unblock(), another_database(NAME=str(tmp_path / "x.sqlite3")) as alias:
@@ -205,7 +205,7 @@ def test_a_wrong_setting_breaks_no_connection(
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-def test_processes_that_read_and_then_write_meet_no_locked_database() -> None:
+def test_concurrent_read_then_write_transactions_meet_no_locked_database() -> None:
     account = Account.objects.create()
     module = "tests.integration.read_then_write"
     command = [sys.executable, "-m", module, str(account.pk), str(TRANSACTIONS)]

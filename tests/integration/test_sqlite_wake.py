@@ -1,4 +1,4 @@
-"""A pusher on SQLite is told of writes by the kernel, and asks where it is not."""
+"""A pusher on SQLite is notified of writes by the kernel, and polls if it is not."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ PATIENCE_SECONDS = 120.0
 
 @pytest.fixture
 def wake() -> Iterator[DataVersion]:
-    """What a pusher sleeps on, with nothing to tell."""
+    """Give the wake of a pusher, with nothing to report."""
     with closing(DataVersion("default")) as made:
         settle(made)
         yield made
 
 
 def settle(wake: DataVersion) -> None:
-    """Until it has nothing to say, and does not look any more if it is told."""
+    """Wait until it reports nothing and relies on the kernel again."""
     while wake.is_due() or (wake.is_told and wake.max_sleep_seconds is not None):
         pass
 
 
 def commit() -> None:
-    """By another connection."""
+    """Commit on another connection."""
 
     def write() -> None:
         Account.objects.create()
@@ -59,7 +59,7 @@ def comes(condition: Callable[[], bool]) -> bool:
 
 
 @on_linux
-def test_a_commit_of_another_is_reported(wake: DataVersion) -> None:
+def test_commit_of_another_connection_is_reported(wake: DataVersion) -> None:
     assert wake.is_told
     assert wake.max_sleep_seconds is None
     for _ in range(3):
@@ -70,8 +70,8 @@ def test_a_commit_of_another_is_reported(wake: DataVersion) -> None:
 
 
 @on_linux
-def test_after_a_report_it_looks_by_itself(wake: DataVersion) -> None:
-    """A write is reported before it is committed, and a commit is many writes."""
+def test_wake_polls_for_a_while_after_a_report(wake: DataVersion) -> None:
+    """The kernel reports a write before its commit, and a commit is many writes."""
     commit()
     while wake.is_due():
         pass
@@ -82,7 +82,7 @@ def test_after_a_report_it_looks_by_itself(wake: DataVersion) -> None:
 
 
 @on_linux
-def test_a_new_connection_is_listened_for_as_well(wake: DataVersion) -> None:
+def test_new_connection_is_watched(wake: DataVersion) -> None:
     connections["default"].close()
     settle(wake)
     commit()
@@ -91,9 +91,7 @@ def test_a_new_connection_is_listened_for_as_well(wake: DataVersion) -> None:
 
 
 @on_linux
-def test_who_is_not_told_goes_back_to_asking(
-    wake: DataVersion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wake_without_reports_polls(wake: DataVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_wake, "DEAF_SECONDS", -1.0)
     monkeypatch.setattr(Writes, "take_reports", lambda _: False)
     commit()
@@ -107,10 +105,10 @@ def test_who_is_not_told_goes_back_to_asking(
 
 
 @on_linux
-def test_a_commit_between_listening_and_asking_was_reported(
+def test_commit_between_reading_reports_and_polling_does_not_stop_listening(
     wake: DataVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a long silence. Else one such moment would have it asking for ever after."""
+    """It comes after a long silence. One missed report must not lead to polling for ever."""
     listened: list[bool] = []
 
     def listen_just_before(writes: Writes, take: Any = Writes.take_reports) -> bool:
@@ -128,7 +126,7 @@ def test_a_commit_between_listening_and_asking_was_reported(
     assert wake.fileno() is not None
 
 
-def test_where_nobody_tells_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wake_polls_without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_wake, "_open_writes", lambda: None)
     with closing(DataVersion("default")) as wake:
         settle(wake)

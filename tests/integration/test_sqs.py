@@ -1,4 +1,4 @@
-"""What is SQS's own: FIFO queues, delays, limits, redrive policies, URLs that are wrong."""
+"""SQS only: FIFO queues, delays, limits, redrive policies, invalid URLs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stand() -> Iterator[SqsStand]:
 
 @pytest.fixture
 def sqs(stand: SqsStand) -> Any:
-    """Give what an operator of the queues has."""
+    """Give a client as an operator of the queues would use it."""
     return boto3.client(
         "sqs", region_name="us-east-1", endpoint_url=stand.transport.address.endpoint
     )
@@ -47,13 +47,13 @@ def queue_url(stand: SqsStand, sqs: Any, queue: str = "default") -> str:
 
 
 def beside(stand: SqsStand, **changes: str) -> SqsTransport:
-    """Give a transport to the same queues, with other options in its URL."""
+    """Return a transport to the same queues, with other options in its URL."""
     more = "".join(f"&{name}={value}" for name, value in changes.items())
     return SqsTransport(replace(stand.settings, broker=stand.settings.broker + more))
 
 
 class TestFifo:
-    def test_jobs_run_in_order_and_one_at_a_time(self, stand: SqsStand) -> None:
+    def test_fifo_jobs_run_in_order_one_at_a_time(self, stand: SqsStand) -> None:
         put = stand.put(3, queue="orders.fifo")
         other = stand.put(queue="other.fifo")
         for job_id in put:
@@ -63,7 +63,7 @@ class TestFifo:
             stand.broker.ack([one.lease for one in running])
         assert [one.job_id for one in stand.claim(10, "other.fifo")] == other
 
-    def test_a_retry_keeps_the_others_waiting(self, stand: SqsStand) -> None:
+    def test_retry_blocks_later_jobs(self, stand: SqsStand) -> None:
         first, second = stand.put(2, queue="orders.fifo")
         (running,) = stand.claim(10, "orders.fifo")
         stand.broker.release([Return(running.lease, 10.0, attempts=1)])
@@ -74,7 +74,7 @@ class TestFifo:
         stand.broker.ack([again.lease])
         assert [one.job_id for one in stand.claim(10, "orders.fifo")] == [second]
 
-    def test_a_group_for_each_task_or_job(self, stand: SqsStand) -> None:
+    def test_groups_option_makes_a_group_per_task_or_job(self, stand: SqsStand) -> None:
         by_task, by_job = beside(stand, groups="task"), beside(stand, groups="job")
         by_task.send([message(queue="a.fifo", task=task) for task in ("x", "x", "y")])
         by_job.send([message(queue="b.fifo") for _ in range(3)])
@@ -84,17 +84,19 @@ class TestFifo:
         assert len(set(groups)) == 3
         assert [one.message.needs for one in by_job.receive(["b.fifo"], 10)] == [()] * 3
 
-    def test_what_is_sent_twice_is_there_once(self, stand: SqsStand) -> None:
+    def test_job_sent_twice_is_stored_once(self, stand: SqsStand) -> None:
         job = message(queue="orders.fifo")
         for _ in range(2):
             stand.transport.send([job])
         assert stand.transport.counts() == {"orders.fifo": 1}
 
 
-class TestWhatItCannot:
-    """All that waits in the store, where nothing is too late, too large or too urgent."""
+class TestLimits:
+    """Jobs that SQS cannot hold wait in the store."""
 
-    def test_some_jobs_wait_in_the_store(self, stand: SqsStand) -> None:
+    def test_late_large_urgent_and_delayed_fifo_jobs_wait_in_the_store(
+        self, stand: SqsStand
+    ) -> None:
         now, joins = time.time(), stand.broker.joins
         assert not joins(message(run_after=now + 800, package=b"x" * 190_000))
         assert joins(message(run_after=now + 1_000))
@@ -103,7 +105,7 @@ class TestWhatItCannot:
         assert joins(message(queue="orders.fifo", run_after=now + 1))
         assert not joins(message(queue="orders.fifo"))
 
-    def test_the_largest_message_is_an_option(self, stand: SqsStand) -> None:
+    def test_max_message_bytes_is_an_option(self, stand: SqsStand) -> None:
         large = beside(stand, max_message_bytes=str(1 << 20))
         package = b"x" * 700_000
         assert large.takes(message(package=package))
@@ -111,7 +113,7 @@ class TestWhatItCannot:
         (parcel, *_) = large.receive(["default"], 1)
         assert parcel.message.package == package
 
-    def test_a_delay_is_kept_by_sqs(self, stand: SqsStand, sqs: Any) -> None:
+    def test_short_delay_is_kept_by_sqs(self, stand: SqsStand, sqs: Any) -> None:
         stand.put(run_after=time.time() + 600)
         told = sqs.get_queue_attributes(QueueUrl=queue_url(stand, sqs), AttributeNames=["All"])
         assert told["Attributes"]["ApproximateNumberOfMessagesDelayed"] == "1"
@@ -119,7 +121,7 @@ class TestWhatItCannot:
 
 
 class TestDeletion:
-    def test_what_could_not_be_deleted_comes_again_and_is_known(self, stand: SqsStand) -> None:
+    def test_undeleted_message_is_recognised_when_redelivered(self, stand: SqsStand) -> None:
         stand.put(3)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stand.transport._queues, "delete", _fails)
@@ -131,7 +133,7 @@ class TestDeletion:
         assert stand.transport.counts() == {"default": 0}
         assert Relayed.objects.earliest("relayed_at").relayed_at > noted_at
 
-    def test_an_answer_that_is_lost_makes_no_second_job(self, stand: SqsStand) -> None:
+    def test_lost_answer_makes_no_second_job(self, stand: SqsStand) -> None:
         parts = urlsplit(stand.transport.address.endpoint)
         job = message()
         stand.transport.ping()
@@ -147,15 +149,15 @@ class TestDeletion:
         assert [one.job_id for one in stand.claim()] == [job.job_id]
 
 
-class TestTheQueues:
-    def test_they_are_made_to_keep_jobs(self, stand: SqsStand, sqs: Any) -> None:
+class TestQueues:
+    def test_created_queues_keep_messages_for_14_days(self, stand: SqsStand, sqs: Any) -> None:
         stand.put()
         url = queue_url(stand, sqs)
         told = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
         assert told["MessageRetentionPeriod"] == str(14 * 86_400)
         assert stand.transport.weaknesses() == []
 
-    def test_what_may_lose_jobs_is_told(self, stand: SqsStand, sqs: Any) -> None:
+    def test_attributes_that_may_lose_jobs_are_reported(self, stand: SqsStand, sqs: Any) -> None:
         stand.put()
         url = queue_url(stand, sqs)
         dead = sqs.create_queue(QueueName=f"{stand.transport.address.prefix}dead")["QueueUrl"]
@@ -174,10 +176,8 @@ class TestTheQueues:
         for word in ("MessageRetentionPeriod", "maxReceiveCount", "max_message_bytes=65536"):
             assert any(word in sentence for sentence in found)
 
-    def test_attempts_are_counted_in_the_store_and_not_by_sqs(
-        self, stand: SqsStand, sqs: Any
-    ) -> None:
-        """However often a job is tried, its queue's redrive policy has seen it once."""
+    def test_attempts_are_counted_in_the_store_only(self, stand: SqsStand, sqs: Any) -> None:
+        """However many attempts a job has, the queue's redrive policy counts one."""
         stand.put()
         for attempt in range(1, 6):
             delivery = stand.claim_one()
@@ -185,14 +185,14 @@ class TestTheQueues:
             stand.broker.release([Return(delivery.lease, attempts=attempt)])
         assert stand.transport.counts() == {"default": 0}
 
-    def test_one_that_is_missing_is_told_of(self, stand: SqsStand) -> None:
+    def test_missing_queue_raises_with_advice(self, stand: SqsStand) -> None:
         with pytest.raises(BrokerUnavailable, match="leave create=false out"):
             beside(stand, create="false").send([message(queue="nobody-made-it")])
 
-    def test_what_some_requests_bring_counts_though_others_fail(
+    def test_failed_receive_of_one_queue_keeps_messages_of_others(
         self, stand: SqsStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What came is hidden from all: to drop it would stop a cluster whose SQS is slow."""
+        """The received messages are hidden from others: dropping them would delay their jobs."""
         stand.put(queue="a")
         stand.put(queue="b")
         receive = stand.transport._queues.receive
@@ -206,7 +206,7 @@ class TestTheQueues:
         with pytest.raises(BrokerUnavailable):
             stand.transport.receive(["a", "b"], 20)
 
-    def test_it_waits_in_several_at_once(self, stand: SqsStand) -> None:
+    def test_receive_waits_for_several_queues_at_once(self, stand: SqsStand) -> None:
         stand.put(queue="b")
         began = time.monotonic()
         (parcel,) = stand.transport.receive(["a", "b", "c"], 10, wait_seconds=20)
@@ -227,12 +227,12 @@ class TestTheQueues:
         ("sqs://eu-west-1/shop?max_message_bytes=9999999", "not a number from"),
     ],
 )
-def test_urls_that_cannot_be_used(url: str, sentence: str) -> None:
+def test_invalid_url_raises_configuration_error(url: str, sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         adapter_for(Settings(broker=url))
 
 
-def test_every_queue_has_a_name_that_sqs_takes() -> None:
+def test_queue_names_are_valid_and_distinct_in_sqs() -> None:
     address = address_of(Settings(broker="sqs://eu-west-1/shop"))
     assert address.name_of("mail") == "shop-mail"
     assert address.name_of("mail.fifo") == "shop-mail.fifo"

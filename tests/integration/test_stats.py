@@ -1,4 +1,4 @@
-"""The numbers of every screen, on the real database."""
+"""The figures of all screens, on the real database."""
 
 import uuid
 from collections.abc import Callable
@@ -31,7 +31,7 @@ HOLDER = uuid.uuid4()
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten rows are many already."""
+    """Estimate from ten rows on."""
     monkeypatch.setattr(counting, "COUNTED_ROWS", 10)
     monkeypatch.setattr(counting, "SAMPLED_ROWS", 8)
 
@@ -57,8 +57,8 @@ def sign_on(name: str = "stoker", silent_seconds: float = 0.0, **info: object) -
     )
 
 
-def test_large_queues_share_what_there_is_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a planner knows of one queue may be nothing: see ``queue_depths``."""
+def test_estimate_is_shared_among_large_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner may have no figures for one queue: see ``queue_depths``."""
 
     def estimate(rows: Any) -> int:
         return 1 if rows.query.where else 1_000
@@ -89,14 +89,14 @@ def test_jobs_are_counted_by_queue_and_state() -> None:
     assert all(one.is_exact and one.blocked == 0 for one in queues().values())
 
 
-def test_named_queues_are_shown_though_they_are_empty(settings: object) -> None:
+def test_configured_queues_are_listed_when_empty(settings: object) -> None:
     settings.TASKS = {  # type: ignore[attr-defined] # pytest-django's
         "default": {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": ["b", "a"]}
     }
     assert [(one.name, one.ready) for one in stats.queues(settings_for())] == [("a", 0), ("b", 0)]
 
 
-def test_how_long_the_next_job_has_waited() -> None:
+def test_oldest_wait_counts_from_enqueue_run_after_or_last_attempt() -> None:
     assert "default" not in queues()
     urgent = nothing.using(priority=5).enqueue()
     other = nothing.enqueue()
@@ -106,21 +106,21 @@ def test_how_long_the_next_job_has_waited() -> None:
         Job.objects.filter(pk=result.id).update(enqueued_at=now - timedelta(hours=hours))
     waited = queues()["default"].oldest_ready_seconds
     assert waited is not None
-    assert 7200 <= waited < 7260, "the longest wait of those that are next"
+    assert 7200 <= waited < 7260, "the longest wait among the first jobs"
     Ready.objects.filter(pk=other.id).delete()
     Ready.objects.filter(pk=urgent.id).delete()
     Store(settings_for()).promote(10)
     waited = queues()["default"].oldest_ready_seconds
     assert waited is not None
-    assert 30 <= waited < 90, "it could not start before its moment"
+    assert 30 <= waited < 90, "counted from run_after"
     failed_at = timezone.now() - timedelta(seconds=7)
     Attempt.objects.create(job_id=later.id, number=1, kind="failed", finished_at=failed_at)
     waited = queues()["default"].oldest_ready_seconds
     assert waited is not None
-    assert 7 <= waited < 67, "nor while it was tried"
+    assert 7 <= waited < 67, "counted from the last attempt"
 
 
-def test_the_wait_is_told_without_a_look_at_every_job() -> None:
+def test_oldest_wait_needs_the_same_queries_for_many_jobs() -> None:
     def number_of_queries() -> int:
         with CaptureQueriesContext(
             connection,
@@ -135,7 +135,7 @@ def test_the_wait_is_told_without_a_look_at_every_job() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_many_jobs_are_estimated() -> None:
+def test_large_queue_is_estimated() -> None:
     nothing.enqueue_many([((), {})] * 400)
     nothing.using(queue_name="mail").enqueue()
     nothing.using(run_after=60).enqueue_many([((), {})] * 300)
@@ -151,7 +151,7 @@ def test_many_jobs_are_estimated() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_large_queues_are_estimated_each_for_itself() -> None:
+def test_large_queues_are_estimated_separately() -> None:
     nothing.enqueue_many([((), {})] * 400)
     nothing.using(queue_name="mail").enqueue_many([((), {})] * 150)
     if connection.vendor == "postgresql":
@@ -162,7 +162,7 @@ def test_large_queues_are_estimated_each_for_itself() -> None:
     assert 75 <= seen["mail"].ready <= 200
 
 
-def test_missing_tables_are_told() -> None:
+def test_missing_table_raises_not_migrated() -> None:
     with connection.schema_editor() as editor:
         editor.alter_db_table(DeadLetter, "stoker_deadletter", "stoker_elsewhere")
     try:
@@ -173,7 +173,7 @@ def test_missing_tables_are_told() -> None:
             editor.alter_db_table(DeadLetter, "stoker_elsewhere", "stoker_deadletter")
 
 
-# -- what became of jobs --------------------------------------------------------------------------
+# -- outcomes -------------------------------------------------------------------------------------
 
 
 def finish(number: int, status: str) -> None:
@@ -192,7 +192,7 @@ def finish(number: int, status: str) -> None:
     )
 
 
-def test_finished_jobs_are_counted_by_how_they_ended() -> None:
+def test_finished_jobs_are_counted_by_status() -> None:
     nothing.enqueue()
     finish(3, "SUCCESSFUL")
     finish(2, "FAILED")
@@ -202,7 +202,7 @@ def test_finished_jobs_are_counted_by_how_they_ended() -> None:
 
 @pytest.mark.postgres
 @pytest.mark.usefixtures("few")
-def test_many_finished_jobs_are_never_counted_on_postgresql() -> None:
+def test_finished_jobs_are_estimated_on_postgresql() -> None:
     finish(500, "SUCCESSFUL")
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE stoker_job")
@@ -216,7 +216,7 @@ def test_many_finished_jobs_are_never_counted_on_postgresql() -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("look", [stats.finished, stats.clusters], ids=lambda one: one.__name__)
-def test_no_look_reads_through_all_jobs(look: Callable[..., object]) -> None:
+def test_stats_do_not_scan_all_jobs(look: Callable[..., object]) -> None:
     sign_on(workers=[worker(0, str(new_job_id()))])
     finish(500, "SUCCESSFUL")
     with connection.cursor() as cursor:
@@ -266,7 +266,7 @@ def worker(number: int, *job_ids: str) -> dict[str, object]:
     return {"number": number, "pid": 70 + number, "jobs_done": 9, "running": running}
 
 
-def test_clusters_with_what_their_workers_run() -> None:
+def test_clusters_list_their_workers_and_running_jobs() -> None:
     add.using(queue_name="mail").enqueue(1, 2)
     nothing.enqueue()
     running, ended = claim(2)
@@ -289,16 +289,16 @@ def test_clusters_with_what_their_workers_run() -> None:
     (job,) = busy.running
     assert job.job_id == running
     assert (job.task, job.queue, job.attempt) == ("tests.app.tasks.add", "mail", 1)
-    assert 5 <= job.seconds < 65, "since the sign of life it went on"
+    assert 5 <= job.seconds < 65, "it went on since the heartbeat"
 
 
-def test_a_cluster_of_another_version_is_shown() -> None:
+def test_cluster_without_info_is_listed() -> None:
     sign_on()
     (seen,) = stats.clusters(settings_for())
     assert (seen.queues, seen.leases, seen.workers) == ((), 0, ())
 
 
-def test_everything_at_a_glance() -> None:
+def test_overview_has_all_figures() -> None:
     nothing.enqueue()
     sign_on()
     finish(1, "FAILED")
@@ -313,7 +313,7 @@ def test_everything_at_a_glance() -> None:
 # -- in the terminal ------------------------------------------------------------------------------
 
 
-def test_the_terminal_says_which_cluster_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_show_a_silent_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     sign_on("stoker", silent_seconds=30)
     for command in (["info"], ["monitor", "--once"]):
         call_command("stoker", *command)

@@ -1,5 +1,4 @@
-"""What somebody changes in a broker, or puts there, is not run; and somebody is told. On every
-broker outside the database."""
+"""Packages that somebody changed or put into a broker are not run, and become dead letters."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True, params=stands(lambda kind: kind.url not in ("", "orm://default")))
 def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
-    """Let the queue be on this broker, each in its turn."""
+    """Use each broker outside the database in turn."""
     made: Stand = request.param()
     url, cluster = made.place
     options = {"BROKER": url, "CLUSTER": cluster}
@@ -42,8 +41,8 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
     made.clear()
 
 
-def test_one_that_nobody_changed() -> None:
-    """It is found and run: so the others are found as well."""
+def test_valid_package_put_by_hand_runs() -> None:
+    """The other tests put their packages in the same way."""
     job_id = new_job_id()
     put(job_id, sealed(job_id))
     work_off()
@@ -51,40 +50,40 @@ def test_one_that_nobody_changed() -> None:
     assert Ledger.objects.count() == 1
 
 
-def test_one_that_was_tampered_with() -> None:
+def test_changed_package_becomes_dead_letter() -> None:
     job_id = new_job_id()
     package = sealed(job_id)
     middle = len(package) // 2
     put(job_id, package[:middle] + bytes([package[middle] ^ 1]) + package[middle + 1 :])
-    is_buried("BadSignature")
+    assert_dead_letter("BadSignature")
 
 
-def test_one_that_is_signed_with_another_key() -> None:
+def test_package_signed_with_another_key_becomes_dead_letter() -> None:
     job_id = new_job_id()
     with override_settings(SECRET_KEY="another", SECRET_KEY_FALLBACKS=[]):
         package = sealed(job_id)
     put(job_id, package)
-    is_buried("BadSignature")
+    assert_dead_letter("BadSignature")
 
 
-def test_one_that_is_for_another_cluster() -> None:
+def test_package_for_another_cluster_becomes_dead_letter() -> None:
     job_id = new_job_id()
     put(job_id, sealed(job_id, cluster="other"))
-    is_buried("BadSignature")
+    assert_dead_letter("BadSignature")
 
 
-def test_one_of_another_job() -> None:
-    """It is signed well: but whoever can write to the broker must not run jobs again."""
+def test_package_of_another_job_becomes_dead_letter() -> None:
+    """It has a valid signature, but write access to the broker must not allow to run jobs again."""
     put(new_job_id(), sealed(new_job_id()))
-    is_buried("Unreadable|Signature")
+    assert_dead_letter("Unreadable|Signature")
 
 
-def test_one_that_is_none() -> None:
+def test_unparsable_package_becomes_dead_letter() -> None:
     put(new_job_id(), b"\0" * 100)
-    is_buried("Unreadable|Signature")
+    assert_dead_letter("Unreadable|Signature")
 
 
-def test_the_others_go_on() -> None:
+def test_invalid_package_does_not_stop_other_jobs() -> None:
     good = [new_job_id() for _ in range(3)]
     for job_id in good[:2]:
         put(job_id, sealed(job_id))
@@ -97,7 +96,7 @@ def test_the_others_go_on() -> None:
 
 
 def put(job_id: UUID, package: bytes) -> None:
-    """Let the broker have these bytes for this job."""
+    """Give the broker these bytes as the package of this job."""
     outside = adapter_for(settings_for())
     add = outside.send if isinstance(outside, Transport) else outside.enqueue
     add([message(job_id=job_id, task=write_ledger.module_path, package=package)])
@@ -110,8 +109,8 @@ def sealed(job_id: UUID, **changes: Any) -> bytes:
     return sealer_for(settings).seal(package)
 
 
-def is_buried(why: str) -> None:
-    """A dead letter says why, and nothing was run."""
+def assert_dead_letter(why: str) -> None:
+    """Check that a dead letter names this error, and that nothing was run."""
     for _ in range(3):
         work_off()
     letter = DeadLetter.objects.get()

@@ -1,4 +1,4 @@
-"""A job's life, told from what is kept of it."""
+"""The timeline of a job, from what is stored about it."""
 
 import time
 import uuid
@@ -28,19 +28,19 @@ from tests.app import frail, guarded, tasks
 from tests.integration.letters import dead
 from tests.integration.work import claim, work_off
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("mended")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_broken")]
 
 
-def told(job_id: Any) -> list[Moment]:
+def moments(job_id: Any) -> list[Moment]:
     return list(timeline(settings_for(), uuid.UUID(str(job_id))).moments)
 
 
 def kinds(job_id: Any) -> list[str]:
-    return [one.kind.value for one in told(job_id)]
+    return [one.kind.value for one in moments(job_id)]
 
 
 def end_with(outcome: Callable[[], Outcome]) -> None:
-    """Let the attempts that are due come to that."""
+    """End the claimed attempts with this outcome."""
     attempted = [Attempted(one, outcome(), "w", time.time(), time.time()) for one in claim()]
     finish(settings_for(), broker_for(settings_for()), attempted)
 
@@ -49,11 +49,11 @@ def retry(delay_seconds: float = 0) -> outcomes.Retry:
     return outcomes.Retry(plain_fault(ValueError, "no\nmore"), delay_seconds, "error")
 
 
-def test_a_job_that_succeeds() -> None:
+def test_successful_job_has_begin_and_end() -> None:
     result = tasks.add.enqueue(1, 2)
     assert kinds(result.id) == ["enqueued", "waits_for_worker"]
     work_off(worker_id="w1")
-    enqueued, began, succeeded = told(result.id)
+    enqueued, began, succeeded = moments(result.id)
     job = Job.objects.get(pk=result.id)
     assert enqueued.at == job.enqueued_at
     assert (began.kind, began.at, began.number, began.worker_id) == (
@@ -70,9 +70,9 @@ def test_a_job_that_succeeds() -> None:
     assert succeeded.seconds is not None
 
 
-def test_a_job_that_waits_for_its_moment() -> None:
+def test_deferred_job_waits_for_its_moment() -> None:
     result = tasks.nothing.using(run_after=3600).enqueue()
-    enqueued, deferred, waits = told(result.id)
+    enqueued, deferred, waits = moments(result.id)
     assert (deferred.kind, deferred.at) == (MomentKind.DEFERRED, enqueued.at)
     assert waits.kind is MomentKind.WAITS_FOR_MOMENT
     assert waits.is_now
@@ -81,24 +81,24 @@ def test_a_job_that_waits_for_its_moment() -> None:
     assert abs((waits.until - deferred.until).total_seconds()) < 1
 
 
-def test_each_attempt_with_its_error() -> None:
+def test_each_failed_attempt_has_its_error() -> None:
     result = tasks.nothing.using(max_attempts=5).enqueue()
     end_with(retry)
     end_with(lambda: outcomes.Crashed("signal 9", None, 9))
-    Deferred.objects.update(due_us=F("due_us") + microseconds(600))  # more than a test takes
+    Deferred.objects.update(due_us=F("due_us") + microseconds(600))  # longer than a test
     assert kinds(result.id)[-1] == "waits_for_retry", "a crash has a pause"
-    failed, crashed = (one for one in told(result.id) if one.attempt is not None)
+    failed, crashed = (one for one in moments(result.id) if one.attempt is not None)
     assert (failed.kind, failed.number, failed.text) == (MomentKind.ATTEMPT_FAILED, 1, "no")
     assert failed.attempt is not None
     assert failed.attempt.exception_class.endswith("ValueError")
     assert failed.seconds is not None
     assert (crashed.kind, crashed.number) == (MomentKind.ATTEMPT_CRASHED, 2)
-    waits = told(result.id)[-1]
+    waits = moments(result.id)[-1]
     assert (waits.is_now, waits.at) == (True, crashed.at)
     assert waits.until is not None
 
 
-def test_an_attempt_that_was_counted_and_not_written_down() -> None:
+def test_attempt_without_row_is_shown_as_unknown() -> None:
     result = tasks.nothing.enqueue()
     end_with(retry)
     end_with(retry)
@@ -110,14 +110,14 @@ def test_an_attempt_that_was_counted_and_not_written_down() -> None:
         "attempt_failed",
         "waits_for_worker",
     ]
-    assert told(result.id)[1].at is None
+    assert moments(result.id)[1].at is None
 
 
-def test_a_job_that_waits_for_a_guard() -> None:
+def test_blocked_job_waits_for_its_guard() -> None:
     first, second = guarded.enter.enqueue(), guarded.enter.enqueue()
     (delivery,) = claim()
     assert str(delivery.job_id) == first.id
-    waits = told(second.id)[-1]
+    waits = moments(second.id)[-1]
     assert (waits.kind, waits.text, waits.is_now) == (
         MomentKind.WAITS_FOR_GUARD,
         "lock door",
@@ -125,18 +125,18 @@ def test_a_job_that_waits_for_a_guard() -> None:
     )
 
 
-def test_a_job_that_runs_and_says_how_far_it_is() -> None:
+def test_running_job_shows_progress_and_cancel_request() -> None:
     result = tasks.nothing.enqueue()
     (delivery,) = claim()
     Note.objects.write(delivery.job_id, done=1, total=4, message="half of a half")
     result.cancel("enough")
-    runs, noted, asked = told(result.id)[-3:]
+    runs, noted, asked = moments(result.id)[-3:]
     assert (runs.kind, runs.is_now, runs.number, runs.at) == (MomentKind.RUNS, True, 1, None)
     assert (noted.fraction, noted.text) == (0.25, "1 of 4: half of a half")
     assert (asked.kind, asked.text) == (MomentKind.CANCEL_ASKED, "enough")
 
 
-def test_where_it_runs_is_told_by_its_cluster() -> None:
+def test_running_job_shows_its_worker() -> None:
     result = tasks.nothing.enqueue()
     holder = uuid.uuid4()
     broker_for(settings_for()).claim([], 1, holder=holder, lease_seconds=60)
@@ -150,66 +150,66 @@ def test_where_it_runs_is_told_by_its_cluster() -> None:
         started_at=timezone.now(),
         info={"workers": [{"number": 0, "pid": 77, "jobs_done": 0, "running": running}]},
     )
-    runs = told(result.id)[-1]
+    runs = moments(result.id)[-1]
     assert runs.worker_id == "one:77"
     assert runs.at is not None
     assert 30 < (timezone.now() - runs.at).total_seconds() < 90
 
 
-def test_a_job_that_was_cancelled() -> None:
+def test_cancelled_job_shows_the_reason() -> None:
     result = tasks.nothing.enqueue()
     result.cancel("ordered twice")
     assert kinds(result.id) == ["enqueued", "cancelled"]
-    assert told(result.id)[-1].text == "ordered twice"
+    assert moments(result.id)[-1].text == "ordered twice"
 
 
-def test_a_dead_letter_and_what_became_of_it() -> None:
+def test_dead_letter_shows_requeue_and_discard() -> None:
     letter = dead(frail.charge, "7")
     first = letter.job_id
     assert kinds(first)[-2:] == ["failed", "dead_lettered"]
     second = dead_letters.requeue(letter.pk, by="alice", because="the bank is back").job_id
-    again = told(first)[-1]
+    again = moments(first)[-1]
     assert (again.kind, again.job_id, again.by, again.text) == (
         MomentKind.REQUEUED,
         second,
         "alice",
         "the bank is back",
     )
-    carries_on = told(second)[1]
+    carries_on = moments(second)[1]
     assert (carries_on.kind, carries_on.job_id, carries_on.by) == (
         MomentKind.CARRIES_ON,
         first,
         "alice",
     )
-    work_off()  # fails again: the letter is the newer job's by now
+    work_off()  # fails again: the dead letter belongs to the newer job now
     assert kinds(first)[-2:] == ["dead_lettered", "requeued"]
-    assert told(first)[-2].dead_letter_id == letter.pk
+    assert moments(first)[-2].dead_letter_id == letter.pk
     assert kinds(second)[-2:] == ["failed", "dead_lettered"]
     dead_letters.discard(letter.pk, by="bob", because="paid in cash")
-    closed = told(second)[-1]
+    closed = moments(second)[-1]
     assert (closed.kind, closed.by, closed.text) == (MomentKind.DISCARDED, "bob", "paid in cash")
 
 
-def test_a_step_and_a_job_of_a_schedule_say_so() -> None:
+def test_job_of_workflow_or_schedule_names_it() -> None:
     workflow = chain(tasks.nothing.si(), tasks.nothing.si()).enqueue()
     (delivery,) = claim()
-    step = told(delivery.job_id)[1]
+    step = moments(delivery.job_id)[1]
     assert step.kind is MomentKind.IN_WORKFLOW
     assert str(step.workflow_id) == workflow.id
     schedules.create("nightly", tasks.nothing, Cron("0 3 * * *"))
     result = schedules.run_now("nightly")
-    first = told(result.id)[0]
+    first = moments(result.id)[0]
     assert (first.kind, first.text) == (MomentKind.SCHEDULED, "nightly")
 
 
-def test_a_job_that_is_not_there() -> None:
+def test_unknown_job_raises_does_not_exist() -> None:
     with pytest.raises(TaskResultDoesNotExist):
-        told(uuid.uuid4())
+        moments(uuid.uuid4())
 
 
-def test_few_queries_are_enough() -> None:
+def test_timeline_needs_few_queries() -> None:
     chain(guarded.enter.si(), tasks.nothing.si()).enqueue()
     (delivery,) = claim()
     with CaptureQueriesContext(connection) as captured:
-        told(delivery.job_id)
+        moments(delivery.job_id)
     assert len(captured) <= 12

@@ -1,4 +1,4 @@
-"""A requeue is taken back: all is as it was before; unless its job was quicker."""
+"""Undo of a requeue: everything is as before, unless the job has started."""
 
 import random
 from typing import Any
@@ -21,7 +21,7 @@ from tests.app import frail, tasks
 from tests.integration.letters import at_once, dead
 from tests.integration.work import claim, work_off
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("mended")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_broken")]
 
 IGNORED = ("last_requeued_at",)
 
@@ -32,7 +32,7 @@ def fields_of(letter: DeadLetter) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in IGNORED}
 
 
-def test_the_entry_is_as_it_was_and_the_job_says_who() -> None:
+def test_undo_restores_the_dead_letter_and_cancels_the_job() -> None:
     letter = dead(frail.charge, "order 1")
     before = fields_of(letter)
     sent = dead_letters.requeue(letter.pk, by="alice", because="the bank is back")
@@ -45,7 +45,7 @@ def test_the_entry_is_as_it_was_and_the_job_says_who() -> None:
     assert Requeue.objects.get().because == f"the bank is back ({job.reason})"
 
 
-def test_the_requeue_before_it_is_told_of_again() -> None:
+def test_undo_of_second_requeue_restores_the_first() -> None:
     letter = dead(frail.charge, "order 1")
     dead_letters.requeue(letter.pk, by="alice", because="once")
     work_off()
@@ -56,7 +56,7 @@ def test_the_requeue_before_it_is_told_of_again() -> None:
     assert (letter.last_requeued_by, letter.requeued_count) == ("alice", 1)
 
 
-def test_it_can_be_sent_again_after_that() -> None:
+def test_undone_requeue_can_be_repeated() -> None:
     letter = dead(frail.charge, "order 1")
     dead_letters.requeue(letter.pk)
     dead_letters.undo_requeue(letter.pk)
@@ -67,7 +67,7 @@ def test_it_can_be_sent_again_after_that() -> None:
     assert (letter.state, letter.requeued_count) == ("resolved", 1)
 
 
-def test_what_cannot_be_undone_is_told_and_nothing_changed() -> None:
+def test_impossible_undo_explains_why_and_changes_nothing() -> None:
     letter = dead(frail.charge, "order 1")
     assert dead_letters.undo_requeue(letter.pk).fate is Fate.NOT_REQUEUED
     sent = dead_letters.requeue(letter.pk)
@@ -82,7 +82,7 @@ def test_what_cannot_be_undone_is_told_and_nothing_changed() -> None:
     assert dead_letters.undo_requeue(letter.pk).fate is Fate.CLOSED
 
 
-def test_a_job_that_waits_for_its_next_attempt_has_begun() -> None:
+def test_job_waiting_for_retry_cannot_be_undone() -> None:
     letter = dead(frail.charge, "order 1")
     sent = dead_letters.requeue(letter.pk)
     broker, fault = broker_for(settings_for()), plain_fault(ValueError, "no")
@@ -94,7 +94,7 @@ def test_a_job_that_waits_for_its_next_attempt_has_begun() -> None:
     assert letter.state == "requeued"
 
 
-def test_a_key_and_its_period_are_those_of_the_job_that_failed() -> None:
+def test_undo_returns_unique_key_and_period_to_the_failed_job() -> None:
     letter = dead(frail.fetch_hourly, "news")
     dead_letters.requeue(letter.pk)
     dead_letters.undo_requeue(letter.pk)
@@ -103,7 +103,7 @@ def test_a_key_and_its_period_are_those_of_the_job_that_failed() -> None:
     assert dead_letters.requeue(letter.pk).fate is Fate.REQUEUED
 
 
-def test_a_key_of_other_arguments_is_free_again() -> None:
+def test_undo_frees_the_key_of_other_arguments() -> None:
     letter = dead(frail.fetch, "news")
     dead_letters.requeue(letter.pk, args=["sport"])
     dead_letters.undo_requeue(letter.pk)
@@ -111,7 +111,7 @@ def test_a_key_of_other_arguments_is_free_again() -> None:
         assert not frail.fetch.enqueue(feed).was_duplicate
 
 
-def test_a_sequence_stays_halted() -> None:
+def test_undo_keeps_a_sequence_halted() -> None:
     letter = dead(frail.book, "account 1", "entry 1")
     second = frail.book.enqueue("account 1", "entry 2")
     assert not work_off()
@@ -119,7 +119,7 @@ def test_a_sequence_stays_halted() -> None:
     for _ in range(2):
         dead_letters.requeue(letter.pk)
         dead_letters.undo_requeue(letter.pk)
-        assert not work_off(), "nobody passes it"
+        assert not work_off(), "the sequence stays halted"
     assert list(Need.objects.order_by("pk").values()) == before
     frail.broken.clear()
     dead_letters.requeue(letter.pk)
@@ -129,7 +129,7 @@ def test_a_sequence_stays_halted() -> None:
     assert not Need.objects.exists()
 
 
-def test_a_workflow_has_failed_again_and_can_go_on() -> None:
+def test_undo_fails_the_workflow_again() -> None:
     frail.broken.add("order 1")
     chain(frail.charge.si("order 1"), tasks.nothing.si()).enqueue()
     work_off()
@@ -146,7 +146,7 @@ def test_a_workflow_has_failed_again_and_can_go_on() -> None:
     assert Workflow.objects.get().state == "SUCCESSFUL"
 
 
-def test_a_requeue_by_itself_is_due_again() -> None:
+def test_undo_schedules_the_automatic_requeue_again() -> None:
     letter = dead(frail.pay, "order 1")
     assert letter.requeue_due_us is not None
     dead_letters.requeue(letter.pk)
@@ -155,7 +155,7 @@ def test_a_requeue_by_itself_is_due_again() -> None:
     assert letter.requeue_due_us is not None
 
 
-def test_it_is_of_the_callers_transaction() -> None:
+def test_undo_rolls_back_with_its_transaction() -> None:
     letter = dead(frail.charge, "order 1")
     dead_letters.requeue(letter.pk)
     with transaction.atomic():
@@ -166,8 +166,8 @@ def test_it_is_of_the_callers_transaction() -> None:
     assert Ready.objects.count() == 1
 
 
-def test_either_a_claim_has_it_or_we_do(seed: int) -> None:
-    """Claims, and two persons who take it back, at the same moment: one of them has it."""
+def test_either_a_claim_or_an_undo_gets_the_job(seed: int) -> None:
+    """A claim and two undos run at the same time, and exactly one of them gets the job."""
     chance = random.Random(seed)
     for number in range(6):
         letter = dead(frail.charge, f"order {number}")
@@ -184,7 +184,7 @@ def test_either_a_claim_has_it_or_we_do(seed: int) -> None:
 
 
 def _race(letter: DeadLetter, chance: random.Random) -> tuple[list[Fate], list[int]]:
-    """What those who take it back are told, and how many jobs were claimed."""
+    """Return the answers of both undos, and how many jobs were claimed."""
     fates: list[Fate] = []
     claims: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A claim begins where the last one came to; and still nothing that waits is lost or forgotten."""
+"""Watermarks: a claim starts where the last one stopped, and still finds every job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stand() -> OrmStand:
 
 @pytest.fixture
 def good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks are good until somebody says otherwise."""
+    """Keep marks valid until a test says otherwise."""
     monkeypatch.setattr(watermarks, "SHARE", 1e12)
     monkeypatch.setattr(watermarks, "LONGEST_SECONDS", 1e9)
     monkeypatch.setattr(watermarks, "DEAR", 0.0001)
@@ -40,7 +40,7 @@ def good(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time for the next look from the start has always come."""
+    """Make a full scan always due."""
     monkeypatch.setattr(watermarks, "LONGEST_SECONDS", 0.0)
 
 
@@ -64,10 +64,10 @@ def deliveries(
 
 
 @pytest.mark.usefixtures("good")
-class TestWhileMarksAreGood:
-    """Whatever is behind a mark is found at the latest by the claim that would find nothing."""
+class TestWithMarks:
+    """A job behind a mark is found at the latest by the claim that would find nothing else."""
 
-    def test_a_job_that_was_committed_late_is_found(self, stand: OrmStand) -> None:
+    def test_job_committed_late_is_found(self, stand: OrmStand) -> None:
         older = new_job_id()
         younger = enqueue(stand.broker, *[new_job_id() for _ in range(3)])
         assert claim(stand) == younger[:1]
@@ -75,17 +75,17 @@ class TestWhileMarksAreGood:
         assert {*claim(stand), *claim(stand), *claim(stand)} == {older, *younger[1:]}
         assert claim(stand) == []
 
-    def test_queues_that_appear_are_served_in_order(self, stand: OrmStand) -> None:
-        """Also two beside one another, with names before, between and after those known."""
+    def test_new_queues_are_served_by_priority(self, stand: OrmStand) -> None:
+        """Their names sort before, between and after the known ones, two of them side by side."""
         enqueue(stand.broker, *[new_job_id() for _ in range(4)], queue="m")
         enqueue(stand.broker, new_job_id(), queue="p", priority=-1)
-        claim(stand, 2)  # the marks are good from here on
+        claim(stand, 2)  # from here on there are marks
         (first,) = enqueue(stand.another(), queue="z", priority=3)
         second, third = (enqueue(stand.another(), queue=name, priority=2)[0] for name in "no")
         (fourth,) = enqueue(stand.another(), queue="a", priority=1)
         assert claim(stand, 4) == [first, second, third, fourth]
 
-    def test_queues_that_appear_and_are_passed_over_are_not_served(self, stand: OrmStand) -> None:
+    def test_new_queues_that_are_passed_over_are_not_served(self, stand: OrmStand) -> None:
         known = enqueue(stand.broker, new_job_id(), new_job_id(), queue="known")
         assert claim(stand) == known[:1]
         enqueue(stand.another(), queue="other", priority=1)
@@ -94,16 +94,16 @@ class TestWhileMarksAreGood:
         )
         assert [one.job_id for one in found] == known[1:]
 
-    def test_a_job_that_another_had_locked_is_found(self, stand: OrmStand) -> None:
+    def test_job_locked_by_another_is_found(self, stand: OrmStand) -> None:
         if not connection.features.has_select_for_update_skip_locked:
-            pytest.skip("nobody can lock a row here")
+            pytest.skip("This database does not skip locked rows.")
         first, second = enqueue(stand.broker, new_job_id(), new_job_id())
         with locked(first):
             assert claim(stand) == [second]
             assert claim(stand) == []
         assert claim(stand) == [first]
 
-    def test_what_was_given_back_is_first_again(self, stand: OrmStand) -> None:
+    def test_released_job_is_first_again(self, stand: OrmStand) -> None:
         enqueue(stand.broker, *[new_job_id() for _ in range(4)])
         (first,) = deliveries(stand, 1)
         (second,) = deliveries(stand, 1)
@@ -111,13 +111,13 @@ class TestWhileMarksAreGood:
         assert claim(stand) == [first.job_id]
         assert second.job_id not in claim(stand, 5)
 
-    def test_what_another_process_gave_back_is_found(self, stand: OrmStand) -> None:
+    def test_job_released_by_another_process_is_found(self, stand: OrmStand) -> None:
         enqueue(stand.broker, new_job_id(), new_job_id())
         (first,) = deliveries(stand, 1)
         stand.another().release([Return(first.lease, attempts=1)])
         assert {*claim(stand), *claim(stand)} >= {first.job_id}
 
-    def test_what_falls_due_takes_its_place_in_the_line(self, stand: OrmStand) -> None:
+    def test_due_job_takes_its_place_in_the_line(self, stand: OrmStand) -> None:
         (early,) = enqueue(stand.broker, run_after=stand.now() + 60)
         younger = enqueue(stand.broker, *[new_job_id() for _ in range(3)])
         assert claim(stand) == younger[:1]
@@ -125,7 +125,7 @@ class TestWhileMarksAreGood:
         stand.broker._had_room, stand.broker._nothing_due_until = True, 0.0  # type: ignore[attr-defined] # it looks
         assert claim(stand) == [early]
 
-    def test_a_deferred_job_that_was_committed_late_is_found(self, stand: OrmStand) -> None:
+    def test_deferred_job_committed_late_is_found(self, stand: OrmStand) -> None:
         for _ in range(2):
             enqueue(stand.broker, run_after=stand.now() - 1)
             enqueue(stand.broker)
@@ -134,9 +134,7 @@ class TestWhileMarksAreGood:
         assert len(claim(stand, 5)) == 1
         assert claim(stand) == []
 
-    def test_what_falls_due_in_a_queue_that_is_not_served_stays_there(
-        self, stand: OrmStand
-    ) -> None:
+    def test_due_job_of_a_queue_not_served_stays_there(self, stand: OrmStand) -> None:
         enqueue(stand.broker, new_job_id(), new_job_id())
         enqueue(stand.broker, run_after=stand.now() + 60, queue="mail")
         claim(stand, 1, "default")
@@ -145,7 +143,7 @@ class TestWhileMarksAreGood:
         assert claim(stand, 5, "default") == []
         assert len(claim(stand, 5, "mail")) == 1
 
-    def test_a_higher_priority_goes_first_at_once(self, stand: OrmStand) -> None:
+    def test_higher_priority_is_claimed_first(self, stand: OrmStand) -> None:
         enqueue(stand.broker, *[new_job_id() for _ in range(4)], priority=1)
         claim(stand, 2)
         for priority in (100, -100, 0, 2):
@@ -153,7 +151,7 @@ class TestWhileMarksAreGood:
         found = deliveries(stand, 10)
         assert [one.priority for one in found] == [100, 2, 1, 1, 0, -100]
 
-    def test_each_priority_has_its_mark(self, stand: OrmStand) -> None:
+    def test_each_priority_has_its_own_mark(self, stand: OrmStand) -> None:
         for priority in (0, 5, -5):
             enqueue(stand.broker, *[new_job_id() for _ in range(3)], priority=priority)
         claim(stand, 8)
@@ -162,7 +160,7 @@ class TestWhileMarksAreGood:
         assert [one.priority for one in found] == [5, 0, -5, -5]
         assert {one.job_id for one in found} >= set(more)
 
-    def test_a_limit_counts_over_all_spans(self, stand: OrmStand) -> None:
+    def test_limit_counts_over_all_priorities(self, stand: OrmStand) -> None:
         for priority in (3, 2, 1):
             enqueue(stand.broker, *[new_job_id() for _ in range(5)], priority=priority)
         claim(stand, 11)
@@ -170,13 +168,13 @@ class TestWhileMarksAreGood:
             enqueue(stand.broker, *[new_job_id() for _ in range(2)], priority=priority)
         assert [one.priority for one in deliveries(stand, 3)] == [3, 3, 2]
 
-    def test_a_new_queue_is_found(self, stand: OrmStand) -> None:
+    def test_new_queue_is_found(self, stand: OrmStand) -> None:
         enqueue(stand.broker, new_job_id(), new_job_id())
         claim(stand)
         (mail,) = enqueue(stand.broker, queue="mail")
         assert mail in {*claim(stand), *claim(stand)}
 
-    def test_a_queue_that_is_passed_over_is_found_again(self, stand: OrmStand) -> None:
+    def test_queue_that_was_passed_over_is_found_again(self, stand: OrmStand) -> None:
         enqueue(stand.broker, *[new_job_id() for _ in range(3)])
         first = stand.broker.claim((), 1, holder=stand.holder, lease_seconds=60)
         passed = stand.broker.claim(
@@ -185,16 +183,16 @@ class TestWhileMarksAreGood:
         assert (len(first), passed) == (1, [])
         assert len(claim(stand, 9)) == 2
 
-    def test_a_fresh_process_begins_at_the_start(self, stand: OrmStand) -> None:
-        """Marks die with their process; nothing of them is stored."""
+    def test_new_process_starts_without_marks(self, stand: OrmStand) -> None:
+        """Marks are kept in memory only."""
         older = new_job_id()
         enqueue(stand.broker, *[new_job_id() for _ in range(3)])
         claim(stand, 2)
         enqueue(stand.another(), older)
         assert claim(stand, broker=stand.another())[0] == older
 
-    def test_random_doings_lose_nothing(self, stand: OrmStand, request: Any) -> None:
-        """Two processes claim, give back and enqueue with ids of any age: each job comes."""
+    def test_random_actions_lose_no_job(self, stand: OrmStand, request: Any) -> None:
+        """Two processes claim, release and enqueue with ids of any age: each job comes."""
         choose = random.Random(request.config.option.seed)
         brokers = [stand.broker, stand.another()]
         pool = [new_job_id() for _ in range(120)]
@@ -210,7 +208,7 @@ class TestWhileMarksAreGood:
                 case "claim":
                     found = deliveries(stand, choose.choice([1, 3]), broker=broker)
                     assert {one.job_id for one in found} <= waiting
-                    assert found or not waiting, "something waits, and was not found"
+                    assert found or not waiting, "a waiting job was not found"
                     waiting -= {one.job_id for one in found}
                     held += found
                 case "release" if held:
@@ -225,7 +223,7 @@ class TestWhileMarksAreGood:
 
 
 @pytest.mark.usefixtures("bad")
-def test_an_older_job_goes_first_once_it_is_time_to_look(stand: OrmStand) -> None:
+def test_full_scan_finds_an_older_job_first(stand: OrmStand) -> None:
     older = new_job_id()
     enqueue(stand.broker, *[new_job_id() for _ in range(4)])
     claim(stand, 2)
@@ -241,7 +239,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def looking(clock: list[float], seconds: float, found: int) -> Any:
-    """A claim that takes so long and gets so many."""
+    """Return a claim that takes this long and gets this many jobs."""
 
     def claim() -> list[int]:
         clock[0] += seconds
@@ -256,8 +254,8 @@ def look(marks: watermarks.Watermarks, claim: Any) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("took", [0.01, 60.0])
-def test_the_next_look_from_the_start_is_soon(clock: list[float], took: float) -> None:
-    """It takes a share of the time; however long it takes, the next one does not wait for long."""
+def test_full_scan_is_due_after_a_bounded_time(clock: list[float], took: float) -> None:
+    """The interval is a multiple of the scan's time, up to a maximum."""
     marks = watermarks.Watermarks("default")
     look(marks, looking(clock, took, 100))
     clock[0] += min(took * watermarks.SHARE, watermarks.LONGEST_SECONDS) - 0.001
@@ -268,17 +266,17 @@ def test_the_next_look_from_the_start_is_soon(clock: list[float], took: float) -
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(("took", "are_good"), [(0.001, True), (0.008, False)])
-def test_marks_that_spare_nothing_are_dropped(
+def test_marks_that_save_no_time_are_dropped(
     clock: list[float], took: float, are_good: bool
 ) -> None:
-    """In good times a job behind a mark waits for one claim only."""
+    """Without marks a late job waits for one claim only."""
     marks = watermarks.Watermarks("default")
     look(marks, looking(clock, 0.01, 100))
     look(marks, looking(clock, took, 100))
     assert marks.are_good() is are_good
 
 
-def test_there_are_no_marks_where_a_claim_cannot_be_told_where_to_begin(stand: OrmStand) -> None:
+def test_marks_are_used_only_if_the_engine_supports_them(stand: OrmStand) -> None:
     enqueue(stand.broker, new_job_id(), new_job_id())
     claim(stand)
     are_good = stand.broker._marks.are_good()  # type: ignore[attr-defined] # of this broker
@@ -287,8 +285,8 @@ def test_there_are_no_marks_where_a_claim_cannot_be_told_where_to_begin(stand: O
 
 @pytest.mark.postgres
 @pytest.mark.usefixtures("good")
-def test_a_claim_does_not_walk_over_what_was_claimed(stand: OrmStand) -> None:
-    """While somebody holds a snapshot open, no vacuum removes the entries of claimed jobs."""
+def test_claim_by_marks_reads_fewer_pages_than_a_full_scan(stand: OrmStand) -> None:
+    """While a snapshot is held open, vacuum cannot remove the entries of claimed jobs."""
     with snapshot():
         for _ in range(6):
             enqueue(stand.broker, *[new_job_id() for _ in range(500)])
@@ -301,7 +299,7 @@ def test_a_claim_does_not_walk_over_what_was_claimed(stand: OrmStand) -> None:
 
 
 def blocks_of_a_claim(stand: OrmStand) -> int:
-    """Give how many pages a claim of ten touches while it looks for them; it is undone."""
+    """Return how many pages a claim of ten jobs reads to find them, and roll it back."""
     touched = 0
 
     def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -323,7 +321,7 @@ def blocks_of_a_claim(stand: OrmStand) -> int:
 
 @contextmanager
 def snapshot() -> Iterator[None]:
-    """Another session has a transaction that has read."""
+    """Hold a snapshot open in another session."""
     other = connection.copy()
     with other.cursor() as cursor:
         cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -335,7 +333,7 @@ def snapshot() -> Iterator[None]:
 
 @contextmanager
 def locked(job_id: UUID) -> Iterator[None]:
-    """Another session has locked the row of a ready job."""
+    """Lock the row of a ready job in another session."""
     is_locked, may_go = threading.Event(), threading.Event()
 
     def hold() -> None:

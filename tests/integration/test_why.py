@@ -1,4 +1,4 @@
-"""Why a job is not running: one test for each answer, on the real database."""
+"""`why`: one test for each reason why a job is not running, on the real database."""
 
 import json
 import uuid
@@ -37,10 +37,10 @@ pytestmark = pytest.mark.django_db
 
 
 def asked(result: Any) -> Answer:
-    """The answer, which always says what it is about."""
+    """Return the answer, and check that it has a sentence and, if needed, advice."""
     answer = why(settings_for(), uuid.UUID(str(getattr(result, "id", result))))
     assert answer.sentence.endswith((".", "?"))
-    assert answer.kind.needs_somebody <= bool(answer.advice), "who is needed is told what to do"
+    assert answer.kind.needs_somebody <= bool(answer.advice), "it needs advice"
     return answer
 
 
@@ -58,7 +58,7 @@ def sign_on(silent_seconds: float = 0.0, state: str = "running", **info: Any) ->
 
 
 def at_work(cluster: Cluster, result: Any, seconds: float = 2.0) -> None:
-    """Its last sign of life shows that job."""
+    """Let the cluster's last heartbeat show that job as running."""
     running = [{"job": str(result.id), "seconds": seconds}]
     cluster.info["workers"] = [{"number": 3, "pid": 9, "jobs_done": 0, "running": running}]
     cluster.save(update_fields=["info"])
@@ -70,21 +70,21 @@ def claim(count: int, holder: uuid.UUID | None = None) -> list[Any]:
 
 
 def run(count: int = 1) -> None:
-    """One attempt each, recorded as a cluster would."""
+    """Run and record one attempt of each job, as a cluster does."""
     settings = settings_for()
     executor = Executor(settings, worker_id="me")
     finish(settings, broker_for(settings), [executor.run(one) for one in claim(count)])
 
 
 def put_off() -> None:
-    """What is to come again in a few seconds does so much later."""
+    """Defer jobs that are due in seconds by ten minutes."""
     Deferred.objects.update(due_us=F("due_us") + microseconds(600))
 
 
 # -- it has ended ---------------------------------------------------------------------------------
 
 
-def test_it_ended_well() -> None:
+def test_successful_job_answers_successful() -> None:
     result = add.enqueue(1, 2)
     run()
     answer = asked(result)
@@ -98,7 +98,7 @@ def test_it_ended_well() -> None:
     assert answer.advice == ""
 
 
-def test_it_was_cancelled() -> None:
+def test_cancelled_job_answers_cancelled() -> None:
     result = nothing.enqueue()
     result.cancel("ordered twice")
     assert (asked(result).kind, asked(result).facts["reason"]) == (Kind.CANCELLED, "ordered twice")
@@ -107,7 +107,7 @@ def test_it_was_cancelled() -> None:
     assert asked(itself).kind == Kind.CANCELLED
 
 
-def test_it_is_a_dead_letter() -> None:
+def test_failed_job_answers_dead_letter() -> None:
     result = fail_unretried.enqueue()
     run()
     answer = asked(result)
@@ -120,11 +120,11 @@ def test_it_is_a_dead_letter() -> None:
     answer = asked(result)
     assert answer.facts["carried_on_by"] == str(again.job_id)
     assert str(again.job_id) in answer.advice
-    run()  # it fails again: now the letter is that of the other
+    run()  # it fails again: the dead letter belongs to the other job now
     assert asked(result).facts["dead_letter_state"] == "open"
 
 
-def test_its_package_could_not_be_opened() -> None:
+def test_unreadable_package_answers_unreadable() -> None:
     result = nothing.enqueue()
     job = Job.objects.get(pk=result.id)
     job.package = bytes(job.package)[:-1] + b"?"
@@ -140,7 +140,7 @@ def test_its_package_could_not_be_opened() -> None:
 
 
 def renamed(result: Any) -> None:
-    """As if its task were not there any more."""
+    """Name a task in the package that does not exist."""
     job = Job.objects.get(pk=result.id)
     sealer = sealer_for(settings_for())
     package = sealer.open(bytes(job.package))
@@ -150,8 +150,8 @@ def renamed(result: Any) -> None:
     job.save()
 
 
-def test_nobody_has_its_task() -> None:
-    """Seen before any cluster has tried, while it is put back, and when the grace is over."""
+def test_unknown_task_answers_unknown_task() -> None:
+    """Before a cluster has tried it, while it is put back, and after the grace period."""
     result = nothing.enqueue()
     renamed(result)
     sign_on()
@@ -168,7 +168,7 @@ def test_nobody_has_its_task() -> None:
 # -- a cluster has it -----------------------------------------------------------------------------
 
 
-def test_it_runs() -> None:
+def test_running_job_answers_running_with_its_worker() -> None:
     result = nothing.enqueue()
     cluster = sign_on()
     claim(1, cluster.pk)
@@ -185,8 +185,8 @@ def test_it_runs() -> None:
     assert "too long" in asked(result).sentence
 
 
-def test_it_ran_when_its_cluster_was_heard_last() -> None:
-    """Silent for longer than a cluster that is well, and not as long as a lease."""
+def test_running_job_of_cluster_with_old_heartbeat_mentions_it() -> None:
+    """The heartbeat is late, but the lease has not ended."""
     result = nothing.enqueue()
     cluster = sign_on(silent_seconds=30)
     claim(1, cluster.pk)
@@ -194,7 +194,7 @@ def test_it_ran_when_its_cluster_was_heard_last() -> None:
     assert "no heartbeat" in asked(result).sentence
 
 
-def test_a_cluster_of_another_backend_has_it() -> None:
+def test_job_of_another_backends_cluster_answers_handed_out() -> None:
     result = nothing.enqueue()
     claim(1, sign_on(alias="other").pk)
     assert asked(result).kind == Kind.HANDED_OUT
@@ -202,7 +202,7 @@ def test_a_cluster_of_another_backend_has_it() -> None:
 
 
 @pytest.mark.parametrize("is_buried", [False, True])
-def test_its_cluster_is_silent(is_buried: bool) -> None:
+def test_job_of_a_silent_cluster_answers_cluster_silent(is_buried: bool) -> None:
     result = nothing.enqueue()
     cluster = sign_on(silent_seconds=90)
     claim(1, cluster.pk)
@@ -219,14 +219,14 @@ def test_its_cluster_is_silent(is_buried: bool) -> None:
 # -- its moment has not come ----------------------------------------------------------------------
 
 
-def test_it_is_to_run_later() -> None:
+def test_deferred_job_answers_run_after() -> None:
     result = nothing.using(run_after=timedelta(minutes=5)).enqueue()
     answer = asked(result)
     assert answer.kind == Kind.RUN_AFTER
     assert answer.facts["seconds"] == pytest.approx(300, abs=30)
 
 
-def test_it_is_tried_again() -> None:
+def test_job_waiting_for_retry_answers_retry() -> None:
     result = fail.using(max_attempts=4).enqueue("out of paper")
     run()
     put_off()
@@ -237,7 +237,7 @@ def test_it_is_tried_again() -> None:
     assert "Attempt 1 of 4" in answer.sentence
 
 
-def test_it_was_put_back() -> None:
+def test_snoozed_job_answers_put_back() -> None:
     result = nothing.enqueue()
     settings = settings_for()
     (attempted,) = [Executor(settings, worker_id="me").run(one) for one in claim(1)]
@@ -247,7 +247,7 @@ def test_it_was_put_back() -> None:
     assert answer.facts["seconds"] == pytest.approx(300, abs=60)
 
 
-def test_it_comes_back_when_its_lock_may_be_free() -> None:
+def test_job_put_back_by_its_lock_answers_put_back() -> None:
     guarded.enter.enqueue()
     claim(1)
     result = guarded.enter_or_come_back.enqueue()
@@ -258,24 +258,24 @@ def test_it_comes_back_when_its_lock_may_be_free() -> None:
     assert "door" in answer.sentence
 
 
-def test_a_job_that_is_overdue_is_held_up_as_one_that_is_ready() -> None:
+def test_overdue_job_answers_like_a_ready_one() -> None:
     result = nothing.using(run_after=60).enqueue()
     Deferred.objects.update(due_us=1)
     assert asked(result).kind == Kind.NO_CLUSTER
 
 
-# -- a guard holds it back ------------------------------------------------------------------------
+# -- a guard blocks it ----------------------------------------------------------------------------
 
 
 def blocked(task: Any, count: int = 2) -> list[Any]:
-    """Jobs of that task, of which the first has its place."""
+    """Enqueue jobs of that task and claim: the first holds the guard, the others are blocked."""
     results = [task.enqueue() for _ in range(count)]
     for _ in range(count):
         claim(count)
     return results
 
 
-def test_another_job_has_its_lock() -> None:
+def test_job_blocked_by_a_lock_answers_lock_with_its_holder() -> None:
     first, second, third = blocked(nothing.using(lock=Lock("printer")), 3)
     answer = asked(second)
     assert (answer.kind, answer.facts["before"]) == (Kind.LOCK, 0)
@@ -289,14 +289,14 @@ def test_another_job_has_its_lock() -> None:
     assert asked(third).facts["before"] == 1
 
 
-def test_its_limit_is_reached() -> None:
+def test_job_blocked_by_a_limit_answers_limit() -> None:
     *_, third = blocked(nothing.using(limit=Limit(2, "tenant")), 3)
     answer = asked(third)
     assert (answer.kind, answer.facts["places"]) == (Kind.LIMIT, 2)
     assert len(answer.facts["holders"]) == 2
 
 
-def test_its_rate_is_used_up() -> None:
+def test_job_blocked_by_a_rate_answers_rate() -> None:
     _, second = blocked(nothing.using(rate=Rate("1/m", "mails")))
     answer = asked(second)
     assert answer.kind == Kind.RATE
@@ -304,7 +304,7 @@ def test_its_rate_is_used_up() -> None:
     assert 0 < answer.facts["next_start_seconds"] <= 61
 
 
-def test_one_before_it_in_its_sequence_has_not_ended() -> None:
+def test_job_behind_another_of_its_sequence_answers_sequence() -> None:
     first, second = blocked(nothing.using(sequence="orders"))
     answer = asked(second)
     assert answer.kind == Kind.SEQUENCE
@@ -312,7 +312,7 @@ def test_one_before_it_in_its_sequence_has_not_ended() -> None:
     assert answer.facts["halted_by"] is None
 
 
-def test_its_sequence_is_halted() -> None:
+def test_job_of_a_halted_sequence_answers_with_the_dead_letter() -> None:
     task = fail_unretried.using(sequence=InSequence("orders", after_failure="halt"))
     first, second = task.enqueue(), task.enqueue()
     run()
@@ -325,7 +325,7 @@ def test_its_sequence_is_halted() -> None:
 # -- a workflow -----------------------------------------------------------------------------------
 
 
-def test_its_turn_in_a_workflow_has_not_come() -> None:
+def test_step_waiting_for_earlier_steps_answers_workflow() -> None:
     workflow = chain(add.si(1, 2), group(nothing.si(), nothing.si()), add.si(3, 4)).enqueue()
     steps = [one for one in workflow.steps() if one.kind == "task"]
     by_label = {(one.label, one.state): one for one in steps}
@@ -341,7 +341,7 @@ def test_its_turn_in_a_workflow_has_not_come() -> None:
     assert {one["task"] for one in asked(last.job_id).facts["waits_for"]} == {nothing.module_path}
 
 
-def test_its_workflow_is_over() -> None:
+def test_step_of_a_failed_workflow_advises_retry() -> None:
     workflow = chain(fail_unretried.si(), nothing.si()).enqueue()
     run()
     (step,) = [one for one in workflow.steps() if one.label == nothing.module_path]
@@ -353,7 +353,7 @@ def test_its_workflow_is_over() -> None:
 # -- it may start ---------------------------------------------------------------------------------
 
 
-def test_its_queue_is_paused() -> None:
+def test_job_of_a_paused_queue_answers_paused() -> None:
     result = nothing.enqueue()
     queues.pause("default", by="alice", because="the provider is down")
     answer = asked(result)
@@ -363,7 +363,7 @@ def test_its_queue_is_paused() -> None:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_no_cluster_is_alive(silent: bool) -> None:
+def test_job_without_live_cluster_answers_no_cluster(silent: bool) -> None:
     result = nothing.enqueue()
     if silent:
         sign_on(silent_seconds=90)
@@ -371,7 +371,7 @@ def test_no_cluster_is_alive(silent: bool) -> None:
     assert (answer.kind, len(answer.facts["silent"])) == (Kind.NO_CLUSTER, int(silent))
 
 
-def test_no_cluster_serves_its_queue() -> None:
+def test_job_of_a_queue_not_served_answers_not_served() -> None:
     result = nothing.enqueue()
     sign_on(queues=["mail"])
     answer = asked(result)
@@ -380,7 +380,7 @@ def test_no_cluster_serves_its_queue() -> None:
 
 
 @pytest.mark.parametrize("state", ["quiet", "stopping"])
-def test_the_clusters_take_no_more_jobs(state: str) -> None:
+def test_job_with_quiet_or_stopping_clusters_answers_clusters_quiet(state: str) -> None:
     result = nothing.enqueue()
     cluster = sign_on(state=state)
     answer = asked(result)
@@ -388,8 +388,8 @@ def test_the_clusters_take_no_more_jobs(state: str) -> None:
     assert str(cluster.pk) in answer.advice
 
 
-def test_others_are_before_it() -> None:
-    """With an expectation, as soon as there is a history."""
+def test_job_in_line_has_position_and_expected_wait() -> None:
+    """The expected wait needs a history of metrics."""
     sign_on()
     nothing.enqueue_many([((), {})] * 9)
     urgent = nothing.using(priority=5).enqueue()
@@ -406,19 +406,19 @@ def test_others_are_before_it() -> None:
     assert answer.facts["expected_seconds"] == pytest.approx(5.0)
 
 
-# -- elsewhere ------------------------------------------------------------------------------------
+# -- outside the store ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def memory() -> Iterator[None]:
-    """A broker outside the database."""
+    """Use a broker outside the database."""
     options = {"BROKER": "memory://", "CLUSTER": uuid.uuid4().hex}
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
         yield
 
 
 @pytest.mark.django_db(transaction=True)
-def test_it_is_in_the_outbox(memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_in_the_outbox_answers_outbox(memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
     with transaction.atomic():
         result = nothing.enqueue()
@@ -429,7 +429,7 @@ def test_it_is_in_the_outbox(memory: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_broker_that_can_not_look_up_jobs_may_have_it(
+def test_job_at_a_broker_without_lookup_answers_at_broker(
     memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = broker_for(settings_for())
@@ -443,7 +443,7 @@ def test_a_broker_that_can_not_look_up_jobs_may_have_it(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_broker_outside_the_database_has_it(memory: None) -> None:
+def test_job_at_a_broker_with_lookup_answers_its_state(memory: None) -> None:
     result, later = nothing.enqueue(), nothing.using(run_after=60).enqueue()
     assert asked(later).kind == Kind.AT_BROKER
     assert asked(result).kind == Kind.NO_CLUSTER
@@ -455,15 +455,15 @@ def test_a_broker_outside_the_database_has_it(memory: None) -> None:
     assert (asked(result).kind, asked(result).facts["worker"]) == (Kind.RUNNING, 3)
 
 
-def test_it_is_lost() -> None:
-    """What must not be; `stoker doctor` mends it."""
+def test_lost_job_answers_lost() -> None:
+    """This must not happen; `stoker doctor` repairs it."""
     result = nothing.enqueue()
     Ready.objects.all().delete()
     assert asked(result).kind == Kind.LOST
     assert "doctor" in asked(result).advice
 
 
-def test_nobody_knows_it() -> None:
+def test_unknown_id_answers_unknown() -> None:
     result = nothing.enqueue()
     Ready.objects.all().delete()
     Job.objects.all().delete()
@@ -476,8 +476,8 @@ def test_nobody_knows_it() -> None:
 # -- in the terminal ------------------------------------------------------------------------------
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code and output of the command."""
+def run_why(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Return exit code and output of the command."""
     code = 0
     try:
         call_command("stoker", "why", *arguments)
@@ -488,22 +488,24 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return code, capsys.readouterr().out
 
 
-def test_the_exit_code_says_whether_somebody_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_is_one_if_action_is_needed_and_two_if_unknown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     result = nothing.enqueue()
-    code, output = told(capsys, str(result.id))
+    code, output = run_why(capsys, str(result.id))
     assert (code, len(output.splitlines())) == (1, 3)
     assert "no cluster" in output
-    code, output = told(capsys, str(result.id), "--json")
+    code, output = run_why(capsys, str(result.id), "--json")
     shape = json.loads(output)
     assert (code, shape["kind"], shape["needs_somebody"]) == (1, "no_cluster", True)
     run()
-    assert told(capsys, str(result.id))[0] == 0
-    assert told(capsys, str(uuid.uuid4()))[0] == 2
-    assert told(capsys, "17")[0] == 2
+    assert run_why(capsys, str(result.id))[0] == 0
+    assert run_why(capsys, str(uuid.uuid4()))[0] == 2
+    assert run_why(capsys, "17")[0] == 2
 
 
-def test_a_job_on_the_move_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look may miss it: between the two tables."""
+def test_job_that_moves_between_tables_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single query may miss it."""
     result = nothing.enqueue()
     real, looks = Ready.objects.get_queryset, []
 

@@ -1,4 +1,4 @@
-"""A cluster's work done here and now: claim, execute, finish."""
+"""Do a cluster's work in the test's process: claim, execute, record."""
 
 import copy
 import time
@@ -25,7 +25,7 @@ def claim(settings: Settings | None = None) -> list[Delivery]:
 
 
 def work_off(settings: Settings | None = None, worker_id: str = "worker 1") -> int:
-    """Run everything that may run now, once. Returns how many attempts that were."""
+    """Run everything that may run now, once. Return the number of attempts."""
     settings = settings or settings_for()
     executor = Executor(settings, worker_id=worker_id)
     attempted = [executor.run(delivery) for delivery in claim(settings)]
@@ -44,7 +44,7 @@ def work_off_when_due(worker_id: str = "worker 1") -> None:
 
 @contextmanager
 def another_database(**changes: Any) -> Iterator[str]:
-    """An alias of its own, as the default database but for these changes."""
+    """Add an alias that is the default database with these changes."""
     alias = f"another_{uuid.uuid4().hex[:8]}"
     entry = copy.deepcopy(connections.settings["default"])
     connections.settings[alias] = entry | changes

@@ -8,13 +8,13 @@ MISTAKES = (
         "what is folded is gone",
         [Change("models.metrics:fold_oldest", drop("rows.bulk_create(merged)"))],
         "tests/integration/test_metrics.py",
-        "grows_old",
+        "old_rows_are_folded_without_changing_the_figures",
     ),
     Mistake(
         "counters for Prometheus go back when old rows are deleted",
         [Change("models.metrics:forget_before", drop("rows.add_to_totals(seen)"))],
         "tests/integration/test_metrics.py",
-        "never_become_less",
+        "totals_never_decrease",
     ),
     Mistake(
         "MongoDB: whoever knows a job may end it",
@@ -67,13 +67,13 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_carried.py",
-        "in_hand",
+        "close_gives_back_messages_not_yet_inserted or messages_are_held_while_the_store_fails",
     ),
     Mistake(
         "carried: what the store does not take is not held",
         [Change("brokers.carried:CarriedBroker.claim", drop("with self._hand:\n    self._hold()"))],
         "tests/integration/test_carried.py",
-        "kept_in_hand",
+        "messages_are_held_while_the_store_fails",
     ),
     Mistake(
         "carried: what is full holds up what comes",
@@ -90,19 +90,19 @@ MISTAKES = (
         "carried: a message that the store refuses stops the others",
         [Change("brokers.transport:as_message", replace("_can_be_stored(message)", "message"))],
         "tests/integration/test_carried.py",
-        "refuse_for_ever",
+        "body_the_store_cannot_take_becomes_one_job_with_that_package",
     ),
     Mistake(
         "carried: what nobody takes stays with the lookout",
         [Change("brokers.carried:Lookout._bring", drop("self._transport.give_back(parcels)"))],
         "tests/integration/test_carried.py",
-        "given_back",
+        "close_gives_back_received_messages or unclaimed_message_is_given_back",
     ),
     Mistake(
         "IronMQ: a queue forgets its messages after a week",
         [Change("brokers.ironmq:IronmqTransport._make", replace("KEPT_SECONDS", "604800"))],
         "tests/integration/test_ironmq.py",
-        "keeps_what_it_is_given",
+        "short_message_expiration_is_reported_as_weakness",
     ),
     Mistake(
         "IronMQ: the reservation before a touch goes on to count",
@@ -127,7 +127,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_disque.py",
-        "takes_no_job_with_it",
+        "dead_node_loses_no_job",
     ),
     Mistake(
         "Redis: a relay of long ago is accepted",
@@ -138,7 +138,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_redis_server.py",
-        "stopped_meanwhile",
+        "relay_that_comes_too_late_is_refused",
         needs_redis=True,
     ),
     Mistake(
@@ -153,7 +153,7 @@ MISTAKES = (
             )
         ],
         "tests/api/test_operating.py",
-        "clusters_are_asked",
+        "cluster_requests_are_shown_and_logged",
         database="postgres",
     ),
     Mistake(
@@ -167,14 +167,14 @@ MISTAKES = (
         "what falls due is left behind a mark",
         [Change("brokers.orm.broker:OrmBroker._promote_due", drop("self._marks.lower(promoted)"))],
         "tests/integration/test_watermarks.py",
-        "falls_due",
+        "due_job_of_a_queue_not_served_stays_there or due_job_takes_its_place_in_the_line",
         database="postgres",
     ),
     Mistake(
         "a claim begins at the start each time",
         [Change("brokers.orm.claim:Watermarks.note", replace("row[JOB_ID]", "FIRST_ID"))],
         "tests/integration/test_watermarks.py",
-        "walk",
+        "claim_by_marks_reads_fewer_pages_than_a_full_scan",
         database="postgres",
     ),
     Mistake(
@@ -354,7 +354,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_redis_server.py",
-        "repeated_by_the_driver",
+        "driver_does_not_repeat_an_enqueue",
         needs_redis=True,
     ),
     Mistake(

@@ -8,7 +8,7 @@ MISTAKES = (
         "a tick is fired before it is due",
         [Change("schedules.fire:Firing._fire", replace("row.due_us > now", "not now"))],
         "tests/integration/test_schedules.py",
-        "becomes_a_job_once",
+        "due_tick_enqueues_one_job",
     ),
     Mistake(
         "a tick that is there already is fired again",
@@ -43,7 +43,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_declared_schedules.py",
-        "flap",
+        "old_edition_does_not_undo_changes_during_rolling_deploy",
     ),
     Mistake(
         "a group is over though members are open",
@@ -116,13 +116,13 @@ MISTAKES = (
         "upkeep frees a sequence whose dead letter is open",
         [Change("guards.sweep:forget_needs", replace("halted if row.halts else alive", "alive"))],
         "tests/integration/test_dead_letters.py",
-        "upkeep_lets_a_sequence_go_on_that_nothing_halts_any_more",
+        "upkeep_continues_sequence_whose_dead_letter_is_closed",
     ),
     Mistake(
         "a discarded dead letter halts its sequence for ever",
         [Change("guards.sequences:let_go", drop("Need.objects.using(alias).remove(_)"))],
         "tests/integration/test_dead_letters.py",
-        "a_halted_sequence_goes_on_after_a_discard",
+        "halted_sequence_continues_after_discard",
     ),
     Mistake(
         "a sequence starts out of its order",
@@ -238,13 +238,13 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_schedules.py",
-        "pause_and_resume",
+        "paused_schedule_does_not_fire_until_resumed",
     ),
     Mistake(
         "a schedule that code declares is changed by hand",
         [Change("schedules.service:_refuse_declared", negate("row.is_declared"))],
         "tests/integration/test_schedules.py",
-        "upsert_changes_what_has_changed",
+        "upsert_keeps_the_next_tick_unless_the_rule_changes",
     ),
     Mistake(
         "a deleted schedule leaves its ticks",

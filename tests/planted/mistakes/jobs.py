@@ -16,7 +16,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_metrics.py",
-        "not_late",
+        "wait_of_deferred_job_counts_from_run_after",
     ),
     Mistake(
         "a lost worker's failure is reported by nobody",
@@ -143,7 +143,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_fronted.py",
-        "recorded_again",
+        "outcome_recorded_twice_counts_once",
         needs_redis=True,
     ),
     Mistake(
@@ -168,13 +168,13 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_undo_requeue.py",
-        "next_attempt",
+        "job_waiting_for_retry_cannot_be_undone",
     ),
     Mistake(
         "a requeue loses the priority",
         [Change("dead_letters.requeueing:_Requeue._task", replace("seen.priority", "0"))],
         "tests/integration/test_dead_letters.py",
-        "the_options_of_the_job_stay",
+        "requeued_job_keeps_its_options",
     ),
     Mistake(
         "a requeue loses the queue",
@@ -185,7 +185,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "the_options_of_the_job_stay",
+        "requeued_job_keeps_its_options",
     ),
     Mistake(
         "a requeue leaves the notes with the failed job",
@@ -196,7 +196,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_notes.py",
-        "a_dead_letter_that_is_sent_again_begins_with_it",
+        "requeued_dead_letter_starts_from_the_checkpoint",
     ),
     Mistake(
         "a requeue keeps the unique key with the failed job",
@@ -207,7 +207,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "a_period_that_is_not_over_does_not_hinder_a_requeue",
+        "unique_period_does_not_block_requeue",
     ),
     Mistake(
         "a requeue ignores the delay asked for",
@@ -218,7 +218,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "it_can_be_sent_with_other_arguments_elsewhere_and_later",
+        "requeue_accepts_other_arguments_queue_and_run_after",
     ),
     Mistake(
         "the requeue of a policy goes on for ever",
@@ -229,7 +229,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_automatic_requeue.py",
-        "the_cool_down_counts_from_the_last_failure_and_it_ends",
+        "cool_down_restarts_with_each_failure_and_requeues_are_limited",
     ),
     Mistake(
         "a refused automatic requeue is tried again at once",
@@ -240,19 +240,19 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_automatic_requeue.py",
-        "the_cool_down_counts_from_the_last_failure_and_it_ends",
+        "cool_down_restarts_with_each_failure_and_requeues_are_limited",
     ),
     Mistake(
         "the search of dead letters ignores the task",
         [Text("dead_letters/search.py", '        "task": wanted.task,\n', "")],
         "tests/integration/test_dead_letters.py",
-        "many_are_sent_again_by_a_filter",
+        "bulk_requeue_and_discard_apply_filters_and_limit",
     ),
     Mistake(
         "the search of dead letters ignores the queue",
         [Text("dead_letters/search.py", '        "queue": wanted.queue,\n', "")],
         "tests/integration/test_dead_letters.py",
-        "every_filter_finds_what_it_says",
+        "each_filter_finds_the_matching_dead_letters",
     ),
     Mistake(
         "the search of dead letters ignores the reason",
@@ -264,31 +264,31 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "every_filter_finds_what_it_says",
+        "each_filter_finds_the_matching_dead_letters",
     ),
     Mistake(
         "the search of dead letters ignores failed_after",
         [Text("dead_letters/search.py", '        "failed_at__gte": wanted.failed_after,\n', "")],
         "tests/integration/test_dead_letters.py",
-        "every_filter_finds_what_it_says",
+        "each_filter_finds_the_matching_dead_letters",
     ),
     Mistake(
         "the search of dead letters ignores failed_before",
         [Text("dead_letters/search.py", '        "failed_at__lt": wanted.failed_before,\n', "")],
         "tests/integration/test_dead_letters.py",
-        "every_filter_finds_what_it_says",
+        "each_filter_finds_the_matching_dead_letters",
     ),
     Mistake(
         "the search of dead letters ignores the key",
         [Text("dead_letters/search.py", '        "key__contains": key,\n', "")],
         "tests/integration/test_dead_letters.py",
-        "what_no_database_takes_can_be_said_and_searched_for",
+        "unstorable_characters_are_escaped_and_searchable",
     ),
     Mistake(
         "the search of dead letters ignores the text",
         [Change("dead_letters.search:_condition", drop("condition &= found"))],
         "tests/integration/test_dead_letters.py",
-        "what_no_database_takes_can_be_said_and_searched_for",
+        "unstorable_characters_are_escaped_and_searchable",
     ),
     Mistake(
         "a bulk action takes requeued dead letters, too",
@@ -299,7 +299,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "what_a_job_carries_on_is_not_discarded",
+        "requeued_dead_letter_is_not_discarded",
     ),
     Mistake(
         "a bulk action ignores its limit",
@@ -310,13 +310,13 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "many_are_sent_again_by_a_filter",
+        "bulk_requeue_and_discard_apply_filters_and_limit",
     ),
     Mistake(
         "a dry run changes something",
         [Change("dead_letters.closing:each", drop("if dry_run:\n    ..."))],
         "tests/integration/test_dead_letters.py",
-        "many_are_sent_again_by_a_filter",
+        "bulk_requeue_and_discard_apply_filters_and_limit",
     ),
     Mistake(
         "a purge ignores its moment",
@@ -327,7 +327,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "purge_takes_what_is_old_enough_and_its_history",
+        "purge_deletes_old_closed_dead_letters_with_their_history",
     ),
     Mistake(
         "a job is tried once too often",
@@ -417,13 +417,13 @@ MISTAKES = (
         "a running job is not asked to end",
         [Change("jobs.cancel:cancel", drop("Cancellation.objects.using(_).ask(...)"))],
         "tests/integration/test_results.py",
-        "a_job_that_runs_is_asked_to_end",
+        "running_job_is_asked_to_stop",
     ),
     Mistake(
         "a cancelled job goes on waiting in the broker",
         [Change("jobs.cancel:cancel_waiting", replace("broker.withdraw([unstored.pk])", "True"))],
         "tests/integration/test_results.py",
-        "a_job_that_waits",
+        "job_waiting_for_retry_is_cancelled or ready_job_is_cancelled_at_once",
     ),
     Mistake(
         "a request to cancel is forgotten while the job runs",
@@ -437,7 +437,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_results.py",
-        "a_request_is_kept_until_its_job_has_ended",
+        "request_is_kept_until_its_job_has_ended",
     ),
     Mistake(
         "pruning deletes attempts that a dead letter shows",
@@ -451,7 +451,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_automatic_requeue.py",
-        "attempts_that_an_entry_tells_of_outlast_their_jobs",
+        "attempts_are_kept_as_long_as_their_dead_letter",
     ),
     Mistake(
         "pruning deletes attempts that a history of requeues shows",
@@ -465,13 +465,13 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_automatic_requeue.py",
-        "attempts_that_an_entry_tells_of_outlast_their_jobs",
+        "attempts_are_kept_as_long_as_their_dead_letter",
     ),
     Mistake(
         "a discard wakes no cluster",
         [Change("dead_letters.closing:_call", drop("after_commit(...)"))],
         "tests/integration/test_dead_letters.py",
-        "discard_wakes_the_halted_sequence_after_the_commit",
+        "discard_wakes_clusters_of_halted_sequence_after_commit",
     ),
     Mistake(
         "a discard wakes clusters before the commit",
@@ -485,13 +485,13 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "discard_wakes_the_halted_sequence_after_the_commit",
+        "discard_wakes_clusters_of_halted_sequence_after_commit",
     ),
     Mistake(
         "a requeue wakes no cluster",
         [Change("dead_letters.requeueing:_Requeue._commit", drop("if self._queues:\n    ..."))],
         "tests/integration/test_dead_letters.py",
-        "requeue_wakes_clusters_after_the_commit",
+        "requeue_wakes_clusters_after_commit",
     ),
     Mistake(
         "a requeue wakes clusters before the commit",
@@ -502,7 +502,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "requeue_wakes_clusters_after_the_commit",
+        "requeue_wakes_clusters_after_commit",
     ),
     Mistake(
         "a requeue keeps the expiry of the job that failed",
@@ -530,7 +530,7 @@ MISTAKES = (
         "the search of dead letters ignores the fingerprint",
         [Text("dead_letters/search.py", '        "fingerprint": wanted.fingerprint,\n', "")],
         "tests/integration/test_dead_letters.py",
-        "every_filter_finds_what_it_says",
+        "each_filter_finds_the_matching_dead_letters",
     ),
     Mistake(
         "a purge takes open dead letters that failed lately",
@@ -541,12 +541,12 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_dead_letters.py",
-        "purge_leaves_open_ones_that_failed_lately",
+        "purge_keeps_recent_open_dead_letters",
     ),
     Mistake(
         "a purge deletes attempts of jobs that are kept",
         [Change("dead_letters.closing:_forget_history", replace("tried - kept", "tried"))],
         "tests/integration/test_dead_letters.py",
-        "purge_keeps_the_attempts_of_a_job_that_is_kept",
+        "purge_keeps_attempts_of_jobs_that_are_kept",
     ),
 )
