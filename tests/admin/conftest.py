@@ -1,4 +1,4 @@
-"""A project that has the admin, and people who use it."""
+"""A project with the admin, and its users."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,12 +11,12 @@ from tests.app import frail
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """They have settings of their own."""
+    """Mark the tests: they have settings of their own."""
     item.add_marker(pytest.mark.with_admin)
 
 
 class Visitor:
-    """Somebody who is signed in, and what he sees."""
+    """A signed-in user and a client."""
 
     def __init__(self, user: User) -> None:
         self.user = user
@@ -24,20 +24,20 @@ class Visitor:
         self.client.force_login(user)
 
     def get(self, path: str, status: int = 200, **query: Any) -> str:
-        """The page."""
+        """Return the page."""
         response = self.client.get(f"/admin/stoker/{path}", query)
         assert response.status_code == status, (response.status_code, response.content)
         return response.content.decode()
 
     def post(self, path: str, status: int = 200, **fields: Any) -> str:
-        """The page that one comes to."""
+        """Post, follow redirects and return the page."""
         response = self.client.post(f"/admin/stoker/{path}", fields, follow=True)
         assert response.status_code == status, (response.status_code, response.content)
         return response.content.decode()
 
 
 @pytest.fixture(autouse=True)
-def _mended() -> Iterator[None]:
+def _clear_broken() -> Iterator[None]:
     frail.broken.clear()
     yield
     frail.broken.clear()
@@ -45,13 +45,13 @@ def _mended() -> Iterator[None]:
 
 @pytest.fixture
 def anna(transactional_db: None) -> Visitor:
-    """Who may do everything."""
+    """Give a superuser."""
     return Visitor(User.objects.create_superuser("anna"))
 
 
 @pytest.fixture
 def who_may(transactional_db: None) -> Callable[..., Visitor]:
-    """Somebody of the staff who has just these permissions."""
+    """Make staff users with exactly the given permissions."""
 
     def make(*permissions: str) -> Visitor:
         user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)

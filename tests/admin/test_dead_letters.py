@@ -1,4 +1,4 @@
-"""Dead letters in the admin: found, understood, sent again, also with other arguments."""
+"""Dead letters in the admin: list, details, requeue, edit and requeue, discard."""
 
 import re
 import uuid
@@ -21,7 +21,7 @@ def shown_letters(page: str) -> list[str]:
     return re.findall(r"deadletter/([0-9a-f-]{36})/change/", page)
 
 
-def test_lists_and_their_filters(anna: Visitor) -> None:
+def test_list_filters_show_the_matching_dead_letters(anna: Visitor) -> None:
     charge, fetch = dead(frail.charge, "order 1"), dead(frail.fetch, "news")
     dead_letters.discard(fetch.pk)
     for query, letter in (
@@ -39,9 +39,9 @@ def test_lists_and_their_filters(anna: Visitor) -> None:
     assert "page of dead letters" in anna.get("deadletter/", after="x")
 
 
-@pytest.mark.parametrize("are_together", [False, True], ids=["in turn", "at one moment"])
-@pytest.mark.parametrize("query", [{}, {"queue": "default"}], ids=["by index", "by looking"])
-def test_pages_follow_one_another_and_leave_none_out(
+@pytest.mark.parametrize("are_together", [False, True], ids=["distinct times", "same time"])
+@pytest.mark.parametrize("query", [{}, {"queue": "default"}], ids=["by index", "by scan"])
+def test_pages_cover_all_dead_letters_without_overlap(
     anna: Visitor, query: Any, are_together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.admin.dead_letters.PAGE", 2)
@@ -58,7 +58,7 @@ def test_pages_follow_one_another_and_leave_none_out(
     assert sorted(seen) == sorted(str(one.pk) for one in letters)
 
 
-def test_the_same_fault_is_one_line(anna: Visitor) -> None:
+def test_faults_page_has_one_line_per_fault(anna: Visitor) -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     dead(frail.fetch, "news")
     page = anna.get("deadletter/faults/")
@@ -70,20 +70,20 @@ def test_the_same_fault_is_one_line(anna: Visitor) -> None:
         **{"filter-fingerprint": letters[0].fingerprint, "filter-task": letters[0].task},
     )
     assert "Requeue: these 3 dead letters" in asked
-    assert not Ready.objects.exists(), "it was only asked"
+    assert not Ready.objects.exists(), "the confirmation page changes nothing"
 
 
-def test_one_with_all_that_is_known_of_it(anna: Visitor) -> None:
+def test_detail_page_shows_all_facts_and_history(anna: Visitor) -> None:
     letter = dead(frail.fetch, "news", note="in a hurry")
     dead_letters.requeue(letter.pk, by="bob", because="once more")
     page = anna.get(f"deadletter/{letter.pk}/change/")
     for text in ("news is broken", "in a hurry", "frail.py", "bob", "once more", "feed:news"):
         assert text in page, text
-    assert anna.get(f"deadletter/{letter.job_id}/change/"), "the id of its job is as good"
+    assert anna.get(f"deadletter/{letter.job_id}/change/"), "the id of its job works, too"
     assert anna.get("deadletter/nothing/change/", status=404)
 
 
-def test_requeue_and_undo(anna: Visitor) -> None:
+def test_requeue_can_be_undone_until_the_job_starts(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
     page = anna.post(f"deadletter/{letter.pk}/requeue/")
     assert "Requeued as job" in page
@@ -97,7 +97,7 @@ def test_requeue_and_undo(anna: Visitor) -> None:
     assert "has begun" in anna.post(f"deadletter/{letter.pk}/undo/")
 
 
-def test_discard_asks_first(anna: Visitor) -> None:
+def test_discard_asks_for_confirmation_first(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
     assert "Discard? Nothing will be done" in anna.get(f"deadletter/{letter.pk}/discard/")
     anna.post(f"deadletter/{letter.pk}/discard/", because="paid in cash")
@@ -117,7 +117,7 @@ def edited(anna: Visitor, letter: DeadLetter, **fields: str) -> str:
     return anna.post(f"deadletter/{letter.pk}/edit/", **{**written, **fields})
 
 
-def test_it_is_sent_again_with_other_arguments(anna: Visitor) -> None:
+def test_edited_dead_letter_is_requeued_with_new_arguments(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
     page = anna.get(f"deadletter/{letter.pk}/edit/")
     assert "order 1" in page
@@ -149,18 +149,18 @@ def test_it_is_sent_again_with_other_arguments(anna: Visitor) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_the_task_would_not_take_is_told_and_kept(
+def test_invalid_arguments_are_refused_and_the_form_keeps_its_text(
     anna: Visitor, fields: dict[str, str], sentence: str
 ) -> None:
     letter = dead(frail.charge, "order 1")
     page = edited(anna, letter, because="a reason", **fields)
     assert sentence in page
-    assert "a reason" in page, "what was written stands there still"
+    assert "a reason" in page, "the form keeps what was written"
     letter.refresh_from_db()
     assert (letter.state, Ready.objects.count()) == ("open", 0)
 
 
-def test_what_json_has_no_word_for_goes_there_and_back(anna: Visitor) -> None:
+def test_values_beyond_json_can_be_edited(anna: Visitor) -> None:
     letter = dead(frail.keep, "order 1", note=("a", b"b"))
     assert "$tuple" in anna.get(f"deadletter/{letter.pk}/edit/")
     edited(anna, letter, kwargs='{\n "note": {\n  "$tuple": [1, 2]}}')
@@ -168,7 +168,7 @@ def test_what_json_has_no_word_for_goes_there_and_back(anna: Visitor) -> None:
     assert sealer_for(settings_for()).open(bytes(job.package)).kwargs == {"note": (1, 2)}
 
 
-def test_what_is_left_as_it_stands_stays_as_it_was_sealed(anna: Visitor) -> None:
+def test_unchanged_arguments_keep_the_sealed_package(anna: Visitor) -> None:
     letter = dead(frail.fetch, "news")
     edited(anna, letter, args='[\n "news"\n]', queue="mail")
     job = Job.objects.get(status=None)
@@ -176,10 +176,10 @@ def test_what_is_left_as_it_stands_stays_as_it_was_sealed(anna: Visitor) -> None
     assert (package.args, package.options.identity) == (("news",), letter.identity)
 
 
-# -- many -----------------------------------------------------------------------------------------
+# -- bulk actions ---------------------------------------------------------------------------------
 
 
-def test_those_that_were_ticked(anna: Visitor) -> None:
+def test_bulk_action_applies_to_ticked_dead_letters_after_confirmation(anna: Visitor) -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     ids = [str(one.pk) for one in letters[:2]]
     asked = anna.post("deadletter/together/", verb="discard", ids=ids)
@@ -197,7 +197,7 @@ def test_those_that_were_ticked(anna: Visitor) -> None:
     assert "Choose an operation" in anna.post("deadletter/together/", verb="burn", ids=ids)
 
 
-def test_those_that_filters_find(anna: Visitor) -> None:
+def test_bulk_action_applies_to_all_filtered_dead_letters(anna: Visitor) -> None:
     [dead(frail.charge, f"order {number}") for number in range(3)]
     other = dead(frail.fetch, "news")
     told = anna.post(
@@ -220,8 +220,8 @@ def test_those_that_filters_find(anna: Visitor) -> None:
     assert not Ready.objects.exists()
 
 
-def test_to_look_changes_nothing(anna: Visitor) -> None:
-    """Django's templates call whatever they are given that can be called."""
+def test_get_requests_change_nothing(anna: Visitor) -> None:
+    """Django's templates call every callable that they are given."""
     letter = dead(frail.charge, "order 1")
     tasks.add.enqueue(1, 2)
     before = list(DeadLetter.objects.values())

@@ -1,4 +1,4 @@
-"""Jobs in the admin: found, looked at, cancelled, run again."""
+"""Jobs in the admin: list, details, cancel, run again."""
 
 import re
 import uuid
@@ -19,7 +19,7 @@ TRAPPED: list[str] = []
 
 
 class Trap:
-    """Says when it is unpickled."""
+    """An object that records when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return TRAPPED.append, ("unpickled",)
@@ -29,7 +29,7 @@ def shown_jobs(page: str) -> list[str]:
     return re.findall(r"<code>([0-9a-f-]{36})</code>", page)
 
 
-def test_every_state_has_a_list(anna: Visitor) -> None:
+def test_state_filter_lists_the_jobs_of_each_state(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
     done = tasks.add.enqueue(1, 2)
     work_off()
@@ -58,7 +58,7 @@ def test_every_state_has_a_list(anna: Visitor) -> None:
         assert f'stoker-{state.lower()}">{state.lower()}' in everything
 
 
-def test_pages_follow_one_another_and_leave_none_out(
+def test_pages_cover_all_jobs_without_overlap(
     anna: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.admin.jobs.PAGE", 3)
@@ -75,7 +75,7 @@ def test_pages_follow_one_another_and_leave_none_out(
     assert "first page" in anna.get("job/", after="nonsense")
 
 
-def test_jobs_are_found_by_what_one_knows_of_them(anna: Visitor) -> None:
+def test_search_finds_jobs_by_id_task_error_and_queue(anna: Visitor) -> None:
     letter = dead(frail.fetch, "news")
     other = tasks.add.using(queue_name="mail").enqueue(1, 2)
     one = anna.client.get("/admin/stoker/job/", {"q": other.id})
@@ -89,19 +89,19 @@ def test_jobs_are_found_by_what_one_knows_of_them(anna: Visitor) -> None:
     assert shown_jobs(anna.get("job/", queue="mail")) == [other.id]
 
 
-def test_a_job_is_found_by_the_text_of_its_unique_key(anna: Visitor) -> None:
+def test_search_finds_a_job_by_its_unique_key(anna: Visitor) -> None:
     result = frail.fetch.enqueue("news")
     address = f"/admin/stoker/job/{result.id}/change/"
     asked = {"q": "key:feed:news", "task": "tests.app.frail.fetch"}
     assert anna.client.get("/admin/stoker/job/", asked).headers["Location"] == address
     del asked["task"]
-    assert anna.client.get("/admin/stoker/job/", asked).status_code == 200, "nobody knows the task"
+    assert anna.client.get("/admin/stoker/job/", asked).status_code == 200, "the task is not known"
     now = int(Job.objects.get().enqueued_at.timestamp())
     Tally.objects.create(start=now, seconds=10, queue="default", task="tests.app.frail.fetch")
     assert anna.client.get("/admin/stoker/job/", asked).headers["Location"] == address
 
 
-def test_a_job_with_all_that_is_known_of_it(anna: Visitor) -> None:
+def test_detail_page_shows_error_arguments_dead_letter_and_workflow(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1", note="in a hurry")
     page = anna.get(f"job/{letter.job_id}/change/")
     for text in (
@@ -120,7 +120,7 @@ def test_a_job_with_all_that_is_known_of_it(anna: Visitor) -> None:
     assert "tests.app.tasks.add" in page
 
 
-def test_why_a_job_waits(anna: Visitor) -> None:
+def test_detail_page_explains_why_a_job_waits(anna: Visitor) -> None:
     result = tasks.nothing.enqueue()
     queues.pause("default", by="bob", because="the provider is down")
     page = anna.get(f"job/{result.id}/change/")
@@ -131,7 +131,7 @@ def test_why_a_job_waits(anna: Visitor) -> None:
     assert "the provider is down" in anna.get(f"job/{result.id}/why/")
 
 
-def test_an_unreadable_job_is_shown_all_the_same(anna: Visitor) -> None:
+def test_unreadable_job_is_shown(anna: Visitor) -> None:
     result = tasks.nothing.enqueue()
     Job.objects.update(package=b"no package")
     page = anna.get(f"job/{result.id}/change/")
@@ -142,7 +142,7 @@ def test_an_unreadable_job_is_shown_all_the_same(anna: Visitor) -> None:
     assert anna.get("job/nothing/change/", status=404)
 
 
-def test_who_looks_unpickles_nothing(anna: Visitor, settings: Any) -> None:
+def test_pages_unpickle_nothing(anna: Visitor, settings: Any) -> None:
     pickles = {"OPTIONS": {"SERIALIZER": "pickle"}}
     settings.TASKS = {"default": {**settings.TASKS["default"], **pickles}}
     result = tasks.add.using(queue_name="mail").enqueue(Trap(), 2)
@@ -152,10 +152,10 @@ def test_who_looks_unpickles_nothing(anna: Visitor, settings: Any) -> None:
     assert not TRAPPED
 
 
-def test_to_cancel_asks_first_and_keeps_who_and_why(anna: Visitor) -> None:
+def test_cancel_asks_first_and_records_author_and_reason(anna: Visitor) -> None:
     result = tasks.nothing.enqueue()
     assert "Cancel this job?" in anna.get(f"job/{result.id}/cancel/")
-    assert Ready.objects.exists(), "nothing is done by looking"
+    assert Ready.objects.exists(), "a GET request changes nothing"
     assert "The job is cancelled." in anna.post(f"job/{result.id}/cancel/", because="a mistake")
     result.refresh()
     assert (result.state, result.job.reason) == (
@@ -165,7 +165,7 @@ def test_to_cancel_asks_first_and_keeps_who_and_why(anna: Visitor) -> None:
     assert "has ended already" in anna.post(f"job/{result.id}/cancel/")
 
 
-def test_a_job_is_run_again_with_the_same_arguments(anna: Visitor) -> None:
+def test_run_again_enqueues_a_job_with_the_same_call(anna: Visitor) -> None:
     result = tasks.add.using(queue_name="mail", priority=3).enqueue(1, 2)
     work_off()
     assert anna.client.get(f"/admin/stoker/job/{result.id}/again/").status_code == 405
@@ -177,13 +177,13 @@ def test_a_job_is_run_again_with_the_same_arguments(anna: Visitor) -> None:
     assert tasks.add.get_result(str(again.pk)).return_value == 3
 
 
-def test_a_dead_letter_is_not_passed_by(anna: Visitor) -> None:
+def test_run_again_of_a_dead_letter_is_refused(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
     assert "requeue that instead" in anna.post(f"job/{letter.job_id}/again/")
     assert Job.objects.count() == 1
 
 
-def test_many_are_cancelled_once_that_is_confirmed(anna: Visitor) -> None:
+def test_bulk_cancel_applies_to_ticked_jobs_after_confirmation(anna: Visitor) -> None:
     tasks.nothing.enqueue_many([((), {})] * 3)
     ids = [str(pk) for pk in Ready.objects.values_list("pk", flat=True)]
     asked = anna.post("job/together/", verb="cancel", ids=ids[:2])

@@ -1,4 +1,4 @@
-"""Queues, clusters and schedules in the admin; several backends; a store that is away."""
+"""Queues, clusters and schedules in the admin; several backends; an unreachable store."""
 
 import html
 import json
@@ -21,7 +21,7 @@ from tests.integration.work import another_database, claim, work_off
 # -- queues ---------------------------------------------------------------------------------------
 
 
-def test_queues_with_their_figures(anna: Visitor) -> None:
+def test_queue_list_shows_sizes_and_throughput(anna: Visitor) -> None:
     tasks.nothing.enqueue_many([((), {})] * 3)
     tasks.nothing.using(queue_name="mail", run_after=60).enqueue()
     now = int(timezone.now().timestamp())
@@ -29,10 +29,10 @@ def test_queues_with_their_figures(anna: Visitor) -> None:
     page = anna.get("pausedqueue/")
     assert '<th scope="row"><a href="/admin/stoker/job/?queue=mail&amp;state=READY">mail' in page
     assert "<td>3</td>" in page
-    assert "<td>10.0</td>" in page, "fifty in five minutes"
+    assert "<td>10.0</td>" in page, "50 jobs in five minutes"
 
 
-def test_a_queue_is_paused_resumed_and_cleared(anna: Visitor) -> None:
+def test_queue_is_paused_resumed_and_cleared(anna: Visitor) -> None:
     tasks.nothing.using(queue_name="mail/eu 1").enqueue_many([((), {})] * 3)
     path = "pausedqueue/mail/eu 1"
     assert "Pause the queue mail/eu 1?" in anna.get(f"{path}/pause/")
@@ -66,7 +66,7 @@ def cluster(transactional_db: None) -> Cluster:
     )
 
 
-def test_a_cluster_with_what_its_workers_run(anna: Visitor, cluster: Cluster) -> None:
+def test_cluster_pages_show_workers_and_running_jobs(anna: Visitor, cluster: Cluster) -> None:
     page = anna.get("cluster/")
     for text in ("one.example", "tests.app.tasks.add", "1 min 15 s", "64 MiB", "nothing"):
         assert text in page, text
@@ -74,7 +74,7 @@ def test_a_cluster_with_what_its_workers_run(anna: Visitor, cluster: Cluster) ->
     anna.get(f"cluster/{uuid.uuid4()}/change/", status=404)
 
 
-def test_a_cluster_is_told_to_be_quiet_to_go_on_and_to_stop(
+def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(
     anna: Visitor, cluster: Cluster
 ) -> None:
     def request() -> str:
@@ -107,7 +107,7 @@ FORM = {
 }
 
 
-def test_a_schedule_is_made_and_changed(anna: Visitor) -> None:
+def test_schedule_is_added_and_changed(anna: Visitor) -> None:
     page = anna.post("schedule/add/", **FORM)
     assert "is added" in page
     assert "Europe/Berlin" in page
@@ -126,7 +126,7 @@ def test_a_schedule_is_made_and_changed(anna: Visitor) -> None:
     assert "There is a schedule" in anna.post("schedule/add/", **FORM)
 
 
-def test_what_the_form_does_not_ask_stays(anna: Visitor) -> None:
+def test_edit_keeps_fields_that_are_not_in_the_form(anna: Visitor) -> None:
     rule = every(days=3, anchor=timezone.now(), jitter=30, grace=90, moment_as="when")
     schedules.create("third day", tasks.tell_moment, rule)
     before = Schedule.objects.values().get()
@@ -159,7 +159,7 @@ def test_what_the_form_does_not_ask_stays(anna: Visitor) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_cannot_be_a_schedule_is_told_before_it_is_saved(
+def test_invalid_schedule_is_refused_by_preview_and_form(
     anna: Visitor, changes: dict[str, str], sentence: str
 ) -> None:
     fields = {**FORM, **changes}
@@ -185,7 +185,7 @@ def test_pages_have_one_breadcrumb_landmark(anna: Visitor) -> None:
         assert anna.get(path).count('aria-label="Breadcrumbs"') == 1, path
 
 
-def test_the_next_ticks_are_told_in_words_while_one_writes(anna: Visitor) -> None:
+def test_preview_shows_rule_in_words_and_next_ticks(anna: Visitor) -> None:
     told = json.loads(anna.post("schedule/preview/", **FORM))
     assert told["problems"] == []
     assert "04:30" in told["words"]
@@ -196,7 +196,7 @@ def test_the_next_ticks_are_told_in_words_while_one_writes(anna: Visitor) -> Non
     assert not Schedule.objects.exists()
 
 
-def test_a_schedule_is_run_paused_resumed_and_deleted(anna: Visitor) -> None:
+def test_schedule_is_run_paused_resumed_and_deleted(anna: Visitor) -> None:
     schedules.create("a/b", tasks.nothing, Cron("0 3 * * *"))
     assert "enqueued the job" in anna.post("schedule/a/b/run/")
     assert work_off() == 1
@@ -213,7 +213,7 @@ def test_a_schedule_is_run_paused_resumed_and_deleted(anna: Visitor) -> None:
     anna.get("schedule/a/b/change/", status=404)
 
 
-def test_what_the_code_declares_is_changed_there(anna: Visitor) -> None:
+def test_declared_schedule_can_be_run_but_not_changed(anna: Visitor) -> None:
     schedules.create("nightly", tasks.nothing, Cron("0 3 * * *"))
     Schedule.objects.update(source="code")
     page = anna.get("schedule/nightly/change/")
@@ -229,7 +229,7 @@ def test_what_the_code_declares_is_changed_there(anna: Visitor) -> None:
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_how_long_ago_is_told_with_and_without_time_zones(use_tz: bool, settings: Any) -> None:
+def test_age_is_right_with_and_without_time_zones(use_tz: bool, settings: Any) -> None:
     settings.USE_TZ = use_tz
     hours = timedelta(hours=3, minutes=30, seconds=30)
     assert since(datetime.now(UTC) - hours) == "3 h ago"
@@ -237,7 +237,7 @@ def test_how_long_ago_is_told_with_and_without_time_zones(use_tz: bool, settings
     assert since(timezone.now() + timedelta(hours=3)) == "in 2 h"
 
 
-def test_links_stay_with_the_backend(anna: Visitor, settings: Any) -> None:
+def test_links_keep_the_chosen_backend(anna: Visitor, settings: Any) -> None:
     kind = "stoker.backend.StokerBackend"
     settings.TASKS = {
         "default": {"BACKEND": kind, "QUEUES": []},
@@ -256,7 +256,9 @@ def test_links_stay_with_the_backend(anna: Visitor, settings: Any) -> None:
     anna.get("job/", status=404, backend="third")
 
 
-def test_a_store_that_is_away_is_told(anna: Visitor, settings: Any, django_db_blocker: Any) -> None:
+def test_unreachable_store_gives_503_with_an_error(
+    anna: Visitor, settings: Any, django_db_blocker: Any
+) -> None:
     kind = "stoker.backend.StokerBackend"
     with django_db_blocker.unblock(), another_database(PORT="1") as alias:
         settings.TASKS = {

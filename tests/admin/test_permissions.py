@@ -1,4 +1,4 @@
-"""Who may do what: the names are those of the API, and nothing is open."""
+"""Permissions of the admin's pages: the same as those of the API, and no page without one."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ NAMES = {
     "schedule_resume": "stoker.pause_schedule",
     "schedule_delete": "stoker.delete_schedule",
 }
-"""Page -> what it takes."""
+"""Page -> permission that it needs."""
 VERBS = {"job_together": "cancel", "deadletter_together": "discard"}
 
 
@@ -79,13 +79,13 @@ def test_every_page_is_in_the_table() -> None:
     assert names == set(NAMES)
 
 
-def test_without_the_permission_nobody_gets_in(who_may: Callable[..., Visitor]) -> None:
+def test_all_other_permissions_give_403(who_may: Callable[..., Visitor]) -> None:
     tasks.nothing.enqueue()
     schedules.create("nightly", tasks.nothing, Cron("0 3 * * *"))
     for permission in sorted(set(NAMES.values())):
         others = set(NAMES.values()) - {permission}
         if permission == "stoker.add_schedule":
-            others -= {"stoker.change_schedule"}  # either lets one see what a form says
+            others -= {"stoker.change_schedule"}  # with either one may use the preview
         visitor = who_may(*others)
         for name in (name for name, needed in NAMES.items() if needed == permission):
             assert status_of(visitor, name) == 403, name
@@ -93,21 +93,21 @@ def test_without_the_permission_nobody_gets_in(who_may: Callable[..., Visitor]) 
     assert Schedule.objects.count() == 1
 
 
-def test_with_the_permission_one_gets_in(who_may: Callable[..., Visitor]) -> None:
+def test_the_permission_gives_access(who_may: Callable[..., Visitor]) -> None:
     for permission in sorted(set(NAMES.values())):
         visitor = who_may(permission)
         for name in (name for name, needed in NAMES.items() if needed == permission):
             assert status_of(visitor, name) in (200, 302, 404), name
 
 
-def test_who_is_not_of_the_staff_is_asked_to_sign_in(transactional_db: None) -> None:
+def test_anonymous_user_is_redirected_to_login(transactional_db: None) -> None:
     for name in NAMES:
         response = Client().post(f"/admin/stoker/{path_of(name)}")
         assert response.status_code == 302, name
         assert "/admin/login/" in response.headers["Location"]
 
 
-def test_only_buttons_that_work_are_shown(who_may: Callable[..., Visitor]) -> None:
+def test_buttons_are_shown_only_with_permission(who_may: Callable[..., Visitor]) -> None:
     result = tasks.nothing.enqueue()
     viewer = who_may("stoker.view_job")
     page = viewer.get(f"job/{result.id}/change/")
@@ -119,19 +119,19 @@ def test_only_buttons_that_work_are_shown(who_may: Callable[..., Visitor]) -> No
     )
 
 
-def test_the_index_names_what_one_may_see(who_may: Callable[..., Visitor]) -> None:
+def test_index_lists_only_models_with_permission(who_may: Callable[..., Visitor]) -> None:
     page = who_may("stoker.view_job").client.get("/admin/").content.decode()
     assert "Jobs" in page
     assert "Queues" in page
     assert "Dead letters" not in page
 
 
-def test_what_no_store_takes_is_not_there(anna: Visitor) -> None:
+def test_nul_characters_give_404(anna: Visitor) -> None:
     anna.get("job/", status=404, task="a\x00b")
     anna.get("schedule/a%00b/change/", status=404)
 
 
-def test_changes_need_the_csrf_token(anna: Visitor) -> None:
+def test_post_without_csrf_token_gives_403(anna: Visitor) -> None:
     result = tasks.nothing.enqueue()
     client = Client(enforce_csrf_checks=True)
     client.force_login(anna.user)
@@ -140,7 +140,7 @@ def test_changes_need_the_csrf_token(anna: Visitor) -> None:
 
 
 @pytest.mark.parametrize("model", [Job, DeadLetter, PausedQueue, Cluster, Schedule])
-def test_django_saves_no_row(model: type, anna: Visitor) -> None:
+def test_rows_cannot_be_changed_or_deleted_directly(model: type, anna: Visitor) -> None:
     request = anna.client.get("/admin/").wsgi_request
     ours = site._registry[model]
     assert not ours.has_change_permission(request)
@@ -148,7 +148,7 @@ def test_django_saves_no_row(model: type, anna: Visitor) -> None:
     assert ours.has_view_permission(request)
 
 
-def test_it_is_not_loaded_where_there_is_no_admin() -> None:
+def test_admin_module_is_not_loaded_without_django_admin() -> None:
     code = "import django, sys; django.setup(); sys.exit('stoker.admin' in sys.modules)"
     environment = {"DJANGO_SETTINGS_MODULE": "tests.settings.sqlite", "PATH": ""}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)

@@ -1,8 +1,8 @@
-"""What PostgreSQL plans for every page with many jobs: few statements, none of which reads a large
-table from end to end.
+"""PostgreSQL's plans for every page with many jobs: few statements, and none reads a whole
+large table.
 
-``STOKER_TEST_SCREEN_JOBS=1000000`` fills the store with so many, and then also measures that each
-page takes less than 200 ms.
+``STOKER_TEST_SCREEN_JOBS=1000000`` fills the store with that many jobs, and checks that each page
+takes less than 200 ms.
 """
 
 import os
@@ -36,7 +36,7 @@ def filled(anna: Visitor) -> Iterator[Visitor]:
 
 
 def pages() -> list[str]:
-    """Every page there is, with every filter."""
+    """Return the path of every page, with every filter."""
     ids = {
         "failed": Job.objects.filter(status="FAILED").order_by("-pk")[0].pk,
         "successful": Job.objects.filter(status="SUCCESSFUL").order_by("-pk")[0].pk,
@@ -68,11 +68,11 @@ def pages() -> list[str]:
     ]
 
 
-def test_no_page_reads_a_whole_table_or_asks_often(filled: Visitor) -> None:
+def test_pages_make_few_queries_and_no_full_scans(filled: Visitor) -> None:
     wrong = []
     told = []
     for page in pages():
-        filled.get(page)  # what is read once in a process
+        filled.get(page)  # fills what is cached in a process
         with CaptureQueriesContext(connection) as captured:
             shown = filled.get(page)
         queries = [one["sql"] for one in captured.captured_queries]  # before the next request
@@ -91,15 +91,15 @@ def test_no_page_reads_a_whole_table_or_asks_often(filled: Visitor) -> None:
 
 
 def seconds_of(visitor: Visitor, page: str) -> float:
-    """How long the whole answer takes. The quickest of several is what the page costs; the rest is
-    what else the machine does."""
+    """Return how long the whole answer takes. The minimum of several is the cost of the page, the
+    rest is the load of the machine."""
     began = time.perf_counter()
     visitor.get(page)
     return time.perf_counter() - began
 
 
 def whole_tables(sql: str) -> list[str]:
-    """Large tables that this statement reads from end to end, because no index is of use."""
+    """Return the large tables that this statement can only read by a full scan."""
     sql = re.sub("^DECLARE .* CURSOR WITH HOLD FOR ", "", sql)
     if "stoker_" not in sql:
         return []
@@ -113,6 +113,6 @@ def whole_tables(sql: str) -> list[str]:
 
 
 def is_read_only(sql: str) -> bool:
-    """Whether it changes nothing."""
+    """Return whether the statement writes nothing."""
     text = re.sub("^(-- .*\n)*", "", sql)
     return text.startswith(("SELECT", "WITH", "(SELECT", "DECLARE", "EXPLAIN", "SET", "RESET"))

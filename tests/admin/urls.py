@@ -1,4 +1,4 @@
-"""The addresses of a project that has the admin."""
+"""URLs of a project with the admin."""
 
 from django.contrib import admin
 from django.urls import path

@@ -1,1 +1,1 @@
-"""The HTTP API, through Django's own client."""
+"""The HTTP API, through Django's test client."""

@@ -1,4 +1,4 @@
-"""A project that has the API, and people who call it."""
+"""A project with the API, and its users."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,20 +8,20 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-import tests.app.exposed  # noqa: F401 - its tasks are exposed then
+import tests.app.exposed  # noqa: F401 - registers exposed tasks
 
 PREFIX = "/stoker/"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The database plays little part here, and PostgreSQL is the one that refuses most: NUL bytes,
-    numbers out of range, a transaction that goes on after an error."""
+    """Run on PostgreSQL, which refuses most: NUL characters, numbers out of range, statements in
+    a transaction after an error."""
     if item.get_closest_marker("sqlite") is None:
         item.add_marker(pytest.mark.postgres)
 
 
 class Caller:
-    """Somebody who calls the API, and reads what it says."""
+    """A user of the API and a client."""
 
     def __init__(self, user: User | None, **headers: str) -> None:
         self.client = Client(headers=headers)
@@ -30,20 +30,20 @@ class Caller:
             self.client.force_login(user)
 
     def call(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        """The response."""
+        """Return the response."""
         if body is not None:
             text = body if isinstance(body, str) else json.dumps(body)
             more = {"data": text, "content_type": "application/json", **more}
         return self.client.generic(method, PREFIX + path, **more)
 
     def get(self, path: str, **query: Any) -> Any:
-        """What is answered, of a call that is done."""
+        """Return the JSON of a successful call."""
         response = self.client.get(PREFIX + path, query)
         assert response.status_code == 200, response.content
         return response.json()
 
     def post(self, path: str, body: Any = None, status: int = 200, **more: Any) -> Any:
-        """What is answered."""
+        """Check the status and return the JSON."""
         response = self.call("POST", path, body, **more)
         assert response.status_code == status, response.content
         if status >= 400:
@@ -66,19 +66,19 @@ def _project(settings: Any) -> Iterator[None]:
 
 @pytest.fixture
 def anna(db: None) -> Caller:
-    """Who may do everything."""
+    """Give a superuser."""
     return Caller(User.objects.create_superuser("anna"))
 
 
 @pytest.fixture
 def nobody(db: None) -> Caller:
-    """Who has not said who he is."""
+    """Give an anonymous caller."""
     return Caller(None)
 
 
 @pytest.fixture
 def who_may(db: None) -> Callable[..., Caller]:
-    """Make somebody with these permissions only."""
+    """Make users with exactly the given permissions."""
 
     def make(*permissions: str) -> Caller:
         user = User.objects.create_user(f"user {User.objects.count()}")

@@ -1,4 +1,4 @@
-"""A project that has the API somewhere else."""
+"""A project with the API at another path."""
 
 from django.urls import include, path
 

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: found, understood, sent again, discarded, purged."""
+"""Dead letters over HTTP: list, details, requeue, discard, purge."""
 
 import uuid
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def _mended() -> Iterator[None]:
+def _clear_broken() -> Iterator[None]:
     frail.broken.clear()
     yield
     frail.broken.clear()
@@ -30,7 +30,7 @@ def work_all() -> None:
         pass
 
 
-def test_all_that_is_known_of_one(anna: Caller) -> None:
+def test_detail_has_arguments_error_and_history(anna: Caller) -> None:
     letter = dead(frail.fetch, "news", note="x")
     for name in (letter.pk, letter.job_id):
         story = anna.get(f"dead-letters/{name}")
@@ -43,9 +43,9 @@ def test_all_that_is_known_of_one(anna: Caller) -> None:
     assert story["requeues"] == []
 
 
-def test_pages_go_along_an_index_and_miss_nothing(anna: Caller) -> None:
+def test_pages_cover_all_dead_letters_without_overlap(anna: Caller) -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(7)]
-    DeadLetter.objects.update(failed_at=timezone.now())  # all at the same moment
+    DeadLetter.objects.update(failed_at=timezone.now())  # all at the same time
     seen, after = [], None
     while True:
         query: dict[str, Any] = {"limit": 3} | ({"after": after} if after else {})
@@ -63,12 +63,12 @@ def test_pages_go_along_an_index_and_miss_nothing(anna: Caller) -> None:
 @pytest.mark.parametrize(
     "cursor", ["x", "", "fn4", "2030-01-01T00:00:00+00:00~x", "\u00fc", "a" * 600]
 )
-def test_a_cursor_that_somebody_made_up_is_refused(cursor: str, anna: Caller) -> None:
+def test_invalid_cursor_is_refused(cursor: str, anna: Caller) -> None:
     response = anna.client.get("/stoker/dead-letters", {"after": cursor})
     assert response.status_code == 422, response.content
 
 
-def test_every_filter_filters(anna: Caller) -> None:
+def test_each_filter_finds_the_matching_dead_letters(anna: Caller) -> None:
     charge, fetch = dead(frail.charge, "order 1"), dead(frail.fetch, "news")
     long_ago = timezone.now() - timedelta(days=9)
     DeadLetter.objects.filter(pk=charge.pk).update(failed_at=long_ago, queue="bank")
@@ -91,7 +91,7 @@ def test_every_filter_filters(anna: Caller) -> None:
     assert anna.get("dead-letters", state="closed")["letters"] == []
 
 
-def test_numbers_by_fault(anna: Caller) -> None:
+def test_stats_count_by_fault(anna: Caller) -> None:
     for number in range(3):
         dead(frail.charge, f"order {number}")
     dead(frail.fetch, "news")
@@ -101,10 +101,10 @@ def test_numbers_by_fault(anna: Caller) -> None:
     assert (fault["number"], fault["task"]) == (3, frail.charge.module_path)
 
 
-# -- one ------------------------------------------------------------------------------------------
+# -- one dead letter ------------------------------------------------------------------------------
 
 
-def test_one_is_sent_again_and_who_did_it_is_kept(anna: Caller) -> None:
+def test_requeue_with_new_arguments_records_author_and_reason(anna: Caller) -> None:
     letter = dead(frail.charge, "order 1")
     path = f"dead-letters/{letter.pk}/requeue"
     answer = anna.post(
@@ -128,27 +128,27 @@ def test_one_is_sent_again_and_who_did_it_is_kept(anna: Caller) -> None:
     assert (requeue["by"], requeue["because"]) == ("anna", "the bank is back")
 
 
-def test_one_is_sent_again_later(anna: Caller) -> None:
+def test_requeue_with_run_after_defers_the_job(anna: Caller) -> None:
     letter = dead(frail.charge, "order 1")
     answer = anna.post(f"dead-letters/{letter.pk}/requeue", {"run_after_seconds": 60})
     assert anna.get(f"jobs/{answer['job_id']}")["state"] == "DEFERRED"
 
 
-def test_a_newer_job_of_its_key_wins(anna: Caller) -> None:
+def test_requeue_with_newer_job_of_same_key_gives_409(anna: Caller) -> None:
     letter = dead(frail.fetch, "news")
     newer = frail.fetch.enqueue("news", note="newer")
     answer = anna.post(f"dead-letters/{letter.pk}/requeue", status=409)
     assert answer["job_id"] == newer.id
 
 
-def test_arguments_that_do_not_fit_and_a_task_that_is_gone(anna: Caller) -> None:
+def test_requeue_with_wrong_arguments_gives_422(anna: Caller) -> None:
     letter = dead(frail.charge, "order 1")
     path = f"dead-letters/{letter.pk}/requeue"
     assert anna.post(path, {"args": [1, 2, 3]}, 422)["fate"] == "refused"
     assert Requeue.objects.count() == Ready.objects.count() == 0
 
 
-def test_one_is_discarded(anna: Caller) -> None:
+def test_discard_records_author_and_reason(anna: Caller) -> None:
     letter = dead(frail.charge, "order 1")
     path = f"dead-letters/{letter.pk}/discard"
     assert anna.post(path, {"because": "known"})["fate"] == "discarded"
@@ -157,24 +157,24 @@ def test_one_is_discarded(anna: Caller) -> None:
     assert anna.post(path, status=409)["detail"] == "Nothing was done: it is discarded."
 
 
-def test_one_that_a_job_carries_on_is_not_discarded(anna: Caller) -> None:
+def test_discard_of_requeued_dead_letter_gives_409(anna: Caller) -> None:
     letter = dead(frail.charge, "order 1")
     answer = anna.post(f"dead-letters/{letter.pk}/requeue")
     refused = anna.post(f"dead-letters/{letter.pk}/discard", status=409)
     assert (refused["fate"], refused["job_id"]) == ("under_way", answer["job_id"])
 
 
-def test_those_that_are_not_there(anna: Caller) -> None:
+def test_unknown_id_gives_404(anna: Caller) -> None:
     nowhere = f"dead-letters/{uuid.uuid4()}"
     assert anna.call("GET", nowhere).status_code == 404
     anna.post(f"{nowhere}/requeue", status=404)
     anna.post(f"{nowhere}/discard", status=404)
 
 
-# -- many -----------------------------------------------------------------------------------------
+# -- bulk actions ---------------------------------------------------------------------------------
 
 
-def test_many_are_sent_again_after_a_rehearsal(anna: Caller) -> None:
+def test_bulk_requeue_applies_filters_limit_and_dry_run(anna: Caller) -> None:
     for number in range(5):
         dead(frail.charge, f"order {number}")
     dead(frail.fetch, "news")
@@ -188,7 +188,7 @@ def test_many_are_sent_again_after_a_rehearsal(anna: Caller) -> None:
     assert set(Requeue.objects.values_list("by", "because")) == {("anna", "mended")}
 
 
-def test_those_that_were_left_are_told(anna: Caller) -> None:
+def test_bulk_requeue_lists_what_was_not_requeued(anna: Caller) -> None:
     letter = dead(frail.fetch, "news")
     newer = frail.fetch.enqueue("news")
     done = anna.post("dead-letters/requeue", {"all": True})
@@ -197,7 +197,7 @@ def test_those_that_were_left_are_told(anna: Caller) -> None:
     assert (other["dead_letter_id"], other["job_id"]) == (str(letter.pk), newer.id)
 
 
-def test_many_are_discarded_and_purged(anna: Caller) -> None:
+def test_bulk_discard_and_purge_apply_limit_and_dry_run(anna: Caller) -> None:
     for number in range(3):
         dead(frail.charge, f"order {number}")
     anna.post("dead-letters/discard", {"limit": 2, "because": "known"}, status=422)
@@ -230,7 +230,7 @@ def test_many_are_discarded_and_purged(anna: Caller) -> None:
         ("purge", {"older_than_seconds": 1, "state": "requeued"}, "Input should be"),
     ],
 )
-def test_what_could_do_too_much_by_mistake_is_refused(
+def test_incomplete_or_unbounded_bulk_action_gives_422(
     path: str, wish: dict[str, Any], told: str, anna: Caller
 ) -> None:
     letter = dead(frail.charge, "order 1")
@@ -239,7 +239,7 @@ def test_what_could_do_too_much_by_mistake_is_refused(
     assert DeadLetter.objects.get().state == letter.state
 
 
-def test_a_requeue_is_taken_back_unless_its_job_has_begun(anna: Caller) -> None:
+def test_requeue_can_be_undone_until_the_job_starts(anna: Caller) -> None:
     letter = dead(frail.charge, "order 1")
     sent = anna.post(f"dead-letters/{letter.pk}/requeue")
     answer = anna.post(f"dead-letters/{letter.pk}/undo-requeue", {"because": "a mistake"})

@@ -1,4 +1,4 @@
-"""Without the extra there is no API, and nothing else misses it."""
+"""Without the extra, the API raises an error on import, and nothing else imports its libraries."""
 
 import subprocess
 import sys
@@ -33,6 +33,6 @@ assert not {"ninja", "pydantic"} & set(sys.modules)
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("code", [WITHOUT, WITH], ids=["not installed", "not asked for"])
-def test_nobody_else_imports_the_library(code: str) -> None:
+def test_other_modules_do_not_import_the_apis_libraries(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

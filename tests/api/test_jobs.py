@@ -1,4 +1,4 @@
-"""Jobs over HTTP: only what is exposed, with arguments that fit."""
+"""Jobs over HTTP: only exposed tasks, with valid arguments."""
 
 import uuid
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def work_all() -> None:
         pass
 
 
-def test_a_job_from_its_enqueue_to_its_result(anna: Caller) -> None:
+def test_enqueued_job_is_shown_until_its_result(anna: Caller) -> None:
     response = anna.call(
         "POST", "jobs", {"task": "numbers.add", "args": [40], "kwargs": {"second": 2}}
     )
@@ -39,7 +39,7 @@ def test_a_job_from_its_enqueue_to_its_result(anna: Caller) -> None:
     assert seen["finished_at"]
 
 
-def test_how_far_a_job_says_that_it_is(anna: Caller) -> None:
+def test_progress_of_a_job_is_shown(anna: Caller) -> None:
     result = count_quickly.enqueue(10)
     assert anna.get(f"jobs/{result.id}")["progress"] is None
     work_all()
@@ -47,7 +47,7 @@ def test_how_far_a_job_says_that_it_is(anna: Caller) -> None:
     assert seen["progress"] == {"done": 10.0, "total": 10.0, "message": ""}
 
 
-def test_every_error_of_a_job_is_shown(anna: Caller) -> None:
+def test_errors_of_a_job_are_shown(anna: Caller) -> None:
     result = fail.using(max_attempts=1).enqueue("x")
     work_all()
     seen = anna.get(f"jobs/{result.id}")
@@ -57,7 +57,7 @@ def test_every_error_of_a_job_is_shown(anna: Caller) -> None:
     assert "Traceback" in error["traceback"]
 
 
-def test_options_of_one_job(anna: Caller) -> None:
+def test_queue_priority_and_run_after_are_applied(anna: Caller) -> None:
     call = {"task": "numbers.add", "args": [1], "queue": "mail", "priority": 7}
     later = anna.post("jobs", {**call, "run_after_seconds": 3600}, 201)
     moment = anna.post("jobs", {**call, "run_after": "2099-01-31T06:00:00+01:00"}, 201)
@@ -73,12 +73,12 @@ def test_options_of_one_job(anna: Caller) -> None:
 @pytest.mark.parametrize(
     "name", ["tests.app.exposed.hidden", "tests.app.exposed.add", "os.system", "antigravity", "x"]
 )
-def test_nothing_else_can_be_enqueued_nor_imported(name: str, anna: Caller) -> None:
+def test_unexposed_name_gives_404_and_is_not_imported(name: str, anna: Caller) -> None:
     assert anna.post("jobs", {"task": name}, 404)["detail"].startswith("No task is exposed as")
     assert not Job.objects.exists()
 
 
-def test_the_exposed_tasks_are_listed_with_what_they_take(anna: Caller) -> None:
+def test_exposed_tasks_are_listed_with_parameters(anna: Caller) -> None:
     tasks = {one["name"]: one for one in anna.get("tasks")["tasks"]}
     assert set(tasks) == set(exposed_tasks())
     shown = tasks["numbers.add"]
@@ -102,7 +102,7 @@ def test_the_exposed_tasks_are_listed_with_what_they_take(anna: Caller) -> None:
         ("with.context", [7], {}, "args.0: Input should be a valid string"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told(
+def test_wrong_arguments_give_422_with_an_explanation(
     task: str, args: list[Any], kwargs: dict[str, Any], told: str, anna: Caller
 ) -> None:
     problem = anna.post("jobs", {"task": task, "args": args, "kwargs": kwargs}, 422)
@@ -110,7 +110,7 @@ def test_arguments_that_do_not_fit_are_told(
     assert not Job.objects.exists()
 
 
-def test_what_json_has_no_word_for_is_read_as_annotated(anna: Caller) -> None:
+def test_values_are_converted_by_annotation(anna: Caller) -> None:
     call = {
         "task": "tests.app.exposed.note",
         "args": ["2030-01-31T06:00:00Z"],
@@ -127,14 +127,14 @@ def test_what_json_has_no_word_for_is_read_as_annotated(anna: Caller) -> None:
     ]
 
 
-def test_a_task_that_says_nothing_takes_anything(anna: Caller) -> None:
+def test_task_without_annotations_takes_any_json(anna: Caller) -> None:
     nested = {"deep": [[[{"": None}]]], "n": 10**30, "text": "\u00fc\U0001f600", "x": 1e300}
     made = anna.post("jobs", {"task": "loose", "args": [nested], "kwargs": {"args": 1}}, 201)
     work_all()
     assert anna.get(f"jobs/{made['id']}")["return_value"] == [[nested], {"args": 1}]
 
 
-def test_an_unknown_queue_and_a_package_that_is_too_large(anna: Caller, settings: Any) -> None:
+def test_unknown_queue_gives_422_and_large_package_413(anna: Caller, settings: Any) -> None:
     entry = settings.TASKS["default"]
     settings.TASKS = {
         "default": {
@@ -148,16 +148,16 @@ def test_an_unknown_queue_and_a_package_that_is_too_large(anna: Caller, settings
     anna.post("jobs", {**call, "args": ["x" * 3000]}, 413)
 
 
-# -- once only ------------------------------------------------------------------------------------
+# -- uniqueness -----------------------------------------------------------------------------------
 
 
-def test_a_unique_key_makes_no_second_job(anna: Caller) -> None:
+def test_same_unique_key_returns_the_first_job(anna: Caller) -> None:
     first = anna.post("jobs", {"task": "once", "args": [1]}, 201)
     second = anna.post("jobs", {"task": "once", "args": [1]}, 200)
     assert (second["id"], second["was_duplicate"]) == (first["id"], True)
 
 
-def test_the_same_idempotency_key_makes_no_second_job(
+def test_same_idempotency_key_of_same_user_returns_the_first_job(
     anna: Caller, who_may: Callable[..., Caller]
 ) -> None:
     def post(caller: Caller, key: str, status: int) -> str:
@@ -180,7 +180,7 @@ def test_the_same_idempotency_key_makes_no_second_job(
 # -- cancel ---------------------------------------------------------------------------------------
 
 
-def test_a_job_that_waits_is_cancelled_by_somebody(anna: Caller) -> None:
+def test_cancel_of_waiting_job_records_author_and_reason(anna: Caller) -> None:
     made = anna.post("jobs", {"task": "numbers.add", "args": [1]}, 201)
     done = anna.post(f"jobs/{made['id']}/cancel", {"because": "twice"})
     assert (done["state"], done["reason"]) == ("CANCELLED", "cancelled by anna: twice")
@@ -192,7 +192,7 @@ def test_a_job_that_waits_is_cancelled_by_somebody(anna: Caller) -> None:
     )
 
 
-def test_jobs_that_are_not_there(anna: Caller) -> None:
+def test_unknown_job_gives_404(anna: Caller) -> None:
     nowhere = uuid.uuid4()
     assert "There is no job" in anna.call("GET", f"jobs/{nowhere}").json()["detail"]
     anna.post(f"jobs/{nowhere}/cancel", status=404)
@@ -200,7 +200,7 @@ def test_jobs_that_are_not_there(anna: Caller) -> None:
     assert anna.call("GET", f"jobs/{nowhere}?backend=nowhere").status_code == 404
 
 
-def test_why_a_job_is_not_running(anna: Caller) -> None:
+def test_why_explains_a_waiting_and_an_ended_job(anna: Caller) -> None:
     result = add.enqueue(40, 2)
     answer = anna.get(f"jobs/{result.id}/why")
     assert (answer["kind"], answer["needs_somebody"]) == ("no_cluster", True)

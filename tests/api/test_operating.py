@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def sign_on(state: str = "running", **fields: Any) -> Cluster:
-    """A cluster that has just given a sign of life."""
+    """Add a cluster with a fresh heartbeat."""
     worker = {"number": 0, "pid": 8, "jobs_done": 3, "running": []}
     return Cluster.objects.create(
         id=uuid.uuid4(),
@@ -35,7 +35,7 @@ def sign_on(state: str = "running", **fields: Any) -> Cluster:
     )
 
 
-def test_health_asks_no_database_unless_it_is_about_it(
+def test_liveness_makes_no_query_and_readiness_checks_the_store(
     nobody: Caller, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(0):
@@ -46,7 +46,7 @@ def test_health_asks_no_database_unless_it_is_about_it(
     assert nobody.get("health/ready")["clusters"] == "alive"
 
 
-def test_a_store_that_is_not_migrated_or_away_is_not_ready(
+def test_unmigrated_store_is_not_ready(
     nobody: Caller, anna: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -69,7 +69,7 @@ def test_a_store_that_is_not_migrated_or_away_is_not_ready(
             cursor.execute("ALTER TABLE stoker_elsewhere RENAME TO stoker_cluster")
 
 
-def test_health_of_clusters(anna: Caller) -> None:
+def test_cluster_health_needs_a_running_cluster(anna: Caller) -> None:
     none = anna.call("GET", "health/clusters")
     assert (none.status_code, none.json()["healthy"]) == (503, False)
     stopping = sign_on("stopping")
@@ -80,7 +80,7 @@ def test_health_of_clusters(anna: Caller) -> None:
     assert anna.call("GET", "health/clusters").status_code == 503
 
 
-def test_status_is_everything_at_a_glance(anna: Caller) -> None:
+def test_status_has_all_figures(anna: Caller) -> None:
     add.enqueue(1, 2)
     sign_on()
     status = anna.get("status")
@@ -94,7 +94,7 @@ def test_status_is_everything_at_a_glance(anna: Caller) -> None:
 
 
 @pytest.mark.parametrize("queue", ["mail", "a queue/of mine", "pause"])
-def test_a_queue_is_paused_resumed_and_cleared(queue: str, anna: Caller) -> None:
+def test_queue_is_paused_resumed_and_cleared(queue: str, anna: Caller) -> None:
     jobs = [add.using(queue_name=queue).enqueue(1, 2) for _ in range(3)]
     paused = anna.post(f"queues/{queue}/pause", {"because": "down"})
     assert (paused["name"], paused["ready"]) == (queue, 3)
@@ -117,7 +117,7 @@ def test_a_queue_is_paused_resumed_and_cleared(queue: str, anna: Caller) -> None
     anna.post(f"queues/{queue}/clear", {"limit": 1001}, 422)
 
 
-def test_a_queue_that_there_cannot_be(anna: Caller, settings: Any) -> None:
+def test_unknown_queue_gives_404(anna: Caller, settings: Any) -> None:
     settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default"]}}
     assert anna.call("GET", "queues/nowhere").status_code == 404
     anna.post("queues/nowhere/pause", status=404)
@@ -127,7 +127,9 @@ def test_a_queue_that_there_cannot_be(anna: Caller, settings: Any) -> None:
 # -- clusters -------------------------------------------------------------------------------------
 
 
-def test_clusters_are_asked_and_show_it(anna: Caller, caplog: pytest.LogCaptureFixture) -> None:
+def test_cluster_requests_are_shown_and_logged(
+    anna: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "stoker")
     cluster = sign_on()
     path = f"clusters/{cluster.pk}"
@@ -148,7 +150,7 @@ def test_clusters_are_asked_and_show_it(anna: Caller, caplog: pytest.LogCaptureF
 # -- several backends -----------------------------------------------------------------------------
 
 
-def test_the_backend_can_be_chosen(anna: Caller, settings: Any) -> None:
+def test_backend_can_be_chosen(anna: Caller, settings: Any) -> None:
     entry = settings.TASKS["default"]
     settings.TASKS = {
         "default": {**entry, "QUEUES": ["default"]},
@@ -174,12 +176,12 @@ def test_the_backend_can_be_chosen(anna: Caller, settings: Any) -> None:
     assert anna.client.get(made.headers["Location"]).status_code == 200
 
 
-def test_the_only_backend_need_not_be_named(anna: Caller, settings: Any) -> None:
+def test_single_backend_need_not_be_named(anna: Caller, settings: Any) -> None:
     settings.TASKS = {"jobs": {**settings.TASKS["default"], "QUEUES": ["mine"]}}
     assert [one["name"] for one in anna.get("queues")["queues"]] == ["mine"]
 
 
-def test_the_api_is_served_by_asgi_as_well(anna: Caller) -> None:
+def test_api_works_with_asgi(anna: Caller) -> None:
     assert anna.user is not None
     client = AsyncClient()
     client.force_login(anna.user)
@@ -191,14 +193,14 @@ def test_the_api_is_served_by_asgi_as_well(anna: Caller) -> None:
 
 
 class InChunks(AsyncClient):
-    """Tells nobody before how long a body is."""
+    """Send no Content-Length header."""
 
     async def request(self, **request: Any) -> Any:
         request["headers"] = [one for one in request["headers"] if one[0] != b"content-length"]
         return await super().request(**request)
 
 
-def test_a_body_sent_in_chunks_is_measured_too(anna: Caller, settings: Any) -> None:
+def test_size_limit_applies_to_chunked_bodies(anna: Caller, settings: Any) -> None:
     assert anna.user is not None
     settings.STOKER_API = {"MAX_BODY_BYTES": 2000}
     client = InChunks()

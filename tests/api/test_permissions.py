@@ -1,4 +1,4 @@
-"""Nobody gets in who may not: every route, by a table that a new route has to stand in."""
+"""Permissions of every route: a table in which each new route must be entered."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -62,8 +62,8 @@ def operations() -> Iterator[tuple[str, Any]]:
                     yield f"{method} {path.lstrip('/')}", operation
 
 
-def test_every_route_stands_in_the_table_with_what_it_asks_for() -> None:
-    """A route that was added without a thought about who may call it fails here."""
+def test_every_route_asks_for_the_permissions_in_the_table() -> None:
+    """A route that was added without a permission fails here."""
     asked = {}
     for name, operation in operations():
         callbacks = operation.auth_callbacks
@@ -75,7 +75,7 @@ def test_every_route_stands_in_the_table_with_what_it_asks_for() -> None:
 
 
 def call(caller: Caller, route: str) -> Any:
-    """Call a route with something that need not be there."""
+    """Call a route with ids that need not exist."""
     method, _, path = route.partition(" ")
     for name in ("{job_id}", "{letter_id}", "{cluster_id}"):
         path = path.replace(name, str(uuid.uuid4()))
@@ -84,7 +84,7 @@ def call(caller: Caller, route: str) -> Any:
 
 
 @pytest.mark.parametrize("route", CLOSED)
-def test_who_has_not_said_who_he_is_gets_401(route: str, nobody: Caller) -> None:
+def test_anonymous_caller_gets_401(route: str, nobody: Caller) -> None:
     response = call(nobody, route)
     assert response.status_code == 401
     assert response.json()["status"] == 401
@@ -92,10 +92,8 @@ def test_who_has_not_said_who_he_is_gets_401(route: str, nobody: Caller) -> None
 
 
 @pytest.mark.parametrize("route", CLOSED)
-def test_who_has_every_other_permission_gets_403(
-    route: str, who_may: Callable[..., Caller]
-) -> None:
-    """Before anything that he sent is looked at, or sought."""
+def test_all_other_permissions_give_403(route: str, who_may: Callable[..., Caller]) -> None:
+    """The permission is checked before the request's body and the object."""
     others = {one for permissions in TABLE.values() for one in permissions} - {TABLE[route][-1]}
     response = call(who_may(*others), route)
     assert response.status_code == 403
@@ -103,11 +101,11 @@ def test_who_has_every_other_permission_gets_403(
 
 
 @pytest.mark.parametrize("route", CLOSED)
-def test_who_has_the_permission_gets_in(route: str, who_may: Callable[..., Caller]) -> None:
+def test_the_permission_gives_access(route: str, who_may: Callable[..., Caller]) -> None:
     assert call(who_may(*TABLE[route]), route).status_code not in (401, 403, 405)
 
 
-def test_who_is_not_active_any_more_gets_401(who_may: Callable[..., Caller]) -> None:
+def test_inactive_user_gets_401(who_may: Callable[..., Caller]) -> None:
     caller = who_may("stoker.view_job")
     User.objects.update(is_active=False)
     assert caller.call("GET", "queues").status_code == 401
@@ -116,7 +114,7 @@ def test_who_is_not_active_any_more_gets_401(who_may: Callable[..., Caller]) -> 
 # -- sessions and tokens --------------------------------------------------------------------------
 
 
-def test_a_session_changes_nothing_without_the_csrf_token(anna: Caller) -> None:
+def test_session_needs_a_csrf_token_to_change_anything(anna: Caller) -> None:
     assert anna.user is not None
     client = Client(enforce_csrf_checks=True)
     client.force_login(anna.user)
@@ -130,7 +128,7 @@ def test_a_session_changes_nothing_without_the_csrf_token(anna: Caller) -> None:
 
 
 def user_of_token(token: str) -> User | None:
-    """What a project writes."""
+    """Return the user of a token, as a project's own function does."""
     return User.objects.filter(username=token.removeprefix("token of ")).first()
 
 
@@ -140,7 +138,7 @@ def _tokens(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("_tokens")
-def test_a_token_stands_for_its_user_and_needs_no_csrf_token(anna: Caller) -> None:
+def test_token_acts_for_its_user_without_csrf_token(anna: Caller) -> None:
     client = Client(enforce_csrf_checks=True, headers={"Authorization": "Bearer token of anna"})
     done = client.post(
         f"{PREFIX}dead-letters/purge",
@@ -154,7 +152,7 @@ def test_a_token_stands_for_its_user_and_needs_no_csrf_token(anna: Caller) -> No
 @pytest.mark.parametrize(
     "header", ["Bearer token of nobody", "Bearer ", "Bearer", "Basic token of anna", "", "x"]
 )
-def test_a_wrong_token_does_not_become_right_by_a_session(header: str, anna: Caller) -> None:
+def test_wrong_token_with_a_valid_session_gets_401(header: str, anna: Caller) -> None:
     assert anna.user is not None
     client = Client(headers={"Authorization": header})
     client.force_login(anna.user)
@@ -162,7 +160,7 @@ def test_a_wrong_token_does_not_become_right_by_a_session(header: str, anna: Cal
 
 
 @pytest.mark.usefixtures("_tokens")
-def test_a_token_of_somebody_without_the_permission_gets_403(
+def test_token_of_user_without_permission_gets_403(
     who_may: Callable[..., Caller],
 ) -> None:
     user = who_may("stoker.view_cluster").user
@@ -191,7 +189,7 @@ def test_session_of_an_inactive_user_gets_401_whatever_the_backend_allows(
     assert anna.call("GET", "queues").status_code == 401
 
 
-def test_tokens_are_not_taken_unless_a_setting_says_whose_they_are(anna: Caller) -> None:
+def test_token_without_token_user_setting_gets_401(anna: Caller) -> None:
     caller = Caller(anna.user, Authorization="Bearer token of anna")
     assert caller.call("GET", "queues").status_code == 401
 
@@ -201,8 +199,6 @@ def test_sessions_can_be_switched_off(anna: Caller, settings: Any) -> None:
     assert anna.call("GET", "queues").status_code == 401
 
 
-def test_without_the_middleware_of_sessions_nobody_is_signed_in(
-    anna: Caller, settings: Any
-) -> None:
+def test_session_without_session_middleware_gets_401(anna: Caller, settings: Any) -> None:
     settings.MIDDLEWARE = []
     assert anna.call("GET", "queues").status_code == 401

@@ -1,4 +1,4 @@
-"""Whatever goes wrong is told as application/problem+json, and nothing gets as far as the store."""
+"""Errors: each is answered as application/problem+json, and an invalid request reaches no store."""
 
 import logging
 import uuid
@@ -53,32 +53,32 @@ ADD = '{"task": "numbers.add", "args": [%s]}'
         ('{"task": "' + "x" * 300 + '"}', 422, "body.task"),
     ],
 )
-def test_a_body_that_cannot_be_used(body: str, status: int, told: str, anna: Caller) -> None:
+def test_invalid_body_is_refused(body: str, status: int, told: str, anna: Caller) -> None:
     problem = anna.post("jobs", body, status)
     assert told in problem["detail"]
     assert (problem["type"], problem["status"]) == ("about:blank", status)
     assert not Job.objects.exists()
 
 
-def test_what_is_no_text_at_all(anna: Caller) -> None:
+def test_body_that_is_not_text_gives_400(anna: Caller) -> None:
     response = anna.client.generic(
         "POST", f"{PREFIX}jobs", data=b"\xff\xfe{", content_type="application/json"
     )
     assert response.status_code == 400
 
 
-def test_each_field_that_is_wrong_is_told(anna: Caller) -> None:
+def test_every_wrong_field_is_listed(anna: Caller) -> None:
     problem = anna.post("jobs", {"task": 1, "priority": "x"}, 422)
     assert [one["where"] for one in problem["errors"]] == [["body", "task"], ["body", "priority"]]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "x"])
-def test_only_json_is_taken(kind: str, anna: Caller) -> None:
+def test_other_content_types_give_415(kind: str, anna: Caller) -> None:
     response = anna.call("POST", "jobs", {"task": "numbers.add", "args": [1]}, content_type=kind)
     assert response.status_code == 415
 
 
-def test_a_request_that_is_too_large(anna: Caller, settings: Any) -> None:
+def test_too_large_request_gives_413(anna: Caller, settings: Any) -> None:
     settings.STOKER_API = {"MAX_BODY_BYTES": 2000}
     assert "2000 bytes" in anna.post("jobs", ADD % f'"{"x" * 2000}"', 413)["detail"]
     settings.STOKER_API = {}
@@ -93,7 +93,7 @@ def test_a_request_that_is_too_large(anna: Caller, settings: Any) -> None:
         "nothing/here/at-all", "jobs/", "jobs/x/y/z", "dead-letters/1/2/3", "clusters/x/explode",
     ],
 )  # fmt: skip
-def test_an_address_at_which_there_is_nothing(path: str, anna: Caller) -> None:
+def test_unknown_path_gives_404(path: str, anna: Caller) -> None:
     response = anna.call("GET", path)
     assert response.status_code == 404
     is_ours = path.partition("/")[0] != "nothing"  # else the project may have a page there
@@ -101,7 +101,7 @@ def test_an_address_at_which_there_is_nothing(path: str, anna: Caller) -> None:
 
 
 @pytest.mark.parametrize("method", ["DELETE", "PUT", "PATCH", "OPTIONS", "TRACE", "POST"])
-def test_a_method_that_an_address_does_not_take(method: str, anna: Caller) -> None:
+def test_wrong_method_gives_405(method: str, anna: Caller) -> None:
     response = anna.call(method, "queues")
     assert response.status_code == 405
     assert response.headers["Content-Type"] == "application/problem+json"
@@ -109,7 +109,7 @@ def test_a_method_that_an_address_does_not_take(method: str, anna: Caller) -> No
 
 
 @pytest.mark.parametrize("path", ["queues/%00", "queues?backend=%00", "dead-letters?text=a%00b"])
-def test_a_nul_in_an_address(path: str, anna: Caller) -> None:
+def test_nul_in_the_url_gives_400(path: str, anna: Caller) -> None:
     response = anna.call("GET", path)
     assert (response.status_code, "NUL" in response.json()["detail"]) == (400, True)
 
@@ -122,17 +122,17 @@ def test_a_nul_in_an_address(path: str, anna: Caller) -> None:
         "failed_after=0001-01-01T00:00:00%2B23:59", "task=" + "x" * 256,
     ],
 )  # fmt: skip
-def test_a_query_that_cannot_be_used(query: str, anna: Caller) -> None:
+def test_invalid_query_gives_422(query: str, anna: Caller) -> None:
     assert anna.call("GET", f"dead-letters?{query}").status_code == 422
 
 
 @pytest.mark.parametrize("text", ["%25", "\\", "'", "%F0%9F%98%80", "%ff%fe", "_", "$$", "{x}"])
-def test_any_text_can_be_sought(text: str, anna: Caller) -> None:
+def test_any_text_can_be_searched_for(text: str, anna: Caller) -> None:
     for name in ("text", "key", "task", "queue", "fingerprint"):
         assert anna.call("GET", f"dead-letters?{name}={text}").status_code == 200
 
 
-# -- when the server is at fault ------------------------------------------------------------------
+# -- errors of the server -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_any_text_can_be_sought(text: str, anna: Caller) -> None:
         (RuntimeError("secret.internal"), 500),
     ],
 )
-def test_what_went_wrong_inside_stays_inside(
+def test_internal_error_is_logged_and_not_shown(
     error: Exception,
     status: int,
     anna: Caller,
@@ -164,7 +164,7 @@ def test_what_went_wrong_inside_stays_inside(
     assert ("secret" in caplog.text) is (status == 500)
 
 
-def test_in_development_django_shows_its_page(
+def test_debug_mode_raises_the_error_for_djangos_page(
     anna: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.DEBUG = True
@@ -173,10 +173,10 @@ def test_in_development_django_shows_its_page(
         anna.call("GET", "queues")
 
 
-def test_calls_make_their_own_transactions(
+def test_views_ignore_atomic_requests(
     anna: Caller, monkeypatch: pytest.MonkeyPatch, transactional_db: None
 ) -> None:
-    """One that dies half-way takes nothing back of a bulk, whatever ATOMIC_REQUESTS says."""
+    """A bulk action that fails half-way keeps what it has done."""
     seen = []
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     monkeypatch.setattr(
@@ -186,7 +186,7 @@ def test_calls_make_their_own_transactions(
     assert seen == [False]
 
 
-def test_nothing_is_kept_by_caches(anna: Caller, nobody: Caller) -> None:
+def test_responses_are_not_cached(anna: Caller, nobody: Caller) -> None:
     for response in (
         anna.call("GET", "queues"),
         nobody.call("GET", "queues"),
@@ -195,10 +195,10 @@ def test_nothing_is_kept_by_caches(anna: Caller, nobody: Caller) -> None:
         assert response.headers["Cache-Control"] == "no-store"
 
 
-# -- the document ---------------------------------------------------------------------------------
+# -- the OpenAPI document -------------------------------------------------------------------------
 
 
-def test_the_document_is_for_staff(
+def test_openapi_document_is_for_staff(
     anna: Caller, nobody: Caller, who_may: Callable[..., Caller], settings: Any
 ) -> None:
     settings.TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
@@ -212,7 +212,7 @@ def test_the_document_is_for_staff(
     assert anna.call("GET", "docs").status_code == 404
 
 
-def test_the_document_says_what_every_call_takes_and_may_answer(anna: Caller) -> None:
+def test_openapi_document_describes_all_operations_and_errors(anna: Caller) -> None:
     document = anna.get("openapi.json")
     assert document["openapi"].startswith("3.1")
     operations = [one for path in document["paths"].values() for one in path.values()]
@@ -233,7 +233,7 @@ def test_the_document_says_what_every_call_takes_and_may_answer(anna: Caller) ->
             assert one["security"]
 
 
-def test_the_api_may_stand_anywhere(anna: Caller, settings: Any) -> None:
+def test_api_can_be_included_at_any_path(anna: Caller, settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.api.other_urls"
     assert anna.user is not None
     client = Client()

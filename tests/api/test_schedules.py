@@ -11,7 +11,7 @@ from tests.app.tasks import add
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_schedule_is_run_paused_and_resumed_by_somebody(anna: Caller) -> None:
+def test_schedule_is_run_paused_and_resumed(anna: Caller) -> None:
     schedules.upsert("sums/nightly", add, every(minutes=5, args=[1, 2]))
     seen = anna.get("schedules/sums/nightly")
     assert (seen["task"], seen["kind"], seen["is_paused"]) == (add.module_path, "interval", False)
@@ -26,7 +26,7 @@ def test_a_schedule_is_run_paused_and_resumed_by_somebody(anna: Caller) -> None:
     assert resumed["next_moment"]
 
 
-def test_pages_of_schedules(anna: Caller) -> None:
+def test_pages_cover_all_schedules_in_order(anna: Caller) -> None:
     names = [f"schedule {number}" for number in range(5)]
     for name in names:
         schedules.upsert(name, add, every(minutes=5, args=[1, 2]))
@@ -37,7 +37,7 @@ def test_pages_of_schedules(anna: Caller) -> None:
     assert anna.call("GET", "schedules?after=schedule").status_code == 422
 
 
-def test_one_that_cannot_be_read_is_shown_all_the_same(anna: Caller) -> None:
+def test_unreadable_schedule_is_shown_and_paused_but_not_run(anna: Caller) -> None:
     schedules.upsert("broken", add, every(minutes=5, args=[1, 2]))
     Schedule.objects.update(zone="Nowhere/Land", kind="cron", expression="x", package=b"x")
     assert anna.get("schedules")["schedules"][0]["rule"] == ""
@@ -46,7 +46,7 @@ def test_one_that_cannot_be_read_is_shown_all_the_same(anna: Caller) -> None:
     anna.post("schedules/broken/run", status=422)
 
 
-def test_one_that_is_not_there(anna: Caller) -> None:
+def test_unknown_schedule_gives_404(anna: Caller) -> None:
     assert anna.call("GET", "schedules/nowhere").status_code == 404
     for word in ("run", "pause", "resume"):
         anna.post(f"schedules/nowhere/{word}", status=404)

@@ -1,7 +1,7 @@
-"""Requests that schemathesis makes of the OpenAPI document, fitting ones and others: no answer may
-be a mistake of the server's, and each must be as the document says.
+"""Requests that schemathesis generates from the OpenAPI document, valid and invalid ones: no answer
+may be a server error, and each must conform to the document.
 
-STOKER_TEST_SCHEMA_EXAMPLES makes it longer: so many fitting and unfitting requests of each kind.
+STOKER_TEST_SCHEMA_EXAMPLES sets the number of requests of each kind.
 """
 
 import os
@@ -45,7 +45,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def schema() -> Any:
-    """The document, and who answers."""
+    """Load the document, and the application that answers."""
     loaded = schemathesis.openapi.from_dict(document_of(api, "/stoker/"))
     loaded.app = WSGIHandler()
     return loaded
@@ -56,7 +56,7 @@ def _may_do_everything(settings: Any) -> Iterator[None]:
     User.objects.create_superuser("anna", is_staff=True)
     settings.STOKER_API = {"TOKEN_USER": "tests.api.test_permissions.user_of_token"}
     signals = (request_started, request_finished)
-    for signal in signals:  # else each request had a connection of its own
+    for signal in signals:  # otherwise each request would open its own connection
         signal.disconnect(close_old_connections)
     yield
     for signal in signals:
@@ -65,7 +65,7 @@ def _may_do_everything(settings: Any) -> Iterator[None]:
 
 
 class Stock:
-    """Things that are there, and values that mean something."""
+    """Existing objects, and values with a meaning."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[str]] = {
@@ -75,7 +75,7 @@ class Stock:
         }
 
     def fill(self) -> None:
-        """A call may have used them up."""
+        """Create objects again that a call may have used up."""
         if not DeadLetter.objects.filter(state="open").exists():
             PausedQueue.objects.all().delete()
             letters = [dead(frail.charge, f"order {number}") for number in range(2)]
@@ -89,15 +89,17 @@ class Stock:
 
 
 @pytest.mark.usefixtures("_may_do_everything")
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=["fitting", "unfitting"])
-def test_no_request_brings_the_server_down(mode: GenerationMode, schema: Any, seed: int) -> None:
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=["valid", "invalid"])
+def test_generated_requests_never_cause_a_server_error(
+    mode: GenerationMode, schema: Any, seed: int
+) -> None:
     stock = Stock()
     tried = 0
     for found in schema.get_all_operations():
         operation = found.ok()
         takes_anything = not list(operation.iter_parameters()) and not operation.body
         if mode is GenerationMode.NEGATIVE and takes_anything:
-            continue  # nothing is unfitting there
+            continue  # nothing can be invalid there
         stock.fill()
         _try(operation, mode, stock.known, seed)
         tried += 1
@@ -123,7 +125,7 @@ def _try(operation: Any, mode: GenerationMode, known: dict[str, list[str]], seed
 
 
 def _mean_something(case: Any, known: dict[str, list[str]], data: strategies.DataObject) -> None:
-    """Of two requests one is about something that is there."""
+    """Replace generated values by existing ones in half of the requests."""
     for name in case.path_parameters or {}:
         if name in known and data.draw(strategies.booleans()):
             case.path_parameters[name] = data.draw(strategies.sampled_from(known[name]))

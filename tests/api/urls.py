@@ -1,4 +1,4 @@
-"""The addresses of a project that has the API."""
+"""URLs of a project with the API."""
 
 from django.urls import include, path
 

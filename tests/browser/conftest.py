@@ -1,4 +1,4 @@
-"""A shop with a site, a cluster and people, shared by the tests of a module."""
+"""A shop with a site, a cluster and users, shared by the tests of a module."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext
     chromium()
     with open_browser(tmp_path_factory.mktemp("profile")) as context:
         yield context
-        # While its driver has an event loop in this thread, Django takes other connections.
+        # Its driver runs an event loop in this thread, so Django opened other connections.
         connections.close_all()
 
 
 @pytest.fixture(scope="session")
 def shop(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The shop's database, with people: each test looks at its own jobs."""
+    """Fill the shop's database, with users: each test looks at its own jobs."""
     chromium()
     with django_db_blocker.unblock():
         empty_tables(DEFAULT_DB_ALIAS)
@@ -41,7 +41,7 @@ def shop(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
         viewer.user_permissions.set(Permission.objects.filter(codename__in=VIEWS))
         seeds.history()
         yield
-        # The processes are gone; their sessions on the server may be a moment behind.
+        # The processes have ended, but their sessions on the server may last a moment longer.
         wait_for(lambda: _sessions_of_others() == 0)
         empty_tables(DEFAULT_DB_ALIAS)
         connections.close_all()
@@ -72,13 +72,13 @@ def cluster(shop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
 
 @pytest.fixture
 def db(shop: None) -> None:
-    """In the place of pytest-django's fixture of this name: it has the database made, but here each
-    test leaves it as it is, for a cluster is at work on it."""
+    """Replace pytest-django's fixture of this name: a test must not roll back or empty the
+    database, which a cluster uses."""
 
 
 @pytest.fixture
 def window(db: None, site: str, browser: BrowserContext) -> Iterator[Window]:
-    """A page that nobody is signed in to. It must have nothing to complain of in the end."""
+    """Give a page without a session, and check that it logged no errors in the end."""
     window = Window(browser, site)
     yield window
     window.page.close()
@@ -87,6 +87,6 @@ def window(db: None, site: str, browser: BrowserContext) -> Iterator[Window]:
 
 @pytest.fixture
 def alice(window: Window) -> Window:
-    """Who may do everything looks at it."""
+    """Give a page with a superuser's session."""
     window.come_as("alice")
     return window

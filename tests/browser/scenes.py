@@ -1,4 +1,4 @@
-"""What each page of the dashboard has to show, when it is looked at."""
+"""Prepares what each page of the dashboard shows in the tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGES = {
 
 
 class Scenes:
-    """Makes jobs, lets them come to what they shall come to, and knows where to look at them."""
+    """Enqueues jobs, waits for their outcomes, and knows the URLs of their pages."""
 
     def __init__(self) -> None:
         from shop import tasks
@@ -52,7 +52,7 @@ class Scenes:
         return "/stoker/" + PAGES[name].format(**self._ids)
 
     def end(self) -> None:
-        """Nothing is left that others would have to wait for."""
+        """Cancel long jobs, so that other tests need not wait for them."""
         for job in reversed(self._long):
             job.cancel()
         queues.resume("mail")
@@ -110,7 +110,7 @@ class Scenes:
 
 
 def _forget_the_machine() -> None:
-    """In pictures, the code is where it might be for anybody."""
+    """Replace this machine's paths in tracebacks, for the pictures."""
     for model in (Attempt, DeadLetter):
         rows: Any = model.objects.all()
         for folder in ("tests/browser/project", "src"):

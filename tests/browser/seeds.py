@@ -1,4 +1,4 @@
-"""What the shop has been through: a made-up hour and week of history, the same each time."""
+"""The shop's history: a made-up hour and week, the same each time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = (0.35, 0.08, 1.6, 12.0)
 
 
 def history(seed: int = 7) -> None:
-    """Tallies and samples of the last hour, each minute, and of the week before, each hour."""
+    """Write tallies and samples: one a minute for the last hour, one an hour for the last week."""
     chance = random.Random(seed)
     now = int(time.time())
     tallies, samples = [], []
@@ -69,7 +69,7 @@ def _sums(chance: random.Random, count: int, seconds: float) -> Sums:
 
 
 def ticks(schedule: Schedule, seed: int = 7) -> None:
-    """A week of what a schedule did, with an outage in it."""
+    """Write the ticks of a week, with an outage."""
     chance = random.Random(seed)
     now = timezone.now().replace(minute=0, second=0, microsecond=0)
     rows = []

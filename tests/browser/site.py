@@ -1,4 +1,4 @@
-"""The shop's site, in a process of its own: under ASGI by uvicorn, or under WSGI."""
+"""The shop's site in a process of its own: ASGI by uvicorn, or WSGI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WSGI = ("-m", "tests.browser.site")
 
 @contextmanager
 def running_site(folder: Path, arguments: tuple[str, ...] = ASGI) -> Iterator[str]:
-    """The address of a site that runs meanwhile."""
+    """Run a site and give its address."""
     log = folder / "site.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -42,14 +42,14 @@ def running_site(folder: Path, arguments: tuple[str, ...] = ASGI) -> Iterator[st
         process.terminate()
         try:
             process.wait(10)
-        except subprocess.TimeoutExpired:  # a stream of events is open
+        except subprocess.TimeoutExpired:  # a stream of events is still open
             process.kill()
             process.wait()
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
 def serve() -> None:
-    """Under WSGI, a thread for each request."""
+    """Serve WSGI with a thread for each request."""
     from socketserver import ThreadingMixIn
     from wsgiref.simple_server import WSGIServer, make_server
 

@@ -1,4 +1,4 @@
-"""Django's admin in a browser, over a cluster that works."""
+"""Django's admin in a browser, with a running cluster."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ PAGES = (
 
 
 def dead(cluster: ProcessCluster) -> DeadLetter:
-    """Of a job that has failed for good, and cannot succeed."""
-    from shop import tasks  # on the path only where these tests run
+    """Return the dead letter of a job that cannot succeed."""
+    from shop import tasks  # can be imported only in these tests
 
     job = tasks.resize_photo.enqueue("missing-7.jpg")
     wait_for(lambda: DeadLetter.objects.filter(job_id=job.id).exists())
     return DeadLetter.objects.get(job_id=job.id)
 
 
-def test_a_failed_job_is_found_edited_and_seen_to_succeed(
-    alice: Window, cluster: ProcessCluster
-) -> None:
+def test_failed_job_is_found_edited_and_requeued(alice: Window, cluster: ProcessCluster) -> None:
     letter, page = dead(cluster), alice.page
     alice.go("/admin/")
     page.get_by_role("link", name="Jobs", exact=True).first.click()
@@ -73,9 +71,7 @@ def test_a_failed_job_is_found_edited_and_seen_to_succeed(
     expect(page.locator("#content")).to_contain_text("lighthouse.jpg")
 
 
-def test_a_schedule_says_its_next_ticks_while_one_writes(
-    alice: Window, cluster: ProcessCluster
-) -> None:
+def test_schedule_form_previews_the_next_ticks(alice: Window, cluster: ProcessCluster) -> None:
     page = alice.page
     alice.go("/admin/stoker/schedule/add/")
     page.fill("[name=name]", "weekly report")
@@ -97,9 +93,8 @@ def test_a_schedule_says_its_next_ticks_while_one_writes(
     schedules.delete("weekly report")
 
 
-def test_the_pages_are_for_everybody(alice: Window, cluster: ProcessCluster) -> None:
-    """In light and dark, on a desk and on a phone: in what is ours axe finds nothing, and nothing
-    scrolls sideways."""
+def test_pages_are_accessible_and_fit_a_phone(alice: Window, cluster: ProcessCluster) -> None:
+    """In light, dark and narrow windows axe finds no fault, and nothing scrolls sideways."""
     from shop import tasks
 
     letter = dead(cluster)

@@ -1,4 +1,4 @@
-"""How each page looks, and whether everybody can use it: pictures are kept in reports/dashboard."""
+"""Looks and accessibility of each page: screenshots are kept in reports/dashboard."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.cluster.clusters import ProcessCluster
 pytestmark = pytest.mark.slow
 
 COLOURFUL = ("overview", "jobs", "job-failed", "dead-letters", "schedule", "workflow")
-"""Between them they have all colours that there are."""
+"""Together these pages use all colours."""
 PICTURED = "STOKER_DOCS_PICTURES"
-"""Set, the pictures of the documentation are taken anew."""
+"""If set, the pictures of the documentation are taken again."""
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "images"
 DOCUMENTED = {
     "overview": "overview",
@@ -37,9 +37,9 @@ def scenes(shop: None, cluster: ProcessCluster) -> Iterator[Scenes]:
 
 
 @pytest.mark.parametrize("name", Scenes.names())
-def test_a_page_is_for_everybody(name: str, scenes: Scenes, alice: Window) -> None:
-    """In light and dark, on a desk and on a phone: axe finds nothing, nothing scrolls sideways, and
-    the strictest policy has nothing to complain of."""
+def test_page_is_accessible_and_fits_a_phone(name: str, scenes: Scenes, alice: Window) -> None:
+    """In light, dark and narrow windows axe finds no fault, nothing scrolls sideways, and the
+    strict Content-Security-Policy is not violated."""
     page = alice.page
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.emulate_media(color_scheme="light")

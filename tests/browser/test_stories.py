@@ -1,4 +1,4 @@
-"""What people do with the dashboard, in a browser, over a cluster that works."""
+"""How people use the dashboard, in a browser with a running cluster."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
 
 
 @pytest.fixture(autouse=True)
-def _broken_again(db: None) -> Iterator[None]:
-    """What a test has mended is broken for the next."""
+def _undo_mend(db: None) -> Iterator[None]:
+    """Undo ``mend`` for the next test."""
     yield
     Account.objects.all().delete()
 
@@ -32,10 +32,10 @@ def shop_tasks():  # type: ignore[no-untyped-def] # on the path only where these
     return tasks
 
 
-def test_a_failed_job_is_found_mended_and_seen_to_succeed(
+def test_failed_job_is_found_and_requeued_until_it_succeeds(
     alice: Window, cluster: ProcessCluster
 ) -> None:
-    """An order is not paid; the bank is mended; one click, and it is, without a reload."""
+    """A payment fails, the bank answers again, and one click pays the order without a reload."""
     page = alice.page
     job = shop_tasks().charge_card.enqueue(1041, "19.90 EUR")
     wait_for(lambda: DeadLetter.objects.filter(job_id=job.id).exists())
@@ -59,8 +59,8 @@ def test_a_failed_job_is_found_mended_and_seen_to_succeed(
     assert DeadLetter.objects.get(job_id=job.id).state == DeadLetter.State.RESOLVED
 
 
-def test_a_job_is_seen_to_go_on_without_a_reload(alice: Window, cluster: ProcessCluster) -> None:
-    """By server-sent events: the page that is open says what becomes of its job."""
+def test_job_page_is_updated_by_events(alice: Window, cluster: ProcessCluster) -> None:
+    """Server-sent events update the open page."""
     page = alice.page
     job = shop_tasks().engrave.enqueue(7)
     alice.go(f"/stoker/jobs/{job.id}")
@@ -75,13 +75,13 @@ def test_a_job_is_seen_to_go_on_without_a_reload(alice: Window, cluster: Process
     assert page.evaluate("document.documentElement.dataset.follows") == "by events"
 
 
-def test_without_asgi_a_page_asks(
+def test_job_page_is_updated_by_polling_without_asgi(
     db: None,
     browser: object,
     cluster: ProcessCluster,
     tmp_path: object,
 ) -> None:
-    """The same on a server that has no events."""
+    """The site runs under WSGI, which has no events."""
     job = shop_tasks().engrave.enqueue(8)
     with running_site(tmp_path, WSGI) as address:  # type: ignore[arg-type] # a path
         window = Window(browser, address)  # type: ignore[arg-type] # a context
@@ -95,7 +95,7 @@ def test_without_asgi_a_page_asks(
         assert not window.complaints
 
 
-def test_a_paused_queue_holds_and_goes_on(alice: Window, cluster: ProcessCluster) -> None:
+def test_queue_is_paused_and_resumed(alice: Window, cluster: ProcessCluster) -> None:
     page = alice.page
     shop_tasks().send_receipt.enqueue(1, to="carol").wait(WAIT_SECONDS)
     alice.go("/stoker/queues/one?name=mail")
@@ -120,21 +120,21 @@ def test_a_paused_queue_holds_and_goes_on(alice: Window, cluster: ProcessCluster
 
 
 def held_back() -> Any:
-    """A job that the cluster has passed over, as it started a later one of another queue. Until it
-    has heard of a pause, what is enqueued may still be started."""
+    """Return a job that the cluster has passed over: it started a later job of another queue.
+    Before the cluster knows of the pause, it may still start jobs."""
     job = shop_tasks().send_receipt.enqueue(2, to="dave")
     shop_tasks().pack.enqueue(1, "lamp").wait(WAIT_SECONDS)
     job.refresh()
     return job if job.state == JobState.READY else held_back()
 
 
-def test_a_viewer_looks_and_changes_nothing(window: Window, cluster: ProcessCluster) -> None:
+def test_viewer_cannot_pause_a_queue(window: Window, cluster: ProcessCluster) -> None:
     page = window.page
     window.sign_in("bob", PASSWORD)
     window.go("/stoker/queues/one?name=mail")
     button = page.get_by_role("button", name="Pause").first
     expect(button).to_be_disabled()
-    # Somebody who sends the form by hand is refused as well.
+    # A form sent by hand is refused, too.
     status = page.evaluate(
         """async () => {
             const token = document.cookie.match(/csrftoken=([^;]+)/);
@@ -152,14 +152,14 @@ def test_a_viewer_looks_and_changes_nothing(window: Window, cluster: ProcessClus
 
 
 def wait_for_heartbeats(count: int) -> None:
-    """Of the one cluster: which of its queues are paused, it looks at more often than that."""
+    """Wait for heartbeats of the cluster, which reads paused queues more often."""
     for _ in range(count):
         before = Cluster.objects.get().heartbeat_us
         wait_for(lambda before=before: Cluster.objects.get().heartbeat_us > before)
 
 
-def test_a_requeue_is_taken_back(alice: Window, cluster: ProcessCluster) -> None:
-    """Of all that have the same fault, with one click; and none of them has run."""
+def test_requeue_of_a_fault_is_undone(alice: Window, cluster: ProcessCluster) -> None:
+    """One click requeues all dead letters of the fault, another one undoes it before they run."""
     page = alice.page
     jobs = [shop_tasks().wrap.enqueue(number) for number in range(3)]
     wait_for(lambda: DeadLetter.objects.filter(job_id__in=[job.id for job in jobs]).count() == 3)
@@ -183,8 +183,8 @@ def test_a_requeue_is_taken_back(alice: Window, cluster: ProcessCluster) -> None
     queues.resume("wrapping")
 
 
-def test_everything_is_done_by_keyboard(alice: Window, cluster: ProcessCluster) -> None:
-    """From the first stop to a pause that is thought better of."""
+def test_dashboard_works_by_keyboard(alice: Window, cluster: ProcessCluster) -> None:
+    """From the skip link to a pause that is undone."""
     page = alice.page
     alice.go("/stoker/")
     page.keyboard.press("Tab")
@@ -209,7 +209,7 @@ def test_everything_is_done_by_keyboard(alice: Window, cluster: ProcessCluster) 
     page.keyboard.press("Tab")
     expect(why).to_be_focused()
     page.keyboard.type("lunch")
-    # What happens meanwhile takes nothing out of anybody's hands.
+    # An update of the page keeps focus and text of the field.
     shop_tasks().send_receipt.enqueue(4).wait(WAIT_SECONDS)
     expect(why).to_have_value("lunch")
     page.keyboard.press("Escape")

@@ -1,4 +1,4 @@
-"""The addresses of the shop's site: the dashboard, and Django's admin with its files."""
+"""URLs of the shop's site: the dashboard, Django's admin, and static files."""
 
 from django.contrib import admin
 from django.contrib.staticfiles.views import serve

@@ -1,4 +1,4 @@
-"""A Chromium that tests drive."""
+"""Drives Chromium for the tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 GIVE_UP_MS = 120_000
-"""Only a guard against waiting for ever."""
+"""A guard against waiting for ever."""
 WIDE = {"width": 1280, "height": 800}
 SMALL = {"width": 1000, "height": 660}
 NARROW = {"width": 375, "height": 812}
@@ -29,7 +29,7 @@ RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 
 
 def chromium() -> str:
-    """Where it is; a test without it is skipped, and says why."""
+    """Return the path of Chromium, or skip the test."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         reason = Path(__file__).parents[2] / ".venv" / ".no-chromium"
@@ -40,8 +40,8 @@ def chromium() -> str:
 
 @contextmanager
 def open_browser(folder: Path) -> Iterator[BrowserContext]:
-    """A browser with a profile of its own."""
-    # Its driver has an event loop in this thread; the tests' own queries are no part of it.
+    """Open a browser with a profile of its own."""
+    # Playwright runs an event loop in this thread; the tests' queries do not run in it.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
     with sync_playwright() as driver:
         context = driver.chromium.launch_persistent_context(
@@ -54,7 +54,7 @@ def open_browser(folder: Path) -> Iterator[BrowserContext]:
 
 
 class Window:
-    """One page in the browser, and what it complains of."""
+    """A page in the browser, and the errors that it logs."""
 
     def __init__(self, context: BrowserContext, site: str) -> None:
         self.site = site
@@ -73,7 +73,7 @@ class Window:
         assert response.status == 200, f"{path}: {response.status}"
 
     def sign_in(self, name: str, password: str) -> None:
-        """As that user, by the page of the site."""
+        """Sign in on the login page."""
         self.page.context.clear_cookies()
         self.go("/accounts/login/?next=/stoker/")
         self.page.fill("[name=username]", name)
@@ -82,7 +82,7 @@ class Window:
         self.page.wait_for_url("**/stoker/")
 
     def come_as(self, name: str) -> None:
-        """As that user, who has signed in some time ago."""
+        """Open a session for that user without the login page."""
         client = Client()
         client.force_login(User.objects.get(username=name))
         value = client.cookies[settings.SESSION_COOKIE_NAME].value
@@ -92,8 +92,8 @@ class Window:
         )
 
     def violations(self, *rules: str, within: str = "html") -> list[str]:
-        """What axe finds, by these rules or by all: who cannot see or point must be able to use
-        this, too."""
+        """Return what axe finds by these rules, or by all: the page must be usable by those who
+        cannot see or point."""
         if not self.page.evaluate("Boolean(window.axe)"):
             self.page.evaluate(AXE_FILE_PATH.read_text())
         wanted = {"runOnly": list(rules or RULES), "resultTypes": ["violations"]}

@@ -1,4 +1,4 @@
-"""A project that has the dashboard, and people who look at it."""
+"""A project with the dashboard, and its users."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,13 +23,13 @@ def _project(settings: Any) -> None:
 
 @pytest.fixture
 def anna(db: None) -> Client:
-    """Who may do everything."""
+    """Give a client of a superuser."""
     return signed_in(User.objects.create_superuser("anna"))
 
 
 @pytest.fixture
 def who_may(db: None) -> Callable[..., Client]:
-    """Make somebody with these permissions only."""
+    """Make clients of users with exactly the given permissions."""
 
     def make(*permissions: str) -> Client:
         user = User.objects.create_user(f"user {User.objects.count()}")

@@ -1,4 +1,4 @@
-"""What a project needs beside its TASKS to have the dashboard."""
+"""Settings that a project with the dashboard needs beside its TASKS."""
 
 from pathlib import Path
 from typing import Any

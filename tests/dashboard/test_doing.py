@@ -1,5 +1,4 @@
-"""Who may do what, and what comes of it: every address, by a table in which a new one has to
-stand."""
+"""Permissions and effects of the dashboard's actions: each new URL must be in a table."""
 
 import re
 from collections.abc import Callable
@@ -57,7 +56,7 @@ ACTIONS = {
     "stop-cluster": "stoker.stop_cluster",
 }
 OPEN = {"asset", "live"}
-"""Files that hold nothing of anybody's; and what says only that something has changed."""
+"""URLs without data of jobs: static files, and whether something has changed."""
 
 
 def path_of(name: str) -> str:
@@ -69,8 +68,8 @@ def call(client: Client, name: str) -> Any:
     return client.get(path_of(name)) if name in PAGES else client.post(path_of(name))
 
 
-def test_every_address_stands_in_the_tables() -> None:
-    """One that was added without a thought about who may call it fails here."""
+def test_every_url_is_in_the_tables() -> None:
+    """A URL that was added without a permission fails here."""
     assert {one.name for one in urlpatterns} == {*PAGES, *ACTIONS, *OPEN}
 
 
@@ -79,8 +78,8 @@ FRONT = "overview"
 
 
 @pytest.mark.parametrize("name", sorted({*PAGES, *ACTIONS} - {FRONT}))
-def test_who_may_not_is_refused(name: str, who_may: Callable[..., Client]) -> None:
-    """Nobody: to the login. Somebody with every other permission: 403. With this one: not."""
+def test_page_needs_its_permission(name: str, who_may: Callable[..., Client]) -> None:
+    """Anonymous users are redirected to the login, users with all other permissions get 403."""
     wanted = {**PAGES, **ACTIONS}[name]
     response = call(Client(), name)
     assert response.status_code == 302
@@ -109,7 +108,7 @@ def test_front_page_without_its_permission_leads_to_the_first_page_allowed(
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_nothing_is_done_without_the_token_or_by_get(name: str, db: None) -> None:
+def test_action_needs_post_and_csrf_token(name: str, db: None) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(User.objects.create_superuser("anna"))
     assert client.post(path_of(name)).status_code == 403
@@ -117,16 +116,16 @@ def test_nothing_is_done_without_the_token_or_by_get(name: str, db: None) -> Non
     assert (response.status_code, response.headers["Allow"]) == (405, "POST")
 
 
-def test_who_may_see_nothing_hears_nothing(who_may: Callable[..., Client]) -> None:
+def test_live_updates_need_a_view_permission(who_may: Callable[..., Client]) -> None:
     assert Client().get(f"{PREFIX}live").status_code == 403
     assert who_may().get(f"{PREFIX}live").status_code == 403
     looker = who_may("view_cluster")
     assert looker.get(f"{PREFIX}live").json()["pulse"]
     no_events = looker.get(f"{PREFIX}live", headers={"Accept": "text/event-stream"})
-    assert no_events.status_code == 204, "there are none without ASGI"
+    assert no_events.status_code == 204, "events need ASGI"
 
 
-def test_a_viewer_sees_that_he_may_not(who_may: Callable[..., Client]) -> None:
+def test_actions_without_permission_are_disabled(who_may: Callable[..., Client]) -> None:
     queues.pause("mail")
     text = who_may("view_job").get(f"{PREFIX}queues/").content.decode()
     assert "disabled" in text
@@ -134,17 +133,17 @@ def test_a_viewer_sees_that_he_may_not(who_may: Callable[..., Client]) -> None:
     assert "Dead letters" not in text
 
 
-# -- what comes of it -----------------------------------------------------------------------------
+# -- effects --------------------------------------------------------------------------------------
 
 
 def done(client: Client, name: str, **fields: str) -> str:
-    """What the next page says of it."""
+    """Post the action and return the notice of the next page."""
     response = client.post(path_of(name), {"back": f"{PREFIX}queues/", **fields}, follow=True)
     assert response.status_code == 200, response.content
     return str(response.context["notice"]["text"])
 
 
-def test_a_job_is_cancelled_and_run_again(anna: Client) -> None:
+def test_job_is_cancelled_and_run_again(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
     assert done(anna, "cancel-job", job=job.id, because="ordered twice") == "The job is cancelled."
     job.refresh()
@@ -158,7 +157,7 @@ def test_a_job_is_cancelled_and_run_again(anna: Client) -> None:
     assert again.status == "SUCCESSFUL"
 
 
-def test_a_queue_is_paused_resumed_and_cleared(anna: Client) -> None:
+def test_queue_is_paused_resumed_and_cleared(anna: Client) -> None:
     job = tasks.add.using(queue_name="mail").enqueue(1, 2)
     assert "is paused" in done(anna, "pause-queue", queue="mail", because="lunch")
     pause = queues.get("mail").paused
@@ -170,7 +169,7 @@ def test_a_queue_is_paused_resumed_and_cleared(anna: Client) -> None:
     assert job.state == JobState.CANCELLED
 
 
-def test_dead_letters_are_sent_again_taken_back_and_discarded(anna: Client) -> None:
+def test_dead_letters_are_requeued_undone_and_discarded(anna: Client) -> None:
     frail.broken.add("x")
     jobs = [frail.charge.enqueue("x") for _ in range(3)]
     drain()
@@ -197,7 +196,7 @@ def test_dead_letters_are_sent_again_taken_back_and_discarded(anna: Client) -> N
     assert anna.post(f"{PREFIX}dead-letters/discard").status_code == 400, "none was named"
 
 
-def test_a_schedule_is_run_paused_and_resumed(anna: Client) -> None:
+def test_schedule_is_run_paused_and_resumed(anna: Client) -> None:
     row = schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
     response = anna.post(f"{PREFIX}schedules/run", {"schedule": row.name})
     job = Job.objects.get()
@@ -208,7 +207,7 @@ def test_a_schedule_is_run_paused_and_resumed(anna: Client) -> None:
     assert "is resumed" in done(anna, "resume-schedule", schedule=row.name)
 
 
-def test_a_workflow_is_cancelled_and_sent_on(anna: Client) -> None:
+def test_workflow_is_cancelled_and_retried(anna: Client) -> None:
     flow = chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue(name="order 7")
     assert "is cancelled" in done(anna, "cancel-workflow", workflow=flow.id, because="lunch")
     row = Workflow.objects.get(pk=flow.id)
@@ -219,7 +218,7 @@ def test_a_workflow_is_cancelled_and_sent_on(anna: Client) -> None:
     assert row.state == "SUCCESSFUL"
 
 
-def test_a_cluster_is_asked(anna: Client) -> None:
+def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(anna: Client) -> None:
     cluster = Cluster.objects.create(
         id=uuid4(),
         name=settings_for().cluster,
@@ -253,14 +252,14 @@ def test_a_cluster_is_asked(anna: Client) -> None:
         "/accounts/jobs/",
     ],
 )
-def test_nobody_is_sent_elsewhere(back: str, anna: Client) -> None:
+def test_foreign_back_url_leads_to_the_start_page(back: str, anna: Client) -> None:
     queues.pause("mail")
     response = anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": back})
     assert response.headers["Location"] == PREFIX
 
 
 @pytest.mark.parametrize("back", ["//elsewhere.example/", "/\\elsewhere.example/"])
-def test_nobody_is_sent_to_another_site_by_a_dashboard_at_the_root(
+def test_redirect_to_another_site_is_refused_at_the_root(
     back: str, anna: Client, settings: Any
 ) -> None:
     settings.ROOT_URLCONF = "tests.dashboard.urls_at_root"

@@ -1,6 +1,6 @@
-"""With very many jobs: no page reads a table from end to end, and each is there at once.
+"""Many jobs: no page reads a whole large table, and each answers quickly.
 
-``STOKER_DASHBOARD_JOBS=1000000`` makes so many, and then each page has to take less than 200 ms.
+``STOKER_DASHBOARD_JOBS=1000000`` creates that many, and then each page must take less than 200 ms.
 """
 
 import json
@@ -45,7 +45,7 @@ LARGE = {
     "stoker_tick",
 }
 
-# Ids that sort by time, as job ids do: the number of the job makes the moment.
+# Ids that sort by time, as job ids do: the number of the job is part of the time.
 ID = "(lpad(to_hex(1700000000000 + n), 12, '0') || '7000800000000000000{k}')::uuid"
 FILL = """
 INSERT INTO stoker_job (id, task, queue, priority, package, enqueued_at, attempts, worker_id,
@@ -116,7 +116,7 @@ CROSS JOIN LATERAL generate_series(first, last) AS b CROSS JOIN generate_series(
 
 @pytest.fixture
 def many(transactional_db: None) -> Iterator[dict[str, Any]]:
-    """A store with very many rows, analyzed."""
+    """Fill the store with very many rows, and analyze it."""
     jobs = JOBS or FEW
     over = jobs * 7 // 10
     words = {
@@ -197,8 +197,8 @@ PAGES = (
 )
 
 
-def test_no_page_reads_a_large_table_from_end_to_end(many: dict[str, Any], anna: Client) -> None:
-    """By what PostgreSQL plans for each query; and how long each page takes."""
+def test_pages_read_no_large_table_fully(many: dict[str, Any], anna: Client) -> None:
+    """Check PostgreSQL's plan of each query, and measure each page."""
     bad, times = [], {}
     for path in PAGES:
         address = PREFIX + path.format(**many)
@@ -219,8 +219,8 @@ def test_no_page_reads_a_large_table_from_end_to_end(many: dict[str, Any], anna:
 
 
 def seconds_of(client: Client, address: str) -> float:
-    """The processor time that a page takes of this process and of the database's, to whom nothing
-    is remembered: other work on the machine does not count."""
+    """Return the processor time that a page takes, of this process and of the database's, with an
+    empty cache: other work on the machine does not count."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         server = psutil.Process(cursor.fetchone()[0])
@@ -234,11 +234,11 @@ def seconds_of(client: Client, address: str) -> float:
 
 
 def scans_of(sql: str) -> list[str]:
-    """The large tables that this query reads without an index and without an end."""
-    if "SELECT" not in sql or sql.startswith("EXPLAIN"):  # as estimates do
+    """Return the large tables that this query reads without an index or a limit."""
+    if "SELECT" not in sql or sql.startswith("EXPLAIN"):  # estimates use EXPLAIN
         return []
     with connection.cursor() as cursor:
-        # Of a small table the wrong way is the shorter one: what counts is that there is another.
+        # On a small table a full scan is cheaper: what counts is that an index could be used.
         cursor.execute("SET enable_seqscan = off")
         cursor.execute("EXPLAIN (FORMAT JSON) " + sql.replace("%", "%%"))
         plan = cursor.fetchone()[0]
@@ -252,7 +252,7 @@ def scans_of(sql: str) -> list[str]:
 def look(node: dict[str, Any], found: list[str], *, is_bounded: bool) -> None:
     if node["Node Type"] == "Seq Scan" and node["Relation Name"] in LARGE and not is_bounded:
         found.append(node["Relation Name"])
-    # What ends a scan early stands right above it.
+    # A Limit ends a scan early if it stands right above it.
     ends_early = node["Node Type"] == "Limit"
     for inner in node.get("Plans", ()):
         look(inner, found, is_bounded=ends_early)

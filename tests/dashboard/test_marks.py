@@ -1,4 +1,4 @@
-"""What the template filters mark as safe is escaped."""
+"""Escaping in the template filters whose output is marked as safe."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from stoker.templatetags.stoker_dashboard import code_marked, short_task
 
 
 @pytest.mark.parametrize("path", ["<i>", "shop.<i>", "<i>.send"])
-def test_names_of_tasks_are_escaped(path: str) -> None:
+def test_task_names_are_escaped(path: str) -> None:
     assert "<i>" not in short_task(path)
     assert "&lt;i&gt;" in short_task(path)
 

@@ -1,4 +1,4 @@
-"""Every page is there, asks the database little, and shows what there is to see."""
+"""Every page answers, makes few queries, and shows what it should."""
 
 import html
 import re
@@ -37,7 +37,7 @@ TRAPPED: list[str] = []
 
 
 class Trap:
-    """Says when it is unpickled."""
+    """An object that records when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
         return TRAPPED.append, ("unpickled",)
@@ -45,7 +45,7 @@ class Trap:
 
 @pytest.fixture
 def ids() -> dict[str, Any]:
-    """A bit of everything."""
+    """Create jobs in every state, a workflow, a schedule and a dead letter."""
     frail.broken.add("order 1")
     failed = frail.charge.enqueue("order 1")
     done = tasks.add.enqueue(1, 2)
@@ -75,7 +75,7 @@ def ids() -> dict[str, Any]:
 
 
 def running_job() -> str:
-    """One that a worker of a cluster runs, as the cluster's last sign of life showed it."""
+    """Create a job that runs according to its cluster's last heartbeat."""
     cluster_id, job = uuid4(), tasks.add.using(queue_name="busy").enqueue(1, 2)
     broker_for(settings_for()).claim(["busy"], 1, holder=cluster_id, lease_seconds=600)
     running = [{"job": job.id, "seconds": 1.0}]
@@ -123,10 +123,10 @@ PAGES = (
 )
 
 
-def test_every_page_asks_little_and_escapes_what_it_is_given(
+def test_pages_make_few_queries_and_escape_their_values(
     ids: dict[str, Any], who_may: Callable[..., Client]
 ) -> None:
-    """Fewer than 15 queries, those for session and permissions included."""
+    """At most 15 queries, including those for session and permissions."""
     looker = who_may(*VIEWS)
     for path in PAGES:
         with CaptureQueriesContext(connection) as captured:
@@ -141,7 +141,7 @@ def test_every_page_asks_little_and_escapes_what_it_is_given(
         assert policy.startswith("default-src 'self';"), path
 
 
-def test_what_is_there_is_shown(ids: dict[str, Any], anna: Client) -> None:
+def test_pages_show_errors_names_and_results(ids: dict[str, Any], anna: Client) -> None:
     def text_of(path: str) -> str:
         return anna.get(PREFIX + path.format(**ids)).content.decode()
 
@@ -149,17 +149,15 @@ def test_what_is_there_is_shown(ids: dict[str, Any], anna: Client) -> None:
     assert "Traceback" in text_of("jobs/{failed}")
     assert "Broken" in text_of("dead-letters/")
     assert "&lt;b&gt;the provider&lt;/b&gt;" in text_of("queues/")
-    assert "and 4 more" in text_of("workflows/{flow}"), "of a large group the rest is counted"
+    assert "and 4 more" in text_of("workflows/{flow}"), "a large group is shortened"
     assert "every hour" in text_of("schedules/")
     assert f"jobs/{ids['done']}" in text_of(f"jobs/?q={ids['done']}")
     assert "a/b?c=ü" in text_of("queues/one?name=a%2Fb%3Fc%3D%C3%BC")
     assert '<pre tabindex="0">3</pre>' in text_of("jobs/{done}")
 
 
-def test_what_browsers_read_is_written_in_no_language(
-    ids: dict[str, Any], anna: Client, settings: Any
-) -> None:
-    """Where people read 1.234,5, SVG still has to have 1234.5."""
+def test_numbers_in_svg_are_not_localised(ids: dict[str, Any], anna: Client, settings: Any) -> None:
+    """SVG needs 1234.5, also in languages that write 1.234,5."""
     now = int(time.time()) // 60 * 60
     Tally.objects.create(start=now - 120, seconds=60, queue="default", task="t", successful=7)
     settings.LANGUAGE_CODE = "de"
@@ -172,14 +170,14 @@ def test_what_browsers_read_is_written_in_no_language(
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_moments_with_a_zone_and_without_are_told(use_tz: bool, settings: Any) -> None:
+def test_age_is_right_with_and_without_time_zones(use_tz: bool, settings: Any) -> None:
     settings.USE_TZ = use_tz
     assert words.since(datetime.now(UTC) - timedelta(hours=2, seconds=30)) == "2 h ago"
     assert words.since(timezone.now() + timedelta(days=4, minutes=1)) == "in 4 d"
 
 
-def test_pages_follow_one_another(anna: Client) -> None:
-    """Each job stands on one of them, in the order in which they were enqueued."""
+def test_pages_cover_all_jobs_in_order(anna: Client) -> None:
+    """Each job is on exactly one page, the newest first."""
     jobs = tasks.nothing.enqueue_many([((), {})] * 120)
     found: list[str] = []
     path: str | None = f"{PREFIX}jobs/"
@@ -190,7 +188,7 @@ def test_pages_follow_one_another(anna: Client) -> None:
     assert found == [job.id for job in reversed(jobs)]
 
 
-def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
+def test_search_without_index_continues_over_pages(
     anna: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stoker.inspect import jobs as job_search
@@ -222,20 +220,20 @@ def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
         "jobs/?q=%00",
     ],
 )
-def test_nonsense_is_told(path: str, anna: Client) -> None:
+def test_invalid_query_gives_400(path: str, anna: Client) -> None:
     response = anna.get(PREFIX + path)
     assert response.status_code == 400
     assert b"<h1>" in response.content
 
 
 @pytest.mark.parametrize("kind", ["jobs", "dead-letters", "schedules", "workflows"])
-def test_what_is_not_there_is_told(kind: str, anna: Client) -> None:
+def test_unknown_id_gives_404(kind: str, anna: Client) -> None:
     response = anna.get(f"{PREFIX}{kind}/{UUID(int=1)}")
     assert response.status_code == 404
     assert b"There is no" in response.content
 
 
-def test_a_store_that_is_out_of_reach_is_told(anna: Client, settings: Any) -> None:
+def test_unreachable_store_gives_503(anna: Client, settings: Any) -> None:
     settings.TASKS = {
         "default": {
             "BACKEND": "stoker.backend.StokerBackend",
@@ -247,9 +245,9 @@ def test_a_store_that_is_out_of_reach_is_told(anna: Client, settings: Any) -> No
     assert b"Out of reach" in response.content
 
 
-def test_it_is_told_when_nobody_can_say_who_looks(anna: Client, settings: Any) -> None:
-    """The users' database is away, too."""
-    # That one asks who it is before any view does.
+def test_unreachable_users_database_gives_503(anna: Client, settings: Any) -> None:
+    """The session's user cannot be read either."""
+    # The login middleware would ask for the user before any view does.
     settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "LoginRequired" not in one]
 
     def away(*_: Any) -> None:
@@ -259,16 +257,18 @@ def test_it_is_told_when_nobody_can_say_who_looks(anna: Client, settings: Any) -
         page, word = anna.get(PREFIX), anna.get(f"{PREFIX}live")
     assert page.status_code == 503
     assert page.content.decode().startswith("The database does not answer.")
-    assert word.json() == {"pulse": "unknown"}, "then the page is fetched again, which says so"
+    assert word.json() == {"pulse": "unknown"}, (
+        "the browser then reloads the page, which explains it"
+    )
 
 
-def test_a_project_without_users_is_told_what_is_missing(anna: Client, settings: Any) -> None:
+def test_missing_authentication_middleware_raises(anna: Client, settings: Any) -> None:
     settings.MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware in MIDDLEWARE"):
         anna.get(PREFIX)
 
 
-def test_who_looks_unpickles_nothing(anna: Client, settings: Any) -> None:
+def test_pages_unpickle_nothing(anna: Client, settings: Any) -> None:
     pickles = {"OPTIONS": {"SERIALIZER": "pickle"}}
     settings.TASKS = {"default": {**settings.TASKS["default"], **pickles}}
     result = tasks.add.enqueue(Trap(), 2)
@@ -277,7 +277,7 @@ def test_who_looks_unpickles_nothing(anna: Client, settings: Any) -> None:
     assert not TRAPPED
 
 
-def test_several_backends_have_a_switch(anna: Client, settings: Any) -> None:
+def test_several_backends_can_be_chosen(anna: Client, settings: Any) -> None:
     one = settings.TASKS["default"]
     assert b"<select" not in anna.get(PREFIX).content
     settings.TASKS = {"default": one, "other": {**one, "OPTIONS": {"CLUSTER": "other"}}}
@@ -287,7 +287,7 @@ def test_several_backends_have_a_switch(anna: Client, settings: Any) -> None:
     assert anna.get(f"{PREFIX}?backend=third").status_code == 404
 
 
-def test_files_are_kept_for_ever_under_an_address_of_their_own(anna: Client) -> None:
+def test_static_files_are_cached_by_versioned_url(anna: Client) -> None:
     text = anna.get(PREFIX).content.decode()
     address = text.partition('<script src="')[2].partition('"')[0]
     response = Client().get(address)
@@ -298,7 +298,7 @@ def test_files_are_kept_for_ever_under_an_address_of_their_own(anna: Client) -> 
     assert Client().get(f"{PREFIX}files/old/secrets.txt").status_code == 404
 
 
-def test_a_job_that_waits_says_why(anna: Client) -> None:
+def test_waiting_job_shows_why(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
     response = anna.get(f"{PREFIX}jobs/{job.id}")
     assert response.status_code == 200
@@ -318,11 +318,11 @@ def test_a_job_that_waits_says_why(anna: Client) -> None:
         (90000, "1 d 1 h"),
     ],
 )
-def test_times_are_said_briefly(seconds: float | None, said: str) -> None:
+def test_durations_are_short(seconds: float | None, said: str) -> None:
     assert words.duration(seconds) == said
 
 
-def test_a_page_of_a_large_workflow_asks_little(anna: Client) -> None:
+def test_page_of_large_workflow_makes_few_queries(anna: Client) -> None:
     flow = group(*(flows.member.si(n, 0.0) for n in range(900))).enqueue(name="large")
     with CaptureQueriesContext(connection) as captured:
         response = anna.get(f"{PREFIX}workflows/{flow.id}")

@@ -1,4 +1,4 @@
-"""The addresses of a project that has the dashboard."""
+"""URLs of a project with the dashboard."""
 
 from django.contrib.auth.views import LoginView
 from django.urls import include, path

@@ -1,4 +1,4 @@
-"""The addresses of a project that is nothing but the dashboard."""
+"""URLs of a project that consists of the dashboard."""
 
 from django.urls import include, path
 

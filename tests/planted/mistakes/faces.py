@@ -16,7 +16,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_why.py",
-        "queue_is_paused",
+        "job_of_a_paused_queue_answers_paused",
     ),
     Mistake(
         "a reporter is told secrets",
@@ -41,7 +41,7 @@ MISTAKES = (
         "a permission of the API is not asked for",
         [Change("api.access:permitted", replace("user.has_perm(permission)", "permission"))],
         "tests/api/test_permissions.py",
-        "gets_403",
+        "all_other_permissions_give_403 or token_of_user_without_permission_gets_403",
         database="postgres",
     ),
     Mistake(
@@ -68,7 +68,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_doctor.py",
-        "looked_at_once_more",
+        "repair_skips_faults_repaired_meanwhile",
     ),
     Mistake(
         "what was not signed is unpickled whatever it holds",
@@ -113,7 +113,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_timeline.py",
-        "not_written_down",
+        "attempt_without_row_is_shown_as_unknown",
     ),
     Mistake(
         "a page of the admin that only asks does what it asks about",
@@ -136,21 +136,21 @@ MISTAKES = (
             )
         ],
         "tests/admin/test_permissions.py",
-        "without_the_permission",
+        "all_other_permissions_give_403",
         database="with_admin",
     ),
     Mistake(
         "the dashboard lets everybody in who is signed in",
         [Change("dashboard.views:_refuse", replace("not visit.may(permission)", "False"))],
         "tests/dashboard/test_doing.py",
-        "who_may_not",
+        "page_needs_its_permission",
         database="postgres",
     ),
     Mistake(
         "numbers of the dashboard's charts are written as people write them",
         [Text("templates/stoker/dashboard/chart.html", "{% localize off %}", "{% localize on %}")],
         "tests/dashboard/test_pages.py",
-        "no_language",
+        "numbers_in_svg_are_not_localised",
         database="postgres",
     ),
     Mistake(
@@ -164,7 +164,7 @@ MISTAKES = (
             )
         ],
         "tests/dashboard/test_doing.py",
-        "nobody_is_sent_elsewhere",
+        "foreign_back_url_leads_to_the_start_page",
         database="postgres",
     ),
     Mistake(
@@ -176,7 +176,7 @@ MISTAKES = (
             )
         ],
         "tests/api/test_jobs.py",
-        "the_same_idempotency_key_makes_no_second_job",
+        "same_idempotency_key_of_same_user_returns_the_first_job",
         database="postgres",
     ),
     Mistake(
@@ -187,7 +187,7 @@ MISTAKES = (
             )
         ],
         "tests/api/test_jobs.py",
-        "a_unique_key_makes_no_second_job",
+        "same_unique_key_returns_the_first_job",
         database="postgres",
     ),
     Mistake(
@@ -199,21 +199,21 @@ MISTAKES = (
             )
         ],
         "tests/api/test_jobs.py",
-        "arguments_that_do_not_fit_are_told",
+        "wrong_arguments_give_422_with_an_explanation",
         database="postgres",
     ),
     Mistake(
         "a request of any size is read",
         [Change("api.access:_refuse_larger", replace("length > most", "False"))],
         "tests/api/test_problems.py",
-        "a_request_that_is_too_large",
+        "too_large_request_gives_413",
         database="postgres",
     ),
     Mistake(
         "answers of the API are cached",
         [Change("api.access:enclosed", drop("response.headers['Cache-Control'] = 'no-store'"))],
         "tests/api/test_problems.py",
-        "nothing_is_kept_by_caches",
+        "responses_are_not_cached",
         database="postgres",
     ),
     Mistake(
@@ -225,7 +225,7 @@ MISTAKES = (
             )
         ],
         "tests/api/test_problems.py",
-        "only_json_is_taken",
+        "other_content_types_give_415",
         database="postgres",
     ),
     Mistake(
@@ -237,7 +237,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_why.py",
-        "its_package_could_not_be_opened",
+        "unreadable_package_answers_unreadable",
     ),
     Mistake(
         "why does not see that no cluster serves the queue",
@@ -248,7 +248,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_why.py",
-        "a_job_that_is_overdue_is_held_up_as_one_that_is_ready",
+        "overdue_job_answers_like_a_ready_one",
     ),
     Mistake(
         "the list of jobs ignores the queue",
@@ -259,14 +259,14 @@ MISTAKES = (
             )
         ],
         "tests/admin/test_jobs.py",
-        "jobs_are_found_by_what_one_knows_of_them",
+        "search_finds_jobs_by_id_task_error_and_queue",
         database="with_admin",
     ),
     Mistake(
         "the list of jobs ignores the task",
         [Change("inspect.jobs:JobSearch._condition", drop("of_job &= Q(task=wanted.task)"))],
         "tests/admin/test_jobs.py",
-        "jobs_are_found_by_what_one_knows_of_them",
+        "search_finds_jobs_by_id_task_error_and_queue",
         database="with_admin",
     ),
     Mistake(
@@ -281,7 +281,7 @@ MISTAKES = (
             )
         ],
         "tests/dashboard/test_marks.py",
-        "names_of_tasks_are_escaped",
+        "task_names_are_escaped",
         database="postgres",
     ),
     Mistake(
@@ -293,7 +293,7 @@ MISTAKES = (
             )
         ],
         "tests/dashboard/test_marks.py",
-        "names_of_tasks_are_escaped",
+        "task_names_are_escaped",
         database="postgres",
     ),
     Mistake(
@@ -320,7 +320,7 @@ MISTAKES = (
             )
         ],
         "tests/dashboard/test_doing.py",
-        "nobody_is_sent_to_another_site_by_a_dashboard_at_the_root",
+        "redirect_to_another_site_is_refused_at_the_root",
         database="postgres",
     ),
     Mistake(

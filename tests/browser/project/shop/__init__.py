@@ -1,1 +1,1 @@
-"""What the dashboard tells of in the tests, and in the pictures of the documentation."""
+"""The project that the tests show, also in the pictures of the documentation."""

@@ -1,4 +1,4 @@
-"""The work of a shop. What it needs is mended by a row: see ``mend``."""
+"""The tasks of a shop. A row makes the failing ones succeed: see ``mend``."""
 
 import time
 
@@ -8,20 +8,20 @@ from tests.app.models import Account
 
 
 class BankUnreachable(Exception):
-    """It does not answer. It may later."""
+    """The bank does not answer now, but may later."""
 
 
 class NoSuchPhoto(Exception):
-    """There is none."""
+    """The photo does not exist."""
 
 
 class OutOfPaper(Exception):
-    """There is none left."""
+    """There is no paper left."""
 
 
 @task(queue_name="payments", max_attempts=2, backoff=0.2)
 def charge_card(order: int, amount: str) -> str:
-    """Take the money, if the bank answers."""
+    """Charge the card, if the bank answers."""
     if not Account.objects.filter(total=1).exists():
         raise BankUnreachable(f"the bank did not answer: order {order} over {amount} is not paid")
     return f"paid {amount}"
@@ -51,7 +51,7 @@ def print_label(order: int, seconds: float = 0.0) -> None:
 
 @task(queue_name="photos")
 def engrave(order: int) -> str:
-    """Takes until somebody has mended what it needs."""
+    """Run until ``mend`` was called."""
     while not Account.objects.filter(total=1).exists():
         time.sleep(0.05)
     return f"engraved {order}"
