@@ -47,6 +47,8 @@ class JsonLines(logging.Formatter):
                 told[key] = value
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            told["exception"] = record.exc_text
         if record.stack_info:
             told["stack"] = record.stack_info
         extra = {name: value for name, value in vars(record).items() if name not in KNOWN}

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from datetime import datetime
 
 from asgiref.sync import sync_to_async
@@ -163,6 +164,11 @@ def return_what_cannot_be_kept() -> object:
 @task
 def log_a_line(line: str) -> None:
     logger.warning(line)
+
+
+@task
+def warn(sentence: str) -> None:
+    warnings.warn(sentence, UserWarning, stacklevel=1)
 
 
 @task

@@ -2,11 +2,8 @@
 
 import argparse
 import json
-import logging
 import shlex
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +12,6 @@ import pytest
 from django.core.management.base import CommandError
 from django.test import override_settings
 
-from stoker.cluster.process import log_to_console
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
 from stoker.exceptions import ConfigurationError
@@ -245,42 +241,6 @@ def test_only_queues_of_the_backend_are_taken() -> None:
     assert queues_of("anything", every) == ("anything",)
     with pytest.raises(ConfigurationError, match=r"no queue 'post'. Its QUEUES are: default, mail"):
         queues_of("mail,post", some)
-
-
-@contextmanager
-def fresh_logger() -> Iterator[logging.Logger]:
-    """Stoker's logger as it is in a fresh process. (Pytest has handlers of its own.)"""
-    logger = logging.getLogger("stoker")
-    level, propagates = logger.level, logger.propagate
-    handlers, of_root = logger.handlers[:], logging.root.handlers[:]
-    logger.setLevel(logging.NOTSET)
-    logger.handlers.clear()
-    logging.root.handlers.clear()
-    try:
-        yield logger
-    finally:
-        logger.setLevel(level)
-        logger.propagate = propagates
-        logger.handlers[:], logging.root.handlers[:] = handlers, of_root
-
-
-def test_lines_go_to_standard_error_where_nothing_is_set_up() -> None:
-    with fresh_logger() as logger:
-        log_to_console("WARNING")
-        log_to_console("WARNING")
-        (handler,) = logger.handlers
-        assert isinstance(handler, logging.StreamHandler)
-        assert (handler.stream, logger.level) == (sys.stderr, logging.WARNING)
-
-
-def test_the_projects_own_logging_is_used() -> None:
-    with fresh_logger() as logger:
-        logging.root.addHandler(logging.NullHandler())
-        log_to_console("DEBUG")
-        assert (logger.handlers, logger.propagate, logger.level) == ([], True, logging.DEBUG)
-        logger.setLevel(logging.ERROR)
-        log_to_console("DEBUG")
-        assert logger.level == logging.ERROR
 
 
 # -- what is told ---------------------------------------------------------------------------------

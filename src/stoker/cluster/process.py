@@ -19,11 +19,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker.json_lines import JsonLines
 from stoker.signals import post_spawn, pre_exit
 
 from .board import Board
 from .channel import Closed, Control
+from .console import log_to_console
 from .plan import Plan
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -254,27 +254,6 @@ def leave_forked_child() -> NoReturn:
 def say_goodbye(seconds: float) -> None:
     """Let receivers of ``pre_exit`` send their remaining data."""
     pre_exit.send_robust(Child, seconds=seconds)
-
-
-def log_to_console(level: str, *, as_json: bool = False) -> None:
-    """Show Stoker's log messages from this level on.
-
-    They go to the handlers of the project's logging, else to standard error. A level that the
-    project has set for the logger is kept.
-    """
-    logger = logging.getLogger("stoker")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(level)
-    if logger.hasHandlers():
-        return
-    handler = logging.StreamHandler()
-    if as_json:
-        handler.setFormatter(JsonLines())
-    else:
-        form = "%(asctime)s %(levelname)-7s [%(processName)s] %(message)s"
-        handler.setFormatter(logging.Formatter(form))
-    logger.addHandler(handler)
-    logger.propagate = False
 
 
 def _leave_the_parent(role: str) -> None:

@@ -20,9 +20,10 @@ from stoker.signals import tell
 from . import board as place
 from .board import STORE, Board, board_path, store_mark
 from .channel import who_is_readable
+from .console import log_to_console
 from .crew import Crew
 from .plan import Plan
-from .process import Started, log_to_console
+from .process import Started
 from .reload import Reloader
 from .watch import Watch, fence_margin_ns
 

@@ -30,16 +30,10 @@ def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) ->
             tell(
                 "put_back",
                 job_id=verdict.lease.job_id,
+                task=verdict.attempted.task,
+                attempt=verdict.attempted.delivery.attempt,
                 seconds=verdict.outcome.delay_seconds,
                 reason=verdict.outcome.reason,
-            )
-        elif isinstance(verdict.outcome, outcomes.Retry):
-            tell(
-                "attempt_failed",
-                job_id=verdict.lease.job_id,
-                attempt=verdict.attempted.delivery.attempt,
-                error=verdict.outcome.fault.in_one_line,
-                seconds=verdict.outcome.delay_seconds,
             )
     if post_execute.receivers:
         _tell_those_who_listen(settings, batch.over().verdicts())

@@ -436,6 +436,7 @@ class Executor:
             delivery.lease_id,
         )
         token = current.set(running)
+        running.log_start()
         if opened.result is not None:
             task_signals.task_started.send_robust(self._sender, task_result=opened.result)
             pre_execute.send_robust(self._sender, task_result=opened.result)
@@ -470,6 +471,8 @@ class Executor:
             task=package.task,
             enqueued_at=package.enqueued_at,
         )
+        if running := current.get():
+            running.log_end(outcome, finished_at - opened.started_at)
         if opened.result is None and isinstance(outcome, outcomes.Succeeded):
             return attempted
         tell_failure(self.settings, attempted, package)

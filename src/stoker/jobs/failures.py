@@ -18,7 +18,7 @@ from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.exceptions import PackageError
 from stoker.models import Job
-from stoker.signals import attempt_failed, call_project
+from stoker.signals import attempt_failed, call_project, tell
 
 from .outcomes import Attempted, Failed, Fault, Retry
 from .package import Package, sealer_for
@@ -56,9 +56,13 @@ class Failure:
 
 
 def tell_failure(settings: Settings, attempted: Attempted, package: Package | None = None) -> None:
-    """Send ``attempt_failed`` for a failed attempt, if the signal has receivers."""
+    """Log a failed attempt, and send ``attempt_failed`` if the signal has receivers."""
     outcome, delivery = attempted.outcome, attempted.delivery
-    if not attempt_failed.receivers or not isinstance(outcome, Failed | Retry):
+    if not isinstance(outcome, Failed | Retry):
+        return
+    package = package or _opened(settings, attempted)
+    _log(attempted, outcome, package)
+    if not attempt_failed.receivers:
         return
     failure = Failure(
         job_id=delivery.job_id,
@@ -71,12 +75,31 @@ def tell_failure(settings: Settings, attempted: Attempted, package: Package | No
         is_final=isinstance(outcome, Failed),
         started_at=attempted.started_at,
         finished_at=attempted.finished_at,
-        package=package or _opened(settings, attempted),
+        package=package,
         exception=_at_hand(outcome.fault),
     )
     sender = type(task_backends[settings.alias])
     call_project(
         "signal attempt_failed", partial(attempt_failed.send_robust, sender, failure=failure)
+    )
+
+
+def _log(attempted: Attempted, outcome: Failed | Retry, package: Package | None) -> None:
+    began_at = attempted.started_at
+    after = "" if began_at is None else f" after {max(0.0, attempted.finished_at - began_at):.3f} s"
+    follows = "The job has ended"
+    if isinstance(outcome, Retry):
+        follows = f"The next attempt is in {outcome.delay_seconds:.1f} s"
+    tell(
+        "attempt_failed",
+        task=package.task if package else "unknown task",
+        job_id=attempted.delivery.job_id,
+        queue=attempted.delivery.queue,
+        attempt=attempted.delivery.attempt,
+        after=after,
+        error=outcome.fault.in_one_line,
+        follows=follows,
+        traceback=outcome.fault.traceback,
     )
 
 

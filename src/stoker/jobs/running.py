@@ -18,7 +18,7 @@ from stoker.compat import TASKS_APP, TaskError, TaskResultStatus, task_signals
 from stoker.conf import Settings
 from stoker.models import Attempt
 from stoker.models.job import moment
-from stoker.signals import post_execute_in_worker, pre_execute
+from stoker.signals import post_execute_in_worker, pre_execute, tell
 
 from . import outcomes
 from .outcomes import Outcome
@@ -46,7 +46,35 @@ class Running:
     reported_at: float = float("-inf")
     """Time of the last progress report, in monotonic seconds."""
 
+    @property
+    def short_id(self) -> str:
+        """The random end of the job's id: ids of the same minute begin alike."""
+        return self.job_id.hex[-12:]
 
+    def log_start(self) -> None:
+        """Log that the attempt starts, if such lines are wanted."""
+        if job_lines.isEnabledFor(logging.INFO):
+            self._log("job_started")
+
+    def log_end(self, outcome: Outcome, seconds: float) -> None:
+        """Log how the attempt ended, if such lines are wanted. Failures are logged elsewhere."""
+        if job_lines.isEnabledFor(logging.INFO) and not isinstance(outcome, FAILURES):
+            self._log("job_ended", outcome=outcome.kind, seconds=seconds)
+
+    def _log(self, name: str, **facts: Any) -> None:
+        tell(
+            name,
+            task=self.task,
+            job_id=self.job_id,
+            short_id=self.short_id,
+            attempt=self.attempt,
+            **facts,
+        )
+
+
+job_lines = logging.getLogger("stoker.jobs")
+"""A cluster turns its level up on a terminal and with ``-v 2``."""
+FAILURES = (outcomes.Failed, outcomes.Retry)
 tasks_logger = logging.getLogger(TASKS_APP)
 DJANGOS_OWN = {
     id(task_signals.log_task_enqueued),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stoker.jobs.running import current
+from stoker.jobs.running import current, job_lines
 from stoker.signals import event
 
 logger = logging.getLogger("stoker")
@@ -82,9 +82,14 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "The outcome of job {job_id} could not be recorded ({error}); it is kept and retried.",
     ),
     "put_back": (logging.INFO, "Job {job_id} is released for {seconds:.1f} s: {reason}"),
+    "job_started": (logging.INFO, "{task}[{short_id}] started, attempt {attempt}"),
+    "job_ended": (
+        logging.INFO,
+        "{task}[{short_id}] {outcome} in {seconds:.3f} s, attempt {attempt}",
+    ),
     "attempt_failed": (
         logging.WARNING,
-        "Attempt {attempt} of job {job_id} failed ({error}); the next follows in {seconds:.1f} s.",
+        "{task}[{job_id}] failed{after}, attempt {attempt}: {error}. {follows}.",
     ),
     "dead_lettered": (
         logging.ERROR,
@@ -190,11 +195,31 @@ SENTENCES: dict[str, tuple[int, str]] = {
 }
 
 
+JOB_LINES = {"job_started", "job_ended"}
+"""Events of the logger ``stoker.jobs``; the others are of ``stoker``."""
+NAMES_THE_JOB = ("job_id", "task", "queue", "attempt")
+
+
 def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
     """Log one event."""
     level, sentence = SENTENCES[name]
-    if logger.isEnabledFor(level):
-        logger.log(level, sentence.format_map(facts), extra={"stoker_event": name})
+    its_logger = job_lines if name in JOB_LINES else logger
+    if not its_logger.isEnabledFor(level):
+        return
+    record = its_logger.makeRecord(
+        its_logger.name, level, "", 0, sentence.format_map(facts), (), None
+    )
+    record.stoker_event = name
+    for fact in NAMES_THE_JOB:
+        if fact in facts:
+            setattr(
+                record, f"stoker_{fact}", str(facts[fact]) if fact != "attempt" else facts[fact]
+            )
+    for fact in ("outcome", "seconds"):
+        if name in JOB_LINES and fact in facts:
+            setattr(record, fact, facts[fact])
+    record.exc_text = facts.get("traceback", "").rstrip() or None
+    its_logger.handle(record)
 
 
 def install() -> None:

@@ -98,7 +98,8 @@ def test_djangos_log_lines_are_written_where_they_are_asked_for(
 def test_a_failure_is_always_told(caplog: pytest.LogCaptureFixture) -> None:
     run(tasks.fail_once)
 
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    told = [(record.name, record.levelno) for record in caplog.records]
+    assert told == [("stoker", logging.WARNING), (TASKS_APP, logging.ERROR)]
 
 
 def test_what_a_task_does_to_its_arguments_does_not_show_in_its_result() -> None:

@@ -1,0 +1,89 @@
+"""The log of a cluster: what it shows, where, and in which form."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import Any
+
+from stoker.compat import TASKS_APP
+from stoker.jobs.running import current, job_lines
+from stoker.json_lines import JsonLines
+
+FORM = "%(asctime)s %(levelname)-7s [%(processName)s] %(message)s"
+
+
+class PlainLines(logging.Formatter):
+    """Text for a terminal. The project's own lines begin with the job that they were made in."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        running = current.get()
+        if running is not None and not hasattr(record, "stoker_event"):
+            record.message = f"{running.task}[{running.short_id}] {record.message}"
+        return super().formatMessage(record)
+
+
+class Console(logging.StreamHandler[Any]):
+    """Writes to standard error what no handler of the project's takes."""
+
+    def filter(self, record: logging.LogRecord) -> Any:
+        """Refuse the record if a logger below the root has a handler for it."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None and logger.parent is not None:
+            if not all(isinstance(one, logging.NullHandler) for one in logger.handlers):
+                return False
+            logger = logger.parent
+        return super().filter(record)
+
+
+def log_to_console(level: str, *, as_json: bool = False) -> None:
+    """Show Stoker's log messages from this level on, and silence Django's own about tasks.
+
+    What the project's logging has no handler for goes to standard error. Levels that the project
+    has set are kept.
+    """
+    logger = logging.getLogger("stoker")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(level)
+    if job_lines.level == logging.NOTSET:
+        job_lines.setLevel(logging.INFO if _shows_jobs(level) else logging.WARNING)
+    _silence_django(logging.getLogger(TASKS_APP))
+    formatter = JsonLines() if as_json else PlainLines(FORM)
+    for handler in logging.getLogger("django").handlers:
+        if type(handler) is logging.StreamHandler and handler.formatter is None:
+            handler.setFormatter(formatter)  # Django's default: it has no form of its own
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    console = Console()
+    console.setFormatter(formatter)
+    root.addHandler(console)
+    if as_json:
+        _log_what_python_prints(logging.getLogger("stoker.python"))
+
+
+def _shows_jobs(level: str) -> bool:
+    """Return whether each start and end of a job is logged. Two lines for each job cost a busy
+    cluster some of its throughput, so they are for terminals and for those who ask."""
+    return level == "DEBUG" or (level == "INFO" and sys.stderr.isatty())
+
+
+def _silence_django(logger: logging.Logger) -> None:
+    """Leave out the lines in which Django repeats ours, unless the project has set up the logger.
+
+    Django's default LOGGING mails each failed task to ADMINS.
+    """
+    if logger.level == logging.NOTSET and not logger.handlers:
+        logger.setLevel(logging.CRITICAL)
+
+
+def _log_what_python_prints(logger: logging.Logger) -> None:
+    """Log warnings and unhandled errors, which would be text between lines of JSON."""
+
+    def log_error(*error: Any) -> None:
+        logger.error("Unhandled error.", exc_info=error)
+
+    logging.captureWarnings(True)
+    sys.excepthook = log_error
+    threading.excepthook = lambda failed: log_error(*failed[:3])

@@ -1,0 +1,149 @@
+"""The log of a cluster: who takes its lines, and which there are."""
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from django.utils.log import DEFAULT_LOGGING
+
+from stoker.cluster.console import Console, PlainLines, log_to_console
+from stoker.compat import TASKS_APP
+from stoker.jobs.running import Running, current
+from stoker.json_lines import JsonLines
+
+pytestmark = pytest.mark.unit
+
+NAMES = ("", "stoker", "stoker.jobs", TASKS_APP, "django", "shop", "till")
+
+
+@pytest.fixture(autouse=True)
+def fresh_loggers() -> Iterator[None]:
+    """Loggers as in a project that sets up nothing."""
+    loggers = [logging.getLogger(name) for name in NAMES]
+    kept = [(one.handlers[:], one.level, one.propagate) for one in loggers]
+    hooks = sys.excepthook, threading.excepthook
+    for logger in loggers:
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET if logger.name != "root" else logging.WARNING)
+    yield
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
+    for logger, (handlers, level, propagate) in zip(loggers, kept, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def enabled(name: str, level: int) -> bool:
+    return logging.getLogger(name).isEnabledFor(level)
+
+
+def test_lines_go_to_standard_error_where_nothing_is_set_up() -> None:
+    log_to_console("WARNING")
+    log_to_console("WARNING")
+    (handler,) = logging.root.handlers
+    assert isinstance(handler, Console)
+    assert handler.stream is sys.stderr
+    assert logging.getLogger("stoker").level == logging.WARNING
+
+
+def test_the_projects_own_logging_is_used() -> None:
+    own = logging.NullHandler()
+    logging.root.addHandler(own)
+    log_to_console("DEBUG", as_json=True)
+    assert logging.root.handlers == [own]
+    assert enabled("stoker", logging.DEBUG)
+    logging.getLogger("stoker").setLevel(logging.ERROR)
+    log_to_console("DEBUG")
+    assert logging.getLogger("stoker").level == logging.ERROR
+
+
+def test_a_record_that_a_logger_of_the_project_takes_is_written_once() -> None:
+    logging.getLogger("shop").addHandler(logging.StreamHandler())
+    logging.getLogger("till").addHandler(logging.NullHandler())  # as libraries do
+    log_to_console("INFO")
+    (console,) = logging.root.handlers
+    for name, is_written in (("shop", False), ("shop.orders", False), ("till", True)):
+        record = logging.getLogger(name).makeRecord(name, 30, "", 0, "sold", (), None)
+        assert bool(console.filter(record)) is is_written
+
+
+@pytest.mark.parametrize(
+    ("level", "is_terminal", "are_shown"),
+    [
+        ("DEBUG", False, True),
+        ("INFO", True, True),
+        ("INFO", False, False),
+        ("WARNING", True, False),
+    ],
+)
+def test_job_lines_are_for_terminals_and_those_who_ask(
+    monkeypatch: pytest.MonkeyPatch, level: str, is_terminal: bool, are_shown: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    log_to_console(level)
+    assert enabled("stoker.jobs", logging.INFO) is are_shown
+
+
+def test_the_projects_level_of_job_lines_is_kept() -> None:
+    logging.getLogger("stoker.jobs").setLevel(logging.INFO)
+    log_to_console("INFO")
+    assert enabled("stoker.jobs", logging.INFO)
+
+
+def test_failed_tasks_are_not_mailed_by_djangos_default_logging() -> None:
+    assert "mail_admins" in DEFAULT_LOGGING["loggers"]["django"]["handlers"]
+    log_to_console("INFO")
+    assert not enabled(TASKS_APP, logging.ERROR)
+
+
+def test_djangos_lines_about_tasks_are_there_for_a_project_that_asks() -> None:
+    logging.getLogger(TASKS_APP).setLevel(logging.INFO)
+    log_to_console("INFO")
+    assert enabled(TASKS_APP, logging.INFO)
+
+
+def test_djangos_console_handler_writes_the_same_form() -> None:
+    handler, formed = logging.StreamHandler(), logging.StreamHandler()
+    formed.setFormatter(own := logging.Formatter("%(message)s"))
+    logging.getLogger("django").handlers[:] = [handler, formed]
+    log_to_console("INFO", as_json=True)
+    assert isinstance(handler.formatter, JsonLines)
+    assert formed.formatter is own
+
+
+def test_warnings_and_unhandled_errors_become_records(caplog: pytest.LogCaptureFixture) -> None:
+    log_to_console("INFO", as_json=True)
+    logging.root.addHandler(caplog.handler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        logging.captureWarnings(True)
+        warnings.warn("old and grey", UserWarning, stacklevel=1)
+    error = ValueError("nobody caught it")
+    sys.excepthook(ValueError, error, None)
+    thread = threading.Thread(target=int, args=("seven",))
+    thread.start()
+    thread.join()
+    told = [(record.name, record.exc_info and record.exc_info[0]) for record in caplog.records]
+    assert told == [
+        ("py.warnings", None),
+        ("stoker.python", ValueError),
+        ("stoker.python", ValueError),
+    ]
+
+
+def test_the_projects_lines_begin_with_their_job() -> None:
+    running = Running(uuid4(), "shop.tasks.send", 1, "mail", 0, {}, "default", b"")
+    record = logging.getLogger("shop").makeRecord("shop", 30, "", 0, "no %s", ("stamp",), None)
+    lines = PlainLines("%(message)s")
+    assert lines.format(record) == "no stamp"
+    token = current.set(running)
+    try:
+        assert lines.format(record) == f"shop.tasks.send[{running.short_id}] no stamp"
+        record.stoker_event = "put_back"
+        assert lines.format(record) == "no stamp"
+    finally:
+        current.reset(token)
