@@ -48,7 +48,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], sentence: str) -> Non
 
 def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
     """In the order in which the help shows the subcommands."""
-    assert dead("list").stdout == "none\n"
+    assert dead("list").stdout == "No dead letters.\n"
     ids = letters(3)
     listed = dead("list", "--limit", "2").stdout
     assert ids[2] in listed

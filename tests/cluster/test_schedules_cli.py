@@ -28,7 +28,7 @@ def plain(*arguments: str) -> Any:
 
 
 def test_list_shows_rules_states_and_next_ticks() -> None:
-    assert told("list") == "none\n"
+    assert told("list") == "No schedules.\n"
     schedules.create("nightly", add, Cron("30 4 * * *", tz="Europe/Berlin", args=[1, 2]))
     schedules.create("often", nothing, every(minutes=5))
     schedules.pause("often", by="ada", because="the printer is broken")

@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from typing import Any
 
+import django
 import pytest
 from django.core.management.base import CommandError
 from django.test import override_settings
@@ -319,3 +321,9 @@ def test_dataclasses_and_moments_become_json() -> None:
 def test_an_error_is_told_by_its_first_line() -> None:
     assert first_line_of(CommandError("first\nsecond")) == "first"
     assert first_line_of(KeyError()) == "KeyError"
+
+
+def test_version_names_stoker_and_django(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    told = f"Stoker {version('django-stoker')}, Django {django.get_version()}\n"
+    assert capsys.readouterr().out == told

@@ -1,4 +1,4 @@
-"""The log of a cluster: what it shows, where, and in which form."""
+"""The log of a cluster: levels, handlers and formats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlainLines(logging.Formatter):
 
 
 class Console(logging.StreamHandler[Any]):
-    """Writes to standard error what no handler of the project's takes."""
+    """Writes a record to standard error if the project has no handler for it."""
 
     def filter(self, record: logging.LogRecord) -> Any:
         """Refuse the record if a logger below the root has a handler for it."""
@@ -40,8 +40,8 @@ class Console(logging.StreamHandler[Any]):
 def log_to_console(level: str, *, as_json: bool = False) -> None:
     """Show Stoker's log messages from this level on, and silence Django's own about tasks.
 
-    What the project's logging has no handler for goes to standard error. Levels that the project
-    has set are kept.
+    Records without a handler of the project's go to standard error. Levels that the project has
+    set are kept.
     """
     logger = logging.getLogger("stoker")
     if logger.level == logging.NOTSET:
@@ -70,7 +70,7 @@ def _shows_jobs(level: str) -> bool:
 
 
 def _silence_django(logger: logging.Logger) -> None:
-    """Leave out the lines in which Django repeats ours, unless the project has set up the logger.
+    """Turn off Django's lines about tasks, which repeat ours, unless the project set them up.
 
     Django's default LOGGING mails each failed task to ADMINS.
     """

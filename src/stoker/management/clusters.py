@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from stoker.exceptions import ClusterNotFound
+from stoker.inspect.stats import ClusterState
 from stoker.operations import clusters
 from stoker.operations.operation import Operation, first_line_of
 from stoker.values.durations import in_words
 
-from .subcommand import BACKEND, JSON, ExitCode, Subcommand, SubcommandGroup, option, refuse
+from .subcommand import (
+    BACKEND,
+    JSON,
+    NO_CLUSTER,
+    ExitCode,
+    Subcommand,
+    SubcommandGroup,
+    option,
+    refuse,
+)
 
 
 class ListClusters(Subcommand):
@@ -30,14 +41,15 @@ class ListClusters(Subcommand):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         found = clusters.find(backend=self.settings(options).alias)
-        lines = [
-            f"{one.id}  {one.name} on {one.host}, process {one.pid}: {one.state}, last sign of "
-            f"life {in_words(one.silent_seconds)} ago, {len(one.workers)} workers, "
-            f"{one.leases:,} jobs"
-            for one in found
-        ]
-        self.answer(options, {"clusters": found}, lines or ["No cluster runs."])
+        lines = [line for one in found for line in self._lines(one)]
+        self.answer(options, {"clusters": found}, lines or [NO_CLUSTER])
         return ExitCode.DONE
+
+    def _lines(self, one: ClusterState) -> Iterator[str]:
+        yield f"{one.id}  {one.state}"
+        yield f"  {one.name} on {one.host}, process {one.pid}"
+        silent = in_words(one.silent_seconds)
+        yield f"  seen {silent} ago, {len(one.workers)} workers, {one.leases:,} jobs"
 
 
 class _AskClusters(Subcommand):

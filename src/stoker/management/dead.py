@@ -24,6 +24,8 @@ from .subcommand import (
     BY,
     DRY_RUN,
     JSON,
+    QUEUE,
+    TASK,
     ExitCode,
     Option,
     Subcommand,
@@ -35,8 +37,8 @@ from .subcommand import (
 
 MOST_SHOWN = 20
 FILTERS = (
-    option("--task", default="", metavar="PATH", help="Only this task, such as shop.tasks.charge."),
-    option("--queue", default="", metavar="NAME", help="Only this queue."),
+    TASK,
+    QUEUE,
     option("--key", default="", metavar="TEXT", help="Only unique keys that contain this text."),
     option(
         "--reason",
@@ -65,9 +67,7 @@ STATE = option(
 )
 NAMES = [one.flags[0].removeprefix("--").replace("-", "_") for one in FILTERS]
 ALL_TRACEBACKS = option(
-    "--all-tracebacks",
-    action="store_true",
-    help="The traceback of every attempt, not only of the last.",
+    "--all-tracebacks", action="store_true", help="The traceback of every attempt."
 )
 IDS = option("ids", nargs="*", default=[], metavar="ID", help="Ids of dead letters, or filters.")
 
@@ -226,9 +226,6 @@ def _stats_lines(seen: Stats) -> Iterator[str]:
         yield f"{fault.number:>7,}  {fault.task or 'unknown task'}: {fault.exception_class}"
         last = f"last {exactly(fault.failed_at)}, fingerprint {fault.fingerprint}"
         yield f"         {fault.reason}, {last}"
-
-
-# -- operations -----------------------------------------------------------------------------------
 
 
 class _ChangeLetters(Subcommand):

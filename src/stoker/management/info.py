@@ -18,7 +18,7 @@ from stoker.inspect.stats import (
 from stoker.operations.queues import QUEUE_COLUMNS, pause_in_words, queue_row
 from stoker.values.durations import in_words
 
-from .subcommand import BACKEND, JSON, ExitCode, Subcommand
+from .subcommand import BACKEND, JSON, NO_CLUSTER, ExitCode, Subcommand
 
 
 class InfoCommand(Subcommand):
@@ -71,7 +71,7 @@ class InfoCommand(Subcommand):
         for cluster in seen.clusters:
             yield from _cluster_lines(cluster, state_of(cluster, max_silence_seconds))
         if not seen.clusters:
-            yield "  none"
+            yield f"  {NO_CLUSTER}"
         yield ""
         yield self.heading("Queues")
         rows = [queue_row(queue) for queue in seen.queues]

@@ -230,11 +230,18 @@ BY = option(
 )
 BECAUSE = option("--because", default="", metavar="TEXT", help="Reason, recorded with the action.")
 DRY_RUN = option("--dry-run", action="store_true", help="Only count them; change nothing.")
+TASK = option(
+    "--task", default="", metavar="PATH", help="Only this task, such as shop.tasks.charge."
+)
+QUEUE = option("--queue", default="", metavar="NAME", help="Only this queue.")
 AFTER = option(
     "--after",
     metavar="MARK",
     help="Continue after a page: each page prints the value for the next one.",
 )
+
+
+NO_CLUSTER = "No cluster is running. Start one: manage.py stoker run"
 
 
 def limit(default: int | None, what: str = "Maximum number to show.") -> Option:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+from django.apps import apps
+from django.utils.module_loading import autodiscover_modules
 
 from stoker.compat import is_task
 from stoker.exceptions import InvalidTaskOption, UnknownTask
@@ -92,6 +96,20 @@ def _not_imported(path: str, module: str, error: BaseException) -> UnknownTask:
 
 
 _MISSING = object()
+
+
+def declared_tasks() -> dict[str, Any]:
+    """Import the modules named ``tasks`` of all apps, and return their tasks by dotted path."""
+    autodiscover_modules("tasks")
+    homes = tuple(f"{app.name}.tasks." for app in apps.get_app_configs())
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if not f"{name}.".startswith(homes):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if is_task(value) and value.module_path == f"{name}.{attribute}":
+                found[value.module_path] = value
+    return found
 
 
 _exposed: dict[str, Any] = {}

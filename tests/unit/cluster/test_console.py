@@ -5,6 +5,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
@@ -20,27 +21,30 @@ pytestmark = pytest.mark.unit
 NAMES = ("", "stoker", "stoker.jobs", TASKS_APP, "django", "shop", "till")
 
 
-@pytest.fixture(autouse=True)
+@contextmanager
 def fresh_loggers() -> Iterator[None]:
-    """Loggers as in a project that sets up nothing."""
+    """Loggers as in a project that sets up nothing. (Pytest has handlers of its own.)"""
     loggers = [logging.getLogger(name) for name in NAMES]
     kept = [(one.handlers[:], one.level, one.propagate) for one in loggers]
     hooks = sys.excepthook, threading.excepthook
     for logger in loggers:
         logger.handlers.clear()
         logger.setLevel(logging.NOTSET if logger.name != "root" else logging.WARNING)
-    yield
-    logging.captureWarnings(False)
-    sys.excepthook, threading.excepthook = hooks
-    for logger, (handlers, level, propagate) in zip(loggers, kept, strict=True):
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        sys.excepthook, threading.excepthook = hooks
+        for logger, (handlers, level, propagate) in zip(loggers, kept, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+            logger.setLevel(level)
 
 
 def enabled(name: str, level: int) -> bool:
     return logging.getLogger(name).isEnabledFor(level)
 
 
+@fresh_loggers()
 def test_lines_go_to_standard_error_where_nothing_is_set_up() -> None:
     log_to_console("WARNING")
     log_to_console("WARNING")
@@ -50,6 +54,7 @@ def test_lines_go_to_standard_error_where_nothing_is_set_up() -> None:
     assert logging.getLogger("stoker").level == logging.WARNING
 
 
+@fresh_loggers()
 def test_the_projects_own_logging_is_used() -> None:
     own = logging.NullHandler()
     logging.root.addHandler(own)
@@ -61,6 +66,7 @@ def test_the_projects_own_logging_is_used() -> None:
     assert logging.getLogger("stoker").level == logging.ERROR
 
 
+@fresh_loggers()
 def test_a_record_that_a_logger_of_the_project_takes_is_written_once() -> None:
     logging.getLogger("shop").addHandler(logging.StreamHandler())
     logging.getLogger("till").addHandler(logging.NullHandler())  # as libraries do
@@ -80,6 +86,7 @@ def test_a_record_that_a_logger_of_the_project_takes_is_written_once() -> None:
         ("WARNING", True, False),
     ],
 )
+@fresh_loggers()
 def test_job_lines_are_for_terminals_and_those_who_ask(
     monkeypatch: pytest.MonkeyPatch, level: str, is_terminal: bool, are_shown: bool
 ) -> None:
@@ -88,24 +95,28 @@ def test_job_lines_are_for_terminals_and_those_who_ask(
     assert enabled("stoker.jobs", logging.INFO) is are_shown
 
 
+@fresh_loggers()
 def test_the_projects_level_of_job_lines_is_kept() -> None:
     logging.getLogger("stoker.jobs").setLevel(logging.INFO)
     log_to_console("INFO")
     assert enabled("stoker.jobs", logging.INFO)
 
 
+@fresh_loggers()
 def test_failed_tasks_are_not_mailed_by_djangos_default_logging() -> None:
     assert "mail_admins" in DEFAULT_LOGGING["loggers"]["django"]["handlers"]
     log_to_console("INFO")
     assert not enabled(TASKS_APP, logging.ERROR)
 
 
+@fresh_loggers()
 def test_djangos_lines_about_tasks_are_there_for_a_project_that_asks() -> None:
     logging.getLogger(TASKS_APP).setLevel(logging.INFO)
     log_to_console("INFO")
     assert enabled(TASKS_APP, logging.INFO)
 
 
+@fresh_loggers()
 def test_djangos_console_handler_writes_the_same_form() -> None:
     handler, formed = logging.StreamHandler(), logging.StreamHandler()
     formed.setFormatter(own := logging.Formatter("%(message)s"))
@@ -115,6 +126,7 @@ def test_djangos_console_handler_writes_the_same_form() -> None:
     assert formed.formatter is own
 
 
+@fresh_loggers()
 def test_warnings_and_unhandled_errors_become_records(caplog: pytest.LogCaptureFixture) -> None:
     log_to_console("INFO", as_json=True)
     logging.root.addHandler(caplog.handler)
@@ -135,6 +147,7 @@ def test_warnings_and_unhandled_errors_become_records(caplog: pytest.LogCaptureF
     ]
 
 
+@fresh_loggers()
 def test_the_projects_lines_begin_with_their_job() -> None:
     running = Running(uuid4(), "shop.tasks.send", 1, "mail", 0, {}, "default", b"")
     record = logging.getLogger("shop").makeRecord("shop", 30, "", 0, "no %s", ("stamp",), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 from django.apps import apps
@@ -13,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, InterfaceError
 from django.utils.module_loading import import_string
 
+from stoker.compat import TaskResultDoesNotExist
 from stoker.exceptions import StokerError
 from stoker.management.clusters import ClustersCommand
 from stoker.management.dead import DeadLettersCommand
@@ -20,6 +22,7 @@ from stoker.management.doctor import DoctorCommand
 from stoker.management.enqueue import Enqueue
 from stoker.management.health import HealthCommand
 from stoker.management.info import InfoCommand
+from stoker.management.jobs import JobsCommand
 from stoker.management.memory import MemoryCommand
 from stoker.management.monitor import MonitorCommand
 from stoker.management.queues import ClearQueue, PauseQueue, ResumeQueue
@@ -33,6 +36,7 @@ from stoker.management.subcommand import (
     has_own_process,
     refuse,
 )
+from stoker.management.tasks import TasksCommand
 from stoker.management.why import WhyCommand
 from stoker.management.workflows import WorkflowsCommand
 from stoker.operations.operation import first_line_of
@@ -45,6 +49,8 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     HealthCommand,
     WhyCommand,
     Enqueue,
+    TasksCommand,
+    JobsCommand,
     DeadLettersCommand,
     PauseQueue,
     ResumeQueue,
@@ -55,6 +61,13 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     WorkflowsCommand,
 )
 
+REFUSALS = (
+    StokerError,
+    TaskResultDoesNotExist,
+    ImproperlyConfigured,
+    DatabaseError,
+    InterfaceError,
+)
 EPILOG = """\
 `manage.py stoker SUBCOMMAND --help` shows the options of each, with examples.
 Options of every Django command (--settings, --verbosity, --no-color, --traceback, ...) work
@@ -77,6 +90,10 @@ class Command(BaseCommand):
             prog_name, subcommand, formatter_class=formatter, epilog=EPILOG, **kwargs
         )
 
+    def get_version(self) -> str:
+        """Return what ``stoker --version`` writes."""
+        return f"Stoker {version('django-stoker')}, Django {super().get_version()}"
+
     def add_arguments(self, parser: CommandParser) -> None:
         self._parser = parser
         self._subcommands = add_subcommands(parser, self, (*SUBCOMMANDS, *of_other_apps()))
@@ -90,7 +107,7 @@ class Command(BaseCommand):
         try:
             code = subcommand.run(options)
             self.stdout.flush()
-        except (StokerError, ImproperlyConfigured, DatabaseError, InterfaceError) as error:
+        except REFUSALS as error:
             raise refuse(first_line_of(error)) from error
         except KeyboardInterrupt:
             sys.exit(ExitCode.INTERRUPTED)

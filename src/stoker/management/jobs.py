@@ -1,0 +1,287 @@
+"""``manage.py stoker jobs``: list and show jobs, cancel them, run them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from stoker.compat import TaskResultDoesNotExist
+from stoker.exceptions import StokerError
+from stoker.inspect.jobs import STATES, JobFilter, JobSearch
+from stoker.inspect.timeline import Moment
+from stoker.jobs.states import explained
+from stoker.operations.details import call_fact, lines_of
+from stoker.operations.jobs import (
+    CANCEL,
+    RUN_AGAIN,
+    JobDetails,
+    JobRow,
+    details_of,
+    job_id_of,
+    rows_of,
+)
+from stoker.operations.operation import Operation, first_line_of
+from stoker.operations.wording import duration, exactly, first_line, since
+
+from .subcommand import (
+    AFTER,
+    BACKEND,
+    BECAUSE,
+    BY,
+    JSON,
+    QUEUE,
+    TASK,
+    ExitCode,
+    Subcommand,
+    SubcommandGroup,
+    limit,
+    option,
+    refuse,
+)
+
+COLUMNS = (
+    "id", "task", "queue", "priority", "attempts", "enqueued_at", "run_after", "started_at",
+    "finished_at", "worker_id", "reason",
+)  # fmt: skip
+MOMENT = ("at", "text", "until", "seconds", "number", "worker_id", "by", "job_id")
+ERROR = ("number", "kind", "exception_class", "message", "traceback")
+ID = option("id", metavar="ID", help="The job's id: a UUID.")
+IDS = option("ids", nargs="+", metavar="ID", help="Ids of jobs.")
+
+
+def row_as_plain(row: JobRow) -> dict[str, Any]:
+    """Return a line of the list for JSON."""
+    columns = {name: getattr(row.job, name) for name in COLUMNS}
+    return {**columns, "state": row.state, "ran_seconds": row.ran_seconds}
+
+
+class ListJobs(Subcommand):
+    """List jobs, the newest first.
+
+    List jobs: id, state, task, queue, when it was enqueued or ended, how long its last attempt ran.
+    Without --state, jobs of all states. Jobs that wait in a broker outside the database are not
+    listed.
+
+    Filters look at 10,000 jobs for a page; if there may be more, the page says so.
+
+    --json writes one object: jobs[] (id, state, task, queue, priority, attempts, enqueued_at,
+    run_after, started_at, finished_at, worker_id, reason, ran_seconds) and next (for --after; null
+    on the last page).
+
+    Examples:
+      manage.py stoker jobs list
+      manage.py stoker jobs list --state failed --task shop.tasks.charge
+      manage.py stoker jobs list --state running --json | jq -r '.jobs[].id'
+    """
+
+    name = "list"
+    options = (
+        option(
+            "--state",
+            type=str.upper,
+            choices=STATES,
+            default="",
+            metavar="STATE",
+            help="Only this state: ready, running, deferred, blocked, successful, failed or "
+            "cancelled.",
+        ),
+        TASK,
+        QUEUE,
+        option(
+            "--text",
+            default="",
+            metavar="TEXT",
+            help="Only jobs whose task, or whose reason to have failed or been cancelled, contains "
+            "this text.",
+        ),
+        limit(20),
+        AFTER,
+        BACKEND,
+        JSON,
+    )
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        settings = self.settings(options)
+        wanted = JobFilter(**{name: options[name] for name in ("state", "queue", "task", "text")})
+        with explained(settings.database):
+            try:
+                search = JobSearch(settings.database, wanted)
+                page = search.page(options["limit"], options["after"])
+            except ValueError as error:
+                raise refuse(f"--after: {error}.") from error
+            rows = rows_of(settings, page.jobs)
+        lines = [line for row in rows for line in _row_lines(row)]
+        if not rows:
+            lines.append(_hint(wanted))
+        if page.next is not None:
+            why = "There may be more" if page.is_cut else "The next page"
+            lines.append(f"{why}: --after '{page.next}'")
+        plain = {"jobs": [row_as_plain(row) for row in rows], "next": page.next}
+        self.answer(options, plain, lines)
+        return ExitCode.DONE
+
+
+def _hint(wanted: JobFilter) -> str:
+    if wanted != JobFilter():
+        return "No such jobs."
+    return "No jobs. Enqueue one: manage.py stoker enqueue TASK"
+
+
+def _row_lines(row: JobRow) -> Iterator[str]:
+    job = row.job
+    when = f"enqueued {since(job.enqueued_at)}"
+    if job.finished_at:
+        when = f"ended {since(job.finished_at)}"
+    ran = "" if row.ran_seconds is None else f", ran {duration(row.ran_seconds)}"
+    yield f"{job.id}  {row.state.lower()}"
+    yield f"  {job.task}"
+    yield f"  queue {job.queue}, {when}{ran}"
+    if job.reason:
+        yield f"  {first_line(job.reason, 56)}"
+
+
+class ShowJob(Subcommand):
+    """Show one job: its call, its life, its errors.
+
+    Show a job: task, arguments, result, and its life from the enqueue to its end,
+    with the traceback of each failed attempt. `stoker why ID` says why it is not running.
+
+    --json writes one object: job (as in `jobs list`; without ran_seconds), state, args, kwargs
+    (each value as text; null if the package cannot be opened), value (as text, or null), life[]
+    {kind, at, text, until, seconds, number, worker_id, by, job_id}, errors[] {number, kind,
+    exception_class, message, traceback}.
+
+    Examples:
+      manage.py stoker jobs show 01a1ffdb-f411-7482-86ed-55b43acb2507
+      manage.py stoker jobs show 01a1ffdb-f411-7482-86ed-55b43acb2507 --json | jq .errors
+    """
+
+    name = "show"
+    options = (ID, BACKEND, JSON)
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        found = details_of(self.settings(options), job_id_of(options["id"]))
+        self.answer(options, _as_plain(found), self._lines(found))
+        return ExitCode.DONE
+
+    def _lines(self, found: JobDetails) -> Iterator[str]:
+        yield f"{'job':<18}{found.job_id}"
+        yield f"{'state':<18}{found.progress.state.label.lower()}"
+        yield from lines_of([*found.facts, _call_fact(found)])
+        if found.value is not None:
+            yield f"{'result':<18}{first_line(found.value, 300)}"
+        yield self.heading("Life")
+        for moment in found.life.moments:
+            yield _moment_line(moment)
+            if moment.attempt is not None and moment.attempt.traceback:
+                yield moment.attempt.traceback.rstrip()
+
+
+def _call_fact(found: JobDetails) -> Any:
+    call = found.call
+    return call_fact(call["args"] if call["is_readable"] else None, dict(call["kwargs"]))
+
+
+def _moment_line(moment: Moment) -> str:
+    number = f" {moment.number}" if moment.number is not None else ""
+    after = f", after {duration(moment.seconds)}" if moment.seconds is not None else ""
+    until = f", until {exactly(moment.until)}" if moment.until is not None else ""
+    by = f", by {moment.by}" if moment.by else ""
+    text = f": {first_line(moment.text, 300)}" if moment.text else ""
+    when = exactly(moment.at) or ("now" if moment.is_now else "at an unknown time")
+    return f"  {when}  {moment.kind.label}{number}{after}{until}{by}{text}"
+
+
+def _as_plain(found: JobDetails) -> dict[str, Any]:
+    job, call = found.progress.job, found.call
+    moments = [
+        {"kind": one.kind.value, **{name: getattr(one, name) for name in MOMENT}}
+        for one in found.life.moments
+    ]
+    attempts = [one.attempt for one in found.life.moments if one.attempt is not None]
+    return {
+        "job": job and {name: getattr(job, name) for name in COLUMNS},
+        "state": found.progress.state.value,
+        "args": call["args"] if call["is_readable"] else None,
+        "kwargs": dict(call["kwargs"]) if call["is_readable"] else None,
+        "value": found.value,
+        "life": moments,
+        "errors": [{name: getattr(one, name) for name in ERROR} for one in attempts],
+    }
+
+
+class _ChangeJobs(Subcommand):
+    operation: ClassVar[Operation]
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        operator = self.operator(options)
+        answers = []
+        for job_id in options["ids"]:
+            try:
+                done = self.operation.act(operator, job_id)
+            except (TaskResultDoesNotExist, StokerError) as error:
+                answers.append({"id": job_id, "is_done": False, "sentence": first_line_of(error)})
+            else:
+                new = {"job_id": done.job_id} if done.job_id else {}
+                answers.append(
+                    {"id": job_id, "is_done": done.is_good, "sentence": done.sentence, **new}
+                )
+        self.answer(options, {"jobs": answers}, _answer_lines(answers))
+        return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
+
+
+def _answer_lines(answers: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for one in answers:
+        yield f"{one['id']}: {one['sentence']}"
+        if "job_id" in one:
+            yield f"  {one['job_id']}"
+
+
+class CancelJobs(_ChangeJobs):
+    """Cancel jobs.
+
+    Cancel waiting jobs at once, and ask running jobs to end, which takes a moment. Jobs that have
+    ended stay as they are.
+
+    --json writes one object: jobs[] {id, is_done, sentence}.
+
+    Examples:
+      manage.py stoker jobs cancel 01a1ffdb-f411-7482-86ed-55b43acb2507 --because "ordered twice"
+    """
+
+    name = "cancel"
+    operation = CANCEL
+    options = (IDS, BY, BECAUSE, BACKEND, JSON)
+
+
+class RunJobsAgain(_ChangeJobs):
+    """Run jobs again that have ended.
+
+    Enqueue jobs that have ended once more, with the same arguments. Each becomes a new job, whose
+    id is written. A failed job that has a dead letter is requeued by `dead requeue` instead.
+
+    --json writes one object: jobs[] {id, is_done, sentence, job_id (the new job's)}.
+
+    Examples:
+      manage.py stoker jobs run 01a1ffdb-f411-7482-86ed-55b43acb2507
+    """
+
+    name = "run"
+    operation = RUN_AGAIN
+    options = (IDS, BY, BACKEND, JSON)
+
+
+class JobsCommand(SubcommandGroup):
+    """List and show jobs; cancel them, or run them again.
+
+    List and show jobs of all states, cancel them, or run them again. Stoker keeps
+    no log lines: search the log of the cluster for the id of the job.
+
+    Examples:
+      manage.py stoker jobs list --state failed
+      manage.py stoker jobs show ID
+      manage.py stoker jobs cancel ID
+    """
+
+    name = "jobs"
+    parts = (ListJobs, ShowJob, CancelJobs, RunJobsAgain)

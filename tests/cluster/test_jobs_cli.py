@@ -1,0 +1,113 @@
+"""``manage.py stoker jobs`` and ``stoker tasks``, and what all lists have in common."""
+
+import json
+from contextlib import nullcontext
+from io import StringIO
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from stoker.models import Job
+from stoker.testing import drain
+
+from tests.app.tasks import add, fail_unretried, nothing
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WIDTH = 60
+
+
+def told(*arguments: str, code: int = 0) -> str:
+    output = StringIO()
+    with pytest.raises(SystemExit) if code else nullcontext() as ended:
+        call_command("stoker", *arguments, stdout=output, no_color=True)
+    assert code == (ended.value.code if ended else 0)
+    return output.getvalue()
+
+
+def plain(*arguments: str, code: int = 0) -> Any:
+    return json.loads(told(*arguments, "--json", code=code))
+
+
+def test_list_shows_states_and_pages() -> None:
+    assert told("jobs", "list") == "No jobs. Enqueue one: manage.py stoker enqueue TASK\n"
+    done, failed = add.enqueue(1, 2), fail_unretried.enqueue()
+    drain()
+    waiting = nothing.using(queue_name="mail", run_after=None).enqueue()
+    text = told("jobs", "list")
+    assert f"{done.id}  successful\n  tests.app.tasks.add\n  queue default, ended " in text
+    assert f"{failed.id}  failed\n" in text
+    assert f"{waiting.id}  ready\n  tests.app.tasks.nothing\n  queue mail, enqueued " in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert told("jobs", "list", "--state", "blocked") == "No such jobs.\n"
+    assert [one["id"] for one in plain("jobs", "list", "--state", "failed")["jobs"]] == [failed.id]
+    assert [one["id"] for one in plain("jobs", "list", "--queue", "mail")["jobs"]] == [waiting.id]
+    first = plain("jobs", "list", "--limit", "2")
+    second = plain("jobs", "list", "--limit", "2", "--after", first["next"])
+    seen = [one["id"] for one in (*first["jobs"], *second["jobs"])]
+    assert (sorted(seen), second["next"]) == (sorted([done.id, failed.id, waiting.id]), None)
+
+
+def test_show_tells_call_result_life_and_errors() -> None:
+    done, failed = add.enqueue(1, second=2), fail_unretried.enqueue()
+    drain()
+    text = told("jobs", "show", done.id)
+    for part in ("tests.app.tasks.add", "1, second=2", "successful", "result            3"):
+        assert part in text
+    shown = plain("jobs", "show", done.id)
+    assert (shown["args"], shown["kwargs"], shown["value"]) == (["1"], {"second": "2"}, "3")
+    assert shown["life"][0]["kind"] == "enqueued"
+    assert "KeyError: 'not a connection error'" in told("jobs", "show", failed.id)
+    (error,) = plain("jobs", "show", failed.id)["errors"]
+    assert (error["number"], error["exception_class"]) == (1, "builtins.KeyError")
+    with pytest.raises(CommandError, match="There is no job"):
+        told("jobs", "show", str(uuid4()))
+    with pytest.raises(CommandError, match="is not an id of a job"):
+        told("jobs", "show", "seven")
+
+
+def test_cancel_withdraws_waiting_jobs_only() -> None:
+    done = add.enqueue(1, 2)
+    drain()
+    waiting = nothing.enqueue()
+    answers = plain("jobs", "cancel", waiting.id, done.id, "seven", "--because", "twice", code=1)
+    assert [one["is_done"] for one in answers["jobs"]] == [True, False, False]
+    assert answers["jobs"][1]["sentence"] == "The job has ended already: SUCCESSFUL."
+    row = Job.objects.get(pk=waiting.id)
+    assert row.status == Job.Status.CANCELLED
+    assert row.reason.endswith(": twice")
+
+
+def test_run_enqueues_an_ended_job_again() -> None:
+    done = add.enqueue(1, 2)
+    drain()
+    (answer,) = plain("jobs", "run", done.id)["jobs"]
+    assert answer["is_done"]
+    drain()
+    assert add.get_result(answer["job_id"]).return_value == 3
+    waiting = nothing.enqueue()
+    (refused,) = plain("jobs", "run", waiting.id, code=1)["jobs"]
+    assert not refused["is_done"]
+
+
+def test_tasks_names_what_is_declared_and_what_ran() -> None:
+    text = told("tasks")
+    assert "tests.app.tasks.add\n  queue default, attempts" in text
+    listed = {one["name"]: one for one in plain("tasks", "--since", "7d")["tasks"]}
+    assert listed["tests.app.tasks.fail_unretried"]["options"]["max_attempts"] == 3
+    assert listed["tests.app.tasks.fail_unretried"]["is_declared"]
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("clusters", "list"), "No cluster is running. Start one: manage.py stoker run\n"),
+        (("workflows", "list"), "No workflows.\n"),
+        (("dead", "list"), "No dead letters.\n"),
+    ],
+)
+def test_an_empty_list_says_so_in_a_sentence(words: tuple[str, ...], hint: str) -> None:
+    assert told(*words) == hint
