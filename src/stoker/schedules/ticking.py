@@ -143,7 +143,9 @@ class Ticks:
             among = self._schedules.exclude(pk__in=resting)
             soon = among.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
         ordered = []
-        for written, due_us, now_us in soon.fetch():
+        rows = soon.fetch()
+        now_us = rows[0][2] if rows else 0  # PostgreSQL reads its clock anew for each row
+        for written, due_us, _ in rows:
             key = as_uuid(written)
             is_ours = self._shares.has(key)
             if is_ours or due_us < now_us - OVERDUE_US:
