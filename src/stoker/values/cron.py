@@ -124,10 +124,8 @@ class Rule(ABC):
                 low = middle
             else:
                 high = middle
-        found = last = self.next_after(moment - back + low * SECOND)
-        while found is not None and found <= moment:
-            last, found = found, self.next_after(found)
-        return last
+        # Moments are at least a second apart, so this one is the last.
+        return self.next_after(moment - back + low * SECOND)
 
     def _comes_within(self, start: datetime, end: datetime) -> bool:
         found = self.next_after(start)

@@ -128,6 +128,37 @@ def test_once_comes_once() -> None:
     assert rule.newest_until(AUTUMN - timedelta(days=1)) is None
 
 
+def test_newest_moment_may_be_the_given_one() -> None:
+    assert OnceRule(AUTUMN).newest_until(AUTUMN) == AUTUMN
+    noon = CronRule("0 12 * * *", "UTC")
+    assert noon.newest_until(AUTUMN) == AUTUMN
+    assert noon.newest_until(AUTUMN - timedelta(microseconds=1)) == AUTUMN - timedelta(days=1)
+
+
+def test_newest_moment_is_not_looked_for_beyond_centuries_or_the_calendar() -> None:
+    assert OnceRule(datetime(1400, 1, 1, tzinfo=UTC)).newest_until(AUTUMN) is None
+    assert OnceRule(AUTUMN).newest_until(datetime(1, 6, 1, tzinfo=UTC)) is None
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("days", "2026-10-25"),
+        ("weeks", "2026-10-29"),
+        ("months", "2026-11-08"),
+        ("quarters", "2026-11-08"),
+        ("years", "2027-02-08"),
+    ],
+)
+def test_interval_with_an_anchor_of_other_years(unit: str, expected: str) -> None:
+    """An anchor on a Thursday long ago, and one in the future, give the same moments."""
+    for year in (1996, 2036 if unit != "weeks" else 1996):
+        rule = IntervalRule(1, unit, "UTC", datetime(year, 2, 8))
+        found = rule.next_after(AUTUMN)
+        assert found is not None
+        assert f"{found:%Y-%m-%d}" == expected
+
+
 def test_the_newest_of_millions_is_found_at_once() -> None:
     now = datetime(2036, 5, 6, 7, 8, 9, 500, tzinfo=UTC)
     assert IntervalRule(1, "seconds").newest_until(now) == now.replace(microsecond=0)
@@ -154,6 +185,12 @@ def test_the_calendar_ends() -> None:
 def test_what_is_no_cron_rule(expression: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         CronRule(expression)
+
+
+def test_largest_count_of_an_interval() -> None:
+    assert IntervalRule(1_000_000, "seconds").count == 1_000_000
+    with pytest.raises(ValueError, match="from 1 to 1,000,000"):
+        IntervalRule(1_000_001, "seconds")
 
 
 def test_what_is_no_interval() -> None:
