@@ -26,10 +26,12 @@ from stoker.exceptions import (
     PackageTooLarge,
     UnreadablePackage,
 )
+from stoker.jobs import package as package_module
 from stoker.jobs.package import (
     JOB,
     READERS,
     VALUE,
+    ContentKind,
     Envelope,
     JobOptions,
     Package,
@@ -37,6 +39,7 @@ from stoker.jobs.package import (
     sealer_for,
 )
 from stoker.values import codec
+from stoker.values.serializers import nothing_unpickled
 
 pytestmark = pytest.mark.unit
 
@@ -220,6 +223,18 @@ def test_a_newer_version_is_said_to_be_newer() -> None:
         JSON.open(b"\xf5J\x03 who knows")
     with pytest.raises(NewerVersion, match="version 2, this one reads up to 1"):
         JSON.open_value(b"\xf5V\x02 who knows")
+
+
+def test_header_without_a_body_is_read() -> None:
+    with pytest.raises(NewerVersion, match="version 3"):
+        JSON.open(b"\xf5J\x03\x00")
+    with pytest.raises(UnreadablePackage, match="only 3 bytes"):
+        JSON.open(b"\xf5J\x03")
+
+
+def test_header_of_a_kind_has_its_magic_and_newest_version() -> None:
+    """Kinds are made when the module is imported, so no other test runs this again."""
+    assert ContentKind("test", b"\xf5T", 1, 3, is_always_signed=True).plain == b"\xf5T\x03\x00"
 
 
 def test_a_version_too_old_is_said_to_be_too_old() -> None:
@@ -420,6 +435,18 @@ def test_nothing_is_unpickled_before_the_signature_is_right() -> None:
         sealer("another", serializer="pickle").open(trapped)
 
 
+def test_pages_unpickle_neither_packages_nor_values() -> None:
+    trapped = PICKLE.seal(replace(PACKAGE, args=(Trap(),)))
+    value = PICKLE.seal_value(Trap())
+    with nothing_unpickled():
+        for opening, data in ((PICKLE.open, trapped), (PICKLE.open_value, value)):
+            with pytest.raises(UnreadablePackage, match="pages unpickle nothing"):
+                opening(data)
+        assert PICKLE.open(VERSION_2) == PACKAGE
+    with pytest.raises(Opened):
+        PICKLE.open_value(value)
+
+
 def test_pickle_opens_what_json_sealed() -> None:
     """So that SERIALIZER can be changed while jobs wait."""
     assert PICKLE.open(VERSION_2) == PACKAGE
@@ -493,6 +520,21 @@ def test_only_so_much_is_decompressed() -> None:
     for size in (10_001, 20_000_000):
         with pytest.raises(UnreadablePackage, match="more than the 10,000 bytes"):
             careful.open(careless.close(JOB, b"a" * size, pickled=False), JOB)
+
+
+def test_larger_packages_may_be_decompressed_to_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_module, "LEAST_INFLATED_BYTES", 1000)
+    long = replace(PACKAGE, args=("a" * 30_000,))
+    chosen = sealer(max_bytes=500, compress_above_bytes=100)
+    assert chosen.open(chosen.seal(long)) == long
+
+
+def test_bodies_up_to_the_limit_are_not_compressed() -> None:
+    envelope = Envelope(["golden"], "shop", 100, 1000)
+    for size, is_compressed in ((100, False), (101, True), (1000, True), (1001, False)):
+        data = envelope.close(VALUE, b"a" * size, pickled=False)
+        assert (data[3] == 2) is is_compressed, size
+        assert envelope.open(data, VALUE) == (1, False, b"a" * size)
 
 
 def test_what_could_not_be_decompressed_is_not_compressed() -> None:

@@ -8,7 +8,13 @@ import pytest
 from stoker.conf import Settings
 from stoker.exceptions import Cancel, Retry, Snooze, TaskTimeout
 from stoker.jobs import outcomes
-from stoker.jobs.retries import CRASH_DELAY_CAP_SECONDS, crash_delay_seconds, decide
+from stoker.jobs.package import JobOptions
+from stoker.jobs.retries import (
+    CRASH_DELAY_CAP_SECONDS,
+    crash_delay_seconds,
+    decide,
+    is_out_of_attempts,
+)
 from stoker.tasks.options import TaskOptions, options_of
 
 pytestmark = pytest.mark.unit
@@ -73,6 +79,27 @@ def test_tried_again_or_over(
     assert (type(outcome), outcome.reason, delay_seconds) == expected
 
 
+@pytest.mark.parametrize(
+    ("attempt", "crashes", "max_crashes", "expected"),
+    [
+        (1, 0, 3, False),
+        (2, 0, 3, False),
+        (3, 0, 3, True),
+        (4, 0, 3, True),
+        (1, 1, 1, True),
+        (1, 1, 2, False),
+        (2, 2, 2, True),
+        (2, 3, 2, True),
+        (1, 0, 0, False),
+    ],
+)
+def test_out_of_attempts_by_either_count(
+    attempt: int, crashes: int, max_crashes: int, expected: bool
+) -> None:
+    limits = JobOptions(max_attempts=3, max_crashes=max_crashes)
+    assert is_out_of_attempts(limits, attempt, crashes) is expected
+
+
 @pytest.mark.parametrize("attempt", [1, 3])
 def test_what_a_task_asks_for_does_not_depend_on_its_attempts(attempt: int) -> None:
     assert decide(Cancel("no"), options(), attempt, None) == outcomes.Cancelled("no")
@@ -111,4 +138,4 @@ def test_crashes_are_waited_for_longer_each_time_but_not_for_ever() -> None:
     delays = [crash_delay_seconds(times) for times in range(1, 60)]
     assert delays[:3] == [2.0, 4.0, 8.0]
     assert delays == sorted(delays)
-    assert delays[-1] == CRASH_DELAY_CAP_SECONDS
+    assert delays[-1] == CRASH_DELAY_CAP_SECONDS == 600.0
