@@ -23,6 +23,7 @@ from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Attempt, Claimed, Cluster, Job, Lock
 from stoker.signals import event
+from stoker.store.clock import DatabaseNow, microseconds
 
 from tests.app import tasks
 
@@ -200,6 +201,34 @@ def test_dead_cluster_of_this_host_is_buried_by_its_board_after_a_failure(
     assert not Cluster.objects.exists()
     (again,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
     assert (str(again.job_id), again.attempt) == (result.id, 1)
+
+
+def cluster_row(host: str, silent_seconds: float, pk: UUID | None = None) -> Cluster:
+    return Cluster.objects.create(
+        id=pk or uuid4(), name="a", host=host, pid=7, started_at=timezone.now(), info={},
+        heartbeat_us=DatabaseNow() - microseconds(silent_seconds),
+    )  # fmt: skip
+
+
+def test_clusters_silent_for_a_lease_are_buried_but_never_ourselves() -> None:
+    upkeep = upkeep_with()
+    lease_seconds = settings_for().lease_seconds
+    ours = cluster_row(upkeep._plan.host, lease_seconds + 600, upkeep._plan.cluster_id)
+    alive = cluster_row("elsewhere", lease_seconds - 600)
+    cluster_row("elsewhere", lease_seconds + 600)
+    cluster_row(upkeep._plan.host, lease_seconds + 600)
+    upkeep.bury_silent_clusters()
+    assert set(Cluster.objects.values_list("pk", flat=True)) == {ours.pk, alive.pk}
+
+
+def test_silent_clusters_are_not_buried_by_a_clock_that_jumped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upkeep = upkeep_with()
+    silent = cluster_row("elsewhere", 100_000)
+    monkeypatch.setattr(upkeep._clock, "can_be_trusted", lambda: False)
+    assert upkeep.bury_silent_clusters() == 0
+    assert Cluster.objects.get() == silent
 
 
 def _away(*_: object, **__: object) -> list[Any]:

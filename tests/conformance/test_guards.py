@@ -11,7 +11,7 @@ from django.db import connections
 
 from stoker.brokers.contract import Delivery, Return
 from stoker.guards.sweep import forget_needs, sweep_keys
-from stoker.models import Blocked, Claimed, GuardKey, Need, Ready
+from stoker.models import Blocked, Claimed, GuardKey, Job, Need, Ready
 from stoker.models.need import NewNeed
 
 from tests.conformance.stands import Stand
@@ -193,6 +193,18 @@ def test_busy_guard_with_on_busy_retry_defers_the_job(stand: Stand) -> None:
     assert first == running.job_id
 
 
+def test_job_that_found_its_lock_busy_is_not_claimed_before_its_delay_ends(stand: Stand) -> None:
+    put(stand, need("feed"))
+    (running,) = stand.claim()
+    (late,) = put(stand, need("feed", on_busy="retry", retry_us=600_000_000))
+    assert claim_ids(stand) == []
+    stand.broker.ack([running.lease])
+    stand.advance(300)
+    assert claim_ids(stand) == []
+    stand.advance(301)
+    assert claim_ids(stand) == [late]
+
+
 def test_released_job_frees_its_place_until_it_is_due(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     (running,) = stand.claim()
@@ -294,6 +306,41 @@ def test_purge_deletes_the_needs_of_its_jobs(stand: Stand) -> None:
     assert not Need.objects.exists()
 
 
+def test_job_that_is_turned_away_calls_nobody_under_its_full_keys(stand: Stand) -> None:
+    put(stand, need("a"), need("b"))
+    assert len(stand.claim()) == 1
+    (only_b,) = put(stand, need("b"))
+    assert claim_ids(stand) == []
+    (both,) = put(stand, need("a"), need("b"))
+    assert claim_ids(stand) == []
+    assert stand.broker.whereabouts([only_b, both]) == {only_b: "blocked", both: "blocked"}
+
+
+def test_sweep_goes_through_all_keys_in_pages(stand: Stand) -> None:
+    alias = _alias(stand)
+    assert sweep_keys(alias, None, 2, only_lines=True) == (0, None)
+    for number in range(4):
+        put(stand, need(f"{number}"), count=2)
+    assert len(stand.claim()) == 4
+    assert claim_ids(stand) == []
+    Claimed.objects.all().delete()
+    keys = list(GuardKey.objects.order_by("pk").values_list("pk", flat=True))
+    pages = [sweep_keys(alias, after, 2, only_lines=True) for after in (None, keys[1], keys[3])]
+    assert pages == [(2, keys[1]), (2, keys[3]), (0, None)]
+
+
+def test_needs_of_past_jobs_are_forgotten_in_pages(stand: Stand) -> None:
+    alias = _alias(stand)
+    jobs = [put(stand, need(f"{number}"))[0] for number in range(4)]
+    (alive,) = put(stand, need("alive"))
+    Job.objects.filter(pk__in=jobs).update(status="FAILED")
+    needs = list(Need.objects.order_by("pk").values_list("pk", flat=True))
+    assert forget_needs(alias, None, 2) == (2, needs[1])
+    assert forget_needs(alias, needs[1], 2) == (2, needs[3])
+    assert forget_needs(alias, needs[3], 2) == (0, None)
+    assert Need.objects.get().job_id == alive
+
+
 def test_sweep_frees_places_of_deleted_claims(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     stand.claim()
@@ -301,6 +348,30 @@ def test_sweep_frees_places_of_deleted_claims(stand: Stand) -> None:
     Claimed.objects.filter(pk=first).delete()  # as if deleted by hand
     assert claim_ids(stand) == []
     assert _sweep(stand) == 1
+    assert claim_ids(stand) == [second]
+
+
+def test_sweep_keeps_a_sequence_that_a_failed_job_halts(stand: Stand) -> None:
+    first, _ = put(stand, need("account", "sequence", halts=True), count=2)
+    (running,) = stand.claim()
+    assert claim_ids(stand) == []
+    stand.broker.ack([running.lease], failed={first})
+    Job.objects.filter(pk=first).update(status="FAILED")
+    assert _sweep(stand) == 0
+    assert claim_ids(stand) == []
+
+
+def test_sweep_keeps_a_sequence_whose_first_job_waits_for_its_retry(stand: Stand) -> None:
+    first, second = put(stand, need("account", "sequence"), count=2)
+    (running,) = stand.claim()
+    assert claim_ids(stand) == []
+    stand.broker.release([Return(running.lease, delay_seconds=600, attempts=1)])
+    assert _sweep(stand) == 0
+    assert claim_ids(stand) == []
+    Job.objects.filter(pk=first).update(status="FAILED")  # by hand
+    assert _sweep(stand) == 1
+    forget_needs(_alias(stand), None, 10)
+    _sweep(stand)
     assert claim_ids(stand) == [second]
 
 
@@ -317,8 +388,6 @@ def test_sweep_deletes_unused_keys_and_needs(stand: Stand) -> None:
     put(stand, need("smtp"))
     (running,) = stand.claim()
     Claimed.objects.all().delete()
-    from stoker.models import Job
-
     Job.objects.filter(pk=running.job_id).delete()
     alias = _alias(stand)
     assert forget_needs(alias, None, 10) == (1, None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.brokers.contract import Delivery, Return
+from stoker.guards.sweep import call_due, sweep_keys
 from stoker.models import GuardKey
 from stoker.models.guard_key import GuardKeyQuerySet
 from stoker.models.need import NewNeed
@@ -197,3 +198,42 @@ def test_rated_job_does_not_wait_until_the_others_are_done(
     assert len(stand.claim(2)) == 2
     let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
     assert second in ids(stand.claim(2))
+
+
+def test_rate_for_which_no_job_waits_is_never_due(stand: Stand) -> None:
+    put(stand, rate(2), 2)
+    assert len(claim(stand)) == 2
+    assert GuardKey.objects.get().due_us is None
+
+
+def test_the_sweep_makes_a_rate_due_that_lost_its_moment(stand: Stand) -> None:
+    _, second = put(stand, rate(1), 2)
+    assert len(claim(stand)) == 1
+    assert claim(stand) == []
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    GuardKey.objects.update(due_us=None)  # by hand
+    assert claim(stand) == []
+    sweep_keys("default", None, 10, only_lines=True)
+    assert ids(claim(stand)) == [second]
+
+
+@pytest.mark.parametrize("seconds", [None, 600.0], ids=["none", "later"])
+def test_rate_is_checked_again_after_it_is_locked(
+    seconds: float | None, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cluster may have called the next jobs while we waited for the lock."""
+    _, second = put(stand, rate(1), 2)
+    assert len(claim(stand)) == 1
+    assert claim(stand) == []
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    due_us = None if seconds is None else microseconds(stand.now() + seconds)
+    lock = GuardKeyQuerySet.lock
+
+    def lock_late(keys: GuardKeyQuerySet, *arguments: Any, **options: Any) -> Any:
+        GuardKey.objects.update(due_us=due_us)
+        return lock(keys, *arguments, **options)
+
+    monkeypatch.setattr(GuardKeyQuerySet, "lock", lock_late)
+    assert call_due("default", 10) == 1
+    assert stand.where(second) == "blocked"
+    assert GuardKey.objects.get().due_us == due_us

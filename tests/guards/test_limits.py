@@ -36,6 +36,14 @@ def test_raised_limit_admits_more_jobs_at_once() -> None:
     assert len(claim()) == 3
 
 
+def test_a_higher_limit_makes_only_those_ready_that_fit() -> None:
+    send.enqueue_many([((7,), {})] * 6)
+    assert len(claim()) == 2
+    assert claim() == []
+    set_limit("tenant:7", 3)
+    assert broker_for(settings_for()).sizes()["default"]["ready"] == 1
+
+
 def test_lowered_limit_lets_running_jobs_finish() -> None:
     send.enqueue_many([((7,), {})] * 6)
     running = claim()

@@ -268,6 +268,17 @@ def test_halted_sequence_continues_after_requeue_succeeds() -> None:
     assert DeadLetter.objects.get().state == "resolved"
 
 
+def test_requeued_job_of_a_halted_sequence_runs_first() -> None:
+    letter = dead(frail.book, "account 1", "entry 1")
+    second = frail.book.enqueue("account 1", "entry 2")
+    assert not work_off()
+    frail.broken.clear()
+    answer = dead_letters.requeue(letter.id)
+    assert work_off() == 1
+    assert Job.objects.get(pk=answer.job_id).status == "SUCCESSFUL"
+    assert Job.objects.get(pk=second.id).status is None
+
+
 def test_halted_sequence_continues_after_discard() -> None:
     letter = dead(frail.book, "account 1", "entry 1")
     frail.book.enqueue("account 1", "entry 2")

@@ -82,6 +82,8 @@ def main(words: list[str]) -> int:
 def _is_chosen(mistake: Mistake, words: list[str]) -> bool:
     if mistake.needs_redis and not os.environ.get("STOKER_TEST_REDIS_URL"):
         return False  # its tests are skipped then, which the run of the tests says
+    if mistake.database == "mariadb" and not os.environ.get("STOKER_TEST_MARIADB_URL"):
+        return False
     if not words:
         return not mistake.needs_cluster
     return words == ["all"] or any(word in mistake.name for word in words)

@@ -37,7 +37,10 @@ TARGETS = {
             "tests/guards/test_limits.py",
             "tests/conformance/test_guards.py",
             "tests/conformance/test_rates.py",
+            "tests/conformance/test_guard_turns.py",
+            "tests/conformance/test_guard_sweep.py",
             "tests/integration/test_dead_letters.py",
+            "tests/integration/test_undo_requeue.py",
         ),
     ),
     "retries": (
@@ -153,7 +156,7 @@ def _changes_of(node: ast.AST, wanted: int | None = None) -> Iterator[str]:
         found.append((f"{node.value} -> {not node.value}", "value", not node.value))
     elif isinstance(node, ast.If | ast.IfExp | ast.While):
         found.append(("condition negated", "test", ast.UnaryOp(ast.Not(), node.test)))
-    elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+    elif isinstance(node, ast.Return) and node.value is not None and not _is_nothing(node.value):
         found.append(("returns None", "value", ast.Constant(None)))
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         found.append((f"dropped: {ast.unparse(node)[:60]}", "value", ast.Constant(None)))
@@ -167,8 +170,9 @@ def _name(node: ast.AST) -> str:
     return type(node).__name__
 
 
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_nothing(node: ast.AST) -> bool:
+    """Return whether None would mean the same to an ``if``."""
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
 # -- their tests ----------------------------------------------------------------------------------

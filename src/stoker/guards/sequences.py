@@ -35,7 +35,7 @@ def pass_on(alias: str, from_job_id: UUID, to_job_id: UUID) -> set[str]:
     queues: set[str] = set()
     for old in halting:
         new = mine.get(old.key_id)
-        if new is not None and new.job_id == to_job_id and old.holds is not None:
+        if new is not None and new.job_id == to_job_id:
             update_by_key(needs, [new.pk], holds=old.key_id, fence=old.fence)
         elif old.key_id in keys:
             queues |= call_next(alias, keys[old.key_id], 1)

@@ -415,4 +415,40 @@ MISTAKES = (
         "due_job_does_not_make_a_later_job_ready",
         database="postgres",
     ),
+    Mistake(
+        "a deferred job is due half a second early on SQLite",
+        [
+            Change(
+                "store.engines.base:Engine.move_due",
+                replace("DatabaseNow()", "DatabaseNow() + 500000"),
+            )
+        ],
+        "tests/conformance/test_claim.py",
+        "due_job_takes_no_other_along_early and Orm",
+    ),
+    Mistake(
+        "a deferred job is due half a second early on MariaDB",
+        [
+            Change(
+                "store.engines.base:Engine.move_due",
+                replace("DatabaseNow()", "DatabaseNow() + 500000"),
+            )
+        ],
+        "tests/conformance/test_claim.py",
+        "due_job_takes_no_other_along_early and Orm",
+        database="mariadb",
+    ),
+    Mistake(
+        "a deferred job is due half a second early on Redis",
+        [
+            Text(
+                "brokers/redis/lua/common.lua",
+                "'ZRANGEBYSCORE', deferred, '-inf', now_us(), 'LIMIT'",
+                "'ZRANGEBYSCORE', deferred, '-inf', now_us() + 500000, 'LIMIT'",
+            )
+        ],
+        "tests/conformance/test_claim.py",
+        "due_job_takes_no_other_along_early and Redis",
+        needs_redis=True,
+    ),
 )

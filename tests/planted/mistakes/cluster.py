@@ -253,4 +253,38 @@ MISTAKES = (
         "does_not_listen",
         needs_cluster=True,
     ),
+    Mistake(
+        "a cluster buries itself",
+        [
+            Change(
+                "cluster.upkeep:Upkeep.bury_silent_clusters",
+                replace("silent.exclude(pk=self._plan.cluster_id)", "silent.all()"),
+            )
+        ],
+        "tests/cluster/test_upkeep.py",
+        "silent",
+    ),
+    Mistake(
+        "clusters are buried though the clock has jumped",
+        [
+            Change(
+                "cluster.upkeep:Upkeep.bury_silent_clusters",
+                replace("self._clock.can_be_trusted()", "True"),
+            )
+        ],
+        "tests/cluster/test_upkeep.py",
+        "silent",
+    ),
+    Mistake(
+        "one job whose key is locked keeps others from being rescued",
+        [Change("cluster.upkeep:Upkeep._finish", drop("self._finish(free)"))],
+        "tests/integration/test_locked_rescue.py",
+        database="postgres",
+    ),
+    Mistake(
+        "half of the jobs are not rescued beside one that cannot be recorded",
+        [Change("cluster.upkeep:Upkeep._finish", drop("self._finish(attempted[middle:])"))],
+        "tests/cluster/test_upkeep.py",
+        "cannot_be_rescued",
+    ),
 )

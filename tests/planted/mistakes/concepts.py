@@ -364,4 +364,90 @@ MISTAKES = (
         "tests/guards/test_limits.py",
         "changed_limit_wakes_clusters_after_the_commit",
     ),
+    Mistake(
+        "a job that found its lock busy is looked at again at once",
+        [
+            Change(
+                "guards.admission:_Admission._turn_away",
+                replace("self._now_us + refusal.retry_us", "self._now_us"),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "not_claimed_before_its_delay_ends",
+    ),
+    Mistake(
+        "a requeued job does not get the place of the failed one in its sequence",
+        [Change("guards.sequences:pass_on", drop("update_by_key(...)"))],
+        "tests/integration/test_undo_requeue.py",
+        "a_sequence_stays_halted",
+    ),
+    Mistake(
+        "the sweep frees the place of a failed job that halts its sequence",
+        [
+            Change(
+                "guards.sweep:_stale_places",
+                replace("need.job_id in alive or need.halts", "need.job_id in alive"),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "sweep_keeps_a_sequence",
+    ),
+    Mistake(
+        "the sweep frees the place of a job of a sequence that waits for its retry",
+        [
+            Change(
+                "guards.sweep:_stale_places",
+                replace("need.job_id in alive or need.halts", "need.halts"),
+            )
+        ],
+        "tests/conformance/test_guards.py",
+        "sweep_keeps_a_sequence",
+    ),
+    Mistake(
+        "a rate that another cluster has looked at is called again",
+        [
+            Change(
+                "guards.sweep:call_due",
+                replace("key.due_us is not None and key.due_us <= now_us", "True"),
+            )
+        ],
+        "tests/conformance/test_rates.py",
+        "checked_again_after_it_is_locked",
+    ),
+    Mistake(
+        "a changed limit calls too many jobs",
+        [
+            Change(
+                "guards.limits:set_limit",
+                replace("max(0, row.room - len(holders))", "row.room"),
+            )
+        ],
+        "tests/guards/test_limits.py",
+        "only_those_ready_that_fit",
+    ),
+    Mistake(
+        "a cluster fires the schedules of another that is on time",
+        [
+            Change(
+                "schedules.ticking:Ticks._look",
+                replace("is_ours or due_us < now_us - OVERDUE_US", "True"),
+            )
+        ],
+        "tests/integration/test_ticking.py",
+    ),
+    Mistake(
+        "a cluster never fires overdue schedules of another",
+        [
+            Change(
+                "schedules.ticking:Ticks._look",
+                replace("is_ours or due_us < now_us - OVERDUE_US", "is_ours"),
+            )
+        ],
+        "tests/integration/test_ticking.py",
+    ),
+    Mistake(
+        "a schedule that has just failed is tried again at once",
+        [Change("schedules.ticking:Ticks._look", replace("self._resting()", "[]"))],
+        "tests/integration/test_ticking.py",
+    ),
 )
