@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all soak format bench docs pins wheel-test clean
+.PHONY: help demo check test test-all coverage soak format bench docs pins wheel-test clean
 
 # The oldest Python that Stoker takes comes first: what it forbids, the others need not try.
 PYTHON ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
@@ -24,6 +24,9 @@ test: $(STAMP) ## Run all logic once, on PostgreSQL, SQLite, MariaDB and Redis: 
 
 test-all: $(STAMP) ## Run every test on every database, broker and Django found: an hour
 	@$(BIN)/python scripts/test --tags all
+
+coverage: $(STAMP) ## Measure the branch coverage of make test, by folder (PART="unit postgres" runs those parts)
+	@$(BIN)/python scripts/coverage $(PART)
 
 soak: $(STAMP) ## Look for lost, doubled and early jobs under faults, for ever (BROKER=redis FAULTS=100 SEED=7 CLUSTERS=3)
 	@BROKER='$(BROKER)' FAULTS='$(FAULTS)' SEED='$(SEED)' CLUSTERS='$(CLUSTERS)' REPORT='$(REPORT)' KEEP='$(KEEP)' SOURCE='$(SOURCE)' \

@@ -275,6 +275,11 @@ def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> 
         # Empty is as good as unset: else every process compiles the tests and us once more.
         "PYTHONDONTWRITEBYTECODE": "",
     }
+    if data := os.environ.get("STOKER_TEST_COVERAGE"):  # scripts/coverage
+        environment |= {
+            "COVERAGE_PROCESS_START": str(Path("pyproject.toml").resolve()),
+            "COVERAGE_FILE": data,
+        }
     marks = [mark for mark in (part.marks, "not slow and not repeated" if is_quick else "") if mark]
     with _measured(session), ExitStack() as stack:
         if part.version:
