@@ -424,7 +424,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_claim.py",
-        "due_job_takes_no_other_along_early and Orm",
+        "due_job_does_not_make_a_later_job_ready and Orm",
     ),
     Mistake(
         "a deferred job is due half a second early on MariaDB",
@@ -435,7 +435,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_claim.py",
-        "due_job_takes_no_other_along_early and Orm",
+        "due_job_does_not_make_a_later_job_ready and Orm",
         database="mariadb",
     ),
     Mistake(
@@ -448,7 +448,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_claim.py",
-        "due_job_takes_no_other_along_early and Redis",
+        "due_job_does_not_make_a_later_job_ready and Redis",
         needs_redis=True,
     ),
 )

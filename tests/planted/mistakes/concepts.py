@@ -379,7 +379,7 @@ MISTAKES = (
         "a requeued job does not get the place of the failed one in its sequence",
         [Change("guards.sequences:pass_on", drop("update_by_key(...)"))],
         "tests/integration/test_undo_requeue.py",
-        "a_sequence_stays_halted",
+        "undo_keeps_a_sequence_halted",
     ),
     Mistake(
         "the sweep frees the place of a failed job that halts its sequence",
