@@ -7,7 +7,7 @@ from tests.contrib.django_q import functions
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_done() -> Iterator[None]:
+def _clear() -> Iterator[None]:
     functions.done.clear()
     yield
     caches["default"].clear()

@@ -1,4 +1,4 @@
-"""What the tests have called. What was done is noted in done."""
+"""Functions that the tests call. Some note their calls in `done`."""
 
 from time import sleep
 from typing import Any
@@ -52,7 +52,7 @@ def try_in_sync(path: str) -> str:
 
 
 class Till:
-    """Methods that need no object can be called, too."""
+    """A class with methods that can be called without an object."""
 
     @staticmethod
     def count(*coins: int) -> int:
@@ -60,6 +60,6 @@ class Till:
 
 
 def step(number: int, wait_seconds: float = 0.0) -> int:
-    """Something that takes its time, so that it can be killed."""
+    """Take some time, so that the worker can be killed meanwhile."""
     sleep(wait_seconds)
     return number

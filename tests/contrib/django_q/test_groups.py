@@ -1,4 +1,4 @@
-"""Several tasks together: groups, chains, iterations."""
+"""Groups, chains and iterations of tasks."""
 
 import time
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 HERE = "tests.contrib.django_q.functions"
 
 
-def test_a_group_is_asked_for_by_its_name() -> None:
+def test_results_of_a_group_are_found_by_its_name() -> None:
     for number in range(4):
         async_task("math.sqrt", number * number, group="roots")
     assert result_group("roots") is None
@@ -53,7 +53,7 @@ def test_a_group_is_asked_for_by_its_name() -> None:
     assert sorted(row.group_result() or []) == [0, 1, 2, 3]
 
 
-def test_failures_of_a_group_are_counted_and_left_out() -> None:
+def test_failures_of_a_group_are_counted_but_not_in_its_results() -> None:
     for number in range(3):
         async_task(f"{HERE}.fail_on", number, 1, group="some", ack_failure=True)
     drain()
@@ -64,14 +64,14 @@ def test_failures_of_a_group_are_counted_and_left_out() -> None:
     assert len(fetch_group("some", failures=False)) == 2
 
 
-def test_so_many_of_a_group_are_waited_for() -> None:
+def test_result_group_waits_for_the_given_count() -> None:
     async_task("math.sqrt", 4, group="roots")
     drain()
     assert result_group("roots", count=2, wait=20) is None
     assert result_group("roots", count=1) == [2]
 
 
-def test_a_group_is_let_go_or_deleted() -> None:
+def test_delete_group_removes_the_name_or_the_tasks() -> None:
     for group in ("one", "two"):
         async_task("math.sqrt", 4, group=group)
     drain()
@@ -82,7 +82,7 @@ def test_a_group_is_let_go_or_deleted() -> None:
     assert Task.objects.count() == 1
 
 
-def test_a_group_in_the_cache() -> None:
+def test_cached_group_is_read_and_deleted() -> None:
     ids = [async_task("math.sqrt", number, group="cached", cached=60) for number in (1, 4)]
     async_task(f"{HERE}.fail", group="cached", cached=60, ack_failure=True)
     drain()
@@ -98,14 +98,14 @@ def test_a_group_in_the_cache() -> None:
     assert fetch_cached(ids[1]) is None
 
 
-def test_steps_of_a_chain_come_one_after_the_other() -> None:
+def test_chain_runs_its_steps_in_order() -> None:
     group = async_chain([(f"{HERE}.note", (1,)), (f"{HERE}.note", (2,), {"x": 1}), "math.nan"][:2])
     drain()
     assert functions.done == [((1,), {}), ((2,), {"x": 1})]
     assert count_group(group) == 2
 
 
-def test_a_step_that_fails_ends_its_chain() -> None:
+def test_failed_step_ends_its_chain() -> None:
     group = async_chain(
         [(f"{HERE}.note", (1,)), (f"{HERE}.fail", (), {"ack_failure": True}), (f"{HERE}.note",)]
     )
@@ -115,7 +115,7 @@ def test_a_step_that_fails_ends_its_chain() -> None:
     assert count_group(group, failures=True) == 1
 
 
-def test_a_chain_is_put_together_first() -> None:
+def test_chain_object_runs_the_appended_steps() -> None:
     chain = Chain()
     assert chain.append("math.copysign", 1, -1) == 1
     assert chain.append("math.floor", 1.5) == 2
@@ -129,7 +129,7 @@ def test_a_chain_is_put_together_first() -> None:
     assert [row.func for row in chain.fetch()] == ["math.copysign", "math.floor"]
 
 
-def test_a_chain_in_the_cache() -> None:
+def test_cached_chain_has_results_in_the_cache() -> None:
     chain = Chain([("math.floor", (1.5,)), ("math.ceil", (1.5,))], cached=60)
     chain.run()
     drain()
@@ -137,7 +137,7 @@ def test_a_chain_in_the_cache() -> None:
     assert not Task.objects.exists()
 
 
-def test_a_chain_in_sync() -> None:
+def test_sync_chain_runs_at_once_and_raises() -> None:
     chain = Chain([("math.floor", (1.5,)), (f"{HERE}.fail",), (f"{HERE}.note",)], sync=True)
     assert chain.current() is None
     with pytest.raises(ValueError, match="out of order"):
@@ -149,14 +149,14 @@ def test_a_chain_in_sync() -> None:
     assert chain.result() == [1, 2]
 
 
-def test_a_task_that_brings_a_chain() -> None:
+def test_chain_option_runs_after_its_task() -> None:
     first = async_task(f"{HERE}.note", 1, chain=[(f"{HERE}.note", (2,))])
     drain()
     assert functions.done == [((1,), {}), ((2,), {})]
     assert result(first) == (1,)
 
 
-def test_results_of_an_iteration_are_one() -> None:
+def test_iteration_has_one_row_with_all_results() -> None:
     task_id = async_iter("math.floor", [1.5, 2.5, 3.5], hook=f"{HERE}.hook", task_name="floors")
     assert result(task_id) is None
     drain()
@@ -168,19 +168,19 @@ def test_results_of_an_iteration_are_one() -> None:
     assert functions.done == [(task_id, "floors", True, [1, 2, 3])]
 
 
-def test_calls_of_an_iteration_may_have_several_arguments() -> None:
+def test_iteration_unpacks_tuples_as_arguments() -> None:
     task_id = async_iter("math.copysign", [(1, -1), (2, -2)])
     drain()
     assert result(task_id) == [-1, -2]
 
 
-def test_an_iteration_of_nothing() -> None:
+def test_empty_iteration_returns_an_empty_list() -> None:
     task_id = async_iter("math.floor", [])
     drain()
     assert result(task_id) == []
 
 
-def test_an_iteration_of_which_a_call_fails() -> None:
+def test_failed_call_fails_the_iteration() -> None:
     task_id = async_iter(f"{HERE}.fail_on", [(1, 2), (2, 2)], ack_failure=True)
     drain()
     with pytest.raises(JobFailed, match="1 of 2 calls"):
@@ -188,8 +188,8 @@ def test_an_iteration_of_which_a_call_fails() -> None:
 
 
 @pytest.mark.parametrize("items", [[1.5, 2.5], []])
-def test_an_iteration_whose_worker_died_as_it_collected(items: list[float]) -> None:
-    """What it puts together is still there, and is put together again, whatever `ack_failure`."""
+def test_iteration_collects_again_after_a_crash(items: list[float]) -> None:
+    """The parts are still stored and are collected again, whatever `ack_failure` is."""
     task_id = async_iter("math.floor", items, ack_failure=True)
     settings = settings_for()
     if items:
@@ -201,14 +201,14 @@ def test_an_iteration_whose_worker_died_as_it_collected(items: list[float]) -> N
     assert result(task_id) == [1, 2][: len(items)]
 
 
-def test_an_iteration_in_the_cache() -> None:
+def test_cached_iteration_has_its_result_in_the_cache() -> None:
     task_id = async_iter("math.floor", [1.5], cached=60)
     drain()
     assert result_cached(task_id) == [1]
     assert not Task.objects.exists()
 
 
-def test_an_iteration_is_put_together_first() -> None:
+def test_iteration_object_runs_the_appended_calls() -> None:
     calls = Iter("math.copysign")
     calls.append(1, -1)
     assert calls.append(2, -2) == 2
@@ -220,7 +220,7 @@ def test_an_iteration_is_put_together_first() -> None:
     assert calls.length() == 2
 
 
-def test_an_iteration_in_sync() -> None:
+def test_sync_iteration_runs_at_once() -> None:
     calls = Iter("math.floor", args=[1.5, 2.5], sync=True)
     calls.run()
     assert calls.result() == [1, 2]

@@ -1,4 +1,4 @@
-"""``stoker import_django_q``: from tables that Django Q 2 itself has filled (old_tables.json)."""
+"""``stoker import_django_q``, with tables written by Django Q 2 (old_tables.json)."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ pytestmark = [
 
 @pytest.fixture
 def old_tables(transactional_db: None) -> Iterator[None]:
-    """Filled by django-q2 1.11.1 on SQLite; SECRET_KEY as in these settings, the name "oldname"."""
+    """Fill the tables as django-q2 1.11.1 did, with this SECRET_KEY and the name "oldname"."""
     tables = json.loads((Path(__file__).parent / "old_tables.json").read_text())
     with connection.schema_editor() as editor:
         for model in MODELS.values():
@@ -71,7 +71,7 @@ def import_all(*arguments: str, name: str = "oldname") -> str:
     return told.getvalue()
 
 
-def test_first_what_would_be_done() -> None:
+def test_dry_run_counts_and_copies_nothing() -> None:
     told = import_all("--dry-run")
     assert "django_q_schedule: 3 rows, 3 would be copied" in told
     assert "django_q_ormq: 4 rows, 3 would be copied" in told
@@ -83,13 +83,13 @@ def test_first_what_would_be_done() -> None:
 
 
 @pytest.fixture
-def late(old_tables: None) -> None:
-    """The cluster that had a package is gone for longer than its retry time."""
+def lock_expired(old_tables: None) -> None:
+    """Let the lock of the package that a cluster had end, so that it counts as not being run."""
     OldPackage.objects.update(lock=parse_datetime("2020-01-01T00:00:00+00:00"))
 
 
-@pytest.mark.usefixtures("late")
-def test_everything_is_copied_once() -> None:
+@pytest.mark.usefixtures("lock_expired")
+def test_all_rows_are_copied_once() -> None:
     assert "django_q_ormq: 4 rows, 4 copied" in import_all()
     schedules = {row.name: row for row in Schedule.objects.all()}
     assert schedules["daily"].repeats == 5
@@ -110,7 +110,7 @@ def test_everything_is_copied_once() -> None:
     assert Task.objects.get(name="bad").attempt_count == 3
 
     jobs = Job.objects.using(conf.database()).count()
-    Job.objects.using(conf.database()).all().delete()  # as they are pruned some day
+    Job.objects.using(conf.database()).all().delete()  # as pruning does
     told = import_all()
     assert "django_q_ormq: 4 rows, 0 copied, 4 were before" in told
     assert "django_q_schedule: 3 rows, 0 copied, 3 were before" in told
@@ -120,8 +120,8 @@ def test_everything_is_copied_once() -> None:
     assert Schedule.objects.count() == 3
 
 
-@pytest.mark.usefixtures("late")
-def test_what_is_broken_off_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("lock_expired")
+def test_interrupted_import_continues_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     from stoker.contrib.django_q import importing
 
     real, calls = importing._enqueue, []
@@ -157,30 +157,30 @@ def broker(old_tables: None) -> Iterator[FrontedBroker]:
 
 
 @pytest.mark.redis
-@pytest.mark.usefixtures("late")
+@pytest.mark.usefixtures("lock_expired")
 def test_dry_run_enqueues_nothing_on_a_broker_outside_the_database(broker: FrontedBroker) -> None:
     assert "django_q_ormq: 4 rows, 4 would be copied" in import_all("--dry-run")
     assert broker.sizes() == {}
 
 
 @pytest.mark.redis
-@pytest.mark.usefixtures("late")
+@pytest.mark.usefixtures("lock_expired")
 def test_packages_are_enqueued_on_a_broker_outside_the_database(broker: FrontedBroker) -> None:
     assert "django_q_ormq: 4 rows, 4 copied" in import_all()
     assert sum(size["ready"] for size in broker.behind.sizes().values()) == 4
     assert not Outgoing.objects.exists()
 
 
-@pytest.mark.usefixtures("late")
-def test_a_package_of_another_name_is_not_opened() -> None:
+@pytest.mark.usefixtures("lock_expired")
+def test_package_of_another_cluster_name_is_not_opened() -> None:
     told = import_all(name="another")
     assert "4 not: its signature is not that of SECRET_KEY with the name 'another'" in told
     assert not Job.objects.using(conf.database()).exists()
 
 
-@pytest.mark.usefixtures("late")
+@pytest.mark.usefixtures("lock_expired")
 @override_settings(SECRET_KEY="a new one", SECRET_KEY_FALLBACKS=["for tests only"])
-def test_a_former_secret_is_still_good() -> None:
+def test_package_signed_with_a_fallback_secret_is_opened() -> None:
     assert "django_q_ormq: 4 rows, 4 copied" in import_all()
 
 
@@ -189,7 +189,7 @@ class Trap:
         return os.mkdir, ("/nowhere/at/all",)
 
 
-def test_what_was_not_signed_calls_nothing() -> None:
+def test_unsigned_pickle_calls_no_function() -> None:
     trap = base64.b64encode(pickle.dumps(Trap())).decode()
     with pytest.raises(NotReadable, match=r"posix\.mkdir, and was not signed"):
         read_plain(trap)
@@ -200,7 +200,7 @@ def test_what_was_not_signed_calls_nothing() -> None:
     )
 
 
-def test_what_was_signed_with_another_key_is_not_unpickled() -> None:
+def test_package_with_wrong_signature_is_not_unpickled() -> None:
     payload = TimestampSigner(key="another", salt="oldname").sign(
         base64.urlsafe_b64encode(pickle.dumps(Trap())).decode()
     )
@@ -208,7 +208,7 @@ def test_what_was_signed_with_another_key_is_not_unpickled() -> None:
         read_package(payload, "oldname")
 
 
-def test_compressed_packages_are_opened() -> None:
+def test_compressed_package_is_opened() -> None:
     class Pickle:
         @staticmethod
         def dumps(value: Any) -> bytes:
@@ -221,7 +221,7 @@ def test_compressed_packages_are_opened() -> None:
     assert read_package(payload, "oldname") == given
 
 
-def test_no_table_is_no_mistake() -> None:
+def test_missing_table_is_skipped() -> None:
     with connection.schema_editor() as editor:
         editor.delete_model(OldTask)
     assert "django_q_task" not in import_all("--dry-run")

@@ -22,14 +22,14 @@ def account() -> Account:
     return Account.objects.create(total=5)
 
 
-def test_function_gets_instance_as_it_is_when_it_runs(account: Account) -> None:
+def test_function_gets_the_instance_as_it_is_at_run_time(account: Account) -> None:
     task_id = async_task(f"{HERE}.total_of", account)
     Account.objects.update(total=7)
     drain()
     assert result(task_id) == ["Account", 7]
 
 
-def test_instances_inside_of_containers_and_keywords_arrive(account: Account) -> None:
+def test_instances_in_containers_and_keywords_arrive(account: Account) -> None:
     task_id = async_task(f"{HERE}.totals_of", [account, {"one": (account,)}], last=account)
     drain()
     assert result(task_id) == [5, 5, 5]
@@ -41,7 +41,7 @@ def test_instances_of_an_iteration_arrive(account: Account) -> None:
     assert result(task_id) == [["Account", 5], ["Account", 6]]
 
 
-def test_function_may_return_an_instance(account: Account) -> None:
+def test_function_can_return_an_instance(account: Account) -> None:
     task_id = async_task(f"{HERE}.first_of", account)
     drain()
     found: Any = result(task_id)
@@ -50,7 +50,7 @@ def test_function_may_return_an_instance(account: Account) -> None:
     assert found.total == 5
 
 
-def test_rows_and_queues_are_shown_without_reading_the_instance(account: Account) -> None:
+def test_rows_are_shown_without_reading_the_instance(account: Account) -> None:
     task_id = async_task(f"{HERE}.total_of", account)
     (waiting,) = OrmQ.objects.all()
     shown = f"<testapp.Account {account.pk}>"
@@ -62,7 +62,7 @@ def test_rows_and_queues_are_shown_without_reading_the_instance(account: Account
     assert repr(Task.objects.get(pk=task_id).args) == f"[{shown}]"
 
 
-def test_deleted_row_fails_the_task_and_names_the_row(account: Account) -> None:
+def test_deleted_instance_fails_the_task_and_is_named(account: Account) -> None:
     task_id = async_task(f"{HERE}.total_of", account, ack_failure=True)
     key = account.pk
     account.delete()
@@ -78,7 +78,7 @@ def test_unsaved_instance_is_refused() -> None:
     assert not OrmQ.objects.exists()
 
 
-def test_instance_that_travelled_can_travel_again(account: Account) -> None:
+def test_returned_instance_can_be_an_argument_again(account: Account) -> None:
     task_id = async_task(f"{HERE}.first_of", account)
     drain()
     again = async_task(f"{HERE}.total_of", result(task_id))

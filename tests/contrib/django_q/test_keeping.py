@@ -1,4 +1,4 @@
-"""What is kept, what is told, and what is pickled."""
+"""What is kept of tasks: rows, signals, save limits, pickles."""
 
 import math
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def heard(signal: Signal, **connect: Any) -> Iterator[list[dict[str, Any]]]:
     signal.disconnect(note, **connect)
 
 
-def test_signals_tell_of_each_step() -> None:
+def test_signals_are_sent_for_each_step() -> None:
     with (
         heard(signals.pre_enqueue) as enqueued,
         heard(signals.pre_execute) as begun,
@@ -58,7 +58,7 @@ def test_signals_tell_of_each_step() -> None:
     assert [len(one) for one in (enqueued, begun, ended, recorded)] == [1, 1, 1, 1]
 
 
-def test_a_receiver_that_raises_harms_nothing() -> None:
+def test_receiver_that_raises_is_ignored() -> None:
     def raising(**_: Any) -> None:
         raise ZeroDivisionError
 
@@ -74,14 +74,14 @@ def test_a_receiver_that_raises_harms_nothing() -> None:
     assert result(task_id) == 1
 
 
-def test_receivers_of_saved_tasks_are_told() -> None:
+def test_post_save_is_sent_for_recorded_tasks() -> None:
     with heard(post_save, sender=Task) as saved:
         async_task(f"{HERE}.add", 1)
         drain()
     assert [one["instance"].result for one in saved] == [1]
 
 
-def test_a_row_that_cannot_be_written_keeps_no_job_from_ending(
+def test_failing_task_row_does_not_fail_the_job(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_row_that_cannot_be_written_keeps_no_job_from_ending(
 
 
 @override_settings(Q_CLUSTER={"name": "default", "save_limit": 3})
-def test_so_many_successes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_limit_keeps_the_newest_successes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "_next_at", math.inf)  # only the call below prunes
     for number in range(5):
         async_task(f"{HERE}.fail_on", number, -1)
@@ -107,7 +107,7 @@ def test_so_many_successes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @override_settings(Q_CLUSTER={"name": "default", "save_limit": 1, "save_limit_per": "group"})
-def test_so_many_of_each_group_are_kept() -> None:
+def test_save_limit_per_group_counts_each_group() -> None:
     for number in range(6):
         async_task(f"{HERE}.add", number, group=f"g{number % 2}")
     drain()
@@ -116,7 +116,7 @@ def test_so_many_of_each_group_are_kept() -> None:
 
 
 @override_settings(Q_CLUSTER={"name": "default", "save_limit": -1})
-def test_no_success_is_kept_where_none_is_wanted() -> None:
+def test_negative_save_limit_keeps_no_success() -> None:
     async_task(f"{HERE}.add", 1)
     async_task(f"{HERE}.add", 2, save=True)
     drain()
@@ -124,7 +124,7 @@ def test_no_success_is_kept_where_none_is_wanted() -> None:
 
 
 class Parcel:
-    """Something that only a pickle can carry."""
+    """A value that only pickle can serialise."""
 
     opened_by: list[str] = []
 
@@ -147,7 +147,7 @@ def pickled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pickled")
-def test_where_a_setting_says_so_anything_travels() -> None:
+def test_pickle_serializer_passes_any_value() -> None:
     task_id = async_task(f"{HERE}.note", Parcel(7))
     whole = async_iter(f"{HERE}.note", [Parcel(1), Parcel(2)])
     schedule(f"{HERE}.note", 5)
@@ -161,8 +161,8 @@ def test_where_a_setting_says_so_anything_travels() -> None:
     assert ((5,), {}) in functions.done
 
 
-def test_the_doctor_has_nothing_to_say() -> None:
-    """Jobs of the shim are jobs as any."""
+def test_doctor_finds_no_fault() -> None:
+    """Jobs of Django Q's API are ordinary jobs."""
     async_task(f"{HERE}.add", 1, hook=f"{HERE}.hook")
     async_iter(f"{HERE}.add", [1, 2])
     async_task(f"{HERE}.add", 1, sync=True)

@@ -1,5 +1,5 @@
-"""A project of Django Q 2 moves over: its own migrations have a foreign key to Django Q's tasks and
-make a schedule. Django Q 2 itself runs in an environment of its own."""
+"""Migration of a project from Django Q 2, which runs in its own environment. The project's
+migrations have foreign keys to Django Q's tables and create a schedule."""
 
 import os
 import re
@@ -99,7 +99,7 @@ class Project:
             (folder / name).write_text(text)
 
     def manage(self, *arguments: str, fails: bool = False) -> str:
-        """Run a command of the project's. Returns what it wrote."""
+        """Run a command of the project and return its output."""
         done = subprocess.run(
             [self.python, "manage.py", *arguments],
             cwd=self.folder,
@@ -112,12 +112,12 @@ class Project:
         return done.stdout + done.stderr
 
     def look(self) -> str:
-        """What the tables have."""
+        """Return the rows of the tables."""
         return self.manage("shell", "-c", LOOK)
 
     @contextmanager
     def cluster(self) -> Iterator[None]:
-        """`qcluster` runs, and is stopped afterwards."""
+        """Run `qcluster` meanwhile, and stop it afterwards."""
         process = subprocess.Popen(
             [self.python, "manage.py", "qcluster"],
             cwd=self.folder,
@@ -139,7 +139,7 @@ class Project:
         return {**own, "PYTHONPATH": path, "PYTHONWARNINGS": "default"}
 
     def use_stoker(self, more: str = '"stoker.contrib.django_q.history",') -> None:
-        """Change the imports and INSTALLED_APPS, as the guide says."""
+        """Change the imports and INSTALLED_APPS as the guide says."""
         self.python = sys.executable
         for path in (self.folder / "shop").glob("*.py"):
             text = path.read_text().replace("\nfrom django_q", "\nfrom stoker.contrib.django_q")
@@ -152,7 +152,7 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A project that Django Q 2 has made migrations and rows in."""
+    """Create a project with migrations and rows made by Django Q 2."""
     found = Project(tmp_path)
     try:
         found.python = environments.python_of("django_q2")
@@ -165,7 +165,7 @@ def project(tmp_path: Path) -> Project:
     return found
 
 
-def test_project_moves_over_with_its_rows(project: Project) -> None:
+def test_project_migrates_with_its_rows(project: Project) -> None:
     project.use_stoker()
     project.manage("migrate", "stoker_django_q")
     told = project.manage("stoker", "import_django_q")
@@ -180,8 +180,8 @@ def test_project_moves_over_with_its_rows(project: Project) -> None:
     assert project.look().splitlines()[-4] == "first bill 7 reminder"
 
 
-def test_new_database_has_what_migrations_make(project: Project) -> None:
-    """As the one that tests of the project run on."""
+def test_new_database_is_migrated_without_django_q(project: Project) -> None:
+    """As the database of the project's own tests."""
     project.use_stoker()
     project.manage("migrate", "stoker_django_q")
     project.manage("makemigrations", "shop")
@@ -192,7 +192,7 @@ def test_new_database_has_what_migrations_make(project: Project) -> None:
         wait_for(lambda: "nightly True" in project.look())
 
 
-def test_missing_app_is_named_before_django_raises(project: Project) -> None:
+def test_missing_history_app_is_named_before_django_raises(project: Project) -> None:
     project.use_stoker(more="")
     for command in ("makemigrations", "migrate"):
         told = project.manage(command, fails=True)

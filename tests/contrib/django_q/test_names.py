@@ -1,4 +1,4 @@
-"""People are shown the functions that the project calls, and its schedules by their names."""
+"""Names of jobs and schedules: those of the project's functions, not of internal tasks."""
 
 import logging
 import pickle
@@ -35,7 +35,7 @@ HERE = "tests.contrib.django_q.functions"
 CALLS = "stoker.contrib.django_q.calls"
 
 
-def test_jobs_have_the_name_of_the_function(caplog: pytest.LogCaptureFixture) -> None:
+def test_jobs_are_named_after_their_function(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async_task(f"{HERE}.add", 1, hook=f"{HERE}.hook")
         async_task(functions.Till.count, 1)
@@ -64,7 +64,7 @@ def test_jobs_have_the_name_of_the_function(caplog: pytest.LogCaptureFixture) ->
     assert not any(f"{CALLS}." in line for line in logged)
 
 
-def test_dead_letter_is_sent_again_and_run() -> None:
+def test_dead_letter_is_requeued_and_runs() -> None:
     task_id = async_task(f"{HERE}.fail_on", 1, 1, ack_failure=True)
     drain()
     letter = DeadLetter.objects.get()
@@ -75,7 +75,7 @@ def test_dead_letter_is_sent_again_and_run() -> None:
     assert {row.exception_class for row in DeadLetter.objects.all()} == {"builtins.ValueError"}
 
 
-def test_waiting_job_of_a_plain_function_is_explained() -> None:
+def test_why_explains_a_waiting_function_call() -> None:
     task_id = async_task(f"{HERE}.add", 1)
     answer = why(conf.settings(), UUID(task_id))
     assert answer.task == f"{HERE}.add"
@@ -88,8 +88,8 @@ def test_task_of_a_function_can_be_pickled() -> None:
     assert (again.module_path, again.via, again.func) == (task.module_path, task.via, task.func)
 
 
-def test_own_task_under_the_same_path_is_not_called_with_the_packed_arguments() -> None:
-    """A function becomes a @task of Stoker's while calls of it wait."""
+def test_stoker_task_at_the_same_path_gets_its_own_arguments() -> None:
+    """A function becomes a Stoker task while calls of it are waiting."""
     from tests.app import tasks
 
     path = tasks.add.module_path
@@ -107,7 +107,7 @@ def names() -> list[str]:
     return [row.name for row in rows]
 
 
-def test_schedules_have_their_own_names() -> None:
+def test_schedules_have_unique_readable_names() -> None:
     row = schedule(f"{HERE}.add", 1, name="nightly", schedule_type=Schedule.DAILY)
     assert names() == ["nightly"]
     assert schedules.get("nightly", backend=conf.alias()).task == f"{HERE}.add"
@@ -124,7 +124,7 @@ def test_schedules_have_their_own_names() -> None:
     assert unnamed.pk
 
 
-def test_renamed_schedule_keeps_its_course() -> None:
+def test_renamed_schedule_keeps_its_next_moment() -> None:
     row = schedule(f"{HERE}.add", 1, 1, name="nightly", schedule_type=Schedule.DAILY)
     before = schedules.get("nightly", backend=conf.alias())
     Schedule.objects.filter(pk=row.pk).update(name="daily")

@@ -28,9 +28,9 @@ FUTURE = datetime(2040, 1, 31, 12, 30, tzinfo=UTC)
 
 
 def fire(at: datetime | None = None) -> int:
-    """What a scheduler does at that moment; None = now. Returns how many ticks were fired."""
+    """Fire what is due at that moment, or now, as a scheduler does. Return the number of ticks."""
     settings = settings_for(conf.alias())
-    # SQLite counts in milliseconds: by its clock what was just written may still be to come.
+    # SQLite counts in milliseconds: by its clock, a row just written may be due in the future.
     now_us = as_us(timezone.now() if at is None else at)
     firing, count = Firing(settings), 0
     for row in OwnSchedule.objects.using(settings.database).filter(due_us__lte=now_us):
@@ -40,7 +40,7 @@ def fire(at: datetime | None = None) -> int:
     return count
 
 
-def test_it_runs_at_once_where_nothing_else_is_said() -> None:
+def test_schedule_runs_once_at_once_by_default() -> None:
     row = schedule("math.copysign", 2, -2)
     assert fire() == 1
     drain()
@@ -48,7 +48,7 @@ def test_it_runs_at_once_where_nothing_else_is_said() -> None:
     assert not Schedule.objects.filter(pk=row.pk).exists()
 
 
-def test_once_and_kept() -> None:
+def test_once_schedule_with_repeats_is_kept() -> None:
     row = schedule(f"{HERE}.note", repeats=1, name="kept")
     fire()
     row.refresh_from_db()
@@ -74,7 +74,9 @@ def test_once_and_kept() -> None:
     ],
     ids=lambda value: value["schedule_type"] if isinstance(value, dict) else "",
 )
-def test_each_kind_goes_on_from_its_first_run(terms: dict[str, Any], following: datetime) -> None:
+def test_each_schedule_type_computes_the_next_run(
+    terms: dict[str, Any], following: datetime
+) -> None:
     row = schedule(f"{HERE}.note", next_run=FUTURE, **terms)
     assert fire(FUTURE - timedelta(seconds=1)) == 0
     assert fire(FUTURE) == 1
@@ -82,7 +84,7 @@ def test_each_kind_goes_on_from_its_first_run(terms: dict[str, Any], following: 
     assert row.next_run == following
 
 
-def test_the_31st_stays_the_31st_whoever_saves_the_row() -> None:
+def test_monthly_schedule_on_31st_keeps_the_day() -> None:
     row = schedule(f"{HERE}.note", next_run=FUTURE, schedule_type=Schedule.MONTHLY)
     fire(FUTURE)
     Schedule.objects.get(pk=row.pk).save()
@@ -90,13 +92,13 @@ def test_the_31st_stays_the_31st_whoever_saves_the_row() -> None:
     assert Schedule.objects.get(pk=row.pk).next_run == datetime(2040, 3, 31, 12, 30, tzinfo=UTC)
 
 
-def test_a_cron_rule() -> None:
+def test_cron_schedule_computes_the_next_run() -> None:
     row = schedule(f"{HERE}.note", schedule_type=Schedule.CRON, cron="0 3 * * *", next_run=FUTURE)
     assert Schedule.objects.get(pk=row.pk).next_run == datetime(2040, 2, 1, 3, tzinfo=UTC)
     assert row.calculate_next_run(FUTURE) == datetime(2040, 2, 1, 3, tzinfo=UTC)
 
 
-def test_what_is_no_rule_is_refused_when_it_is_written() -> None:
+def test_invalid_schedule_is_refused_on_create() -> None:
     with pytest.raises(ValidationError):
         schedule(f"{HERE}.note", schedule_type=Schedule.CRON, cron="every day")
     with pytest.raises(InvalidSchedule, match="needs a cron rule"):
@@ -107,13 +109,13 @@ def test_what_is_no_rule_is_refused_when_it_is_written() -> None:
     assert not OwnSchedule.objects.using(conf.database()).exists()
 
 
-def test_a_name_is_there_once() -> None:
+def test_duplicate_name_raises_integrity_error() -> None:
     schedule(f"{HERE}.note", name="tidy", next_run=FUTURE)
     with pytest.raises(IntegrityError, match="tidy"):
         schedule(f"{HERE}.note", name="tidy")
 
 
-def test_the_task_gets_arguments_hook_and_group() -> None:
+def test_task_gets_arguments_hook_and_group() -> None:
     schedule(f"{HERE}.note", 1, "two", x=[3], name="letters", hook=functions.hook)
     fire()
     drain()
@@ -133,14 +135,16 @@ def test_the_task_gets_arguments_hook_and_group() -> None:
         (None, "x=1, y=None", ((), {"x": 1, "y": None})),
     ],
 )
-def test_arguments_as_text(args: str | None, kwargs: str | None, given: Any) -> None:
+def test_arguments_given_as_text_are_parsed(
+    args: str | None, kwargs: str | None, given: Any
+) -> None:
     Schedule.objects.create(func=f"{HERE}.note", args=args, kwargs=kwargs)
     fire()
     drain()
     assert functions.done == [given]
 
 
-def test_repeats_are_counted() -> None:
+def test_repeats_count_down_to_zero() -> None:
     row = schedule(
         f"{HERE}.note", schedule_type=Schedule.HOURLY, repeats=2, next_run=FUTURE, name="twice"
     )
@@ -151,7 +155,7 @@ def test_repeats_are_counted() -> None:
     assert fire(FUTURE + timedelta(hours=2)) == 0
 
 
-def test_the_last_task_is_told() -> None:
+def test_schedule_shows_its_last_task() -> None:
     row = schedule(f"{HERE}.add", 1, 1, schedule_type=Schedule.DAILY)
     fire()
     row = Schedule.objects.get(pk=row.pk)
@@ -163,7 +167,7 @@ def test_the_last_task_is_told() -> None:
     assert row.last_run() == Task.objects.get().name
 
 
-def test_the_moment_that_was_meant_is_handed_over() -> None:
+def test_intended_date_kwarg_gets_the_scheduled_moment() -> None:
     schedule(
         f"{HERE}.note",
         schedule_type=Schedule.DAILY,
@@ -176,7 +180,7 @@ def test_the_moment_that_was_meant_is_handed_over() -> None:
 
 
 @override_settings(Q_CLUSTER={"time_zone": "Europe/Berlin"})
-def test_intended_moment_is_in_utc() -> None:
+def test_intended_date_is_in_utc() -> None:
     schedule(
         f"{HERE}.note", schedule_type=Schedule.DAILY, next_run=FUTURE, intended_date_kwarg="day"
     )
@@ -203,7 +207,7 @@ def test_saved_cron_schedule_shows_its_first_run() -> None:
     )
 
 
-def test_rows_are_changed_deleted_and_put_forward() -> None:
+def test_rows_can_be_updated_and_deleted() -> None:
     row = schedule(f"{HERE}.note", schedule_type=Schedule.DAILY, next_run=FUTURE)
     Schedule.objects.filter(pk=row.pk).update(next_run=timezone.now())
     assert fire() == 1
@@ -215,7 +219,7 @@ def test_rows_are_changed_deleted_and_put_forward() -> None:
     assert not OwnSchedule.objects.using(conf.database()).exists()
 
 
-def test_of_moments_that_were_missed_one_is_made_up_for() -> None:
+def test_one_of_several_missed_runs_is_made_up_for() -> None:
     schedule(
         f"{HERE}.note", schedule_type=Schedule.HOURLY, next_run=timezone.now() - timedelta(hours=9)
     )
@@ -224,7 +228,7 @@ def test_of_moments_that_were_missed_one_is_made_up_for() -> None:
 
 
 @override_settings(Q_CLUSTER={"name": "default", "catch_up": True})
-def test_or_each_of_them_where_that_is_asked_for() -> None:
+def test_catch_up_makes_up_for_all_missed_runs() -> None:
     schedule(
         f"{HERE}.note", schedule_type=Schedule.HOURLY, next_run=timezone.now() - timedelta(hours=9)
     )
@@ -233,7 +237,7 @@ def test_or_each_of_them_where_that_is_asked_for() -> None:
 
 
 @override_settings(Q_CLUSTER={"time_zone": "Europe/Berlin"})
-def test_a_day_is_one_on_the_wall_clock() -> None:
+def test_daily_schedule_keeps_the_local_time() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     first = datetime(2040, 3, 24, 8, 0, tzinfo=berlin)
     row = schedule(f"{HERE}.note", schedule_type=Schedule.DAILY, next_run=first)

@@ -1,4 +1,4 @@
-"""``Q_CLUSTER``: what it comes to, and what is said of it."""
+"""``Q_CLUSTER``: translation into TASKS, checks and warnings."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from stoker.contrib.django_q.apps import check_q_cluster
 from stoker.contrib.django_q.translation import entry_of, problems, read_cluster
 
 
-def test_each_key_becomes_an_option() -> None:
+def test_keys_become_options() -> None:
     given = {
         "name": "shop",
         "workers": 4,
@@ -54,13 +54,13 @@ def test_each_key_becomes_an_option() -> None:
     ],
     ids=str,
 )
-def test_whatever_is_usual_can_be_used(given: dict[str, Any]) -> None:
+def test_usual_settings_are_valid(given: dict[str, Any]) -> None:
     entry = entry_of(given)
     assert not problems_of_tasks("default", entry)
     assert read_settings("default", entry).max_attempts == (1 if "ack_failures" in given else 3)
 
 
-def test_another_cluster_of_the_same_settings() -> None:
+def test_alternative_cluster_overrides_the_settings() -> None:
     given = {"name": "shop", "workers": 4, "ALT_CLUSTERS": {"long": {"workers": 1, "timeout": 600}}}
     assert read_cluster(given, "")["cluster_name"] == "shop"
     of_long = read_cluster(given, "long")
@@ -86,7 +86,7 @@ def test_another_cluster_of_the_same_settings() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_cannot_be_taken_over_is_an_error(given: Any, key: str, part: str) -> None:
+def test_unsupported_setting_is_an_error(given: Any, key: str, part: str) -> None:
     (problem,) = problems(given)
     assert problem.key == key
     assert problem.is_error
@@ -137,17 +137,17 @@ BROKERS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "url"), BROKERS, ids=[url for _, url in BROKERS])
 @override_settings(CACHES=CACHED)
-def test_broker_becomes_a_url(given: dict[str, Any], url: str) -> None:
+def test_broker_settings_become_a_url(given: dict[str, Any], url: str) -> None:
     given = {"name": "shop", **given}
     entry = entry_of(given)
     assert entry["OPTIONS"]["BROKER"] == url
     assert not list(problems(given))
     assert not problems_of_tasks("default", entry)
-    if not url.startswith("orm://"):  # no connection is made before it is used
+    if not url.startswith("orm://"):  # a broker connects at its first use
         broker_for(read_settings("default", entry)).close()
 
 
-def test_credentials_of_sqs_are_warned_of() -> None:
+def test_sqs_credentials_cause_a_warning() -> None:
     keys = {"aws_region": "x", "aws_access_key_id": "key", "aws_secret_access_key": "secret"}
     (problem,) = problems({"sqs": keys})
     assert not problem.is_error
@@ -155,13 +155,13 @@ def test_credentials_of_sqs_are_warned_of() -> None:
     assert "secret" not in entry_of({"sqs": keys})["OPTIONS"]["BROKER"]
 
 
-def test_what_has_no_effect_is_a_warning() -> None:
+def test_ineffective_setting_is_a_warning() -> None:
     given = {"cpu_affinity": 1, "error_reporter": {"pager": {}}, "max_attempts": 0}
     assert [one.key for one in problems(given) if not one.is_error] == [*given]
     assert not list(problems({"orm": "default", "redis": {"host": "x"}, "bulk": 5}))
 
 
-def test_error_reporters_are_reporters_of_the_same_name() -> None:
+def test_error_reporters_become_reporters() -> None:
     keys = {"dsn": "https://key@sentry.example/1"}
     given = {"error_reporter": {"sentry": keys, "rollbar": {"access_token": "x"}, "pager": {}}}
     options = entry_of(given)["OPTIONS"]
@@ -172,7 +172,7 @@ def test_error_reporters_are_reporters_of_the_same_name() -> None:
     assert not list(problems({"error_reporter": {"sentry": keys}}))
 
 
-def test_checks_say_it() -> None:
+def test_check_reports_invalid_settings() -> None:
     with override_settings(Q_CLUSTER={"wrokers": 3}):
         found: list[CheckMessage] = check_q_cluster()
     assert [message.id for message in found] == ["django_q.E001"]
@@ -212,17 +212,17 @@ def in_a_project(code: str, more: str = "", apps: str = BOTH) -> str:
 TELL = "print(conf.alias(), conf.settings().workers, conf.settings().cluster, conf.queue())"
 
 
-def test_where_tasks_is_not_set_it_is_made() -> None:
+def test_backend_is_added_if_tasks_is_not_set() -> None:
     assert in_a_project(TELL).strip() == "default 3 shop shop"
 
 
-def test_beside_a_backend_of_somebody_else_another_is_made() -> None:
+def test_backend_is_added_beside_a_foreign_backend() -> None:
     dummy = "django_tasks" if sys.version_info < (3, 12) else "django.tasks"
     more = f'TASKS={{"default": {{"BACKEND": "{dummy}.backends.dummy.DummyBackend"}}}},'
     assert in_a_project(TELL, more).strip() == "django_q 3 shop shop"
 
 
-def test_a_backend_that_is_there_is_used() -> None:
+def test_existing_stoker_backend_is_used() -> None:
     more = (
         'TASKS={"default": {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": ["one"], '
         '"OPTIONS": {"WORKERS": 7}}},'
@@ -230,6 +230,6 @@ def test_a_backend_that_is_there_is_used() -> None:
     assert in_a_project(TELL, more).strip() == "default 7 stoker one"
 
 
-def test_both_apps_have_to_be_there() -> None:
+def test_check_asks_for_the_stoker_app() -> None:
     told = in_a_project('call_command("check")', apps='"stoker.contrib.django_q"')
     assert "but 'stoker' is not: add it there, and run manage.py migrate." in told

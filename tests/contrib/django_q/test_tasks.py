@@ -1,4 +1,4 @@
-"""One task after another: ``async_task``, ``result``, ``fetch``."""
+"""Single tasks: ``async_task``, ``result``, ``fetch``."""
 
 import math
 import uuid
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 HERE = "tests.contrib.django_q.functions"
 
 
-def test_a_path_is_called() -> None:
+def test_function_given_by_path_is_called() -> None:
     task_id = async_task("math.copysign", 2, -2)
     assert len(task_id) == 32
     assert result(task_id) is None
@@ -45,19 +45,19 @@ def test_a_path_is_called() -> None:
     assert queue_size() == 0
 
 
-def test_a_callable_is_called() -> None:
+def test_callable_is_called() -> None:
     task_id = async_task(math.floor, 1.5)
     drain()
     assert result(task_id) == 1
 
 
-def test_a_method_is_called() -> None:
+def test_static_method_is_called() -> None:
     ids = [async_task(functions.Till.count, 1, 2), async_task(f"{HERE}.Till.count", 3)]
     drain()
     assert [result(one) for one in ids] == [3, 3]
 
 
-def test_what_no_worker_would_find_is_refused() -> None:
+def test_callable_without_a_path_is_refused() -> None:
     with pytest.raises(UnknownFunction, match="no function of a module"):
         async_task(lambda: None)
     with pytest.raises(UnknownFunction, match="no function of a module"):
@@ -65,7 +65,7 @@ def test_what_no_worker_would_find_is_refused() -> None:
     assert not Job.objects.exists()
 
 
-def test_arguments_come_as_they_were() -> None:
+def test_arguments_keep_value_and_type() -> None:
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     task_id = async_task(f"{HERE}.note", moment, Decimal("1.50"), (1, 2), x=uuid.UUID(int=7))
     drain()
@@ -77,12 +77,12 @@ def test_arguments_come_as_they_were() -> None:
     assert row.result == (moment, Decimal("1.50"), (1, 2))
 
 
-def test_what_cannot_travel_is_refused_where_it_is_said() -> None:
+def test_unserializable_argument_is_refused() -> None:
     with pytest.raises(NotSerializable):
         async_task(f"{HERE}.note", object())
 
 
-def test_a_task_tells_of_itself() -> None:
+def test_task_row_has_name_group_times_and_attempts() -> None:
     task_id = async_task(f"{HERE}.add", 1, two=2, task_name="sum", group="sums")
     drain()
     row = fetch("sum")
@@ -96,7 +96,7 @@ def test_a_task_tells_of_itself() -> None:
     assert not Failure.objects.exists()
 
 
-def test_options_in_a_dict_come_first() -> None:
+def test_q_options_take_precedence() -> None:
     async_task(f"{HERE}.note", task_name="one", x=1, q_options={"task_name": "two", "group": "g"})
     drain()
     assert functions.done == [((), {"x": 1})]
@@ -104,7 +104,7 @@ def test_options_in_a_dict_come_first() -> None:
     assert fetch("one") is None
 
 
-def test_the_result_of_a_failure_is_raised() -> None:
+def test_result_of_failed_task_raises_job_failed() -> None:
     task_id = async_task(f"{HERE}.fail", "no coal", ack_failure=True)
     drain()
     with pytest.raises(JobFailed, match="no coal"):
@@ -117,27 +117,27 @@ def test_the_result_of_a_failure_is_raised() -> None:
     assert list(Failure.objects.all()) == [row]
 
 
-def test_a_failure_is_tried_again() -> None:
+def test_failed_task_is_retried() -> None:
     task_id = async_task(f"{HERE}.fail")
     drain()
     assert fetch(task_id).attempt_count == 3  # type: ignore[union-attr] # it is there
 
 
-def test_an_unknown_function_fails() -> None:
+def test_unknown_function_fails_the_task() -> None:
     task_id = async_task("nowhere.at.all", ack_failure=True)
     drain()
     with pytest.raises(JobFailed, match="nowhere"):
         result(task_id)
 
 
-def test_a_success_that_is_not_saved_leaves_no_row() -> None:
+def test_unsaved_success_leaves_no_row() -> None:
     async_task(f"{HERE}.add", 1, save=False)
     async_task(f"{HERE}.fail", save=False, ack_failure=True)
     drain()
     assert [row.func for row in Task.objects.all()] == [f"{HERE}.fail"]
 
 
-def test_a_hook_is_called_once_with_the_task() -> None:
+def test_hook_is_called_once_with_the_task() -> None:
     task_id = async_task(f"{HERE}.add", 1, 1, hook=f"{HERE}.hook", task_name="two")
     failed = async_task(f"{HERE}.fail", hook=functions.hook, ack_failure=True, task_name="no")
     drain()
@@ -146,20 +146,20 @@ def test_a_hook_is_called_once_with_the_task() -> None:
     assert len(functions.done) == 2
 
 
-def test_a_hook_is_called_where_nothing_is_saved() -> None:
+def test_hook_is_called_if_nothing_is_saved() -> None:
     async_task(f"{HERE}.add", 1, 1, hook=f"{HERE}.hook", save=False)
     async_task(f"{HERE}.add", 2, 2, hook=f"{HERE}.hook", cached=60)
     drain()
     assert sorted(one[3] for one in functions.done) == [2, 4]
 
 
-def test_a_hook_that_fails_leaves_the_result_as_it_is() -> None:
+def test_failing_hook_does_not_change_the_result() -> None:
     task_id = async_task(f"{HERE}.add", 1, 1, hook="nowhere.hook")
     drain()
     assert result(task_id) == 2
 
 
-def test_a_result_in_the_cache() -> None:
+def test_cached_result_is_in_the_cache_only() -> None:
     task_id = async_task(f"{HERE}.add", 1, 1, cached=60, task_name="in the cache")
     drain()
     assert result_cached(task_id) == 2
@@ -169,15 +169,15 @@ def test_a_result_in_the_cache() -> None:
     assert not Task.objects.exists()
 
 
-def test_in_sync_it_is_done_at_once() -> None:
+def test_sync_task_runs_at_once() -> None:
     task_id = async_task(f"{HERE}.add", 1, 1, sync=True, hook=f"{HERE}.hook", task_name="now")
     assert result(task_id) == 2
     assert functions.done == [(task_id, "now", True, 2)]
     assert drain() == []
 
 
-def test_failure_in_sync_is_recorded_and_raised() -> None:
-    """Tests of a project that moves over count on the exception."""
+def test_failed_sync_task_is_recorded_and_raises() -> None:
+    """Django Q does the same, and projects' tests rely on it."""
     with pytest.raises(ValueError, match="out of order") as raised:
         async_task(f"{HERE}.fail", sync=True, task_name="bad", hook=f"{HERE}.hook")
     assert raised.traceback[-1].name == "fail"
@@ -189,35 +189,35 @@ def test_failure_in_sync_is_recorded_and_raised() -> None:
     assert drain() == []
 
 
-def test_unknown_function_in_sync_is_raised() -> None:
+def test_unknown_function_in_sync_raises() -> None:
     with pytest.raises(UnknownTask, match="nowhere"):
         async_task("nowhere.at.all", sync=True)
 
 
-def test_failed_item_in_sync_is_raised() -> None:
+def test_failed_sync_iteration_raises() -> None:
     with pytest.raises(ValueError, match="2 is bad"):
         async_iter(f"{HERE}.fail_on", [(1, 2), (2, 2)], sync=True)
 
 
-def test_failed_task_inside_a_task_in_sync_is_raised_once() -> None:
+def test_error_of_nested_sync_task_is_raised_once() -> None:
     """The inner error is raised in the outer function, which handles it."""
     task_id = async_task(f"{HERE}.try_in_sync", f"{HERE}.fail", sync=True)
     assert result(task_id) == "out of order"
 
 
-def test_broken_hook_in_sync_leaves_the_result(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_hook_of_sync_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     task_id = async_task(f"{HERE}.add", 1, 1, sync=True, hook="nowhere.hook")
     assert result(task_id) == 2
     assert "The hook nowhere.hook" in caplog.text
 
 
-def test_cached_result_in_sync_is_there_inside_the_transaction() -> None:
+def test_cached_sync_result_is_readable_inside_the_transaction() -> None:
     with transaction.atomic():
         task_id = async_task(f"{HERE}.add", 1, 1, sync=True, cached=True)
         assert result(task_id, cached=True) == 2
 
 
-def test_an_object_that_is_run_later() -> None:
+def test_async_task_object_runs_and_fetches() -> None:
     later = AsyncTask(f"{HERE}.add", 1, 1)
     later.group = "later"
     later.cached = False
@@ -231,7 +231,7 @@ def test_an_object_that_is_run_later() -> None:
     assert [row.id for row in later.fetch_group()] == [task_id]
 
 
-def test_options_of_the_caller_stay_as_they_are() -> None:
+def test_callers_options_are_not_changed() -> None:
     options = {"task_name": "one", "group": "g"}
     later = AsyncTask(f"{HERE}.add", 1, 1, q_options=options)
     later.group = "other"
@@ -245,7 +245,7 @@ def test_options_of_the_caller_stay_as_they_are() -> None:
     assert not later.started
 
 
-def test_pre_enqueue_knows_the_id() -> None:
+def test_pre_enqueue_signal_has_the_task_id() -> None:
     told = []
 
     def note(sender: Any, task: dict[str, Any], **_: Any) -> None:
@@ -265,12 +265,12 @@ def test_pre_enqueue_knows_the_id() -> None:
     assert task["started"] <= timezone.now()
 
 
-def test_models_are_found_where_the_functions_are() -> None:
+def test_tasks_module_exports_the_models() -> None:
     assert tasks.Schedule is Schedule
     assert tasks.Task is Task
 
 
-def test_waiting_jobs_are_rows() -> None:
+def test_waiting_jobs_are_ormq_rows() -> None:
     async_task(f"{HERE}.add", 1, task_name="first", cluster="slow")
     async_task(f"{HERE}.add", 2)
     assert OrmQ.objects.count() == 2
@@ -281,7 +281,7 @@ def test_waiting_jobs_are_rows() -> None:
     assert drain().succeeded[0].args[1] == [[2], {}]
 
 
-def test_a_queue_is_asked_for_by_its_name() -> None:
+def test_broker_counts_and_purges_its_own_queue() -> None:
     slow = get_broker("slow")
     for _ in range(2):
         async_task(f"{HERE}.add", 1, broker=slow)
@@ -293,8 +293,8 @@ def test_a_queue_is_asked_for_by_its_name() -> None:
     assert (slow.queue_size(), get_broker().queue_size()) == (0, 1)
 
 
-def test_rows_are_rows() -> None:
-    """They are made, changed, counted and deleted as any."""
+def test_task_rows_can_be_created_and_deleted() -> None:
+    """As rows of any model."""
     Task.objects.create(name="by hand", func="a.b", args=(1,), result={"x": 1}, success=True)
     row = Task.objects.get(name="by hand")
     assert (row.args, row.result) == ((1,), {"x": 1})
@@ -303,8 +303,8 @@ def test_rows_are_rows() -> None:
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
-def test_nothing_is_there_before_the_commit() -> None:
-    """The classic: an order whose letter is written before the order can be seen."""
+def test_task_is_enqueued_at_commit() -> None:
+    """The task would otherwise run before the row that it needs is visible."""
 
     def send_msg(text: str, *, queue: bool = False) -> Any:
         return async_task(f"{HERE}.note", text) if queue else functions.note(text)

@@ -35,7 +35,7 @@ MISTAKES = (
             ),
         ],
         "tests/reporters/test_prometheus.py",
-        "no_token_opens_it",
+        "empty_token_gives_403_if_none_is_configured",
     ),
     Mistake(
         "a permission of the API is not asked for",
@@ -79,7 +79,7 @@ MISTAKES = (
             )
         ],
         "tests/contrib/django_q/test_import.py",
-        "calls_nothing",
+        "unsigned_pickle_calls_no_function",
     ),
     Mistake(
         "what was imported and is over is imported again",
@@ -102,7 +102,7 @@ MISTAKES = (
         "an error in the shim takes the end of a job with it",
         [Change("contrib.django_q.recording:record", replace("Exception", "MemoryError"))],
         "tests/contrib/django_q/test_keeping.py",
-        "keeps_no_job",
+        "failing_task_row_does_not_fail_the_job",
     ),
     Mistake(
         "a timeline leaves out an attempt of which nothing is known",
