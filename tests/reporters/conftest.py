@@ -1,4 +1,4 @@
-"""One cluster that tells everybody, and what they were told."""
+"""A cluster with all reporters, and a receiver of their reports."""
 
 import socket
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PORT = free_port()
 
 
 def reporters(receiver: Receiver) -> dict[str, dict[str, Any]]:
-    """As they stand under REPORTERS."""
+    """Return the value for REPORTERS."""
     return {
         "tests.app.reported.Broken": {},
         "sentry": {"dsn": receiver.dsn, "traces_sample_rate": 1.0, "shutdown_timeout": 1},
@@ -61,6 +61,6 @@ def cluster(
 
 
 def _answers() -> bool:
-    """Whether somebody listens where the cluster is to be scraped."""
+    """Return whether the cluster's port for Prometheus is open."""
     with socket.socket() as visitor:
         return visitor.connect_ex(("127.0.0.1", PORT)) == 0

@@ -1,4 +1,4 @@
-"""HTTP servers that take what real SDKs send, and parse it: Sentry, Rollbar, OTLP."""
+"""HTTP servers that receive and parse what real SDKs send: Sentry, Rollbar, OTLP."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """A server on a port of its own, and what it has been sent."""
+    """A server with a port of its own, and the requests that it received."""
 
     port: int = 0
     requests: list[Received] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Receiver:
         return f"http://key@127.0.0.1:{self.port}/1"
 
     def sentry(self, kind: str) -> list[dict[str, Any]]:
-        """The items of this type, of all envelopes: "event", "transaction", "check_in"."""
+        """Return the items of this type from all envelopes: "event", "transaction", "check_in"."""
         found = []
         for request in list(self.requests):
             if request.path.endswith("/envelope/"):
@@ -57,7 +57,7 @@ class Receiver:
     # -- Rollbar ----------------------------------------------------------------------------------
 
     def rollbar(self) -> list[dict[str, Any]]:
-        """The data of each item."""
+        """Return the data of each item."""
         bodies = [one.body for one in list(self.requests) if one.path.endswith("/item/")]
         return [json.loads(body)["data"] for body in bodies]
 
@@ -73,7 +73,7 @@ class Receiver:
         return found
 
     def points(self) -> list[dict[str, Any]]:
-        """The newest data point of each metric, process and set of attributes."""
+        """Return the newest data point of each metric, process and set of attributes."""
         found: dict[Any, dict[str, Any]] = {}
         for request in list(self.requests):
             if request.path == "/v1/metrics":
@@ -87,7 +87,7 @@ class Receiver:
         return list(found.values())
 
     def wait_for(self, condition: Callable[[], Any], what: str = "") -> Any:
-        """Wait until something has come, and give it."""
+        """Wait for a result of the condition and return it."""
         wait_for(condition, lambda: f"it did not come: {what}\n{self.told()}")
         return condition()
 
@@ -98,7 +98,7 @@ class Receiver:
 
 
 def _items(body: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """An envelope: a header line, then pairs of an item's header and its payload."""
+    """Parse an envelope: a header line, then pairs of an item's header and its payload."""
     _, _, rest = body.partition(b"\n")
     while rest.strip():
         line, _, rest = rest.partition(b"\n")
@@ -143,7 +143,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """A server that takes everything."""
+    """Run a server that accepts everything."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -162,7 +162,7 @@ def receiving() -> Iterator[Receiver]:
             self.wfile.write(b"{}")
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -179,6 +179,6 @@ def receiving() -> Iterator[Receiver]:
 
 @contextmanager
 def silence() -> Iterator[int]:
-    """The port of a server that takes connections, and never says a word."""
+    """Give the port of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         yield server.getsockname()[1]

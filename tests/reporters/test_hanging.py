@@ -1,5 +1,5 @@
-"""Servers that never answer, and a reporter that never comes back: jobs end all the same, and so
-does the cluster."""
+"""Servers that never answer, and a reporter that never returns, block neither jobs nor the
+cluster's stop."""
 
 import json
 from pathlib import Path
@@ -14,17 +14,17 @@ from tests.reporters.receiver import silence
 pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.sqlite, pytest.mark.slow]
 
 FAILURES = 120
-"""More than the queues of reporters hold."""
+"""More than the reporters' queues hold."""
 
 
 def dropped(cluster: ProcessCluster) -> list[str]:
-    """What the cluster has said so far of reports that were dropped."""
+    """Return the cluster's log messages about dropped reports."""
     lines = [line for line in cluster.text().splitlines() if line.startswith("{")]
     messages = [json.loads(line)["message"] for line in lines if line.endswith("}")]
     return [message for message in messages if "dropped" in message]
 
 
-def test_jobs_and_clusters_end_while_nobody_answers(tmp_path: Path) -> None:
+def test_jobs_and_cluster_end_while_no_server_answers(tmp_path: Path) -> None:
     with silence() as port:
         url = f"http://127.0.0.1:{port}"
         reporters = {
@@ -46,7 +46,7 @@ def test_jobs_and_clusters_end_while_nobody_answers(tmp_path: Path) -> None:
                 assert end_of(result, cluster).dead_letter is not None
             for name in ("tests.app.reported.Stuck", "rollbar"):
                 told = f"'{name}' cannot keep up: 1 reports"
-                # The last are recorded before they are told of.
+                # The last failures are recorded before they are reported.
                 wait_for(lambda told=told: any(told in one for one in dropped(cluster)))
             assert end_of(reported.crash.enqueue(), cluster).dead_letter is not None
             assert value_of(reported.succeed.enqueue(1, 2), cluster) == 3

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, parsed by Prometheus' own parsers."""
+"""Metrics for Prometheus, parsed by Prometheus' own parsers."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def scrape(**headers: str) -> Any:
 
 
 def numbers(text: str) -> dict[str, dict[tuple[str, ...], float]]:
-    """Name -> label values in the order of their names, without the backend -> value."""
+    """Return name -> label values in the order of their names, without the backend -> value."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -70,7 +70,7 @@ def write(successful: int = 0, age_seconds: float = 20, **sums: Any) -> None:
     Tally.objects.bulk_create(rows)
 
 
-def test_what_the_store_says_is_told() -> None:
+def test_metrics_have_the_stores_numbers() -> None:
     write(3, failed=1, retried=2, run_seconds=1.5, wait_seconds=9.0)
     tasks.nothing.enqueue()
     tasks.nothing.using(run_after=60).enqueue()
@@ -100,7 +100,7 @@ def test_what_the_store_says_is_told() -> None:
     assert found["stoker_up"] == {(): 1}
 
 
-def test_openmetrics_is_spoken_too() -> None:
+def test_openmetrics_format_is_supported() -> None:
     write(3)
     response = scrape(Accept="application/openmetrics-text; version=1.0.0")
     assert "openmetrics-text" in response.headers["Content-Type"]
@@ -108,7 +108,7 @@ def test_openmetrics_is_spoken_too() -> None:
     assert "stoker_jobs" in {family.name for family in families}
 
 
-def test_what_cannot_be_read_is_left_out_and_says_so() -> None:
+def test_unreadable_metrics_are_left_out_and_up_is_zero() -> None:
     write(3)
     with mock.patch.object(
         prometheus_numbers, "queues", side_effect=BrokerUnavailable("it is gone")
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_left_out_and_says_so() -> None:
     assert "stoker_jobs_total" in found
 
 
-def test_two_backends_of_one_store_are_not_counted_twice() -> None:
+def test_two_backends_of_one_store_are_counted_once() -> None:
     write(3)
     entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"REPORTERS": ["prometheus"]}}
     with override_settings(TASKS={"default": entry, "other": entry}):
@@ -128,42 +128,42 @@ def test_two_backends_of_one_store_are_not_counted_twice() -> None:
     assert b'stoker_up{backend="other"} 1.0' in text
 
 
-def test_many_scrapes_ask_the_store_once(django_assert_num_queries: Any) -> None:
+def test_frequent_scrapes_read_the_store_once(django_assert_num_queries: Any) -> None:
     with mock.patch.object(prometheus, "FRESH_SECONDS", 60.0):
         scrape()
         with django_assert_num_queries(0):
             assert scrape().status_code == 200
 
 
-# -- who may look ---------------------------------------------------------------------------------
+# -- access ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}"])
-def test_it_is_closed(header: str) -> None:
+def test_wrong_token_gives_403(header: str) -> None:
     response = Client().get("/metrics", headers={"Authorization": header})
     assert response.status_code == 403
     assert b"stoker_" not in response.content
 
 
-def test_without_a_token_no_token_opens_it() -> None:
+def test_empty_token_gives_403_if_none_is_configured() -> None:
     entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"REPORTERS": ["prometheus"]}}
     with override_settings(TASKS={"default": entry}):
         assert Client().get("/metrics", headers={"Authorization": "Bearer "}).status_code == 403
 
 
-def test_it_is_not_there_where_nobody_asked_for_it() -> None:
+def test_metrics_give_404_without_the_reporter() -> None:
     with override_settings(TASKS={"default": {"BACKEND": "stoker.backend.StokerBackend"}}):
         assert scrape().status_code == 404
 
 
-def test_only_get() -> None:
+def test_post_gives_405() -> None:
     assert Client().post("/metrics").status_code == 405
 
 
 # -- the dashboard --------------------------------------------------------------------------------
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
+def test_dashboard_queries_exactly_the_exported_metrics() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in _panels(dashboard) for target in panel.get("targets", ())]
     asked += [
@@ -179,7 +179,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     }
     queried = {name for text in asked for name in re.findall(r"stoker_\w+", str(text))}
     assert queried <= told, queried - told
-    assert told - queried == set(), "a number that no panel shows"
+    assert told - queried == set(), "a metric that no panel shows"
     grouped = {
         label.strip()
         for text in asked

@@ -1,4 +1,4 @@
-"""What Sentry, Rollbar and an OpenTelemetry collector are told by a real cluster, parsed from what
+"""Reports of a real cluster to Sentry, Rollbar and an OpenTelemetry collector, parsed from what
 their own SDKs send."""
 
 import time
@@ -25,7 +25,7 @@ from tests.reporters.receiver import Receiver
 pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.sqlite]
 
 PRODUCER, CONSUMER = 4, 5
-"""Kinds of spans, as OTLP numbers them."""
+"""Kinds of spans in OTLP."""
 
 Tell = Callable[[str], str]
 
@@ -34,8 +34,8 @@ Tell = Callable[[str], str]
 def tell(
     cluster: ProcessCluster, receiver: Receiver, tmp_path_factory: pytest.TempPathFactory
 ) -> Tell:
-    """Job ids by how the jobs ended. First those that spare their workers: what a killed one had
-    still to send is lost."""
+    """Return the job id for each way of ending. Jobs that kill their workers come last: what a
+    killed worker had not sent is lost."""
     enqueued = {
         "success": reported.succeed.enqueue(1, second=2),
         "async": reported.succeed_later.enqueue(1),
@@ -48,7 +48,7 @@ def tell(
     def told_of(items: list[dict[str, Any]]) -> bool:
         return all(str(job_id) in str(items) for job_id in wanted)
 
-    begun = ("messaging.client.consumed.messages", len(enqueued) + 1)  # one is tried again
+    begun = ("messaging.client.consumed.messages", len(enqueued) + 1)  # one job is retried
     ended = ("messaging.process.duration", len(enqueued) + 1)
     receiver.wait_for(
         lambda: (
@@ -69,7 +69,7 @@ def tell(
 
 
 def counted(receiver: Receiver, name: str) -> int:
-    """How often it was, by all who tell of it."""
+    """Return the sum of this metric over all processes."""
     points = [one for one in receiver.points() if one["name"] == name]
     return round(sum(one.get("count", one.get("value", 0)) for one in points))
 
@@ -98,7 +98,7 @@ def transaction_of(receiver: Receiver, job_id: str) -> dict[str, Any]:
     return receiver.wait_for(found, f"a transaction of {job_id}")[0]
 
 
-def test_sentry_is_told_of_an_error_once_with_its_job(tell: Tell, receiver: Receiver) -> None:
+def test_sentry_gets_an_error_once_with_its_job(tell: Tell, receiver: Receiver) -> None:
     (event,) = events_of(receiver, job_id := tell("failure"))
     raised = event["exception"]["values"][-1]
     assert (raised["type"], raised["value"]) == ("ValueError", "no such order: A-1")
@@ -116,7 +116,7 @@ def test_sentry_is_told_of_an_error_once_with_its_job(tell: Tell, receiver: Rece
     assert "hunter2" not in str(event["contexts"])
 
 
-def test_sentry_is_told_of_a_soft_time_out(tell: Tell, receiver: Receiver) -> None:
+def test_sentry_gets_a_soft_time_out(tell: Tell, receiver: Receiver) -> None:
     (event,) = events_of(receiver, tell("soft time-out"))
     assert event["exception"]["values"][-1]["type"] == "TaskTimeout"
     assert event["contexts"]["stoker"]["reason"] == "timeout"
@@ -126,7 +126,7 @@ def test_sentry_is_told_of_a_soft_time_out(tell: Tell, receiver: Receiver) -> No
     ("name", "reason", "raised"),
     [("hard time-out", "timeout", "TaskKilled"), ("crash", "crash", "WorkerCrashed")],
 )
-def test_sentry_is_told_of_what_the_worker_could_not_tell(
+def test_sentry_gets_kills_and_crashes_of_workers(
     name: str, reason: str, raised: str, tell: Tell, receiver: Receiver
 ) -> None:
     (event,) = events_of(receiver, tell(name))
@@ -137,17 +137,13 @@ def test_sentry_is_told_of_what_the_worker_could_not_tell(
         assert event["contexts"]["arguments"]["seconds"] == "60.0"
 
 
-def test_sentry_is_told_nothing_of_attempts_that_are_tried_again(
-    tell: Tell, receiver: Receiver
-) -> None:
+def test_sentry_gets_no_event_for_retried_attempts(tell: Tell, receiver: Receiver) -> None:
     job_id = tell("retry")
     transaction_of(receiver, job_id)
     assert not [one for one in receiver.sentry("event") if job_id in str(one["contexts"])]
 
 
-def test_sentry_traces_from_the_enqueue_to_the_run(
-    cluster: ProcessCluster, receiver: Receiver
-) -> None:
+def test_sentry_trace_connects_enqueue_and_run(cluster: ProcessCluster, receiver: Receiver) -> None:
     first = reported.enqueue_another.enqueue(failing=False)
     second = value_of(first, cluster)
     enqueuing, run = (transaction_of(receiver, job_id) for job_id in (str(first.id), second))
@@ -162,7 +158,7 @@ def test_sentry_traces_from_the_enqueue_to_the_run(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_sentry_has_a_check_in_for_each_tick(
+def test_sentry_gets_a_check_in_for_each_tick(
     fails: bool, cluster: ProcessCluster, receiver: Receiver
 ) -> None:
     name = f"Nightly {'failure' if fails else 'success'}"
@@ -179,7 +175,7 @@ def test_sentry_has_a_check_in_for_each_tick(
         return [one for one in found if one["monitor_slug"] == name.lower().replace(" ", "-")]
 
     both = receiver.wait_for(lambda: check_ins() if len(check_ins()) > 1 else None)
-    # Two requests at the same time may be noted here in either order.
+    # The receiver may note two simultaneous requests in either order.
     begun, ended = sorted(both, key=lambda one: bool(one["status"] != "in_progress"))
     assert (begun["status"], ended["status"]) == ("in_progress", "error" if fails else "ok")
     assert begun["check_in_id"] == ended["check_in_id"]
@@ -201,7 +197,7 @@ def item_of(receiver: Receiver, job_id: str) -> dict[str, Any]:
     return item
 
 
-def test_rollbar_is_told_of_an_error(tell: Tell, receiver: Receiver) -> None:
+def test_rollbar_gets_an_error_with_its_job(tell: Tell, receiver: Receiver) -> None:
     item = item_of(receiver, tell("failure"))
     assert item["body"]["trace"]["exception"]["class"] == "ValueError"
     assert item["body"]["trace"]["frames"][-1]["method"] == "fail"
@@ -216,7 +212,7 @@ def test_rollbar_is_told_of_an_error(tell: Tell, receiver: Receiver) -> None:
     ("name", "reason"),
     [("soft time-out", "timeout"), ("hard time-out", "timeout"), ("crash", "crash")],
 )
-def test_rollbar_is_told_of_time_outs_and_crashes(
+def test_rollbar_gets_time_outs_and_crashes(
     name: str, reason: str, tell: Tell, receiver: Receiver
 ) -> None:
     item = item_of(receiver, tell(name))
@@ -226,7 +222,7 @@ def test_rollbar_is_told_of_time_outs_and_crashes(
         assert told in item["body"]["message"]["body"]
 
 
-def test_rollbar_is_told_only_of_what_failed_for_good(tell: Tell, receiver: Receiver) -> None:
+def test_rollbar_gets_only_final_failures(tell: Tell, receiver: Receiver) -> None:
     item_of(receiver, tell("failure"))
     well = {tell("success"), tell("retry")}
     assert not [one for one in receiver.rollbar() if one["custom"]["stoker"]["job_id"] in well]
@@ -249,7 +245,7 @@ def spans_of(receiver: Receiver, job_id: str, kind: int, count: int = 1) -> list
 
 
 @pytest.mark.parametrize("name", ["success", "async"])
-def test_a_run_is_a_span(name: str, tell: Tell, receiver: Receiver) -> None:
+def test_each_run_is_a_span(name: str, tell: Tell, receiver: Receiver) -> None:
     (span,) = spans_of(receiver, tell(name), CONSUMER)
     assert span["name"] == "run default"
     attributes = span["attributes"]
@@ -261,7 +257,7 @@ def test_a_run_is_a_span(name: str, tell: Tell, receiver: Receiver) -> None:
     assert not span["is_error"]
 
 
-def test_a_span_of_a_failure_has_its_exception(tell: Tell, receiver: Receiver) -> None:
+def test_span_of_a_failure_has_its_exception(tell: Tell, receiver: Receiver) -> None:
     (span,) = spans_of(receiver, tell("failure"), CONSUMER)
     assert span["is_error"]
     assert span["attributes"]["error.type"] == "builtins.ValueError"
@@ -281,7 +277,7 @@ def test_each_attempt_is_a_span(tell: Tell, receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     ("name", "raised"), [("hard time-out", "TaskKilled"), ("crash", "WorkerCrashed")]
 )
-def test_a_lost_worker_leaves_a_span(
+def test_killed_worker_leaves_a_span(
     name: str, raised: str, tell: Tell, receiver: Receiver
 ) -> None:
     (span,) = spans_of(receiver, tell(name), CONSUMER)
@@ -306,7 +302,7 @@ def test_spans_are_linked_across_the_queue(cluster: ProcessCluster, receiver: Re
     assert {one["trace_id"] for one in (enqueuing, produced, consumed)} == {produced["trace_id"]}
 
 
-def test_metrics_of_runs_and_waiting(tell: Tell, receiver: Receiver) -> None:
+def test_metrics_have_run_and_wait_times(tell: Tell, receiver: Receiver) -> None:
     tell("success")
 
     def points(name: str, task: str, **wanted: str) -> list[dict[str, Any]]:
@@ -331,7 +327,7 @@ def test_metrics_of_runs_and_waiting(tell: Tell, receiver: Receiver) -> None:
     assert sum(one["count"] for one in waited) == 1
 
     def begun() -> float:
-        """By both workers, each of which tells of its own."""
+        """Sum over both workers, each of which reports its own."""
         of_each = points("messaging.client.consumed.messages", "fail_once")
         return sum(one["value"] for one in of_each)
 
@@ -343,7 +339,7 @@ def test_metrics_of_runs_and_waiting(tell: Tell, receiver: Receiver) -> None:
 
 
 def scraped(page: str = "metrics", token: str = TOKEN) -> dict[str, dict[str, float]]:
-    """Metric -> task and outcome -> value, as a cluster tells it on its port."""
+    """Return metric -> task and outcome -> value, from the cluster's port."""
     headers = {"Authorization": f"Bearer {token}"}
     request = Request(f"http://127.0.0.1:{PORT}/{page}", headers=headers)
     found: dict[str, dict[str, float]] = {}
@@ -356,13 +352,13 @@ def scraped(page: str = "metrics", token: str = TOKEN) -> dict[str, dict[str, fl
 
 
 def jobs_of(task: str) -> dict[str, float]:
-    """Outcome -> how many."""
+    """Return outcome -> number of jobs."""
     jobs = scraped().get("stoker_jobs_total", {})
     outcomes = ("successful", "failed", "cancelled")
     return {one: jobs.get(f"tests.app.reported.{task} {one}", 0.0) for one in outcomes}
 
 
-def test_a_cluster_is_scraped_and_every_end_is_counted(tell: Tell, cluster: ProcessCluster) -> None:
+def test_cluster_is_scraped_and_counts_every_outcome(tell: Tell, cluster: ProcessCluster) -> None:
     tell("success")
     failed = ("take_too_long", "ignore_the_time_out", "sleep")
     wait_for(lambda: all(jobs_of(task)["failed"] == 1 for task in failed), cluster.tail)
@@ -374,7 +370,9 @@ def test_a_cluster_is_scraped_and_every_end_is_counted(tell: Tell, cluster: Proc
     assert found["stoker_up"] == {"": 1}
 
 
-def test_counters_go_on_when_who_tells_them_is_killed(tell: Tell, cluster: ProcessCluster) -> None:
+def test_counters_continue_after_the_scheduler_is_killed(
+    tell: Tell, cluster: ProcessCluster
+) -> None:
     tell("success")
     before = scraped()["stoker_jobs_total"]
     killed = cluster.kill("scheduler")
@@ -391,7 +389,7 @@ def test_counters_go_on_when_who_tells_them_is_killed(tell: Tell, cluster: Proce
 
 
 @pytest.mark.parametrize(("page", "token", "status"), [("", TOKEN, 404), ("metrics", "x", 401)])
-def test_the_port_tells_nothing_else(
+def test_port_serves_nothing_else(
     page: str, token: str, status: int, cluster: ProcessCluster
 ) -> None:
     with pytest.raises(HTTPError) as refused:
@@ -400,10 +398,10 @@ def test_the_port_tells_nothing_else(
     assert refused.value.code == status
 
 
-# -- and one that is no good ----------------------------------------------------------------------
+# -- a broken reporter ----------------------------------------------------------------------------
 
 
-def test_a_reporter_that_fails_harms_nobody_and_says_so_once(
+def test_broken_reporter_is_logged_once_and_harms_no_job(
     tell: Tell, cluster: ProcessCluster
 ) -> None:
     tell("success")
