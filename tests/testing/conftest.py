@@ -1,4 +1,4 @@
-"""What ran is forgotten between tests."""
+"""Clears what the tasks noted, before and after each test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.testing import tasks
 
 @pytest.fixture(autouse=True)
 def seen() -> Iterator[list[Any]]:
-    """Give what the tasks have noted down."""
+    """Give the list in which the tasks note their calls."""
     tasks.seen.clear()
     yield tasks.seen
     tasks.seen.clear()

@@ -1,4 +1,4 @@
-"""Tasks that do what users' tasks do to a test's transaction."""
+"""Tasks with typical effects on a test's transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker import Snooze, task
 from tests.app.models import Account
 
 seen: list[Any] = []
-"""What ran, in order; emptied by the fixture of the same name."""
+"""What ran, in order; cleared by the fixture of the same name."""
 
 
 @task
@@ -29,7 +29,7 @@ async def note_async(word: str) -> str:
 
 @task
 def note_then(word: str, *others: str) -> None:
-    """Enqueue the others, one after another, the last one first."""
+    """Enqueue the others, the last one first."""
     seen.append(word)
     for other in reversed(others):
         note.enqueue(other)
@@ -51,7 +51,7 @@ def write_and_fail(total: int) -> None:
 
 @task(max_attempts=1)
 def break_the_transaction() -> None:
-    """On PostgreSQL every statement after this one fails, in a transaction."""
+    """In a transaction on PostgreSQL, every later statement fails."""
     Account.objects.create(pk=1)
     Account.objects.create(pk=1)
 

@@ -1,4 +1,4 @@
-"""What is enqueued, and what the assertions say of it."""
+"""The list of enqueued jobs, and the assertions about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADD = "tests.app.tasks.add"
 
 
 class TestEnqueued:
-    def test_shows_the_jobs_in_order(self) -> None:
+    def test_jobs_are_listed_in_order(self) -> None:
         first = others.add.enqueue(1, second=2)
         due = timezone.now() + timedelta(hours=1)
         later = tasks.note.using(queue_name="mail", priority=7, run_after=due).enqueue(("tuple",))
@@ -40,7 +40,7 @@ class TestEnqueued:
         assert (note.id, note.args) == (later.id, (("tuple",),))
         assert (note.queue, note.priority, note.run_after) == ("mail", 7, due)
 
-    def test_of_a_task_or_queue(self) -> None:
+    def test_list_is_filtered_by_task_and_queue(self) -> None:
         others.add.enqueue(1, 2)
         tasks.note.using(queue_name="mail").enqueue("x")
         assert [job.task for job in enqueued(others.add)] == [ADD]
@@ -48,31 +48,31 @@ class TestEnqueued:
         assert [job.args for job in enqueued(queue="mail")] == [("x",)]
         assert enqueued(others.add, queue="mail") == []
 
-    def test_what_ran_waits_no_more(self) -> None:
+    def test_ended_job_is_not_listed(self) -> None:
         tasks.note.enqueue("x")
         drain()
         assert enqueued() == []
 
-    def test_what_waits_for_its_next_attempt_is_there(self) -> None:
+    def test_job_waiting_for_its_next_attempt_is_listed(self) -> None:
         tasks.snooze.enqueue(60)
         drain()
         assert [job.task for job in enqueued()] == ["tests.testing.tasks.snooze"]
 
-    def test_what_was_rolled_back_is_not(self) -> None:
+    def test_rolled_back_job_is_not_listed(self) -> None:
         with transaction.atomic():
             tasks.note.enqueue("x")
             transaction.set_rollback(True)
         assert enqueued() == []
 
-    def test_what_another_cluster_signed_is_left_out(self) -> None:
+    def test_package_of_another_cluster_is_left_out(self) -> None:
         tasks.note.enqueue("x")
         Job.objects.update(package=b"not ours")
         assert enqueued() == []
 
 
 class TestAssertEnqueued:
-    def test_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # Between `due` and the enqueue a machine that has much else to do may take its time.
+    def test_matching_job_passes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A slow machine may take its time between `due` and the enqueue.
         monkeypatch.setattr(assertions, "TOLERANCE_SECONDS", 120.0)
         due = timezone.now() + timedelta(days=1)
         others.add.enqueue(1, second=2)
@@ -104,18 +104,18 @@ class TestAssertEnqueued:
         ],
         ids=str,
     )
-    def test_does_not_fit(self, wrong: dict[str, object]) -> None:
+    def test_other_job_raises(self, wrong: dict[str, object]) -> None:
         others.add.enqueue(1, second=2)
         with pytest.raises(AssertionError):
             assert_enqueued(others.add, **wrong)  # type: ignore[arg-type] # one after another
 
-    def test_after_is_not_any_delay(self) -> None:
+    def test_after_must_match_the_delay(self) -> None:
         tasks.note.using(run_after=300).enqueue("soon")
         for wrong in (0, 290, timedelta(minutes=6), timezone.now() + timedelta(minutes=5)):
             with pytest.raises(AssertionError, match=r"after (300|29\d(\.\d+)?) s"):
                 assert_enqueued(tasks.note, after=wrong)
 
-    def test_says_what_differs(self) -> None:
+    def test_message_shows_the_difference(self) -> None:
         others.add.enqueue(1, second=2)
         tasks.note.using(queue_name="mail", priority=3, run_after=60).enqueue("x" * 300)
         with pytest.raises(AssertionError) as caught:
@@ -132,7 +132,7 @@ class TestAssertEnqueued:
         listed = r"tasks\.note\('x{199}\.\.\.\)  queue='mail'  priority=3  after 60 s"
         assert re.search(listed, said)
 
-    def test_says_when_there_are_too_many_or_too_few(self) -> None:
+    def test_message_shows_a_wrong_count(self) -> None:
         others.add.enqueue(1, 2)
         others.add.enqueue(3, 4)
         with pytest.raises(AssertionError, match=f"2 jobs of {ADD} wait; 3 expected."):
@@ -140,13 +140,13 @@ class TestAssertEnqueued:
         with pytest.raises(AssertionError, match=r"1 job of .* with args=\[1, 2\] waits; 2 expec"):
             assert_enqueued(others.add, args=[1, 2], count=2)
 
-    def test_says_when_there_is_nothing(self) -> None:
+    def test_message_says_if_no_job_waits(self) -> None:
         with pytest.raises(AssertionError, match=f"No job of {ADD} waits.\nThere is no other"):
             assert_enqueued(others.add)
 
 
 class TestAssertNotEnqueued:
-    def test_fits(self) -> None:
+    def test_other_jobs_pass(self) -> None:
         assert_not_enqueued(others.add)
         others.add.enqueue(1, 2)
         assert_not_enqueued(tasks.note)
@@ -155,7 +155,7 @@ class TestAssertNotEnqueued:
         drain()
         assert_not_enqueued(others.add)
 
-    def test_does_not_fit(self) -> None:
+    def test_matching_job_raises(self) -> None:
         others.add.enqueue(1, 2)
         with pytest.raises(AssertionError, match=rf"1 job of {ADD} waits; none expected.\n.*1:\n"):
             assert_not_enqueued(others.add)
@@ -164,7 +164,7 @@ class TestAssertNotEnqueued:
 
 
 class TestAssertEnqueues:
-    def test_counts_only_its_own_block(self) -> None:
+    def test_only_jobs_of_the_block_are_counted(self) -> None:
         others.add.enqueue(1, 2)
         with assert_enqueues(others.add, 1, args=[3, 4]) as jobs:
             others.add.enqueue(3, 4)
@@ -172,21 +172,21 @@ class TestAssertEnqueues:
         with assert_enqueues(others.add, 0):
             tasks.note.enqueue("x")
 
-    def test_counts_what_has_run_since(self) -> None:
+    def test_jobs_that_ran_in_the_block_are_counted(self) -> None:
         with assert_enqueues(tasks.note, 2):
             tasks.note.enqueue("one")
             drain()
             with inline():
                 tasks.note.enqueue("two")
 
-    def test_does_not_count_what_was_rolled_back(self) -> None:
+    def test_rolled_back_jobs_are_not_counted(self) -> None:
         with assert_enqueues(tasks.note, 1), transaction.atomic():
             tasks.note.enqueue("kept")
             with transaction.atomic():
                 tasks.note.enqueue("rolled back")
                 transaction.set_rollback(True)
 
-    def test_fails(self) -> None:
+    def test_missing_or_extra_jobs_raise(self) -> None:
         with (
             pytest.raises(AssertionError, match=f"No job of {ADD} was enqueued.\nThere are 1:"),
             assert_enqueues(others.add),
@@ -198,6 +198,6 @@ class TestAssertEnqueues:
         ):
             others.add.enqueue_many([((1, 2), {}), ((3, 4), {})])
 
-    def test_what_the_block_raises_goes_first(self) -> None:
+    def test_error_of_the_block_takes_precedence(self) -> None:
         with pytest.raises(ZeroDivisionError), assert_enqueues(others.add):
             raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""The mixin, in the test cases of Django that users have."""
+"""The mixin in Django's test cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.testing import tasks
 
 
 class Methods(StokerTestMixin, SimpleTestCase):
-    """What both cases below must be able to do."""
+    """Checks that both test cases below share."""
 
     databases = {"default"}
 
@@ -41,13 +41,13 @@ class InATestCase(Methods, TestCase):
     def setUpTestData(cls) -> None:
         tasks.note.enqueue("of the class")
 
-    def test_methods(self) -> None:
+    def test_mixin_works_in_test_case(self) -> None:
         assert self.drain(queues=["mail"]) == []
         (ran,) = self.drain()
         assert ran.args == ("of the class",)
         self.enqueue_and_look()
 
-    def test_each_test_has_jobs_of_its_own(self) -> None:
+    def test_each_test_has_its_own_jobs(self) -> None:
         assert [job.args for job in self.enqueued()] == [("of the class",)]
         assert Job.objects.count() == 1
 
@@ -55,7 +55,7 @@ class InATestCase(Methods, TestCase):
 class InATransactionTestCase(Methods, TransactionTestCase):
     """With real commits."""
 
-    def test_methods(self) -> None:
+    def test_mixin_works_in_transaction_test_case(self) -> None:
         self.enqueue_and_look()
 
 
@@ -66,11 +66,11 @@ class InATransactionTestCase(Methods, TransactionTestCase):
     }
 )
 class OfAnotherBackend(StokerTestMixin, TestCase):
-    """The name under TASKS is the class's to say."""
+    """A class can name another backend of TASKS."""
 
     stoker_backend = "second"
 
-    def test_methods(self) -> None:
+    def test_mixin_uses_the_named_backend(self) -> None:
         with self.assertEnqueues(tasks.note, 1):
             tasks.note.using(backend="second").enqueue("one")
         self.assertEnqueued(tasks.note, count=1)

@@ -1,4 +1,4 @@
-"""Drain: what waits runs, as it would in a worker, also inside a test's transaction."""
+"""Drain: waiting jobs run as in a worker, also inside a test's transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.testing import tasks
 pytestmark = pytest.mark.usefixtures("database")
 
 
-def test_runs_what_waits_and_records_it(seen: list[Any]) -> None:
+def test_drain_runs_and_records_waiting_jobs(seen: list[Any]) -> None:
     result = tasks.note.enqueue("one")
     assert seen == []
     (ran,) = drain()
@@ -41,7 +41,7 @@ def test_runs_what_waits_and_records_it(seen: list[Any]) -> None:
     assert drain() == []
 
 
-def test_arguments_take_the_round_trip(seen: list[Any]) -> None:
+def test_arguments_are_serialised(seen: list[Any]) -> None:
     given = {"a list": [1], "a tuple": (1, timedelta(1)), "bytes": b"\x00"}
     tasks.note.enqueue(given)
     given["a list"].append(2)  # type: ignore[attr-defined] # it is one
@@ -50,7 +50,7 @@ def test_arguments_take_the_round_trip(seen: list[Any]) -> None:
     assert seen[0] is not given
 
 
-def test_highest_priority_first(seen: list[Any]) -> None:
+def test_highest_priority_runs_first(seen: list[Any]) -> None:
     for priority in (0, -5, 5):
         tasks.note.using(priority=priority).enqueue(priority)
     tasks.note.using(priority=50, run_after=-1).enqueue(50)
@@ -58,8 +58,8 @@ def test_highest_priority_first(seen: list[Any]) -> None:
     assert seen == [50, 5, 0, -5]
 
 
-def test_what_has_fallen_due_is_not_overlooked(seen: list[Any]) -> None:
-    """The broker, which has just found enough to do, would look for it a moment later."""
+def test_job_just_due_is_ordered_by_priority(seen: list[Any]) -> None:
+    """A cluster's broker looks for due jobs a little later if it has found enough work."""
     tasks.note.enqueue("first")
     tasks.note.enqueue("low")
     drain(until_empty=False, most=1)
@@ -68,7 +68,7 @@ def test_what_has_fallen_due_is_not_overlooked(seen: list[Any]) -> None:
     assert seen == ["first", "high", "low"]
 
 
-def test_goes_on_with_what_jobs_enqueue(seen: list[Any]) -> None:
+def test_jobs_enqueued_by_jobs_run(seen: list[Any]) -> None:
     tasks.note_then.enqueue("first", "second", "third")
     ran = drain()
     assert seen == ["first", "third", "second"]
@@ -79,7 +79,7 @@ def test_goes_on_with_what_jobs_enqueue(seen: list[Any]) -> None:
     ]
 
 
-def test_one_round_only(seen: list[Any]) -> None:
+def test_single_round_runs_only_jobs_that_wait_now(seen: list[Any]) -> None:
     tasks.note_then.enqueue("first", "second")
     tasks.succeed_at.enqueue(2)
     drain(until_empty=False)
@@ -89,7 +89,7 @@ def test_one_round_only(seen: list[Any]) -> None:
     assert drain(until_empty=False) == []
 
 
-def test_async_tasks(seen: list[Any]) -> None:
+def test_async_task_runs(seen: list[Any]) -> None:
     result = tasks.note_async.enqueue("async")
     drain().check()
     assert seen == ["async"]
@@ -97,7 +97,7 @@ def test_async_tasks(seen: list[Any]) -> None:
     assert result.return_value == "async"
 
 
-def test_retries_do_not_wait(seen: list[Any]) -> None:
+def test_retries_run_without_waiting(seen: list[Any]) -> None:
     result = tasks.succeed_at.enqueue(3)
     began = time.monotonic()
     ran = drain()
@@ -108,14 +108,14 @@ def test_retries_do_not_wait(seen: list[Any]) -> None:
     assert len(ran.retried) == 2
     outcome = ran[0].outcome
     assert isinstance(outcome, Retry)
-    assert outcome.delay_seconds == 3600, "what backoff said can be seen"
+    assert outcome.delay_seconds == 3600, "the backoff can be read"
     result.refresh()
     assert result.return_value == 3
     assert len(result.errors) == 2
     assert Attempt.objects.count() == 2
 
 
-def test_a_job_out_of_attempts_is_a_dead_letter(seen: list[Any]) -> None:
+def test_job_out_of_attempts_becomes_dead_letter(seen: list[Any]) -> None:
     result = tasks.succeed_at.enqueue(9)
     ran = drain()
     assert seen == [1, 2, 3]
@@ -128,32 +128,32 @@ def test_a_job_out_of_attempts_is_a_dead_letter(seen: list[Any]) -> None:
     assert "ConnectionError: attempt 3" in str(caught.value)
 
 
-def test_what_a_failed_attempt_wrote_stays_written() -> None:
-    """As in a worker, which has no transaction open."""
+def test_writes_of_a_failed_attempt_are_kept() -> None:
+    """As in a worker, which has no open transaction."""
     tasks.write_and_fail.enqueue(5)
     drain()
     assert list(Account.objects.order_by("total").values_list("total", flat=True)) == [5, 6]
 
 
-def test_a_broken_transaction_breaks_nothing_else(database: str, seen: list[Any]) -> None:
+def test_database_error_does_not_break_later_jobs(database: str, seen: list[Any]) -> None:
     tasks.break_the_transaction.enqueue()
     tasks.note.enqueue("after")
     ran = drain()
     assert [one.outcome.kind for one in ran] == ["failed", "succeeded"]
     assert "IntegrityError" in ran[0].result.errors[0].exception_class_path
     assert seen == ["after"]
-    # In a transaction, the statement that failed takes the others of its savepoint with it.
+    # In a transaction, a failed statement rolls back the whole savepoint.
     assert Account.objects.exists() == (database == "committing")
 
 
-def test_errors_inside_a_tasks_own_block() -> None:
+def test_error_inside_a_tasks_own_atomic_block_is_survived() -> None:
     tasks.survive_an_error.enqueue()
     drain().check()
     assert tasks.seen == ["survived"]
     assert Account.objects.count() == 1
 
 
-def test_on_commit_inside_a_task(database: str, seen: list[Any]) -> None:
+def test_on_commit_of_a_task_runs(database: str, seen: list[Any]) -> None:
     tasks.on_commit.enqueue("committed")
     drain().check()
     if database == "committing":
@@ -162,7 +162,7 @@ def test_on_commit_inside_a_task(database: str, seen: list[Any]) -> None:
         assert seen == ["before", "committed", "committed inside"]
 
 
-def test_hooks_of_the_test_itself_are_left_alone(
+def test_on_commit_of_the_test_is_left_alone(
     database: str, django_capture_on_commit_callbacks: Any, seen: list[Any]
 ) -> None:
     if database == "committing":
@@ -176,7 +176,7 @@ def test_hooks_of_the_test_itself_are_left_alone(
         assert seen == ["job", "hook"]
 
 
-def test_no_connection_is_closed_or_opened() -> None:
+def test_connection_stays_open() -> None:
     connection.ensure_connection()
     raw = connection.connection
     tasks.note.enqueue("one")
@@ -186,7 +186,7 @@ def test_no_connection_is_closed_or_opened() -> None:
     assert [one.alias for one in connections.all(initialized_only=True)] == ["default"]
 
 
-def test_a_task_is_in_a_transaction_only_where_the_test_is(database: str) -> None:
+def test_task_is_in_a_transaction_only_if_the_test_is(database: str) -> None:
     tasks.say_whether_atomic.enqueue()
     (ran,) = drain()
     assert ran.result.return_value == (database == "in a transaction")
@@ -200,7 +200,7 @@ def test_deferred_jobs_wait(seen: list[Any]) -> None:
     assert len(enqueued()) == 1
 
 
-def test_deferred_jobs_can_be_brought_forward(seen: list[Any]) -> None:
+def test_include_deferred_runs_deferred_jobs(seen: list[Any]) -> None:
     tasks.note.using(run_after=3600).enqueue("later")
     tasks.note.using(run_after=3600, priority=1).enqueue("sooner")
     tasks.note.enqueue("now")
@@ -209,7 +209,7 @@ def test_deferred_jobs_can_be_brought_forward(seen: list[Any]) -> None:
     assert enqueued() == []
 
 
-def test_what_falls_due_meanwhile_runs(seen: list[Any]) -> None:
+def test_job_that_falls_due_runs(seen: list[Any]) -> None:
     tasks.note.using(run_after=0.05).enqueue("soon")
     deadline = time.monotonic() + 120
     while not drain():
@@ -218,7 +218,7 @@ def test_what_falls_due_meanwhile_runs(seen: list[Any]) -> None:
     assert seen == ["soon"]
 
 
-def test_a_task_that_defers_itself_comes_to_an_end(seen: list[Any]) -> None:
+def test_task_that_defers_itself_runs_once_per_drain(seen: list[Any]) -> None:
     tasks.enqueue_itself_tomorrow.enqueue()
     drain(include_deferred=True)
     assert seen == ["today"]
@@ -226,7 +226,7 @@ def test_a_task_that_defers_itself_comes_to_an_end(seen: list[Any]) -> None:
     assert seen == ["today", "today"]
 
 
-def test_a_snoozed_job_waits_on(seen: list[Any]) -> None:
+def test_snoozed_job_waits(seen: list[Any]) -> None:
     tasks.snooze.enqueue(600)
     (ran,) = drain()
     assert ran.outcome.kind == "snoozed"
@@ -237,14 +237,14 @@ def test_a_snoozed_job_waits_on(seen: list[Any]) -> None:
     assert seen == ["snoozed", "snoozed"]
 
 
-def test_a_task_that_enqueues_itself_for_ever_is_found_out() -> None:
+def test_endless_task_raises() -> None:
     tasks.enqueue_itself.enqueue()
     with pytest.raises(AssertionError, match="20 attempts were made") as caught:
         drain(most=20)
     assert "tests.testing.tasks.enqueue_itself(), attempt 1: succeeded" in str(caught.value)
 
 
-def test_some_queues_only(seen: list[Any]) -> None:
+def test_queues_limit_what_runs(seen: list[Any]) -> None:
     tasks.note.using(queue_name="mail").enqueue("mail")
     tasks.note.enqueue("default")
     drain(queues=["mail"])
@@ -253,7 +253,7 @@ def test_some_queues_only(seen: list[Any]) -> None:
     assert seen == ["mail", "default"]
 
 
-def test_signals_are_those_of_a_worker() -> None:
+def test_signals_are_sent_as_in_a_worker() -> None:
     sent = []
 
     def receive(signal: Any, task_result: Any, **_: Any) -> None:
@@ -271,7 +271,7 @@ def test_signals_are_those_of_a_worker() -> None:
     assert sent == list(zip(signals, ["RUNNING", "SUCCESSFUL"], strict=True))
 
 
-def test_system_exit_and_time_outs_fail_the_job_not_the_test() -> None:
+def test_system_exit_and_time_out_fail_the_job_and_not_the_test() -> None:
     tasks.exit_the_program.enqueue()
     tasks.take_too_long.enqueue()
     ran = drain()

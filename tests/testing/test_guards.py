@@ -28,7 +28,7 @@ def _forget() -> None:
     seen.clear()
 
 
-def test_all_run_one_after_another_with_rising_numbers() -> None:
+def test_guarded_jobs_run_in_turn_with_rising_fencing_numbers() -> None:
     enter.enqueue_many([((name,), {}) for name in ("alice", "bob", "alice")])
     assert len(drain().succeeded) == 3
     assert [name for name, _ in seen] == ["alice", "bob", "alice"]
@@ -37,13 +37,13 @@ def test_all_run_one_after_another_with_rising_numbers() -> None:
     assert not Need.objects.exists()
 
 
-def test_a_rate_lets_no_more_start_than_it_may() -> None:
+def test_rate_limits_the_number_of_starts() -> None:
     call.enqueue_many([((str(number),), {}) for number in range(5)])
     assert len(drain()) == 2
     assert [name for name, _ in seen] == ["0", "1"]
 
 
-def test_inline_only_a_rate_holds_something_back() -> None:
+def test_inline_applies_rates_only() -> None:
     with inline():
         for name in ("alice", "bob", "carol"):
             enter.enqueue(name)
@@ -54,7 +54,7 @@ def test_inline_only_a_rate_holds_something_back() -> None:
     assert len(seen) == 3 + 2
 
 
-def test_what_was_drained_can_be_read() -> None:
+def test_drained_jobs_have_a_readable_string() -> None:
     assert str(drain()) == "Nothing was due."
     enter.enqueue("alice")
     assert str(drain()) == "tests.testing.test_guards.enter('alice'), attempt 1: succeeded"

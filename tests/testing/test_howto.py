@@ -1,4 +1,4 @@
-"""docs/howto/test-your-tasks.md is a project: its files are written down, and its tests pass."""
+"""The code in docs/howto/test-your-tasks.md, written to files: its tests pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ urlpatterns = [path("orders/", place_order)]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Write the project of the page, with what it leaves to the reader."""
+    """Write the project of the page, with the files that it leaves to the reader."""
     files = dict(FILES)
     for step in steps_of(PAGE):
         name, is_addition, _ = step.title.partition(" (add at the end)")
@@ -58,7 +58,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *command: str) -> str:
-    """Run it in the project, and give what it printed."""
+    """Run a command in the project and return its output."""
     environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     environment |= {"PYTHONPATH": str(project), "DJANGO_SETTINGS_MODULE": "settings"}
     ran = subprocess.run(
@@ -73,20 +73,20 @@ def run(project: Path, *command: str) -> str:
     return ran.stdout + ran.stderr
 
 
-def test_the_test_cases_pass(project: Path) -> None:
+def test_test_cases_of_the_page_pass(project: Path) -> None:
     printed = run(project, "django", "test", "shop")
     found = re.search(r"Ran (\d+) tests", printed)
     assert found is not None
     assert int(found[1]) == sum("    def test_" in line for line in lines_of_the_page())
 
 
-def test_the_pytest_tests_pass(project: Path) -> None:
+def test_pytest_tests_of_the_page_pass(project: Path) -> None:
     plugin = [] if is_registered() else ["-p", "stoker.pytest_plugin"]
     printed = run(project, "pytest", "-q", "-p", "no:cacheprovider", *plugin, "tests")
     assert "2 passed" in printed
 
 
-def test_the_failure_is_as_shown(project: Path) -> None:
+def test_failure_message_is_as_shown(project: Path) -> None:
     (project / "shop" / "tests_shown.py").write_text("""
 from django.test import TestCase
 from shop.tasks import send_receipt

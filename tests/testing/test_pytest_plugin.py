@@ -1,4 +1,4 @@
-"""The fixtures, in a pytest of their own, as a user's project has them."""
+"""The fixtures of the pytest plugin, in a project of their own."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_without_a_database(stoker_inline, stoker_drain, stoker_enqueued):
 """
 
 
-# Its project has a database of its own.
+# The project has a database of its own.
 pytestmark = pytest.mark.sqlite
 
 
-def test_the_fixtures_of_a_project(tmp_path: Path) -> None:
+def test_fixtures_work_in_a_project(tmp_path: Path) -> None:
     for name, text in {"settings": SETTINGS, "tasks": TASKS, "test_notes": TESTS}.items():
         (tmp_path / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
@@ -100,13 +100,13 @@ def test_the_fixtures_of_a_project(tmp_path: Path) -> None:
 
 
 def is_registered() -> bool:
-    """Whether the installed distribution says so: where it was installed before it did, not yet."""
+    """Return whether the installed distribution registers the plugin; an old one does not."""
     from importlib.metadata import entry_points
 
     return bool([one for one in entry_points(group="pytest11") if one.name == "stoker"])
 
 
-def test_the_distribution_registers_the_plugin() -> None:
+def test_distribution_registers_the_plugin() -> None:
     import tomllib
 
     root = Path(__file__).resolve().parents[2]
@@ -114,8 +114,8 @@ def test_the_distribution_registers_the_plugin() -> None:
     assert project["entry-points"]["pytest11"] == {"stoker": "stoker.pytest_plugin"}
 
 
-def test_the_plugin_loads_nothing_of_django() -> None:
-    """It is loaded in every pytest on the machine, before a project's settings are known."""
+def test_plugin_does_not_import_django() -> None:
+    """Pytest loads it on the whole machine, before a project's settings are known."""
     code = "import sys, stoker.pytest_plugin; print([n for n in sys.modules if 'django' in n])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

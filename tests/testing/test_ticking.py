@@ -1,4 +1,4 @@
-"""Schedules in a project's own tests."""
+"""Schedules in a project's own tests: `fire_due` and `declare`."""
 
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from tests.app.tasks import add
 pytestmark = pytest.mark.django_db
 
 
-def test_what_is_due_until_a_moment_is_enqueued() -> None:
+def test_fire_due_enqueues_all_ticks_until_a_moment() -> None:
     schedules.create("adds", add, every(hours=1, args=[1, 2]))
     schedules.create("another", add, every(hours=1, args=[3, 4]))
     assert fire_due() == []
@@ -24,6 +24,6 @@ def test_what_is_due_until_a_moment_is_enqueued() -> None:
     assert len(fire_due(timedelta(hours=3))) == 3
 
 
-def test_declared_ones_are_there_when_they_are_asked_for() -> None:
+def test_declare_without_declarations_creates_no_schedule() -> None:
     declare()
     assert list(schedules.find()) == []

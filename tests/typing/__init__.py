@@ -1,1 +1,1 @@
-"""What type checkers make of code that uses Stoker."""
+"""Types: how type checkers see code that uses Stoker."""

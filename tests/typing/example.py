@@ -1,7 +1,7 @@
-"""What a type checker has to say about the use of tasks. It is checked, and never run.
+"""Code that a type checker reads and nobody runs.
 
-A line with a comment that begins with E and a colon must bring an error with the text that follows
-there; every other line must not.
+A line with a comment that starts with ``E:`` must cause an error with the text that follows; every
+other line must not.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""mypy says about example.py what stands in its comments, and nothing else."""
+"""mypy reports for example.py exactly the errors in its comments."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ def expected() -> dict[int, str]:
     return {number: match[1] for number, match in found if match}
 
 
-def test_mypy_finds_the_wrong_calls_and_only_those() -> None:
+def test_mypy_reports_exactly_the_expected_errors() -> None:
     command = [sys.executable, "-m", "mypy", "--no-error-summary", str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
