@@ -33,7 +33,7 @@ DATABASES = {
 SHARED_BY_FOLDER = {"browser", "reporters"}
 """The tests of these folders share one cluster, one site or one receiver."""
 SHARED_BY_MODULE = {"cluster"}
-"""In these folders the tests of a module share one."""
+"""The tests of a module in these folders share one."""
 SERVICES = ("redis", "memcached", "mongodb", "disque", "ironmq", "sqs")
 HOMES = {
     "conformance": {"postgres"},
@@ -146,7 +146,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings_xdist_suffix() -> None:
-    """Nothing: tests/settings/base.py gives each worker databases of its own."""
+    """Do nothing: tests/settings/base.py gives each worker its own databases."""
 
 
 @pytest.fixture(scope="session")
@@ -162,7 +162,7 @@ def django_db_setup(django_db_setup: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _tables_are_emptied_quickly() -> Iterator[None]:
-    """In the place of `flush`, after each test that commits."""
+    """Empty tables in our own way instead of `flush`, after each test that commits."""
     from tests.tables import empty_tables
 
     def tear_down(case: TransactionTestCase) -> None:

@@ -1,7 +1,7 @@
-"""Writes down with each test how much processor time it took, with all processes that it started.
+"""Measures the processor time of each test, with all processes that it started.
 
-The numbers stand in the report (`--junitxml`) as the property `processor_seconds`; the summary of
-`make test` adds them up by module.
+The report (`--junitxml`) has it as the property `processor_seconds`; the summary of `make test`
+adds it up by module.
 """
 
 import os
@@ -16,12 +16,12 @@ PROPERTY = "processor_seconds"
 
 
 def used_seconds() -> float:
-    """Processor time of this process, of its descendants, and of those that have ended."""
+    """Return the processor time of this process, its descendants, and those that have ended."""
     return sum(map(_ticks_of, family(os.getpid()))) / TICKS_PER_SECOND
 
 
 def family(pid: int) -> Iterator[int]:
-    """Yield the process and its descendants; the kernel may leave one out while another ends."""
+    """Yield the process and its descendants. The kernel's list may miss one while another ends."""
     yield pid
     try:
         threads = list((PROC / str(pid) / "task").iterdir())
@@ -34,7 +34,7 @@ def family(pid: int) -> Iterator[int]:
 
 def _ticks_of(pid: int) -> int:
     try:
-        # The name, in brackets, may hold blanks and brackets of its own: read on from the last one.
+        # The name, in brackets, may contain blanks and brackets: read on after the last one.
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
@@ -45,7 +45,7 @@ _before = 0.0
 
 
 def pytest_collection_finish() -> None:
-    """Begin to count here: the first test does not pay for the collection."""
+    """Start to count here: the first test does not include the collection."""
     global _before
     _before = used_seconds()
 
@@ -59,7 +59,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.when == "teardown":
         now = used_seconds()
-        # A child may be missing in the kernel's list that was just changing: it is back next time.
+        # The kernel's list may miss a child while it changes: the next number has it again.
         report.user_properties.append((PROPERTY, f"{max(0.0, now - _before):.2f}"))
         _before = max(_before, now)
     return report

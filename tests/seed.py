@@ -1,6 +1,6 @@
-"""A store as it is after a busy month, for tests of screens: jobs in every state, their attempts,
-dead letters, workflows, schedules, clusters and figures. On PostgreSQL alone; a million jobs take
-half a minute.
+"""Fill a store as after a busy month, for tests of screens: jobs in every state, attempts, dead
+letters, workflows, schedules, clusters and figures. PostgreSQL only; a million jobs take half a
+minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLES = (
     "stoker_tick", "stoker_cluster", "stoker_note",
 )  # fmt: skip
 
-# The number decides what becomes of a job: of 1000, the newest ten are not over.
+# The job's number decides its state: of 1000 jobs, the newest ten have not ended.
 ID = """(lpad(to_hex(1700000000000 + n), 12, '0') || '7' || lpad(to_hex(n %% 4096), 3, '0')
          || '8' || lpad(to_hex({more} + n), 15, '0'))::uuid"""
 JOBS = f"""
@@ -120,7 +120,7 @@ FROM generate_series(0, 1440) AS minute, generate_series(0, %(tasks)s - 1) AS ta
 
 
 def fill(jobs: int) -> None:
-    """So many jobs, and what goes with them, in the place of what is there."""
+    """Replace the store's contents by this many jobs and what belongs to them."""
     settings, holder = settings_for(), uuid4()
     sealer = sealer_for(settings)
     package = Package(new_job_id(), "tests.app.tasks.add", (1, 2), {}, "default", 0, time.time())
@@ -172,6 +172,6 @@ def _workers(running: object) -> list[dict[str, object]]:
 
 
 def empty() -> None:
-    """Leave nothing, and no table that is remembered as large."""
+    """Empty all tables."""
     with connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {', '.join(TABLES)} CASCADE")

@@ -1,20 +1,20 @@
-"""Empties the tables after a test that committed: Django's own way, `flush`, takes half a second.
+"""Empties the tables after a test that committed: Django's own `flush` takes half a second.
 
-It truncates every table, empty or not, and then makes all content types and permissions anew.
+It truncates every table, empty or not, and then creates all content types and permissions again.
 """
 
 from django.db import connections, transaction
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission"}
-"""What `migrate` wrote, and no test changes."""
+"""Rows written by `migrate`, which no test changes."""
 
 
 def empty_tables(alias: str) -> None:
-    """Delete every row that a test may have written."""
+    """Delete all rows that a test may have written."""
     connection = connections[alias]
     tables = sorted(set(connection.introspection.django_table_names()) - KEPT)
     quoted = [connection.ops.quote_name(table) for table in tables]
-    # Foreign keys are looked at when the transaction ends, or not at all.
+    # Foreign keys are checked when the transaction ends, or not at all.
     with (
         transaction.atomic(using=alias),
         connection.constraint_checks_disabled(),

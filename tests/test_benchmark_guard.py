@@ -1,6 +1,6 @@
-"""A job's way costs no more than it did: instructions, statements and bytes, which no other load on
-the machine changes. Where a change is meant to cost something (or has saved something), write the
-new figures down, and look at what ``git diff`` says about them:
+"""Guard of the cost of a job: instructions, statements and bytes, which other load on the machine
+does not change. If a change is meant to cost or save something, write the new figures, and check
+them with ``git diff``:
 
     STOKER_GUARD=write .venv/bin/python -m pytest tests/test_benchmark_guard.py
 """
@@ -18,7 +18,7 @@ from tests.app.tasks import add
 FIGURES = Path(__file__).resolve().parents[1] / "benchmarks" / "instructions.json"
 WRITE = "STOKER_GUARD=write, see above"
 DEARER, CHEAPER = 1.05, 0.85
-"""What is much cheaper is to be written down, too: else it may be lost again unseen."""
+"""Savings must be recorded, too. Otherwise a later loss would not be noticed."""
 DATABASE = os.environ.get("DJANGO_SETTINGS_MODULE", "tests.settings.sqlite").rpartition(".")[2]
 MEASURED_ON = ["python 3.11", "django 5.2"]
 HERE = [
@@ -29,13 +29,13 @@ HERE = [
 pytestmark = [pytest.mark.sqlite, pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
 
-def test_a_job_costs_no_more_than_it_did() -> None:
+def test_job_costs_as_much_as_recorded() -> None:
     if HERE != MEASURED_ON:
         pytest.skip(f"the figures are of {MEASURED_ON}; others take other numbers of instructions")
     from benchmarks.instructions import count
 
     found = count(add, (1, 2))
-    if DATABASE != "sqlite":  # how often a driver asks whether an answer has come is chance
+    if DATABASE != "sqlite":  # how often a driver polls for an answer is random
         found = {name: value for name, value in found.items() if "instructions" not in name}
     stored = json.loads(FIGURES.read_text())
     if os.environ.get("STOKER_GUARD") == "write":

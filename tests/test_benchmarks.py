@@ -1,4 +1,4 @@
-"""The benchmarks run: with a handful of jobs, for what they say and not for how fast it is."""
+"""The benchmarks run with a few jobs: the form of their output, not the speed."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m benchmarks`, as `make bench` runs it."""
+    """Run `python -m benchmarks`, as `make bench` does."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
@@ -35,7 +35,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         pytest.param("postgres", marks=pytest.mark.postgres),
     ],
 )
-def test_a_tiny_run_measures_everything(database: str) -> None:
+def test_small_run_measures_everything(database: str) -> None:
     done = run("--jobs=50", "--rounds=1", f"--databases={database}", "--json")
 
     if "is not installed" in done.stderr:
@@ -51,7 +51,7 @@ def test_a_tiny_run_measures_everything(database: str) -> None:
 
 
 @pytest.mark.sqlite
-def test_the_table_shows_a_ratio_for_each_row() -> None:
+def test_table_has_a_ratio_in_each_row() -> None:
     from benchmarks.report import ROWS, table
 
     side = {
@@ -77,7 +77,7 @@ def test_the_table_shows_a_ratio_for_each_row() -> None:
     ("argument", "says"),
     [("--databases=oracle", "some of postgres, sqlite, mariadb"), ("--jobs=0", "above 0")],
 )
-def test_a_wrong_option_is_refused_by_a_sentence(argument: str, says: str) -> None:
+def test_wrong_option_is_refused_with_a_message(argument: str, says: str) -> None:
     done = run(argument)
 
     assert done.returncode == 2

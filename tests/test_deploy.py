@@ -1,4 +1,4 @@
-"""The files of examples/deploy are what their readers take, and say what the command takes."""
+"""The files of examples/deploy are valid, and their commands exist."""
 
 import configparser
 import shutil
@@ -19,7 +19,7 @@ SHUTDOWN_SECONDS = Settings().shutdown_seconds
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """What the command makes of what stands after `manage.py`; it ends the test if it refuses."""
+    """Parse the arguments after `manage.py stoker`. An invalid one ends the test."""
     manage = next(number for number, word in enumerate(words) if word.endswith("manage.py"))
     assert words[manage + 1] == "stoker"
     parser = Command().create_parser("manage.py", "stoker")
@@ -38,7 +38,7 @@ def unit() -> dict[str, str]:
     return dict(reader["Service"])
 
 
-def test_the_unit_starts_a_cluster_and_waits_for_it(unit: dict[str, str]) -> None:
+def test_systemd_unit_runs_a_cluster_and_waits_for_its_stop(unit: dict[str, str]) -> None:
     assert parsed(unit["ExecStart"].split())["subcommand"] == "run"
     assert unit["Type"] == "notify"
     assert int(unit["WatchdogSec"]) > 0
@@ -46,7 +46,7 @@ def test_the_unit_starts_a_cluster_and_waits_for_it(unit: dict[str, str]) -> Non
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_unit_is_valid(tmp_path: Path) -> None:
     text = (FOLDER / "shop-cluster.service").read_text()
     copy = tmp_path / "shop-cluster.service"
     copy.write_text(text.replace("/srv/shop/.venv/bin/python", sys.executable))
@@ -59,20 +59,20 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert copy.name not in done.stderr, done.stderr
 
 
-def test_the_procfile_starts_a_cluster() -> None:
+def test_procfile_runs_a_cluster() -> None:
     lines = (FOLDER / "Procfile").read_text().splitlines()
     commands = dict(line.split(": ", 1) for line in lines)
     assert parsed(commands["worker"].split())["subcommand"] == "run"
 
 
-def test_compose_starts_a_cluster_and_looks_after_it() -> None:
+def test_compose_file_runs_a_cluster_with_health_check() -> None:
     cluster = document("compose.yaml")["services"]["cluster"]
     assert parsed(cluster["command"])["subcommand"] == "run"
     assert parsed(cluster["healthcheck"]["test"][1:])["local"] is True
     assert int(cluster["stop_grace_period"].removesuffix("s")) >= SHUTDOWN_SECONDS + 35
 
 
-def test_kubernetes_starts_clusters_and_looks_after_them() -> None:
+def test_kubernetes_file_runs_clusters_with_probes() -> None:
     pod = document("kubernetes.yaml")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert parsed(container["command"])["subcommand"] == "run"

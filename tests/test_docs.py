@@ -1,20 +1,20 @@
-"""What the documentation says is true: its code is run, its tables are compared with the code.
+"""The documentation is true: its code runs, and its tables agree with the code.
 
-Conventions in docs/*.md, all of which read well for who does not know them:
+Conventions in docs/*.md, which do not disturb readers who do not know them:
 
-- A block of ``console`` has commands after ``$ `` and below each what it prints; ``...`` stands for
-  what varies. With title="second terminal" a command goes on running, and what is shown must
+- A block of ``console`` has commands after ``$ `` and below each its output; ``...`` stands for
+  what varies. With title="second terminal" a command keeps running, and the output shown must
   appear; ``^C`` is Ctrl-C there.
-- A block of ``pycon`` goes on in the Python shell that ``$ python manage.py shell`` opened.
-- A block with a title that is a file's name is that file; "(add at the end)" appends to it, and
-  "(add at the end, on Django 5.2)" does so where that is what runs.
-- ``<!-- not run: why -->`` before a block keeps it from being run.
+- A block of ``pycon`` continues in the Python shell that ``$ python manage.py shell`` opened.
+- A block whose title is a file name is that file; "(add at the end)" appends to it, and
+  "(add at the end, on Django 5.2)" does so on that version.
+- ``<!-- not run: why -->`` before a block prevents its run.
 
-The tutorial is followed so, in an empty folder. In the other pages every block of ``python`` is
-run, one after another in one module, and between them:
+The tutorial is followed in an empty folder. In the other pages all blocks of ``python`` run, one
+after another in one module, and between them:
 
-- ``<!-- run the jobs -->`` lets everything that is due run;
-- ``<!-- check: expression -->`` must be true then.
+- ``<!-- run the jobs -->`` runs everything that is due;
+- ``<!-- check: expression -->`` must be true.
 """
 
 import itertools
@@ -59,8 +59,8 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     walk.close()
 
 
-def test_what_the_tutorial_says_happens(walk: Walk) -> None:
-    """Every command, every file, every answer."""
+def test_tutorial_can_be_followed(walk: Walk) -> None:
+    """Every command, file and output is as shown."""
     walk.follow(TUTORIAL)
 
 
@@ -68,7 +68,7 @@ def test_what_the_tutorial_says_happens(walk: Walk) -> None:
 
 
 class Order(models.Model):
-    """What the examples sell; `shop.models` of the tutorial, with more in it."""
+    """The model of the examples: `shop.models` of the tutorial, with more fields."""
 
     customer = models.CharField(max_length=100)
     is_paid = models.BooleanField(default=False)
@@ -83,7 +83,7 @@ class Order(models.Model):
 
 @pytest.fixture
 def shop(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The app of the examples: `shop.models` can be imported, and has its table."""
+    """Provide the app of the examples: `shop.models` can be imported and has its table."""
     package, module = ModuleType("shop"), ModuleType("shop.models")
     module.Order = Order  # type: ignore[attr-defined] # what a module holds is not typed
     monkeypatch.setitem(sys.modules, "shop", package)
@@ -97,7 +97,7 @@ def shop(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
 def test_examples_run(page: Path, shop: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of Python of the page, one after another; and what the page says of them."""
+    """Run all Python blocks of the page in order, and check its checks."""
     name = f"docs_howto_{page.stem.replace('-', '_')}"
     module = ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)
@@ -123,11 +123,11 @@ AT_HAND = {
     "attempt": lambda number: SimpleNamespace(attempts=number),
     "task_backends": task_backends,
 }
-"""What the checks may use without the page having it."""
+"""Names that checks may use without an import on the page."""
 
 
 def refuse_wrong_settings(text: str, place: str) -> None:
-    """What a page puts into settings.py must be settings of Stoker's."""
+    """Check that a page's settings are valid settings of Stoker."""
     names: dict[str, Any] = {"INSTALLED_APPS": [], "DATABASES": {"default": {}}}
     exec(compile(text, place, "exec"), names)  # noqa: S102 - as above
     for alias, params in names.get("TASKS", {}).items():
@@ -135,16 +135,16 @@ def refuse_wrong_settings(text: str, place: str) -> None:
 
 
 def run_the_jobs() -> None:
-    """All of them, and those that they enqueue; who waits for his moment has it now."""
+    """Run all jobs, those that they enqueue, and deferred ones."""
     while drain(include_deferred=True):
         continue
 
 
-# -- the words that pages use ---------------------------------------------------------------------
+# -- commands and settings on the pages -----------------------------------------------------------
 
 
-def test_commands_are_as_written() -> None:
-    """Every `manage.py stoker ...` in the documentation is one that the command takes."""
+def test_commands_on_the_pages_are_valid() -> None:
+    """Every `manage.py stoker ...` in the documentation can be parsed."""
     command = load_command_class("stoker", "stoker")
     parser = command.create_parser("manage.py", "stoker")
     found = [
@@ -160,7 +160,7 @@ def test_commands_are_as_written() -> None:
             raise AssertionError(f"{page}: manage.py stoker {line}: {error}") from None
 
 
-def test_settings_of_the_api_are_as_written() -> None:
+def test_api_settings_table_agrees_with_the_code() -> None:
     page = (DOCS / "howto" / "http-api.md").read_text()
     table = page.partition("<!-- the settings of the API -->")[2].strip().partition("\n\n")[0]
     rows = {
@@ -170,8 +170,8 @@ def test_settings_of_the_api_are_as_written() -> None:
     assert rows == set(table.splitlines()[2:])
 
 
-def test_settings_are_as_written() -> None:
-    """Every `SETTING` in the documentation is one of Stoker's, of Django's, or a known stranger."""
+def test_settings_on_the_pages_exist() -> None:
+    """Every `SETTING` in the documentation is one of Stoker or Django, or another known word."""
     known = {
         *option_fields(),
         *JobState.names,
@@ -214,7 +214,7 @@ def test_every_move_is_in_the_table() -> None:
     ("page", "mark"),
     [("what-goes-wrong.md", "the table of faults"), ("what-happens-when.md", "what happens")],
 )
-def test_each_row_names_tests_that_are_there(page: str, mark: str) -> None:
+def test_each_row_names_existing_tests(page: str, mark: str) -> None:
     text = (DOCS / "explanation" / page).read_text()
     _, *tables = text.split(f"<!-- {mark} -->")
     rows = [row for table in tables for row in table.strip().partition("\n\n")[0].splitlines()[2:]]
@@ -227,8 +227,8 @@ def test_each_row_names_tests_that_are_there(page: str, mark: str) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("move", moves(), ids=lambda move: f"{move.start}: {move.event}")
-def test_moves_are_as_the_table_says(move: Move) -> None:
-    """Each is made by the code that makes it in real life; then the store is looked at."""
+def test_moves_change_the_tables_as_documented(move: Move) -> None:
+    """Cause each move with the real code, then compare the store's rows."""
     prepare, act = ways()[move.start, move.event]
     stand = Stand()
     prepare(stand)

@@ -1,4 +1,4 @@
-"""The examples do what they are there to show, run as a user runs them."""
+"""The examples work when a user runs them."""
 
 import os
 import re
@@ -22,7 +22,7 @@ AT_MOST_SECONDS = 280
 
 
 class Demo:
-    """One run of the demo, and whatever processes it starts: all of them carry its mark."""
+    """One run of the demo and all its processes, which carry a mark in their environment."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.mark = uuid4().hex
@@ -42,7 +42,7 @@ class Demo:
         return self.output.read_text()
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Wait for it; the demo must go on meanwhile."""
+        """Wait for the condition while the demo runs."""
         deadline = time.monotonic() + AT_MOST_SECONDS
         while not condition():
             assert self._popen.poll() is None, self.told
@@ -53,7 +53,7 @@ class Demo:
         self.until(lambda: words in self.told)
 
     def ended(self) -> int:
-        """Wait for its end. Returns the exit code; nothing must be left of it by then."""
+        """Wait for the end and return the exit code. No process may be left."""
         code = self._popen.wait(AT_MOST_SECONDS)
         assert self.processes() == {}, self.told
         return code
@@ -62,7 +62,7 @@ class Demo:
         self._popen.send_signal(signal.SIGINT)
 
     def processes(self) -> dict[int, str]:
-        """Process id -> command line, of all that carry the mark and have not been killed."""
+        """Return process id -> command line of all processes with the mark that were not killed."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -71,25 +71,25 @@ class Demo:
                 if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
                     command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                     found[int(folder.name)] = command.decode(errors="replace")
-            except OSError:  # it has just ended, or is somebody else's
+            except OSError:  # it has just ended, or belongs to another user
                 continue
         return found
 
     def clear(self) -> None:
-        """End what is left of it."""
+        """Kill the remaining processes."""
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         self._popen.wait()
 
     def kill(self, *words: str) -> None:
-        """SIGKILL the eldest process with these words in its command line."""
+        """Kill the oldest process with these words in its command line."""
         found = self.processes().items()
         os.kill(min(pid for pid, line in found if all(w in line for w in words)), signal.SIGKILL)
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
-    """Start demos; what a failed test leaves of them is ended."""
+    """Start demos, and kill what a failed test leaves."""
     demos: list[Demo] = []
 
     def start(**environment: str) -> Demo:
@@ -101,8 +101,8 @@ def play(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
         demo.clear()
 
 
-def test_the_demo_shows_the_main_job(play: Callable[..., Demo]) -> None:
-    """Imported, retried, dead-lettered, each as it must be; then it ends by itself."""
+def test_demo_imports_feeds_and_ends(play: Callable[..., Demo]) -> None:
+    """Feeds are imported, retried and dead-lettered as expected."""
     demo = play(ONCE="1")
     code = demo.ended()
     assert code == 0, demo.told
@@ -115,15 +115,15 @@ def test_the_demo_shows_the_main_job(play: Callable[..., Demo]) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_takes_other_feeds_and_other_ports(play: Callable[..., Demo]) -> None:
-    """FEEDS names feeds; one that cannot be had is a failure; a taken port is left to its owner."""
+def test_demo_uses_given_feeds_and_a_free_port(play: Callable[..., Demo]) -> None:
+    """FEEDS names the feeds. A feed that fails gives exit code 1. A port in use is not used."""
     with SampleServer(in_haste=True) as server, socket.socket() as owner:
         owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             owner.bind(("127.0.0.1", 8000))
             owner.listen()
             is_taken = True
-        except OSError:  # somebody else has it, and may give it up at any moment
+        except OSError:  # another process uses it, and may release it at any moment
             is_taken = False
         good, gone = server.url("tea-notes.xml"), server.url("closed-blog.xml")
         demo = play(ONCE="1", FEEDS=f"{good} {gone}")
@@ -143,11 +143,11 @@ def test_the_demo_takes_other_feeds_and_other_ports(play: Callable[..., Demo]) -
         pytest.param("glacier-notes.xml     import", marks=pytest.mark.slow),
     ],
 )
-def test_ctrl_c_leaves_nothing_behind(
+def test_ctrl_c_leaves_no_process_and_no_folder(
     play: Callable[..., Demo], tmp_path: Path, moment: str
 ) -> None:
-    """While it starts, and while it imports: no process, no folder. Without a moment, as soon as it
-    starts another process, which may be over before it is seen."""
+    """During start and import. Without a moment, as soon as it starts another process, which may
+    end before the test sees it."""
     demo = play()
     demo.until(lambda: (moment or "are served on") in demo.told or (not moment and is_set_up(demo)))
     demo.interrupt()
@@ -156,8 +156,8 @@ def test_ctrl_c_leaves_nothing_behind(
     assert not list(tmp_path.glob("stoker-demo-*"))
 
 
-def test_a_process_that_dies_is_told(play: Callable[..., Demo]) -> None:
-    """With the end of its log; and the others are stopped."""
+def test_death_of_a_process_is_reported(play: Callable[..., Demo]) -> None:
+    """With the end of its log. The other processes are stopped."""
     with SampleServer(in_haste=True) as server:
         demo = play(FEEDS=server.url("tea-notes.xml"))
         demo.until_told("Ctrl-C stops")
@@ -168,8 +168,8 @@ def test_a_process_that_dies_is_told(play: Callable[..., Demo]) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_follows_feeds_that_are_added_later(play: Callable[..., Demo]) -> None:
-    """It stays up for that: what is added on the page is imported, and shown."""
+def test_demo_imports_feeds_added_later(play: Callable[..., Demo]) -> None:
+    """A feed that is added on the page is imported and shown."""
     import httpx
 
     with SampleServer(in_haste=True) as server:
@@ -187,20 +187,20 @@ def test_the_demo_follows_feeds_that_are_added_later(play: Callable[..., Demo]) 
         assert demo.ended() == 0, demo.told
 
 
-def test_the_importer_passes_its_own_tests(tmp_path: Path) -> None:
-    """As `manage.py test` runs them: the task, the page, and the parts of the demo."""
+def test_importers_own_tests_pass(tmp_path: Path) -> None:
+    """The tests of the task, the page and the parts of the demo, run by `manage.py test`."""
     told = manage(tmp_path, "test", "examples.feeds")
     assert re.search(r"Ran \d\d tests", told), told
     assert "OK" in told, told
 
 
-def test_the_importer_has_all_its_migrations(tmp_path: Path) -> None:
+def test_importer_has_all_its_migrations(tmp_path: Path) -> None:
     assert "No changes detected" in manage(tmp_path, "makemigrations", "--check", "--dry-run")
 
 
 @pytest.mark.slow
-def test_a_host_that_is_cut_off_and_comes_back() -> None:
-    """Two clusters on two hosts: the other takes over, nothing is recorded twice."""
+def test_two_hosts_demo_survives_a_cut_network() -> None:
+    """Two clusters on two hosts: one takes over from the other, and nothing is recorded twice."""
     run = subprocess.run(
         [sys.executable, "examples/two-hosts/demo.py"],
         cwd=ROOT,
@@ -220,7 +220,7 @@ def test_a_host_that_is_cut_off_and_comes_back() -> None:
 
 
 def is_dying(process: Path) -> bool:
-    """Whether it was killed, and only waits for its turn to end."""
+    """Return whether it was killed and has not ended yet."""
     pending = re.findall(
         r"^(?:Sig|Shd)Pnd:\s*(\w+)", (process / "status").read_text(), re.MULTILINE
     )
@@ -228,12 +228,12 @@ def is_dying(process: Path) -> bool:
 
 
 def is_set_up(demo: Demo) -> bool:
-    """Whether it has begun to start others."""
+    """Return whether it has started another process."""
     return any("migrate" in line for line in demo.processes().values())
 
 
 def manage(folder: Path, *arguments: str) -> str:
-    """Run a command of the importer's, with warnings as errors. Returns its output."""
+    """Run a command of the importer, with warnings as errors, and return its output."""
     run = subprocess.run(
         [sys.executable, "-W", "error", FEEDS, *arguments],
         cwd=ROOT,
@@ -249,6 +249,6 @@ def manage(folder: Path, *arguments: str) -> str:
 
 
 def surroundings() -> dict[str, str]:
-    """The environment without what is meant for other tests."""
+    """Return the environment without variables of other tests."""
     ours = ("DJANGO_", "STOKER_", "FEEDS", "ONCE")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

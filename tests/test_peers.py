@@ -1,4 +1,4 @@
-"""The benchmark next to other queues: what it says, not how fast anything is."""
+"""The benchmark with other queues: the form of its output, not the speed."""
 
 import json
 import os
@@ -52,7 +52,7 @@ side.serve(Toy)
 
 @pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of peers that need no server: one that works, and two that do not."""
+    """Make a folder of peers that need no server: one that works, and two that fail."""
     for name, fault, loss in [
         ("works", "pass", ""),
         ("breaks", 'raise ValueError("no more")', ""),
@@ -67,7 +67,7 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.sqlite
 @pytest.mark.usefixtures("toys")
-def test_a_peer_that_fails_does_not_stop_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_peer_does_not_stop_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     run = harness.Run(Load(jobs=20, seconds=1.0, samples=2), rounds=2, seconds=600)
     with ExitStack() as stack:
         run.introduce(["breaks", "loses", "missing", "works"], stack)
@@ -86,7 +86,7 @@ def test_a_peer_that_fails_does_not_stop_the_run(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.sqlite
 @pytest.mark.usefixtures("toys")
-def test_nobody_begins_when_the_time_is_over() -> None:
+def test_no_peer_starts_after_the_time_limit() -> None:
     run = harness.Run(Load(jobs=20, seconds=1.0, samples=2), rounds=2, seconds=0)
     with ExitStack() as stack:
         run.introduce(["works"], stack)
@@ -95,7 +95,7 @@ def test_nobody_begins_when_the_time_is_over() -> None:
 
 
 @pytest.mark.sqlite
-def test_ratios_are_taken_within_a_round() -> None:
+def test_ratios_compare_equal_rounds() -> None:
     measured = {
         "peers": {
             "fast": peer("Fast", {1: 100.0, 2: 400.0, 3: 10.0}),
@@ -110,7 +110,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 @pytest.mark.sqlite
-def test_costs_are_of_one_job() -> None:
+def test_costs_are_per_job() -> None:
     rounds = peer("Any", {1: 100.0})["rounds"]
     found = {row.name: numbers(rounds, row) for row in ROWS}
 
@@ -123,7 +123,7 @@ def test_costs_are_of_one_job() -> None:
 
 
 @pytest.mark.sqlite
-def test_the_page_says_how_many_times_as_fast_stoker_is() -> None:
+def test_page_shows_the_speed_relative_to_stoker() -> None:
     measured = {
         "bases": ["stoker", "raw"],
         "peers": {
@@ -142,7 +142,7 @@ def test_the_page_says_how_many_times_as_fast_stoker_is() -> None:
 
 
 @pytest.mark.postgres
-def test_a_tiny_run_measures_stoker_and_the_loop_by_hand(tmp_path: Path) -> None:
+def test_small_run_measures_stoker_and_the_manual_loop(tmp_path: Path) -> None:
     file = tmp_path / "measured.json"
     options = ["--jobs=60", "--rounds=1", "--samples=3", f"--json={file}"]
     done = subprocess.run(
@@ -169,7 +169,7 @@ def test_a_tiny_run_measures_stoker_and_the_loop_by_hand(tmp_path: Path) -> None
 
 
 def peer(title: str, rates: dict[int, float]) -> dict[str, Any]:
-    """A peer whose rounds differ by their rates alone."""
+    """Return a peer whose rounds differ only in their rates."""
     about = dict.fromkeys(
         ("version", "python", "settings", "delivery", "concurrency", "results"), "any"
     )

@@ -1,4 +1,4 @@
-"""What keeps the code easy to read: the longest of each kind counts, not the average."""
+"""Limits that keep the code easy to read: the largest of each kind counts, not the average."""
 
 import ast
 import io
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "stoker"
 FILES = sorted(SOURCE.rglob("*.py"))
-# Django writes the migrations, and nobody reads them for pleasure.
+# Django writes the migrations.
 WRITTEN_BY_HAND = [path for path in FILES if "migrations" not in path.parts]
 
 MOST_LINES_OF_A_FILE = 500
@@ -114,7 +114,7 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    """A function is seen at one glance. Docstrings do not count: explaining must cost nothing."""
+    """A function fits on one screen. Docstrings do not count."""
     long = [
         f"{place}: {lines} lines"
         for place, function in _functions()
@@ -124,7 +124,7 @@ def test_functions_are_short() -> None:
 
 
 def test_functions_take_few_parameters() -> None:
-    """What a caller must think of. Optional keywords are not counted: he names those he wants."""
+    """Only required parameters count."""
     many = [
         f"{place}: {count} parameters"
         for place, function in _functions()
@@ -135,7 +135,7 @@ def test_functions_take_few_parameters() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_planted_mistakes_can_still_be_made(mistake: Mistake) -> None:
-    """The functions and the nodes that they change are there, and so are the tests."""
+    """The functions and nodes that they change exist, and so do their tests."""
     for change in mistake.changes:
         change.check(SOURCE)
     tree = ast.parse((ROOT / mistake.tests).read_text())
@@ -166,20 +166,20 @@ def test_every_module_of_tests_is_in_a_part(
 
 
 def test_folders_with_a_home_exist() -> None:
-    """tests/conftest.py names folders and modules: a new name must be changed there, too."""
+    """tests/conftest.py names folders and modules: they must be renamed there, too."""
     paths = [*(f"tests/{folder}" for folder in HOMES), *CHOSEN_ON_MARIADB]
     gone = [path for path in paths if not (ROOT / path).exists()]
     assert not gone, _list(gone)
 
 
-def test_names_of_files_say_something() -> None:
-    """Anything could be in utils.py, and soon would be."""
+def test_file_names_are_specific() -> None:
+    """A file like utils.py collects everything."""
     empty = [_name(path) for path in FILES if path.stem.rstrip("s") in _singular()]
     assert not empty, _list(empty)
 
 
-def test_nothing_is_left_to_do() -> None:
-    """What is to be done stands in an issue, where somebody looks for it."""
+def test_source_has_no_todo_notes() -> None:
+    """Open work belongs in an issue."""
     note = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
     found = [
         f"{_name(path)}:{number}"
@@ -190,7 +190,7 @@ def test_nothing_is_left_to_do() -> None:
     assert not found, _list(found)
 
 
-def test_exceptions_from_the_tools_are_explained() -> None:
+def test_exceptions_from_the_tools_have_a_reason() -> None:
     """`noqa: CODE - reason` and `type: ignore[code]  # reason`: the next reader must know why."""
     bare = re.compile(
         r"#\s*noqa(?!:\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*\s+[-#]\s*\w)"
@@ -205,7 +205,7 @@ def test_exceptions_from_the_tools_are_explained() -> None:
     assert not found, _list(found)
 
 
-def test_nobody_uses_his_own_front_door() -> None:
+def test_package_is_not_imported_from_inside() -> None:
     """`stoker/__init__.py` is for users. Inside, a name comes from the module that defines it."""
     found = [
         f"{_name(path)}: {ast.unparse(node)}"
@@ -218,7 +218,7 @@ def test_nobody_uses_his_own_front_door() -> None:
 
 
 def test_only_engines_ask_which_database_it_is() -> None:
-    """What databases do differently is a method of the engine in `store/engines/`."""
+    """Differences between databases are methods of the engine in `store/engines/`."""
     asks = re.compile(r"\.vendor\b|\.mysql_is_mariadb\b")
     found = [
         f"{_name(path)}:{number}: {line.strip()}"
@@ -230,8 +230,8 @@ def test_only_engines_ask_which_database_it_is() -> None:
     assert not found, _list(found)
 
 
-def test_no_machine_is_mentioned() -> None:
-    """The repository speaks of the project: a path of somebody's machine helps nobody."""
+def test_no_path_of_a_machine_is_mentioned() -> None:
+    """Paths of one machine are useless on others."""
     path_of_a_machine = re.compile(r"(?<![\w.])/(?:root|work)/")
     found = [
         f"{_name(path)}:{number}: {line.strip()[:80]}"
@@ -243,7 +243,7 @@ def test_no_machine_is_mentioned() -> None:
 
 
 def test_pins_name_no_registry() -> None:
-    """Where packages come from is for whoever installs them to say."""
+    """Those who install the packages choose their source."""
     found = [
         f"{_name(path)}: {line}"
         for path in (ROOT / "requirements").iterdir()

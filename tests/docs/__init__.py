@@ -1,1 +1,1 @@
-"""What tests/test_docs.py needs to read pages, follow them, and move a job as they say."""
+"""What tests/test_docs.py needs: reading pages, following them, moving a job through its states."""

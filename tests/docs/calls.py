@@ -1,4 +1,4 @@
-"""Calls of the HTTP API as the page about it has them, with the page's own function for tokens."""
+"""Make calls of the HTTP API as its page shows them, with the page's own function for tokens."""
 
 import json
 import os
@@ -12,7 +12,7 @@ TOKEN = "3f9c"
 
 
 def call_api(method: str, path: str, body: Any = None) -> Any:
-    """What is answered, to a program whose user may do everything."""
+    """Return the response to a program whose user has all permissions."""
     if not User.objects.filter(username="deploy").exists():
         User.objects.create_superuser("deploy")
     client = Client(headers={"Authorization": f"Bearer {TOKEN}"})

@@ -53,7 +53,7 @@ def changes_between(before: dict[str, Any], after: dict[str, Any]) -> frozenset[
 
 
 def attempts_in(rows: dict[str, Any]) -> int | None:
-    """Attempts used, as the place says where the job is."""
+    """Return the attempts recorded in the table where the job is."""
     for place in ("ready", "deferred", "blocked", "claimed", "job"):
         for row in rows[place]:
             return int(row["attempts"])
@@ -65,7 +65,7 @@ Act = Callable[[Stand], object]
 
 
 def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
-    """From, event -> what leads to the first state, and what makes the event happen."""
+    """Return (start, event) -> what prepares the first state, and what causes the event."""
 
     def ready(task: Any, *args: Any) -> Prepare:
         return lambda stand: stand.enqueue(task, *args)
@@ -85,7 +85,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
         Deferred.objects.update(due_us=1)
 
     def behind(task: Any) -> Prepare:
-        """Another one has the lock that it needs."""
+        """Let another job hold the lock that it needs."""
 
         def prepare(stand: Stand) -> None:
             stand.enqueue(guarded.enter)

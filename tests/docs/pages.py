@@ -1,4 +1,4 @@
-"""Pages taken apart: blocks of code, and the comments that are meant for the tests."""
+"""Read pages: blocks of code, and comments meant for the tests."""
 
 import doctest
 import re
@@ -15,7 +15,7 @@ EXAMPLES = [path for path in PAGES if path != TUTORIAL and "decisions" not in pa
 
 @dataclass(frozen=True)
 class Step:
-    """A block of code, or a comment that is meant for us."""
+    """A block of code, or a comment meant for the tests."""
 
     kind: str
     """The language of a block; "run" or "check" for a comment."""
@@ -33,7 +33,7 @@ STEP = re.compile(
 
 
 def steps_of(page: Path) -> list[Step]:
-    """The steps of a page, in order."""
+    """Return the steps of a page, in order."""
     text = page.read_text()
     steps: list[Step] = []
     is_run = True
@@ -55,12 +55,12 @@ def steps_of(page: Path) -> list[Step]:
 
 
 def matches(wanted: str, got: str) -> bool:
-    """As doctest has it: ``...`` stands for anything."""
+    """Compare as doctest does: ``...`` stands for anything."""
     return doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS)
 
 
 def commands_of(text: str) -> Iterator[tuple[str, str]]:
-    """Each command, with what it is to print."""
+    """Yield each command with its expected output."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, wanted = part.partition("\n")
         yield command, wanted

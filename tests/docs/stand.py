@@ -1,4 +1,4 @@
-"""One job on the stand: the code that moves it in real life, without the processes around it."""
+"""Moves one job with the code that real processes use, but without the processes."""
 
 import time
 from dataclasses import replace
@@ -29,7 +29,7 @@ from stoker.values.ids import parse_job_id
 
 
 class Stand:
-    """One job on the stand: what it takes to make it move."""
+    """One job, and the operations that move it."""
 
     def __init__(self) -> None:
         self.settings = settings_for()
@@ -39,7 +39,7 @@ class Stand:
         self.result: Any = None
         self.delivery: Any = None
         self.other: Any = None
-        """The delivery of a job that has what this one needs."""
+        """The delivery of a job that holds what this one needs."""
 
     def enqueue(self, task: Any, *args: Any) -> None:
         self.result = task.enqueue(*args)
@@ -49,21 +49,21 @@ class Stand:
         [self.delivery] = self.broker.claim([], 10, holder=holder, lease_seconds=60)
 
     def claim_in_vain(self) -> None:
-        """A claim that leases none."""
+        """Claim, and check that nothing is leased."""
         assert not self.broker.claim([], 10, holder=self.plan.cluster_id, lease_seconds=60)
 
     def promote(self) -> None:
         Store(self.settings).promote(500)
 
     def run(self) -> Attempted:
-        """The attempt, run as a worker does; not yet finished."""
+        """Run the attempt as a worker does, without recording it."""
         return self.executor.run(self.delivery)
 
     def finish(self, attempted: Attempted, **changes: Any) -> set[Lease]:
         return finish(replace(self.settings, **changes), self.broker, [attempted])
 
     def finish_as(self, outcome: Outcome) -> None:
-        """The sentinel saw how the attempt ended."""
+        """Record the outcome that the sentinel saw."""
         now = time.time()
         self.finish(Attempted(self.delivery, outcome, "the stand's", now, now))
 
@@ -77,7 +77,7 @@ class Stand:
         return parse_job_id(self.result.id) if self.result is not None else None
 
     def rows(self) -> dict[str, list[Any]]:
-        """Everything that the store has about the job."""
+        """Return everything that the store has about the job."""
         by_job = {
             "ready": Ready,
             "deferred": Deferred,

@@ -1,4 +1,4 @@
-"""`make docs` builds what is written, and refuses what is wrong."""
+"""`make docs` builds all pages, and fails on errors."""
 
 import os
 import re
@@ -16,7 +16,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_make_docs_fails_with_a_broken_link(tmp_path: Path) -> None:
-    """With the flags of the Makefile: `--quiet` hides from `--strict` what it should count."""
+    """With the flags of the Makefile: `--quiet` could hide warnings from `--strict`."""
     (command,) = re.findall(r"mkdocs build (.*)", (ROOT / "Makefile").read_text())
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("[gone](gone.md)\n")

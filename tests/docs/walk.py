@@ -1,4 +1,4 @@
-"""Following a page in an empty folder, with two terminals, as its reader does."""
+"""Follows a page in an empty folder, with two terminals, as a reader would."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from .pages import Step, commands_of, matches, steps_of
 
 APPEAR_SECONDS = 180.0
-"""A guard only, as are those that the page has for its readers."""
+"""A guard, in place of the shorter ones that the page has for its readers."""
 HAS_DJANGO_6 = importlib.util.find_spec("django.tasks") is not None
 
 SHELL = """
@@ -30,7 +30,7 @@ for line in sys.stdin:
     told.write(json.dumps({"failed": runner.failures, "report": report.getvalue()}) + "\\n")
     told.flush()
 """
-"""What `manage.py shell` is given to do instead of reading from a terminal."""
+"""Code for `manage.py shell`, in place of reading from a terminal."""
 
 
 class Walk:
@@ -116,7 +116,7 @@ class Walk:
         self.shell.stdin.write(json.dumps({"text": patient, "name": f"line {step.line}"}) + "\n")
         self.shell.stdin.flush()
         while (line := self.shell.stdout.readline()) and not line.startswith('{"failed"'):
-            continue  # Django 5.2 and later say first what they have imported
+            continue  # Django 5.2 and later print first what they have imported
         assert line, f"the shell ended\n{self._log()}"
         answer = json.loads(line)
         assert not answer["failed"], f"{answer['report']}\n{self._log()}"
@@ -164,8 +164,8 @@ class Walk:
             self.shell = None
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """End all processes."""
         self._close_shell()
         if self.second is not None and self.second.poll() is None:
-            self.second.kill()  # the kernel, or their closed lines, end the others
+            self.second.kill()  # the kernel or closed sockets end the others
             self.second.wait()
