@@ -25,6 +25,7 @@ from stoker.setting_values import (
     compression,
     flag,
     letter_retention,
+    names,
     one_of,
     optional,
     reporters,
@@ -35,6 +36,7 @@ from stoker.setting_values import (
     text,
     whole,
 )
+from stoker.tasks.arguments import SECRETS
 from stoker.tasks.dead_letters import DeadLetters, letter_policies
 from stoker.tasks.schedules import Scheduled, schedules_by_name
 
@@ -210,6 +212,14 @@ class Settings:
         "REPORTERS", (), reporters,
         "Reporters of failures, runs and ticks: names (`sentry`, `rollbar`, `opentelemetry`, "
         "`prometheus`) or dotted paths; in a dict, each with its options.",
+    )  # fmt: skip
+    redact: tuple[str, ...] = option(
+        "REDACT", SECRETS, names,
+        "Names of parameters, and of keys in dicts, whose values pages, the API, commands and "
+        "reporters hide: `api_key` also hides `stripe_api_key` and `apiKey`. They replace the "
+        "default list; a task adds its own with `redact`. Default: `password`, `passwd`, "
+        "`passphrase`, `secret`, `token`, `api_key`, `apikey`, `access_key`, `private_key`, "
+        "`authorization`, `credentials`, `cookie`, `session_key`, `card_number`, `cvv`.",
     )  # fmt: skip
     sqlite_tuning: bool = option(
         "SQLITE_TUNING", True, flag,

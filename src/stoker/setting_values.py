@@ -53,6 +53,14 @@ def are_queue_names(value: Any) -> bool:
     )
 
 
+def names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple | set | frozenset) or not all(
+        isinstance(name, str) and name for name in value
+    ):
+        raise ValueError("must be a list of names")
+    return tuple(value)
+
+
 def whole(minimum: int, maximum: int = 2**31 - 1) -> Check:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):

@@ -42,6 +42,8 @@ def bare(number: int, *, name: str = "") -> str:
     retry_on=(ConnectionError, TimeoutError),
     give_up_on=KeyError,
     expires=3600,
+    describe="user {user_id}",
+    redact=["api_key"],
 )
 def full(user_id: int) -> list[int]:
     return [user_id]

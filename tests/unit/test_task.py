@@ -276,7 +276,7 @@ def test_every_option_is_named_once_more_for_type_checkers() -> None:
     assert set(Options.__annotations__) == names
     stay_behind = {
         "backoff", "retry_on", "give_up_on", "atomic", "at_most_once", "dead_letters",
-        "on_dead_letter", "exposed", "schedule",
+        "on_dead_letter", "exposed", "schedule", "describe", "redact",
     }  # fmt: skip
     assert set(Changes.__annotations__) == (names - stay_behind) | {
         "priority",

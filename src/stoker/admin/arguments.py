@@ -11,12 +11,17 @@ from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
 from stoker.jobs.package import sealer_for
 from stoker.models import DeadLetter
+from stoker.tasks.arguments import restored
 from stoker.tasks.guards import signature_of_call
 from stoker.tasks.registry import find_task
 from stoker.values import codec
 
 CHECKED = (str, int, bool, float, list, dict)
 """Types of annotations that values are checked against."""
+
+
+Before = tuple[Sequence[Any], Mapping[str, Any]]
+"""Arguments: by position, by name."""
 
 
 def as_text(value: Any) -> str:
@@ -49,7 +54,9 @@ class Edited:
     """Sentences; empty = the task takes these arguments."""
 
     @classmethod
-    def read(cls, task_path: str, args: str, kwargs: str, added: str = "") -> Edited:
+    def read(
+        cls, task_path: str, args: str, kwargs: str, added: str = "", before: Before | None = None
+    ) -> Edited:
         """Read and check the arguments of a call.
 
         Args:
@@ -57,10 +64,17 @@ class Edited:
             args: A JSON list.
             kwargs: A JSON object.
             added: The name of an argument that Stoker adds; "" = none.
+            before: The arguments before the change, of which the user saw no secrets.
         """
         problems: list[str] = []
         read_args = _read(args, list, "Arguments", problems)
         read_kwargs = _read(kwargs, dict, "Arguments by name", problems)
+        if before is not None and not problems:
+            try:
+                read_args = restored(read_args, before[0])
+                read_kwargs = restored(read_kwargs, before[1])
+            except ValueError as error:
+                problems.append(f"{str(error).capitalize()}.")
         if not problems:
             given = {**read_kwargs, added: None} if added else read_kwargs
             problems += _problems_of_call(task_path, read_args, given)

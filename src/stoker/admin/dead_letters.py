@@ -15,9 +15,10 @@ from stoker.dead_letters.service import Story
 from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
 from stoker.operations.dead_letters import BY_FILTERS, DISCARD, REQUEUE, UNDO, LetterList
-from stoker.operations.details import call_of
+from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation, first_line_of
 from stoker.operations.wording import exactly, first_line, since
+from stoker.tasks.arguments import ShownCall
 from stoker.values.ids import parse_job_id
 
 from .arguments import Edited, as_text, runner_of
@@ -161,7 +162,7 @@ class DeadLetterAdmin(StoreAdmin):
             ],
             "buttons": self.buttons(visit, BY_STATE.get(letter.state, ()), str(letter.pk)),
             "edit_url": visit.at("deadletter_edit", letter.pk) if is_editable else "",
-            **call_of(story.args, story.kwargs),
+            **call_of(_call(visit, story)),
         }
         return self.show(visit, "letter", context)
 
@@ -172,10 +173,11 @@ class DeadLetterAdmin(StoreAdmin):
         task, post = runner_of(visit.settings, story.letter), visit.request.POST
         back = self._back(visit, str(story.letter.pk))
         problems: Sequence[str] = ()
-        written = before = _written(story)
+        written = before = _written(visit, story)
         if visit.request.method == "POST":
             written = {name: post.get(name, "") for name in ("args", "kwargs", "queue")}
-            edited = Edited.read(task, written["args"], written["kwargs"])
+            sealed = None if visit.may(REVEAL) else (story.args or (), story.kwargs or {})
+            edited = Edited.read(task, written["args"], written["kwargs"], before=sealed)
             problems = edited.problems
             if not problems:
                 changes = _changes(edited, written, before)
@@ -240,17 +242,24 @@ def _row(visit: AdminContext, letter: DeadLetter) -> dict[str, Any]:
         "letter": letter,
         "url": visit.at("deadletter_change", letter.pk),
         "kind": operations.kind_of(letter),
+        "call": operations.call_in_list(visit.settings, letter, reveal=visit.may(REVEAL)),
         "message": first_line(letter.message),
         "failed": exactly(letter.failed_at),
         "failed_ago": since(letter.failed_at),
     }
 
 
-def _written(story: Story) -> dict[str, str]:
+def _call(visit: AdminContext, story: Story) -> ShownCall | None:
+    package = bytes(story.letter.package)
+    return opened_call(visit.settings, package, reveal=visit.may(REVEAL))
+
+
+def _written(visit: AdminContext, story: Story) -> dict[str, str]:
     """Return the form as it is shown first: the arguments and the queue of the failed job."""
+    call = _call(visit, story)
     return {
-        "args": as_text(list(story.args or [])),
-        "kwargs": as_text(dict(story.kwargs or {})),
+        "args": as_text([] if call is None else call.args),
+        "kwargs": as_text({} if call is None else call.kwargs),
         "queue": story.letter.queue,
     }
 

@@ -18,6 +18,7 @@ from stoker.inspect.timeline import Moment
 from stoker.jobs.states import progress_of
 from stoker.models import DeadLetter, Job, Step, Tally, UniqueKey
 from stoker.operations import jobs
+from stoker.operations.details import REVEAL
 from stoker.operations.jobs import JobDetails, JobRow, details_of, job_id_of
 from stoker.operations.operation import LIMIT, Done
 from stoker.operations.wording import duration, exactly, first_line, since
@@ -59,7 +60,10 @@ class JobAdmin(StoreAdmin):
         numbers = jobs.numbers_by_state(visit.database)
         page, problem = _page(visit, JobFilter(state, asked["queue"], asked["task"], asked["q"]))
         context = {
-            "rows": [_row(visit, row) for row in jobs.rows_of(visit.settings, page.jobs)],
+            "rows": [
+                _row(visit, row)
+                for row in jobs.rows_of(visit.settings, page.jobs, reveal=visit.may(REVEAL))
+            ],
             "problem": problem,
             "asked": asked,
             "state": state,
@@ -74,7 +78,7 @@ class JobAdmin(StoreAdmin):
     # -- one --------------------------------------------------------------------------------------
 
     def one(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
-        details = details_of(visit.settings, job_id_of(object_id))
+        details = details_of(visit.settings, job_id_of(object_id), reveal=visit.may(REVEAL))
         again = [jobs.RUN_AGAIN] if details.can_run_again else []
         moments = zip(details.life.moments, details.colours, strict=True)
         letter_id = next(
@@ -176,6 +180,7 @@ def _row(visit: AdminContext, row: JobRow) -> dict[str, Any]:
     return {
         "job": job,
         "state": row.state,
+        "call": row.call,
         "url": visit.at("job_change", job.pk),
         "enqueued": exactly(job.enqueued_at),
         "enqueued_ago": since(job.enqueued_at),

@@ -15,11 +15,12 @@ from django.utils import timezone
 from stoker.exceptions import InvalidSchedule, PackageError, StokerError
 from stoker.models import Schedule
 from stoker.operations import schedules as operations
-from stoker.operations.details import call_hidden
+from stoker.operations.details import REVEAL, call_hidden, call_of
 from stoker.operations.operation import Done, first_line_of
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
 from stoker.operations.wording import exactly, since
 from stoker.schedules import service as schedules
+from stoker.tasks.arguments import ShownCall
 from stoker.tasks.schedules import Cron, Every, Once, Scheduled
 from stoker.values.cron import UNITS, zone_named
 from stoker.values.ticks import as_moment
@@ -94,10 +95,14 @@ class ScheduleForm(forms.Form):
 
     when: Scheduled
 
-    def __init__(self, *args: Any, before: Scheduled | None = None, **more: Any) -> None:
+    def __init__(
+        self, *args: Any, before: Scheduled | None = None, has_secrets: bool = False, **more: Any
+    ) -> None:
         super().__init__(*args, **more)
         self._before = before
         """The schedule before the change: terms that the form does not show stay as they are."""
+        self._has_secrets = has_secrets
+        """Whether the form hides secrets among the arguments."""
 
     def clean_start(self) -> datetime | None:
         return _naive(self.cleaned_data["start"])
@@ -113,7 +118,12 @@ class ScheduleForm(forms.Form):
         if self.errors:
             return found
         moment_as = self._before.moment_as if self._before else ""
-        edited = Edited.read(found["task"], found["args"], found["kwargs"], moment_as)
+        sealed = None
+        if self._before is not None and self._has_secrets:
+            # Another task might show them.
+            is_same = found["task"] == self.initial["task"]
+            sealed = (self._before.args, self._before.kwargs) if is_same else ((), {})
+        edited = Edited.read(found["task"], found["args"], found["kwargs"], moment_as, sealed)
         for problem in edited.problems:
             self.add_error(None, problem)
         if self.errors:
@@ -133,8 +143,12 @@ class ScheduleForm(forms.Form):
 KEPT = ("jitter", "misfire_cap", "grace", "moment_as")
 
 
-def initial_of(row: Schedule, when: Scheduled) -> dict[str, Any]:
-    """Return the initial values of the form of this schedule."""
+def initial_of(row: Schedule, call: ShownCall | None) -> dict[str, Any]:
+    """Return the initial values of the form of this schedule.
+
+    Args:
+        call: Its arguments, as the user may see them.
+    """
     naive = {
         name: None if us is None else as_moment(us).astimezone(zone_named(row.zone))
         for name, us in (("start", row.start_us), ("end", row.end_us))
@@ -150,8 +164,8 @@ def initial_of(row: Schedule, when: Scheduled) -> dict[str, Any]:
         "unit": row.unit,
         "at": at and at.replace(tzinfo=None),
         "tz": row.zone,
-        "args": as_text(list(when.args)),
-        "kwargs": as_text(dict(when.kwargs)),
+        "args": as_text([] if call is None else call.args),
+        "kwargs": as_text({} if call is None else call.kwargs),
         "queue_name": row.queue,
         "priority": row.priority,
         "repeats": row.repeats,
@@ -217,11 +231,7 @@ class ScheduleAdmin(StoreAdmin):
         context = {
             "title": row.name,
             **_row(visit, row),
-            **(
-                operations.call_of_schedule(row, visit.alias)
-                if visit.may("stoker.view_job")
-                else call_hidden()
-            ),
+            **(call_of(_call(visit, row)) if visit.may("stoker.view_job") else call_hidden()),
             "facts": operations.facts_of(row),
             "moments": _next(row),
             "ticks": [
@@ -290,8 +300,9 @@ class ScheduleAdmin(StoreAdmin):
         """
         row = schedules.get(name, backend=visit.alias)
         before = schedules.scheduled(row.name, backend=visit.alias)
-        posted, initial = visit.request.POST or None, initial_of(row, before)
-        form = ScheduleForm(posted, initial=initial, before=before)
+        initial, has_secrets = initial_of(row, _call(visit, row)), not visit.may(REVEAL)
+        posted = visit.request.POST or None
+        form = ScheduleForm(posted, initial=initial, before=before, has_secrets=has_secrets)
         form.fields["name"].disabled = True
         return form
 
@@ -301,6 +312,10 @@ class ScheduleAdmin(StoreAdmin):
         preview_url = visit.at("schedule_preview", name=name)
         context = {"title": title, "form": form, "back": back, "preview_url": preview_url}
         return self.show(visit, "schedule_form", context)
+
+
+def _call(visit: AdminContext, row: Schedule) -> ShownCall | None:
+    return operations.call_of_schedule(visit.settings, row, reveal=visit.may(REVEAL))
 
 
 def _saved(form: ScheduleForm, save: Callable[[], Any]) -> bool:

@@ -21,6 +21,7 @@ from ninja.security.base import AuthBase
 from ninja.utils import check_csrf
 
 from stoker.dead_letters.service import Fate
+from stoker.operations.details import REVEAL
 from stoker.operations.operation import Done, Operation, Operator
 from stoker.setting_values import api_settings
 
@@ -202,6 +203,11 @@ def operator_of(request: HttpRequest, backend: str | None, because: str = "") ->
     """Return who calls, as histories keep it."""
     name = str(request.auth.get_username())[:150]  # type: ignore[attr-defined] # ninja sets it
     return Operator(settings_of(backend), name, because)
+
+
+def may_reveal(request: HttpRequest) -> bool:
+    """Return whether the caller sees arguments that are hidden."""
+    return bool(request.auth.has_perm(REVEAL))  # type: ignore[attr-defined] # ninja sets it
 
 
 def perform(operation: Operation, operator: Operator, name: Any, **options: Any) -> Done:

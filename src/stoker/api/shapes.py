@@ -102,8 +102,11 @@ class JobShape(Shape):
     started_at: datetime | None
     """When the first attempt began; null = not known."""
     finished_at: datetime | None
+    label: str
+    """What the task's option `describe` makes of the arguments; empty = nothing."""
     args: list[Any] | None
-    """null = its package cannot be opened here."""
+    """null = its package cannot be opened here. Secrets are `[withheld]` without the permission
+    `stoker.reveal_job`."""
     kwargs: dict[str, Any] | None
     return_value: Any
     """The return value; null = none yet. Values that JSON cannot represent are text."""

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from stoker.conf import option_fields
+from stoker.tasks.arguments import ShownCall
 from stoker.values.durations import PROBLEM, duration_seconds
 
 
@@ -80,6 +81,16 @@ def written(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
         return repr(value)
+
+
+def call_as_plain(call: ShownCall | None) -> dict[str, Any]:
+    """Return the arguments of a call for JSON; None = they cannot be read."""
+    if call is None:
+        return {"args": None, "kwargs": None}
+    return {
+        "args": [written(value) for value in call.args],
+        "kwargs": {name: written(value) for name, value in call.kwargs.items()},
+    }
 
 
 def _no_constant(name: str) -> Any:

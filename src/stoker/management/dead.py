@@ -11,11 +11,19 @@ from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.service import Answer, Bulk, Stats, Story
 from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
-from stoker.operations.details import call_fact, lines_of
+from stoker.operations.details import call_fact, lines_of, opened_call
 from stoker.operations.operation import Operation
 from stoker.operations.wording import exactly, first_line
 
-from .arguments import duration, json_of, moment, past_moment, positive, positive_seconds, written
+from .arguments import (
+    call_as_plain,
+    duration,
+    json_of,
+    moment,
+    past_moment,
+    positive,
+    positive_seconds,
+)
 from .bar import bar
 from .subcommand import (
     AFTER,
@@ -144,23 +152,17 @@ class ShowLetter(Subcommand):
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        story = dead_letters.get(options["id"], backend=self.settings(options).alias)
-        args = kwargs = None
-        if story.args is not None and story.kwargs is not None:
-            args = [written(value) for value in story.args]
-            kwargs = {name: written(value) for name, value in story.kwargs.items()}
-        letter = {
-            **operations.columns(story.letter, operations.LETTER),
-            "traceback": story.letter.traceback,
-        }
+        settings = self.settings(options)
+        story = dead_letters.get(options["id"], backend=settings.alias)
+        call = opened_call(settings, bytes(story.letter.package))
+        letter = operations.columns(story.letter, (*operations.LETTER, "traceback"))
         plain = {
             "letter": letter,
-            "args": args,
-            "kwargs": kwargs,
+            **call_as_plain(call),
             "attempts": [operations.columns(one, operations.ATTEMPT) for one in story.attempts],
             "requeues": [operations.columns(one, operations.REQUEUED) for one in story.requeues],
         }
-        facts = [*operations.facts_of(story.letter), call_fact(args, kwargs)]
+        facts = [*operations.facts_of(story.letter), call_fact(call)]
         lines = [*lines_of(facts), *self._lines(story, all_tracebacks=options["all_tracebacks"])]
         self.answer(
             options, plain, [f"dead letter   {story.letter.pk} ({story.letter.state})", *lines]

@@ -23,6 +23,7 @@ from stoker.operations.jobs import (
 from stoker.operations.operation import Operation, first_line_of
 from stoker.operations.wording import duration, exactly, first_line, since
 
+from .arguments import call_as_plain
 from .subcommand import (
     AFTER,
     BACKEND,
@@ -167,7 +168,7 @@ class ShowJob(Subcommand):
     def _lines(self, found: JobDetails) -> Iterator[str]:
         yield f"{'job':<18}{found.job_id}"
         yield f"{'state':<18}{found.progress.state.label.lower()}"
-        yield from lines_of([*found.facts, _call_fact(found)])
+        yield from lines_of([*found.facts, call_fact(found.shown)])
         if found.value is not None:
             yield f"{'result':<18}{first_line(found.value, 300)}"
         yield self.heading("Life")
@@ -175,11 +176,6 @@ class ShowJob(Subcommand):
             yield _moment_line(moment)
             if moment.attempt is not None and moment.attempt.traceback:
                 yield moment.attempt.traceback.rstrip()
-
-
-def _call_fact(found: JobDetails) -> Any:
-    call = found.call
-    return call_fact(call["args"] if call["is_readable"] else None, dict(call["kwargs"]))
 
 
 def _moment_line(moment: Moment) -> str:
@@ -193,7 +189,7 @@ def _moment_line(moment: Moment) -> str:
 
 
 def _as_plain(found: JobDetails) -> dict[str, Any]:
-    job, call = found.progress.job, found.call
+    job = found.progress.job
     moments = [
         {"kind": one.kind.value, **{name: getattr(one, name) for name in MOMENT}}
         for one in found.life.moments
@@ -202,8 +198,7 @@ def _as_plain(found: JobDetails) -> dict[str, Any]:
     return {
         "job": job and {name: getattr(job, name) for name in COLUMNS},
         "state": found.progress.state.value,
-        "args": call["args"] if call["is_readable"] else None,
-        "kwargs": dict(call["kwargs"]) if call["is_readable"] else None,
+        **call_as_plain(found.shown),
         "value": found.value,
         "life": moments,
         "errors": [{name: getattr(one, name) for name in ERROR} for one in attempts],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stoker.exceptions import PackageError
 from stoker.models import Schedule, Tick
 from stoker.operations import schedules as operations
 from stoker.operations.details import call_fact, lines_of
@@ -13,9 +12,10 @@ from stoker.operations.operation import Operation
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
 from stoker.operations.wording import first_line
 from stoker.schedules import service as schedules
+from stoker.tasks.arguments import ShownCall
 from stoker.values.ticks import as_moment
 
-from .arguments import positive, written
+from .arguments import call_as_plain, positive
 from .subcommand import (
     BACKEND,
     BECAUSE,
@@ -53,18 +53,6 @@ def schedule_as_plain(row: Schedule) -> dict[str, Any]:
         "state": operations.state_of(row),
         "next_ticks": next_ticks_of(row),
         "last_moment": None if row.last_moment_us is None else as_moment(row.last_moment_us),
-    }
-
-
-def call_as_plain(row: Schedule, alias: str) -> dict[str, Any]:
-    """Return the arguments of its jobs for JSON."""
-    try:
-        when = schedules.scheduled(row.name, backend=alias)
-    except (PackageError, ValueError):
-        return {"args": None, "kwargs": None}
-    return {
-        "args": [written(value) for value in when.args],
-        "kwargs": {name: written(value) for name, value in when.kwargs.items()},
     }
 
 
@@ -155,20 +143,20 @@ class ShowSchedule(Subcommand):
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = self.settings(options).alias
-        row = schedules.get(options["name"], backend=alias)
-        ticks = schedules.ticks(row.name, options["ticks"], backend=alias)
-        call = call_as_plain(row, alias)
+        settings = self.settings(options)
+        row = schedules.get(options["name"], backend=settings.alias)
+        ticks = schedules.ticks(row.name, options["ticks"], backend=settings.alias)
+        call = operations.call_of_schedule(settings, row)
         plain = {
-            "schedule": {**schedule_as_plain(row), **call},
+            "schedule": {**schedule_as_plain(row), **call_as_plain(call)},
             "ticks": [tick_as_plain(tick) for tick in ticks],
         }
         self.answer(options, plain, self._lines(row, call, ticks))
         return ExitCode.DONE
 
-    def _lines(self, row: Schedule, call: dict[str, Any], ticks: list[Tick]) -> Iterator[str]:
+    def _lines(self, row: Schedule, call: ShownCall | None, ticks: list[Tick]) -> Iterator[str]:
         yield self.heading(row.name)
-        yield from lines_of([*operations.facts_of(row), call_fact(call["args"], call["kwargs"])])
+        yield from lines_of([*operations.facts_of(row), call_fact(call)])
         yield self.heading("Next ticks")
         yield from (f"  {moment.strftime(MOMENT)}" for moment in next_ticks_of(row))
         yield self.heading("Last ticks")

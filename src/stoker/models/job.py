@@ -117,6 +117,7 @@ class Job(models.Model):
             ("cancel_job", "Can cancel jobs"),
             ("pause_queue", "Can pause queues, and resume them"),
             ("clear_queue", "Can clear queues"),
+            ("reveal_job", "Can see arguments that are hidden"),
         )
 
     def __str__(self) -> str:

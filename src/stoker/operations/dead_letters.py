@@ -14,9 +14,10 @@ from stoker.dead_letters.search import KEY, Faults, Filter, Search
 from stoker.dead_letters.service import Answer, Bulk, Fate
 from stoker.jobs.states import explained
 from stoker.models import Attempt, DeadLetter, Requeue
+from stoker.tasks.arguments import ShownCall
 from stoker.values.marks import key_of, mark_of
 
-from .details import Fact, given
+from .details import LARGEST_IN_LISTS_BYTES, Fact, given, opened_call
 from .operation import LIMIT, Done, Operation, Operator
 from .wording import exactly, first_line, plural
 
@@ -90,6 +91,16 @@ def faults_of(settings: Settings, filters: Mapping[str, Any], limit: int) -> Fau
 def kind_of(letter: Any) -> str:
     """Return the exception class of a dead letter or fault without its module, or the reason."""
     return letter.exception_class.rpartition(".")[2] or str(letter.reason)
+
+
+def call_in_list(
+    settings: Settings, letter: DeadLetter, *, reveal: bool = False
+) -> ShownCall | None:
+    """Return the arguments of a dead letter; None = they cannot be read, or are large."""
+    package = bytes(letter.package)
+    if len(package) > LARGEST_IN_LISTS_BYTES:
+        return None
+    return opened_call(settings, package, reveal=reveal)
 
 
 def facts_of(letter: DeadLetter) -> list[Fact]:

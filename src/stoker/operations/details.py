@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db.models.functions import Length
+
+from stoker.conf import Settings
+from stoker.exceptions import PackageError
+from stoker.jobs.package import sealer_for
+from stoker.models import Job
+from stoker.tasks.arguments import ShownCall, shown_call
 
 from .wording import exactly, first_line, since, value_text
+
+REVEAL = "stoker.reveal_job"
+"""The permission to see arguments that are hidden."""
+LARGEST_IN_LISTS_BYTES = 16_384
+"""Lists show the arguments of no larger packages."""
 
 
 class Fact(NamedTuple):
@@ -38,22 +52,43 @@ def lines_of(facts: Sequence[Fact]) -> list[str]:
     return [f"{fact.label.lower():<18}{first_line(fact.text, 300)}" for fact in facts]
 
 
-def call_fact(args: Sequence[str] | None, kwargs: Mapping[str, str] | None) -> Fact:
-    """Return the arguments of a call, given as texts, as one fact; None = they cannot be read."""
-    if args is None or kwargs is None:
+def call_fact(call: ShownCall | None) -> Fact:
+    """Return the arguments of a call as one fact; None = they cannot be read."""
+    if call is None:
         return Fact("Arguments", "the package cannot be opened")
-    return Fact("Arguments", ", ".join([*args, *(f"{k}={v}" for k, v in kwargs.items())]) or "none")
+    return Fact("Arguments", ", ".join(f"{n}={value!r}" for n, value in call.pairs) or "none")
 
 
-def call_of(args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of a call as texts; ``args`` None = the package cannot be opened."""
-    return {
-        "is_readable": args is not None,
-        "args": [value_text(value) for value in args or ()],
-        "kwargs": [(name, value_text(value)) for name, value in (kwargs or {}).items()],
-    }
+def call_of(call: ShownCall | None) -> dict[str, Any]:
+    """Return what pages show of a call: each argument as text; None = it cannot be read."""
+    pairs = [] if call is None else [(name, value_text(value)) for name, value in call.pairs]
+    return {"is_readable": call is not None, "pairs": pairs}
 
 
 def call_hidden() -> dict[str, Any]:
     """Return what a page shows to users who may not see arguments."""
-    return {"is_readable": True, "is_hidden": True, "args": [], "kwargs": []}
+    return {"is_readable": True, "is_hidden": True, "pairs": []}
+
+
+def opened_call(settings: Settings, package: bytes, *, reveal: bool = False) -> ShownCall | None:
+    """Return the arguments in a package; None = it cannot be opened.
+
+    Args:
+        reveal: Hide no secrets.
+    """
+    try:
+        return shown_call(sealer_for(settings).open(package), settings.redact, reveal=reveal)
+    except PackageError:
+        return None
+
+
+def calls_of_jobs(
+    settings: Settings, job_ids: Sequence[UUID], *, reveal: bool = False
+) -> dict[UUID, ShownCall | None]:
+    """Return the arguments of these jobs, but not large ones. One query."""
+    jobs: Any = Job.objects.using(settings.database).filter(pk__in=job_ids)
+    small = jobs.annotate(size=Length("package")).filter(size__lte=LARGEST_IN_LISTS_BYTES)
+    return {
+        job_id: opened_call(settings, bytes(package), reveal=reveal)
+        for job_id, package in small.values_list("pk", "package")
+    }

@@ -18,9 +18,10 @@ from stoker.jobs.package import Package
 from stoker.jobs.results import fetch, result_of
 from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
 from stoker.models import DeadLetter, Job
+from stoker.tasks.arguments import ShownCall, shown_call
 from stoker.values.ids import parse_job_id
 
-from .details import Fact, call_of, given
+from .details import Fact, call_of, calls_of_jobs, given
 from .operation import Done, Operation, Operator
 from .wording import value_text
 
@@ -46,11 +47,18 @@ class JobRow:
     """As in ``JobState``."""
     ran_seconds: float | None
     """How long the last attempt ran; None = not known."""
+    call: ShownCall | None
+    """Its arguments; None = they cannot be read, or are large."""
 
 
-def rows_of(settings: Settings, jobs: Iterable[Job]) -> list[JobRow]:
-    """Return a row for each job. One query if some have not ended."""
+def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) -> list[JobRow]:
+    """Return a row for each job. One query, and one more if some have not ended.
+
+    Args:
+        reveal: Hide no secrets among the arguments.
+    """
     jobs, broker = list(jobs), broker_for(settings)
+    calls = calls_of_jobs(settings, [job.pk for job in jobs], reveal=reveal)
     unended = [job.pk for job in jobs if job.status is None]
     places = broker.whereabouts(unended) if unended and broker.capabilities.look_up else {}
     return [
@@ -59,6 +67,7 @@ def rows_of(settings: Settings, jobs: Iterable[Job]) -> list[JobRow]:
             # A job that moves from one table to another may be found in neither of them.
             job.status or places.get(job.pk, "ready").upper(),
             seconds_between(job.started_at, job.finished_at),
+            calls.get(job.pk),
         )
         for job in jobs
     ]
@@ -82,13 +91,23 @@ class JobDetails:
     row: Any
     """Its row in the table of its state; None if it has ended."""
     life: Timeline
-    call: dict[str, Any]
-    """``is_readable``, ``args``, ``kwargs``."""
+    shown: ShownCall | None
+    """Its arguments; None = they cannot be read."""
     value: str | None
     """What the task returned, as text; None = nothing is kept."""
     facts: list[Fact]
     letter: DeadLetter | None
     """Its dead letter, unless that is closed."""
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """Return what pages show of its arguments."""
+        return call_of(self.shown)
+
+    @property
+    def label(self) -> str:
+        """Return what the task's option ``describe`` makes of its arguments; "" = nothing."""
+        return "" if self.shown is None else self.shown.label
 
     @property
     def is_over(self) -> bool:
@@ -106,8 +125,11 @@ class JobDetails:
         return [COLOURS.get(moment.kind, "") for moment in self.life.moments]
 
 
-def details_of(settings: Settings, job_id: UUID) -> JobDetails:
+def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> JobDetails:
     """Return what is known of a job.
+
+    Args:
+        reveal: Hide no secrets among the arguments.
 
     Raises:
         TaskResultDoesNotExist: There is no such job.
@@ -117,10 +139,9 @@ def details_of(settings: Settings, job_id: UUID) -> JobDetails:
     with explained(settings.database):
         row = row_of(settings, job_id, progress.state)
     life = timeline(settings, job_id, progress, row)
-    if package is None:
-        call = call_of(None if progress.job else (), None)
-    else:
-        call = call_of(package.args, package.kwargs)
+    call = None if package is None else shown_call(package, settings.redact, reveal=reveal)
+    if progress.job is None:  # the broker has it: nobody knows its arguments
+        call = ShownCall([], {}, [])
     return JobDetails(
         job_id,
         progress,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from stoker.conf import Settings
-from stoker.exceptions import PackageError
+from stoker.exceptions import PackageError, UnknownTask
 from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
 from stoker.schedules import service as schedules
+from stoker.tasks.arguments import ShownCall, shown_arguments
+from stoker.tasks.registry import find_task
 from stoker.tasks.schedules import Scheduled
 from stoker.values.cron import zone_named
 from stoker.values.ticks import as_moment
 
-from .details import Fact, call_of, given
+from .details import Fact, given
 from .operation import Done, Operation, Operator
 
 MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
@@ -68,13 +69,19 @@ def when_of(moment_us: int, row: Schedule) -> datetime:
         return as_moment(moment_us)
 
 
-def call_of_schedule(row: Schedule, alias: str) -> dict[str, Any]:
-    """Return the arguments of its jobs as texts."""
+def call_of_schedule(
+    settings: Settings, row: Schedule, *, reveal: bool = False
+) -> ShownCall | None:
+    """Return the arguments of its jobs; None = they cannot be read."""
     try:
-        when = schedules.scheduled(row.name, backend=alias)
+        when = schedules.scheduled(row.name, backend=settings.alias)
     except (PackageError, ValueError):
-        return call_of(None, None)
-    return call_of(when.args, when.kwargs)
+        return None
+    try:
+        task = find_task(row.task)
+    except UnknownTask:
+        task = None
+    return shown_arguments(task, when.args, when.kwargs, settings.redact, reveal=reveal)
 
 
 def facts_of(row: Schedule) -> list[Fact]:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from django.views.debug import SafeExceptionReporterFilter
 
-from stoker.exceptions import UnknownTask
+from stoker.conf import settings_for
 from stoker.jobs.failures import Failure
 from stoker.jobs.results import Result
 from stoker.jobs.running import Running
 from stoker.jobs.sealing import WORKFLOW
 from stoker.schedules.fire import MOMENT, NAME
-from stoker.tasks.registry import task_of
+from stoker.tasks.arguments import HIDDEN, shown_call
 
 LONGEST_VALUE = 500
-WITHHELD = "[withheld]"
-BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 Facts = dict[str, Any]
 
 
 class _Secrets(SafeExceptionReporterFilter):
     """Hides values whose names sound secret, in nested containers too, by the rule of Django's
-    error pages."""
+    error pages: what is sent away is hidden by both rules."""
 
-    cleansed_substitute = WITHHELD
+    cleansed_substitute = HIDDEN
 
 
 _secrets = _Secrets()
@@ -69,13 +66,8 @@ def arguments_of_failure(failure: Failure) -> Facts:
     """Return name -> value of the job's arguments. Secret values are hidden."""
     if failure.package is None:
         return {}
-    args, kwargs = failure.package.args, failure.package.kwargs
-    try:
-        names = _names(task_of(failure.package), len(args))
-    except UnknownTask:  # nobody knows what they are
-        names, args = _numbered(0, len(args)), (WITHHELD,) * len(args)
-    given = dict(zip(names, args, strict=True)) | kwargs
-    return {name: _in_short(name, value) for name, value in given.items()}
+    call = shown_call(failure.package, settings_for(failure.backend).redact)
+    return {name: _in_short(name, value) for name, value in call.pairs}
 
 
 def _origin(metadata: Mapping[str, str]) -> Facts:
@@ -83,23 +75,10 @@ def _origin(metadata: Mapping[str, str]) -> Facts:
     return {fact: metadata[key] for fact, key in known.items() if key in metadata}
 
 
-def _names(task: Any, count: int) -> list[str]:
-    """Return the names of this many positional arguments."""
-    parameters = list(inspect.signature(task.func).parameters.values())
-    names = [one.name for one in parameters if one.kind in BY_POSITION]
-    if task.takes_context:
-        names = names[1:]
-    return [*names[:count], *_numbered(len(names), count)]
-
-
-def _numbered(first: int, end: int) -> list[str]:
-    return [f"argument {place + 1}" for place in range(first, end)]
-
-
 def _in_short(name: str, value: Any) -> str:
     try:
         cleansed = _secrets.cleanse_setting(name, value)
-        told = cleansed if cleansed is WITHHELD else repr(cleansed)
+        told = repr(cleansed)
     except Exception as error:  # noqa: BLE001 - a value's __repr__ may raise anything
         told = f"<its repr() raised {type(error).__name__}>"
     return told if len(told) <= LONGEST_VALUE else f"{told[:LONGEST_VALUE]}..."

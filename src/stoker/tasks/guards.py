@@ -393,14 +393,15 @@ def refuse_strangers(task: Any, options: Iterable[str]) -> None:
             for part in ("key", "weight"):
                 made_by = getattr(guard, part, None)
                 if isinstance(made_by, str):
-                    _refuse_stranger(task, f"{option}: the {part} {made_by!r}", names_in(made_by))
+                    refuse_stranger(task, f"{option}: the {part} {made_by!r}", names_in(made_by))
                 elif callable(made_by):
                     wanted = wanted_by(made_by)
                     required = wanted.required if wanted is not None else frozenset()
-                    _refuse_stranger(task, f"{option}: the callable for its {part}", required)
+                    refuse_stranger(task, f"{option}: the callable for its {part}", required)
 
 
-def _refuse_stranger(task: Any, what: str, names: frozenset[str]) -> None:
+def refuse_stranger(task: Any, what: str, names: frozenset[str]) -> None:
+    """Raise InvalidTaskOption if one of the names is no parameter of the task's function."""
     if not names:
         return
     signature = signature_of_call(task.func, task.takes_context)

@@ -18,7 +18,7 @@ from stoker.exceptions import InvalidTaskOption
 
 from .backoff import Backoff, Seconds, as_backoff
 from .dead_letters import DeadLetters
-from .guards import InSequence, Limit, Lock, Rate, Unique
+from .guards import InSequence, Limit, Lock, Rate, Unique, names_in
 from .schedules import Scheduled
 from .signatures import Signature
 
@@ -54,6 +54,8 @@ class Options(_Carried, total=False):
     dead_letters: DeadLetters | None
     on_dead_letter: Callable[[Any], object] | None
     exposed: bool | str
+    describe: str | None
+    redact: Sequence[str]
 
 
 class Changes(_Carried, total=False):
@@ -213,6 +215,28 @@ def error_classes(name: str, value: Any) -> tuple[type[BaseException], ...]:
                 f"as in {name}=(ConnectionError, TimeoutError)."
             )
     return classes
+
+
+def description(name: str, value: Any) -> str:
+    """Check the option ``describe``: a format string."""
+    try:
+        names_in(value)
+    except (ValueError, TypeError, AttributeError):
+        pass
+    else:
+        return str(value)
+    raise InvalidTaskOption(
+        f'{name}={value!r}: write a text such as "order {{order_id}}", in which a brace of its own '
+        "stands twice."
+    )
+
+
+def redaction(name: str, value: Any) -> tuple[str, ...]:
+    """Check the option ``redact``: names."""
+    names = tuple(value) if isinstance(value, list | tuple | set | frozenset) else ()
+    if not names or not all(isinstance(one, str) and one for one in names):
+        raise InvalidTaskOption(f'{name}={value!r}: write a list of names, as in ["api_key"].')
+    return names
 
 
 def one_policy(name: str, value: Any) -> DeadLetters:

@@ -21,7 +21,17 @@ from stoker.compat import (
 from stoker.exceptions import InvalidTaskOption
 
 from .dead_letters import DeadLetters
-from .guards import Guard, InSequence, Limit, Lock, Rate, Unique, refuse_strangers
+from .guards import (
+    Guard,
+    InSequence,
+    Limit,
+    Lock,
+    Rate,
+    Unique,
+    names_in,
+    refuse_stranger,
+    refuse_strangers,
+)
 from .options import (
     CHANGES,
     GUARDS,
@@ -29,6 +39,7 @@ from .options import (
     Changes,
     ErrorClasses,
     backoff,
+    description,
     error_classes,
     expiry,
     exposure,
@@ -38,6 +49,7 @@ from .options import (
     one_policy,
     option,
     positive_seconds,
+    redaction,
     refuse_unknown,
     whole,
     yes_or_no,
@@ -225,6 +237,14 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     """Whether the task may be enqueued over HTTP (``stoker.api``): True = under its path, as
     ``shop.tasks.send_welcome``; a text = under that name."""
 
+    describe: str | None = option(None, description)
+    """Label of a job in lists: a format string over the names of the function's parameters, as in
+    ``"order {order_id}"``."""
+
+    redact: Sequence[str] = option((), redaction)
+    """Names of parameters, and of keys in dicts, whose values all interfaces hide, besides those of
+    the setting ``REDACT``. Users with the permission ``stoker.reveal_job`` see them."""
+
     on_success: Any = option(None, hook)
     """Task or signature to enqueue when a job has succeeded. It receives the Result, unless written
     with ``si``."""
@@ -253,6 +273,7 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
             )
         DjangoTask.__post_init__(self)
         refuse_strangers(self, GUARDS)
+        refuse_stranger(self, f"describe={self.describe!r}", names_in(self.describe or ""))
         expose(self)
         declare(self)
 

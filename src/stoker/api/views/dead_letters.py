@@ -9,7 +9,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query
 
-from stoker.api.access import Routes, operator_of, perform
+from stoker.api.access import Routes, may_reveal, operator_of, perform
 from stoker.api.filters import (
     NO_REASON,
     DiscardingMany,
@@ -27,6 +27,7 @@ from stoker.api.values import Backend, cursor_of, mark_of, plain, settings_of
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.service import Answer, Bulk, Stats
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
+from stoker.operations.details import opened_call
 
 routes = Routes(tags=["dead letters"])
 
@@ -107,14 +108,16 @@ def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = N
 def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = None) -> Any:
     """Show one dead letter, by its id or that of the job that failed last, with the error of every
     attempt and all requeues."""
-    story = dead_letters.get(letter_id, backend=settings_of(backend).alias)
+    settings = settings_of(backend)
+    story = dead_letters.get(letter_id, backend=settings.alias)
+    call = opened_call(settings, bytes(story.letter.package), reveal=may_reveal(request))
     return {
         "letter": story.letter,
         "traceback": plain(story.letter.traceback),
         "attempts": list(story.attempts),
         "requeues": list(story.requeues),
-        "args": None if story.args is None else plain(story.args),
-        "kwargs": None if story.kwargs is None else plain(story.kwargs),
+        "args": None if call is None else plain(call.args),
+        "kwargs": None if call is None else plain(call.kwargs),
     }
 
 

@@ -15,7 +15,7 @@ from ninja import Header, Status
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from stoker.api.access import Routes, operator_of, perform
+from stoker.api.access import Routes, may_reveal, operator_of, perform
 from stoker.api.filters import LONGEST_DELAY_SECONDS, NO_REASON, Body, ReasonBody, moment_of
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import (
@@ -41,6 +41,7 @@ from stoker.exceptions import PackageError
 from stoker.jobs.results import Result, result_of
 from stoker.jobs.states import not_there, package_of, progress_of_one
 from stoker.operations.jobs import CANCEL
+from stoker.tasks.arguments import shown_call
 from stoker.tasks.guards import Unique, signature_of_call
 from stoker.tasks.registry import exposed_task, exposed_tasks
 from stoker.why import Kind, why
@@ -221,7 +222,7 @@ def enqueue_job(
 @routes.show("/jobs/{job_id}", "stoker.view_job", JobShape)
 def get_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     """Show a job: its state, attempts, errors and return value."""
-    return shape_of(settings_of(backend), job_id)
+    return shape_of(settings_of(backend), job_id, reveal=may_reveal(request))
 
 
 @routes.show("/jobs/{job_id}/why", "stoker.view_job", WhyShape)
@@ -254,7 +255,7 @@ def cancel_job(
     """Cancel a waiting job, or tell a running one to end: that takes a moment. 409: it ended."""
     operator = operator_of(request, backend, body.because)
     perform(CANCEL, operator, str(job_id))
-    return shape_of(operator.settings, job_id)
+    return shape_of(operator.settings, job_id, reveal=may_reveal(request))
 
 
 def address_of(request: HttpRequest, result: Result[Any]) -> str:
@@ -286,14 +287,18 @@ def at_most_once(task: Any, name: str, key: str) -> Any:
     return task.using(unique=unique)
 
 
-def shape_of(settings: Settings, job_id: UUID) -> JobShape:
+def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
     """Return the job as it is now.
+
+    Args:
+        reveal: Hide no secrets among the arguments.
 
     Raises:
         TaskResultDoesNotExist: There is no such job.
     """
     progress = progress_of_one(settings, job_id)
     job, package = progress.job, package_of(settings, progress.job)
+    call = None if package is None else shown_call(package, settings.redact, reveal=reveal)
     result = result_of(settings, job_id, progress)
     report = result.progress
     return JobShape(
@@ -307,8 +312,9 @@ def shape_of(settings: Settings, job_id: UUID) -> JobShape:
         run_after=job.run_after if job else None,
         started_at=progress.started_at,
         finished_at=job.finished_at if job else None,
-        args=None if package is None else plain(package.args),
-        kwargs=None if package is None else plain(package.kwargs),
+        label="" if call is None else call.label,
+        args=None if call is None else plain(call.args),
+        kwargs=None if call is None else plain(call.kwargs),
         return_value=_value_of(result),
         reason=job.reason if job else "",
         errors=[AttemptShape.model_validate(one) for one in progress.failures],

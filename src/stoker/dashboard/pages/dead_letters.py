@@ -13,13 +13,14 @@ from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_ta
 from stoker.dead_letters import service as dead_letters
 from stoker.operations.dead_letters import (
     attempt_by_filters,
+    call_in_list,
     facts_of,
     faults_of,
     kind_of,
     page_of,
     requeued_since,
 )
-from stoker.operations.details import call_of
+from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.values.marks import project_moment
 
@@ -52,7 +53,10 @@ def show(visit: DashboardContext) -> PageContent:
         "is_filtered": any(wanted[name] for name in GROUPED),
         "faults": [_fault(visit, one) for one in faults.groups],
         "is_cut": faults.is_cut,
-        "letters": found.letters,
+        "letters": [
+            {"is": one, "call": call_in_list(visit.settings, one, reveal=visit.may(REVEAL))}
+            for one in found.letters
+        ],
         **visit.paging(found.next),
         "states": [
             {
@@ -78,7 +82,9 @@ def show_one(visit: DashboardContext, letter_id: UUID) -> PageContent:
         "facts": facts_of(story.letter),
         "attempts": list(reversed(story.attempts)),
         "requeues": story.requeues,
-        **call_of(story.args, story.kwargs),
+        **call_of(
+            opened_call(visit.settings, bytes(story.letter.package), reveal=visit.may(REVEAL))
+        ),
     }
     return PageContent("dead_letter", context)
 

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.views import PageContent, page
+from stoker.operations.details import REVEAL
 from stoker.operations.jobs import details_of
 from stoker.why import why
 
@@ -13,7 +14,7 @@ from stoker.why import why
 @page("stoker.view_job")
 def show(visit: DashboardContext, job_id: UUID) -> PageContent:
     """Return the job as it is now."""
-    details = details_of(visit.settings, job_id)
+    details = details_of(visit.settings, job_id, reveal=visit.may(REVEAL))
     errors = [one for one in details.life.moments if one.attempt is not None]
     moments = [
         {

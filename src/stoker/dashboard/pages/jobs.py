@@ -8,6 +8,7 @@ from stoker.dashboard.views import PageContent, PageRefused, page
 from stoker.inspect.jobs import STATES, JobFilter, JobSearch
 from stoker.jobs.states import explained
 from stoker.models import Job
+from stoker.operations.details import REVEAL
 from stoker.operations.jobs import numbers_by_state, rows_of
 from stoker.values.ids import parse_job_id
 
@@ -31,7 +32,7 @@ def show(visit: DashboardContext) -> PageContent:
         except ValueError as error:
             raise PageRefused(400, str(error)) from None
         numbers = numbers_by_state(visit.database)
-        rows = rows_of(visit.settings, found.jobs)
+        rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
         exact = _job_of_id(visit, wanted.text)
     context = {
         "rows": rows,

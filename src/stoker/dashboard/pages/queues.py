@@ -12,6 +12,7 @@ from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.jobs import JobFilter, JobSearch
 from stoker.jobs.states import explained
+from stoker.operations.details import REVEAL
 from stoker.operations.jobs import rows_of
 
 FIRST_JOBS = 15
@@ -36,7 +37,7 @@ def show_one(visit: DashboardContext) -> PageContent:
     points = figures.of_queue(visit, span, name)
     with explained(visit.database):
         first = JobSearch(visit.database, JobFilter(state="READY", queue=name)).page(FIRST_JOBS)
-        rows = rows_of(visit.settings, first.jobs)
+        rows = rows_of(visit.settings, first.jobs, reveal=visit.may(REVEAL))
     context = {
         "depth": depth,
         "span": span,

@@ -12,7 +12,7 @@ from stoker.exceptions import ScheduleNotFound
 from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
 from stoker.models.job import moment
-from stoker.operations.details import call_hidden
+from stoker.operations.details import REVEAL, call_hidden, call_of
 from stoker.operations.schedules import (
     call_of_schedule,
     facts_of,
@@ -62,9 +62,15 @@ def show_one(visit: DashboardContext, schedule_id: UUID) -> PageContent:
             {"is": tick, "text": tick_text(tick), "at": moment(tick.moment_us / MICROSECONDS)}
             for tick in newest
         ],
-        **(call_of_schedule(row, visit.alias) if visit.may("stoker.view_job") else call_hidden()),
+        **_call_of(visit, row),
     }
     return PageContent("schedule", context)
+
+
+def _call_of(visit: DashboardContext, row: Schedule) -> dict[str, Any]:
+    if not visit.may("stoker.view_job"):
+        return call_hidden()
+    return call_of(call_of_schedule(visit.settings, row, reveal=visit.may(REVEAL)))
 
 
 def _shown(row: Schedule, days: Calendar) -> dict[str, Any]:

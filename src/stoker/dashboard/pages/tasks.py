@@ -12,6 +12,7 @@ from stoker.dashboard.views import PageContent, PageRefused, page
 from stoker.exceptions import UnknownTask
 from stoker.inspect.jobs import JobFilter, JobSearch
 from stoker.jobs.states import explained
+from stoker.operations.details import REVEAL
 from stoker.operations.jobs import rows_of
 from stoker.tasks.registry import find_task
 
@@ -38,7 +39,7 @@ def show_one(visit: DashboardContext) -> PageContent:
     with explained(visit.database):
         newest = JobSearch(visit.database, JobFilter(task=name)).page(NEWEST)
         slowest = JobSearch(visit.database, JobFilter(task=name)).slowest(NEWEST, span.since)
-        rows = rows_of(visit.settings, newest.jobs)
+        rows = rows_of(visit.settings, newest.jobs, reveal=visit.may(REVEAL))
     context = {
         "name": name,
         "span": span,

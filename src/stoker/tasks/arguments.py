@@ -1,0 +1,195 @@
+"""The arguments of a call as people may see them: with names, on one line, without secrets.
+
+All interfaces ask ``shown_call``: it decides which values are hidden.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from stoker.exceptions import UnknownTask
+
+from .guards import signature_of_call
+from .registry import task_of
+
+DEEPEST = 20
+LONGEST_LINE = 160
+LONGEST_VALUE = 60
+LONGEST_LABEL = 120
+BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+SECRETS = (
+    "password", "passwd", "passphrase", "secret", "token", "api_key", "apikey", "access_key",
+    "private_key", "authorization", "credentials", "cookie", "session_key", "card_number", "cvv",
+)  # fmt: skip
+"""The default of the setting ``REDACT``."""
+CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+class Hidden(str):
+    """Stands for a value that is hidden."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+HIDDEN = Hidden("[withheld]")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """The arguments of a call, with hidden values replaced by ``HIDDEN``."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    names: list[str]
+    """The name of each positional argument; "argument 1" if it has none."""
+    label: str = ""
+    """What the task's option ``describe`` makes of them; "" = nothing."""
+
+    @property
+    def line(self) -> str:
+        """Return all arguments with their names on one line, shortened."""
+        parts = [f"{name}={_short(value)}" for name, value in self.pairs]
+        return _cut(", ".join(parts), LONGEST_LINE)
+
+    @property
+    def pairs(self) -> list[tuple[str, Any]]:
+        """Return name and value of each argument."""
+        return [*zip(self.names, self.args, strict=True), *self.kwargs.items()]
+
+
+def shown_call(package: Any, secrets: Sequence[str], *, reveal: bool = False) -> ShownCall:
+    """Return the arguments of a package.
+
+    Args:
+        package: it has ``task``, ``args``, ``kwargs`` and ``options.via``.
+        secrets: names of parameters and dict keys to hide besides the task's ``redact``.
+        reveal: hide nothing.
+    """
+    try:
+        task = task_of(package)
+    except UnknownTask:
+        task = None
+    return shown_arguments(task, package.args, package.kwargs, secrets, reveal=reveal)
+
+
+def shown_arguments(
+    task: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    secrets: Sequence[str],
+    *,
+    reveal: bool = False,
+) -> ShownCall:
+    """Return these arguments.
+
+    Args:
+        task: None = unknown. Its positional arguments are hidden, because they have no names.
+        secrets, reveal: as for ``shown_call``.
+    """
+    names = names_by_position(task, len(args))
+    if reveal:
+        shown, by_name = list(args), dict(kwargs)
+    else:
+        hidden = (*secrets, *(getattr(task, "redact", None) or ()))
+        is_known = task is not None
+        shown = [
+            redacted(value, hidden) if is_known and not is_secret(name, hidden) else HIDDEN
+            for name, value in zip(names, args, strict=True)
+        ]
+        by_name = redacted(dict(kwargs), hidden)
+    return ShownCall(shown, by_name, names, _label_of(task, shown, by_name))
+
+
+def redacted(value: Any, secrets: Sequence[str], depth: int = 0) -> Any:
+    """Return the value with the secrets in nested dicts hidden."""
+    if depth > DEEPEST:
+        return HIDDEN
+    if isinstance(value, dict):
+        return {
+            key: HIDDEN if is_secret(str(key), secrets) else redacted(one, secrets, depth + 1)
+            for key, one in value.items()
+        }
+    if type(value) in (list, tuple):
+        return type(value)(redacted(one, secrets, depth + 1) for one in value)
+    return value
+
+
+def is_secret(name: str, secrets: Sequence[str]) -> bool:
+    """Return whether the words of a secret stand in the name, as in ``stripeApiKey``."""
+    names = (f"_{_words(name)}_", f"_{_words(name.removesuffix('s'))}_")
+    return any(f"_{secret}_" in one for secret in map(_words, secrets) for one in names)
+
+
+def restored(value: Any, before: Any) -> Any:
+    """Return an edited value in which ``HIDDEN`` is again what it stood for.
+
+    Args:
+        before: the value before it was edited; ``...`` = there was none.
+
+    Raises:
+        ValueError: ``HIDDEN`` stands where there was no value before.
+    """
+    if value == HIDDEN:
+        if before is ...:
+            raise ValueError(f"write a value instead of {HIDDEN}")
+        return before
+    if isinstance(value, dict):
+        known = before if isinstance(before, Mapping) else {}
+        return {key: restored(one, known.get(key, ...)) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        old = before if isinstance(before, list | tuple) else ()
+        return type(value)(
+            restored(one, old[place] if place < len(old) else ...)
+            for place, one in enumerate(value)
+        )
+    return value
+
+
+def names_by_position(task: Any, count: int) -> list[str]:
+    """Return the names of this many positional arguments; "argument 1" without a name."""
+    signature = None if task is None else signature_of_call(task.func, task.takes_context)
+    parameters = () if signature is None else signature.parameters.values()
+    known = [one.name for one in parameters if one.kind in BY_POSITION]
+    return [*known[:count], *(f"argument {place + 1}" for place in range(len(known), count))]
+
+
+def _label_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    template = getattr(task, "describe", None)
+    if not template:
+        return ""
+    signature = signature_of_call(task.func, task.takes_context)
+    try:
+        assert signature is not None
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        text = template.format(**bound.arguments)
+    except Exception:  # noqa: BLE001 - a value's __format__ may raise anything
+        return ""
+    return _cut(" ".join(text.split()), LONGEST_LABEL)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - a value's __repr__ may raise anything
+        text = f"<its repr() raised {type(error).__name__}>"
+    return _cut(" ".join(text.split()), LONGEST_VALUE)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}{CUT}"
+
+
+@lru_cache(maxsize=4096)
+def _words(name: str) -> str:
+    """Return ``stripe_api_key`` for ``stripeApiKey`` and ``stripe-api-key``."""
+    return "_".join(word.lower() for word in WORDS.findall(name[:200]))

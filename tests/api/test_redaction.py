@@ -1,0 +1,28 @@
+"""Secrets among the arguments are in no answer of the API."""
+
+from collections.abc import Callable
+
+import pytest
+
+from stoker.models import DeadLetter
+from stoker.testing import drain
+
+from tests.api.conftest import Caller
+from tests.app import payments
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_answers_hide_secrets_without_the_permission(who_may: Callable[..., Caller]) -> None:
+    failed = payments.pay.enqueue(-7, payments.IBAN, password=payments.PASSWORD, more=payments.MORE)
+    drain()
+    letter = DeadLetter.objects.get(job_id=failed.id)
+    looker, trusted = who_may("view_job", "view_deadletter"), None
+    trusted = who_may("view_job", "view_deadletter", "reveal_job")
+    for path in (f"jobs/{failed.id}", f"dead-letters/{letter.pk}"):
+        seen = looker.get(path)
+        assert seen["args"] == [-7, "[withheld]"]
+        assert seen["kwargs"]["password"] == "[withheld]"
+        assert not [one for one in payments.SECRETS if one in str(seen)]
+        assert trusted.get(path)["args"] == [-7, payments.IBAN]
+    assert looker.get(f"jobs/{failed.id}")["label"] == "order -7"

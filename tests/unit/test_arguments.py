@@ -1,0 +1,124 @@
+"""The arguments of a call as people may see them."""
+
+from typing import Any
+
+import pytest
+
+from stoker import task
+from stoker.exceptions import InvalidTaskOption
+from stoker.tasks.arguments import (
+    HIDDEN,
+    LONGEST_LINE,
+    SECRETS,
+    is_secret,
+    restored,
+    shown_arguments,
+)
+
+from tests.app.payments import IBAN, MORE, PASSWORD, TOKEN, call_provider, pay
+
+pytestmark = pytest.mark.unit
+
+
+def ship(order_id: int) -> None:
+    """A function that is no task."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "password",
+        "userPassword",
+        "API_KEY",
+        "stripe-api-key",
+        "tokens",
+        "api_keys",
+        "Authorization",
+    ],
+)
+def test_name_with_the_words_of_a_secret_is_secret(name: str) -> None:
+    assert is_secret(name, SECRETS)
+
+
+@pytest.mark.parametrize("name", ["key", "author", "monkey", "passenger", "tokenizer", "1", ""])
+def test_name_with_a_part_of_a_word_is_not_secret(name: str) -> None:
+    assert not is_secret(name, SECRETS)
+
+
+def test_secrets_are_hidden_by_position_by_name_and_in_nested_dicts() -> None:
+    call = shown_arguments(pay, (7, IBAN), {"password": PASSWORD, "more": MORE}, SECRETS)
+    assert call.args == [7, HIDDEN]
+    assert call.kwargs["password"] == HIDDEN
+    assert call.kwargs["more"] == {"shop": {"api_token": HIDDEN, "currency": "EUR"}}
+    assert call.label == "order 7"
+    assert call.line.startswith("order_id=7, iban=[withheld], password=[withheld]")
+    assert MORE["shop"]["api_token"] == TOKEN, "the arguments themselves are unchanged"
+
+
+def test_user_who_may_reveal_sees_everything() -> None:
+    call = shown_arguments(pay, (7, IBAN), {"password": PASSWORD}, SECRETS, reveal=True)
+    assert (call.args, call.kwargs) == ([7, IBAN], {"password": PASSWORD})
+
+
+def test_positional_arguments_of_an_unknown_task_are_hidden() -> None:
+    call = shown_arguments(None, (7, IBAN), {"order": 8, "token": TOKEN}, SECRETS)
+    assert call.args == [HIDDEN, HIDDEN]
+    assert call.kwargs == {"order": 8, "token": HIDDEN}
+
+
+def test_line_is_one_line_and_cut() -> None:
+    call = shown_arguments(pay, (7, "x"), {"more": ["a\nb" * 100] * 100}, ())
+    assert "\n" not in call.line
+    assert len(call.line) <= LONGEST_LINE
+
+
+def test_value_whose_repr_raises_is_shown_as_such() -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert "raised RuntimeError" in shown_arguments(pay, (Odd(), ""), {}, ()).line
+
+
+def test_label_of_a_call_that_does_not_fit_is_empty() -> None:
+    assert shown_arguments(pay, (), {}, ()).label == ""
+
+
+def test_label_of_a_secret_is_hidden() -> None:
+    assert shown_arguments(call_provider, ("abc",), {}, SECRETS).label == "key [withheld]"
+
+
+@pytest.mark.parametrize(
+    ("edited", "before", "wanted"),
+    [
+        ([8, HIDDEN], (7, IBAN), [8, IBAN]),
+        (
+            {"a": {"token": HIDDEN, "b": 2}},
+            {"a": {"token": TOKEN, "b": 1}},
+            {"a": {"token": TOKEN, "b": 2}},
+        ),
+        ([8], (7, IBAN), [8]),
+    ],
+)
+def test_hidden_values_are_restored_where_they_stood(edited: Any, before: Any, wanted: Any) -> None:
+    assert restored(edited, before) == wanted
+
+
+@pytest.mark.parametrize(
+    ("edited", "before"), [([1, 2, HIDDEN], (7, IBAN)), ({"order": HIDDEN}, {"token": TOKEN})]
+)
+def test_hidden_value_in_another_place_is_refused(edited: Any, before: Any) -> None:
+    with pytest.raises(ValueError, match="write a value instead of"):
+        restored(edited, before)
+
+
+@pytest.mark.parametrize("wrong", ["{nobody}", "{order_id", "{}", 7])
+def test_description_that_names_no_parameter_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidTaskOption, match="describe="):
+        task(describe=wrong)(ship)
+
+
+@pytest.mark.parametrize("wrong", ["iban", [7], [""]])
+def test_redact_that_is_no_list_of_names_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidTaskOption, match="redact="):
+        task(redact=wrong)(ship)
