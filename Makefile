@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all coverage soak format bench docs pins wheel-test clean
+.PHONY: help demo check test test-all coverage soak format bench docs pins package wheel-test release clean
 
 # The oldest Python that Stoker takes comes first: what it forbids, the others need not try.
 PYTHON ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
@@ -55,6 +55,12 @@ pins: ## Pin what pyproject.toml asks for in requirements/ (needs uv)
 
 wheel-test: $(STAMP) ## Run a job from the built wheel, as the README says, on every Python and Django found (PAIRS="3.12:5.2")
 	@$(BIN)/python scripts/wheel-test $(PAIRS)
+
+package: $(STAMP) ## Build the wheel and the source distribution in dist/, and check them
+	@$(BIN)/python scripts/package dist
+
+release: $(STAMP) ## Check, write version and changelog, build, commit and tag (VERSION=0.2.0, DRY=1 changes nothing)
+	@$(BIN)/python scripts/release '$(VERSION)' $(if $(DRY),--dry-run)
 
 clean: ## Remove everything that the other words made
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/services stop; fi

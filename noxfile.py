@@ -79,6 +79,7 @@ ON_SQLITE = (
     "tests/docs",
     "tests/test_docs.py",
     "tests/test_examples.py",
+    "tests/test_release.py",
 )
 ON_POSTGRES = ("tests/api", "tests/dashboard", "tests/test_benchmark_guard.py")
 
