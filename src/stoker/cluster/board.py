@@ -29,11 +29,11 @@ the lock knows that none of them runs any more.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import mmap
 import os
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +43,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from django.db import connections
+
+if sys.platform != "win32":  # no cluster runs there
+    import fcntl
 
 if TYPE_CHECKING:  # a started process reads the board before Django is set up
     from stoker.brokers.contract import Delivery

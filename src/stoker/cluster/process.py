@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import logging
+import mmap
 import multiprocessing
 import os
 import signal
@@ -26,8 +27,6 @@ from .channel import Closed, Control
 from .console import log_to_console
 from .plan import Plan
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
 
 def resident_bytes(pid: int | None = None) -> int:
     """Return the resident memory of a process; 0 if it cannot be read.
@@ -37,7 +36,7 @@ def resident_bytes(pid: int | None = None) -> int:
     """
     try:
         statm = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii")
-        return int(statm.split()[1]) * PAGE_BYTES
+        return int(statm.split()[1]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -47,7 +46,9 @@ ORPHANED = 70
 LAST_WORDS_SECONDS = 2.0
 """Time for logs and reports to be written when a process ends."""
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 DEFAULTS = {signal.SIGINT: signal.default_int_handler}
 
 ENTRANCES = {

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from stoker.locks.stores.contract import LockStore
 from stoker.signals import tell
+from stoker.values.forks import after_fork
 
 RENEWALS_PER_LEASE = 3
 LONGEST_PAUSE_SECONDS = 1.0
@@ -209,7 +210,7 @@ def _begin_anew() -> None:
 
 
 # A child has none of its parent's threads, and none of its locks either.
-os.register_at_fork(after_in_child=_begin_anew)
+after_fork(_begin_anew)
 
 
 _COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import select
 import sys
-import termios
 import time
-import tty
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, InterfaceError
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from stoker.backend import StokerBackend
 from stoker.compat import task_backends
@@ -40,6 +35,10 @@ from .subcommand import (
     option,
     within_deadlines,
 )
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 PERIOD_SECONDS = 60
 
@@ -176,6 +175,10 @@ STYLES = {"running": "green", "quiet": "yellow", "stopping": "yellow"}
 
 def watch(settings: Sequence[Settings], interval_seconds: float) -> None:
     """Show these backends until q is pressed, or why the store cannot be read."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     live = Live(Text("Looking ..."), console=Console(), screen=True, auto_refresh=False)
     with live, keys():
         while True:
@@ -186,6 +189,9 @@ def watch(settings: Sequence[Settings], interval_seconds: float) -> None:
 
 def screen_of(seen: Seen) -> RenderableType:
     """Return the screen."""
+    from rich.console import Group
+    from rich.text import Text
+
     parts: list[RenderableType] = []
     for backend in seen.backends:
         parts.append(Text(f"{backend.name}  {seen.taken_at.astimezone():%H:%M:%S}", style="bold"))
@@ -196,6 +202,8 @@ def screen_of(seen: Seen) -> RenderableType:
 
 
 def _try_look(settings: Sequence[Settings]) -> RenderableType:
+    from rich.text import Text
+
     try:
         return screen_of(look(settings))
     except (StokerError, DatabaseError, InterfaceError) as error:
@@ -203,7 +211,10 @@ def _try_look(settings: Sequence[Settings]) -> RenderableType:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", expand=False, pad_edge=False)
+    from rich import table as tables
+    from rich.text import Text
+
+    table = tables.Table(title=title, title_justify="left", expand=False, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
     for row in rows:
@@ -214,6 +225,9 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 @contextmanager
 def keys() -> Iterator[None]:
     """Read keys as they are pressed, without Enter."""
+    import termios
+    import tty
+
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -290,7 +304,9 @@ class MonitorCommand(Subcommand):
             time.sleep(options["interval"])
 
     def _has_screen(self) -> bool:
-        """Return whether the output is a terminal and rich is installed."""
+        """Return whether there are a terminal and rich. Windows has no terminal of this kind."""
+        if find_spec("termios") is None:
+            return False
         if not (sys.stdin.isatty() and self.command.stdout.isatty()):
             return False
         try:

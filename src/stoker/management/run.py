@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -149,6 +150,10 @@ def _ask(broker: Broker) -> tuple[str, ...]:
     return tuple(weaknesses)
 
 
+NOT_HERE = (
+    "A cluster cannot run on Windows: run it in WSL or in a Linux container, on the same database. "
+    "Enqueueing, results, the admin, the dashboard and all other commands work here."
+)
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 LEVEL_OF_VERBOSITY = {0: "WARNING", 1: "INFO"}
 OVERRIDES = ("workers", "concurrency", "shutdown_seconds")
@@ -231,6 +236,8 @@ class RunCommand(Subcommand):
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
+        if sys.platform == "win32":
+            raise refuse(NOT_HERE)
         plan = plan_of(options)
         release_connections()
         finding = look_at_store(plan)

@@ -6,7 +6,6 @@ Errors of reporters do not leave this module.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -32,6 +31,7 @@ from stoker.schedules.fire import Fired
 from stoker.setting_values import NamedReporter
 from stoker.signals import tell
 from stoker.tasks.decorator import own_backends
+from stoker.values.forks import after_fork
 
 from .base import Reporter
 
@@ -164,7 +164,7 @@ def _begin_anew() -> None:
         mailbox.begin_anew()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+after_fork(_begin_anew)
 
 
 HOOKS: dict[str, Signal] = {

@@ -10,6 +10,8 @@ import time
 import uuid
 from collections.abc import Iterable
 
+from .forks import after_fork
+
 STEP_BITS = 8
 """Ids that differ only in these last bits belong to one job: the ids of its needs follow its
 own."""
@@ -148,4 +150,4 @@ def _renew_lock_after_fork() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_renew_lock_after_fork)
+after_fork(_renew_lock_after_fork)
