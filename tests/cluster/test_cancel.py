@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from stoker import Task
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.jobs.cancel import sweep_requests
 from stoker.models import Cancellation, Claimed, Job, Need
@@ -122,7 +124,8 @@ def test_job_that_fails_after_its_cancellation_is_not_retried(
     cluster: ProcessCluster, began: Path
 ) -> None:
     result = cancelled(cancelling.fail_when_told, began, cluster)
-    wait_for(lambda: not Claimed.objects.filter(pk=result.id).exists(), cluster.tail)
+    broker, job_id = broker_for(settings_for()), UUID(result.id)
+    wait_for(lambda: broker.whereabouts([job_id]) != {job_id: "running"}, cluster.tail)
     sweep_requests(settings_for())
     end = end_of(result, cluster)
     assert (end.job.status, end.job.reason) == (Job.Status.CANCELLED, REASON)
