@@ -218,9 +218,9 @@ class Executor:
         self._aftercare = aftercare or Aftercare()
         self._sealer = sealer_for(settings)
         self._sender = type(task_backends[settings.alias])
-        self._found: dict[str, tuple[Any, bool, bool]] = {}
-        """Name -> task, whether it is async, whether it is atomic. These never change in a
-        process."""
+        self._found: dict[str, tuple[Any, bool, bool, bool]] = {}
+        """Name -> task, whether it is async, whether it is atomic, whether it begins at most once.
+        These never change in a process."""
 
     def run(self, delivery: Delivery) -> Attempted:
         """Run one attempt in this thread, from the package to the outcome. Raises only
@@ -284,7 +284,7 @@ class Executor:
             if expires_at is not None and started_at >= expires_at:
                 outcome = expired(started_at - expires_at)
                 return self._not_run(delivery, started_at, outcome, package)
-            task, is_async, is_atomic = self._found.get(
+            task, is_async, is_atomic, begins_once = self._found.get(
                 f"{package.task} {options.via}" if options.via else package.task
             ) or self._find(package)
         except (PackageError, UnknownTask) as error:
@@ -300,7 +300,7 @@ class Executor:
             opened = Opened(
                 delivery, package, task, function, is_async, is_atomic, started_at, limit
             )
-            opened.is_once = is_once(task)
+            opened.is_once = begins_once
             if delivery.attempt > 1 or task.takes_context or somebody_listens():
                 opened.result = self._show(opened, package)
             return opened
@@ -308,7 +308,7 @@ class Executor:
             outcome = unprepared(error, package, delivery)
             return self._not_run(delivery, started_at, outcome, package)
 
-    def _find(self, package: Package) -> tuple[Any, bool, bool]:
+    def _find(self, package: Package) -> tuple[Any, bool, bool, bool]:
         task = task_of(package)
         is_atomic = getattr(task, "atomic", False)
         via = package.options.via
@@ -318,6 +318,7 @@ class Executor:
             task,
             iscoroutinefunction(task.func),
             is_atomic,
+            is_once(task),
         )
         return found
 
