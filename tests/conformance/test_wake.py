@@ -16,6 +16,7 @@ from stoker.brokers.contract import (
     Broker,
 )
 from stoker.brokers.fronted import FrontedWake
+from stoker.store import prepared
 from stoker.store import wake as orm_wake
 from stoker.store.wake import NoWake, Wake
 
@@ -24,6 +25,7 @@ from tests.conformance.programs import enqueue
 from tests.conformance.stands import Stand, message
 from tests.conformance.threads import together
 from tests.guards.processes import started
+from tests.servers.proxy import Proxy
 
 WAIT_SECONDS = 60.0
 
@@ -193,6 +195,35 @@ def test_half_open_listener_is_detected(
     assert is_due_in_time(listener)
     assert is_due_in_time(listener)
     assert listener._wrapper is not wrapper
+
+
+@pytest.mark.postgres
+def test_probe_of_listener_does_not_wait_for_its_answer(
+    transactional_stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is away: the pusher must not stand still for the sake of this connection."""
+    monkeypatch.setattr(orm_wake, "RECONNECT_SECONDS", 0.05)
+    server = connection.settings_dict
+    with Proxy(server["HOST"], int(server["PORT"])) as proxy, monkeypatch.context() as patch:
+        patch.setitem(server, "HOST", "127.0.0.1")
+        patch.setitem(server, "PORT", str(proxy.port))
+        patch.setitem(server, prepared.SECONDS_KEY, 2.0)
+        with closing(transactional_stand.broker.open_wake()) as listener:
+            assert isinstance(listener, orm_wake.Listener)
+            wrapper = listener._wrapper
+            assert wrapper is not None
+            prepared.limit_waits(wrapper)  # without it, a probe that waits would wait for ever
+            listener._probe_at = 0.0
+            assert not listener.is_due()
+            wait_for(lambda: not listener.is_due() and listener._give_up_at is None)
+            proxy.silence(proxy.client_ports[-1])
+            listener._probe_at = 0.0
+            assert not listener.is_due()
+            assert listener._wrapper is wrapper, "it waited for the answer, and hung up"
+            listener._give_up_at = 0.0
+            assert is_due_in_time(listener)
+            assert is_due_in_time(listener)
+            assert listener._wrapper is not wrapper
 
 
 @pytest.mark.postgres

@@ -168,7 +168,12 @@ NOTICE = f"SELECT pg_notify('{CHANNEL}', '')"
 whole message, including the statements before it."""
 DEBOUNCE_SECONDS = 0.02
 RECONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 3
+"""Deadline for opening the connection that listens. It is short, because the pusher waits for it
+and can work without this connection."""
 PROBE_SECONDS = 30.0
+ANSWER_SECONDS = 10.0
+"""Deadline for the answer to a probe."""
 
 _last_notified: dict[str, float] = {}
 
@@ -194,6 +199,8 @@ class Listener(Wake):
         self._was_deaf = False
         self._try_again_at = 0.0
         self._probe_at = 0.0
+        self._give_up_at: float | None = None
+        """When the answer to a probe must have arrived; None = no probe is out."""
         self._listen()
 
     def fileno(self) -> int | None:
@@ -208,8 +215,9 @@ class Listener(Wake):
             return False
         missed, self._was_deaf = self._was_deaf, False
         try:
-            heard = _has_heard(self._wrapper.connection.pgconn)
-            self._probe()
+            session = self._wrapper.connection.pgconn
+            heard = _has_heard(session)
+            self._probe(session)
         except Exception:  # noqa: BLE001 - polling works without this connection
             self._hang_up()
             return True
@@ -231,6 +239,8 @@ class Listener(Wake):
         if self._is_closed or time.monotonic() < self._try_again_at:
             return
         wrapper = connections[self._alias].copy()
+        options = wrapper.settings_dict["OPTIONS"]
+        options["connect_timeout"] = min(CONNECT_SECONDS, options.get("connect_timeout", 60))
         try:
             wrapper.connect()
             with wrapper.cursor() as cursor:
@@ -242,14 +252,25 @@ class Listener(Wake):
             return
         self._wrapper = wrapper
         self._probe_at = time.monotonic() + PROBE_SECONDS
+        self._give_up_at = None
 
-    def _probe(self) -> None:
-        """Send a query now and then: a half-open connection reports no error by itself."""
+    def _probe(self, session: Any) -> None:
+        """Send a query now and then, because a half-open connection reports no error by itself. Do
+        not wait for the answer: the pusher would stand still for as long as a call may take.
+
+        Raises:
+            TimeoutError: the last probe was not answered in time.
+        """
         now = time.monotonic()
-        if now >= self._probe_at:
-            self._probe_at = now + PROBE_SECONDS
-            with self._wrapper.cursor() as cursor:
-                cursor.execute("SELECT 1")
+        if self._give_up_at is not None:
+            if _has_answered(session):
+                self._give_up_at = None
+            elif now >= self._give_up_at:
+                raise TimeoutError("the connection that listens does not answer")
+        elif now >= self._probe_at:
+            self._probe_at, self._give_up_at = now + PROBE_SECONDS, now + ANSWER_SECONDS
+            session.send_query(b"SELECT 1")
+            session.flush()
 
 
 def _has_heard(session: Any) -> bool:
@@ -260,3 +281,11 @@ def _has_heard(session: Any) -> bool:
     while session.notifies() is not None:
         heard = True
     return heard
+
+
+def _has_answered(session: Any) -> bool:
+    """Return whether the whole answer to a query has arrived, and discard it."""
+    while not session.is_busy():
+        if session.get_result() is None:
+            return True
+    return False
