@@ -1,8 +1,9 @@
-"""Measure how long faults have an effect, with the default settings on PostgreSQL.
+"""Measure how long faults have an effect, with the default settings.
 
-Run `python -m tests.crash.recovery`. It prints the rows of the table "How long it takes" in
-docs/explanation/what-happens-when.md. For each fault, a long job runs and a short one is enqueued
-ten times a second:
+Run `python -m tests.crash.recovery postgres` (or mariadb, sqlite, redis). It prints the rows of the
+table "How long it takes" in docs/explanation/what-happens-when.md. Further words choose the faults
+whose names have them. For each fault, a long job runs and a short one is enqueued ten times a
+second:
 
     start     the longest time from the enqueue of a short job until it started
     record    the longest time from the end of a short job until its result was available
@@ -65,21 +66,27 @@ class Measurement:
         self._report(struck)
 
     def partition(self) -> None:
-        """Cut the cluster off from the database for a while."""
-        self._proxy.partition()
+        """Cut the cluster off from the server for a while."""
+        self.proxy.partition()
         self.heal_at = now() + PARTITION_SECONDS
 
     def lose_silently(self) -> None:
         """Silence all open connections."""
-        self._proxy.lose_silently()
+        self.proxy.lose_silently()
 
     def cut(self) -> None:
         """Reset all connections."""
-        self._proxy.cut(by_reset=True)
+        self.proxy.cut(by_reset=True)
 
     @property
-    def _proxy(self) -> Any:
-        return self.stage.servers[0].proxies[self.cluster.name]
+    def server(self) -> Any:
+        """Return the server that has the jobs: the broker's, if it is not the database."""
+        return self.stage.servers[-1]
+
+    @property
+    def proxy(self) -> Any:
+        """Return the proxy between the cluster and that server."""
+        return self.server.proxies[self.cluster.name]
 
     def _step(self) -> None:
         from tests.crash import tasks
@@ -91,7 +98,7 @@ class Measurement:
             self.enqueued[token] = began
         self._look()
         if self.heal_at and now() > self.heal_at:
-            self._proxy.heal()
+            self.proxy.heal()
             self.heal_at = None
         if not self.cluster.is_running():
             self.cluster.start()
@@ -150,9 +157,9 @@ def _kill_running_worker(measured: Measurement) -> None:
     os.kill(measured.runs[measured.long][0]["pid"], signal.SIGKILL)
 
 
-def _restart_database(measured: Measurement) -> None:
-    measured.stage.servers[0].private.stop("fast")
-    measured.stage.servers[0].private.start()
+def _restart_server(measured: Measurement) -> None:
+    measured.server.private.stop()
+    measured.server.private.start()
 
 
 def _lose_host(measured: Measurement) -> None:
@@ -160,7 +167,8 @@ def _lose_host(measured: Measurement) -> None:
     other = measured.stage.clusters[1]
     other.start()
     other.wait_until_complete(START_SECONDS)
-    measured.lose_silently()
+    for server in measured.stage.servers:
+        server.proxies[measured.cluster.name].lose_silently()
     lost = measured.cluster
     lost.send(signal.SIGKILL, [process for _, process in lost.members()])
     measured.cluster = other
@@ -173,19 +181,23 @@ FAULTS: dict[str, Strike] = {
     "the monitor is killed": _send("monitor"),
     "the sentinel is killed, and started again at once": _send("sentinel"),
     "the pusher stands still": _send("pusher", signal.SIGSTOP),
-    "the database is restarted": _restart_database,
-    "all connections to the database are reset": Measurement.cut,
+}
+SERVER_FAULTS: dict[str, Strike] = {
+    "the server is restarted": _restart_server,
+    "all connections to the server are reset": Measurement.cut,
     "all connections go silent, new ones work": Measurement.lose_silently,
-    f"the database cannot be reached for {PARTITION_SECONDS:.0f} s": Measurement.partition,
+    f"the server cannot be reached for {PARTITION_SECONDS:.0f} s": Measurement.partition,
     "the host is lost, another cluster is there": _lose_host,
 }
 
 
 def main() -> int:
-    """Measure all faults, or those whose names contain the words of the command line."""
+    """Measure the faults that can happen with the broker. SQLite has no server."""
+    broker, *words = sys.argv[1:]
+    faults = FAULTS if broker == "sqlite" else {**FAULTS, **SERVER_FAULTS}
     stages.OPTIONS.clear()
     stages.OPTIONS.update(WORKERS=2)
-    with Stage("postgres", 2) as stage:
+    with Stage(broker, 2) as stage:
         os.environ.update(stage.environment(None))
         sys.path.insert(0, str(stage.source))
         import django
@@ -195,8 +207,8 @@ def main() -> int:
         stage.clusters[0].start()
         stage.clusters[0].wait_until_complete(START_SECONDS)
         print("| fault | start | record | long job |\n| --- | --- | --- | --- |")
-        for name, strike in FAULTS.items():
-            if all(word in name for word in sys.argv[1:]):
+        for name, strike in faults.items():
+            if all(word in name for word in words):
                 Measurement(stage, name).go(strike)
                 stage.clusters[0].wait_until_complete(START_SECONDS)
     return 0
