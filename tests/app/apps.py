@@ -1,4 +1,4 @@
-"""The app's name: `app` alone would be a label that is easily taken."""
+"""The configuration of the tests' app. Its label is not `app`, which others might use."""
 
 import os
 
@@ -6,13 +6,13 @@ from django.apps import AppConfig
 
 
 class TestAppConfig(AppConfig):
-    """The app that tests enqueue jobs of."""
+    """The app with the tasks and models of the tests."""
 
     name = "tests.app"
     label = "testapp"
 
     def ready(self) -> None:
-        """Begin what a test asked for."""
+        """Start the faults that a test asked for."""
         if names := os.environ.get("STOKER_TEST_MISCHIEF"):
             from tests.app import mischief
 

@@ -1,4 +1,4 @@
-"""Tasks with atomic=True, and what may go wrong in them."""
+"""Tasks with atomic=True, and ways in which they can go wrong."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ TRIES = {"max_attempts": 3, "backoff": 0.01}
 
 @task(atomic=True, max_attempts=3, backoff=0.01)
 def add(account_id: int, seconds: float = 0.0) -> int:
-    """Add 1, and be in the middle of it for a while."""
+    """Add 1 in the middle of a sleep."""
     time.sleep(seconds / 2)
     Account.objects.filter(pk=account_id).update(total=models.F("total") + 1)
     time.sleep(seconds / 2)
@@ -26,7 +26,7 @@ def add(account_id: int, seconds: float = 0.0) -> int:
 
 @task
 def add_without(account_id: int, seconds: float = 0.0) -> int:
-    """The same without."""
+    """Do the same without `atomic`."""
     Account.objects.filter(pk=account_id).update(total=models.F("total") + 1)
     time.sleep(seconds)
     return account_id
@@ -58,7 +58,7 @@ def add_and_return_what_cannot_be_kept(account_id: int) -> object:
 
 @task(atomic=True, max_attempts=3, backoff=0.01)
 def add_and_swallow_a_database_error(account_id: int) -> None:
-    """What Django then says of the transaction is what the task should have said."""
+    """Break the transaction: Django then raises an error that the task has swallowed."""
     add.func(account_id)
     try:
         with transaction.atomic(savepoint=False):
@@ -85,7 +85,7 @@ def _raise() -> None:
 
 @task(atomic=True, max_attempts=3)
 def add_and_die_once(account_id: int, path: str, moment: str) -> None:
-    """Killed before the commit, or right after it; the second time it lives."""
+    """Be killed before the commit or right after it, but only in the first attempt."""
     add.func(account_id)
     if Path(path).exists():
         return
@@ -101,7 +101,7 @@ def _die() -> None:
 
 @task(atomic=True)
 def add_and_stay_after_the_commit(account_id: int, seconds: float, path: str) -> None:
-    """Touches the file when the hook is over."""
+    """Touch the file after a slow on_commit hook."""
     add.func(account_id)
     transaction.on_commit(lambda: time.sleep(seconds))
     transaction.on_commit(Path(path).touch)
@@ -121,7 +121,7 @@ def add_and_swallow_the_timeout(account_id: int, seconds: float) -> None:
 
 @task(atomic=True, takes_context=True, max_attempts=100, max_crashes=100, backoff=0.01)
 def add_and_sign(context, account_id: int, before: float, after: float) -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
-    """Add 1, and write down who did."""
+    """Add 1, and record the attempt in the ledger."""
     began_ns = time.monotonic_ns()
     time.sleep(before)
     Account.objects.filter(pk=account_id).update(total=models.F("total") + 1)
@@ -138,7 +138,7 @@ def add_and_sign(context, account_id: int, before: float, after: float) -> int: 
 
 @task(takes_context=True, max_attempts=100, max_crashes=100, backoff=0.01)
 def add_and_sign_without(context, account_id: int, before: float, after: float) -> int:  # type: ignore[no-untyped-def] # as above
-    """The same without."""
+    """Do the same without `atomic`."""
     return add_and_sign.func(context, account_id, before, after)  # type: ignore[no-any-return] # as above
 
 

@@ -1,4 +1,4 @@
-"""Tasks that are told to end while they run: some do, some don't."""
+"""Tasks that are cancelled while they run: some end, some do not."""
 
 import asyncio
 import signal
@@ -17,14 +17,14 @@ STEP_SECONDS = 0.01
 
 @task(max_attempts=3, backoff=0.01)
 def wait(began: str) -> None:
-    """In one call, which only a signal ends."""
+    """Sleep in one call, which only a signal ends."""
     Path(began).touch()
     time.sleep(LONG_SECONDS)
 
 
 @task(max_attempts=3, backoff=0.01)
 def work(began: str) -> None:
-    """In Python, where an error can be raised also in a thread. Removes its file in the end."""
+    """Loop in Python, where an error can be raised in a thread. Rename the file in the end."""
     Path(began).touch()
     try:
         _work_on()
@@ -54,7 +54,7 @@ def work_atomic(began: str, account_id: int) -> None:
 
 @task(max_attempts=3, backoff=0.01)
 def do_not_listen(began: str) -> None:
-    """What a bad task does."""
+    """Ignore signals and errors."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGURG})
     Path(began).touch()
     until = time.monotonic() + LONG_SECONDS
@@ -67,7 +67,7 @@ def do_not_listen(began: str) -> None:
 
 @task(max_attempts=3, backoff=0.01)
 def hear_and_go_on(began: str) -> None:
-    """Makes a file when it is told, and goes on."""
+    """Make a file when cancelled, and continue."""
     Path(began).touch()
     try:
         _work_on()

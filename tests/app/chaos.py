@@ -1,4 +1,4 @@
-"""Tasks that do to their worker what no task should, and some that watch what is done to them."""
+"""Tasks that harm their worker, and tasks that record what happens to them."""
 
 import asyncio
 import ctypes
@@ -26,8 +26,8 @@ BEAT_SECONDS = 0.02
 
 @task(takes_context=True)
 def beat(context, path: str, seconds: float, may_end: str = "") -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
-    """Write to a file, without any database, from when to when each attempt really ran: for so
-    long, or until there is the other file."""
+    """Record in a file, without a database, when each attempt ran: for this many seconds, or until
+    the other file exists."""
     until = time.monotonic() + seconds
     with Path(path).open("ab", buffering=0) as file:
         line = f"{context.task_result.id} {context.attempt} {os.getpid()}"
@@ -41,7 +41,7 @@ def beat(context, path: str, seconds: float, may_end: str = "") -> int:  # type:
 
 @task(takes_context=True)
 def run_until(context, path: str) -> int:  # type: ignore[no-untyped-def] # as above
-    """Write when this attempt began and ended, and end when there is such a file."""
+    """Record when this attempt began and ended, and end when the file exists."""
     line = begin(context, "")
     while not Path(path).exists():
         time.sleep(BEAT_SECONDS)
@@ -50,7 +50,7 @@ def run_until(context, path: str) -> int:  # type: ignore[no-untyped-def] # as a
 
 @task
 def return_much_after(path: str, size_bytes: int) -> str:
-    """Return so many random digits when there is such a file."""
+    """Return this many random digits when the file exists."""
     while not Path(path).exists():
         time.sleep(BEAT_SECONDS)
     return secrets.token_hex(size_bytes // 2)
@@ -58,7 +58,7 @@ def return_much_after(path: str, size_bytes: int) -> str:
 
 @task(takes_context=True, at_most_once=True)
 def run_once_until(context, path: str) -> int:  # type: ignore[no-untyped-def] # as above
-    """The same, at most once."""
+    """Do the same with `at_most_once`."""
     return run_until.func(context, path)  # type: ignore[no-any-return] # as above
 
 
@@ -80,7 +80,7 @@ def process_id() -> int:
 
 @task
 def session_id(seconds: float = 0.0) -> int:
-    """The server's name for the connection that this worker uses."""
+    """Return the server's id of this worker's connection."""
     with connection.cursor() as cursor:
         question = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}
         cursor.execute(f"SELECT {question[connection.vendor]}")
@@ -96,7 +96,7 @@ async def session_id_async() -> int:
 
 @task
 async def read_slowly(count: int, seconds: float) -> int:
-    """Rows one by one, with pauses in between, from one cursor."""
+    """Read rows one by one from one cursor, with pauses in between."""
     read = 0
     async for _ in Account.objects.filter(total=count).aiterator(chunk_size=1):
         read += 1
@@ -113,7 +113,7 @@ async def succeed_at_second(context) -> int:  # type: ignore[no-untyped-def] # a
 
 @task
 async def meet(path: str, count: int) -> int:
-    """End when so many have come: they have to run at the same time."""
+    """End when this many have arrived: they must run at the same time."""
     _arrive(path)
     while not _are_there(path, count):  # noqa: ASYNC110 - they may be in several processes
         await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ async def raise_keyboard_interrupt_async() -> None:
 
 @task(timeout=0.3, max_attempts=1)
 def loop_too_long(seconds: float) -> None:
-    """What a soft time-out can interrupt also in a thread: it comes back to Python now and then."""
+    """Loop in Python, where a soft time-out can interrupt a thread, too."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(0.01)
@@ -167,14 +167,14 @@ def loop_too_long(seconds: float) -> None:
 
 @task(timeout=0.3, max_attempts=1)
 def sit_in_c_code(seconds: float) -> None:
-    """Nothing else runs in this process meanwhile, neither other threads nor signal handlers."""
+    """Block all other threads and signal handlers of this process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     ctypes.PyDLL(None).usleep(round(seconds * 1e6))
 
 
 @task
 def hold_everything(pipe: str) -> int:
-    """The same, and allowed to, until somebody opens the other end of the pipe."""
+    """Do the same until the other end of the pipe is opened."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     assert ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY) >= 0
     return os.getpid()
@@ -202,7 +202,7 @@ def note_much(size: int) -> None:
 
 @task
 def start_children() -> list[int]:
-    """A process by os.fork, a pool, and a program that is told to end."""
+    """Start a fork, a pool and a program, and wait for their ends."""
     child = os.fork()
     if child == 0:
         os._exit(7)
@@ -220,7 +220,7 @@ def _square(number: int) -> int:
 
 @task(takes_context=True)
 def fork_and_come_back_twice(context, path: str) -> int:  # type: ignore[no-untyped-def] # as above
-    """The child forgets to end, and returns from the task like its parent."""
+    """Fork a child that returns from the task like its parent."""
     if os.fork() == 0:
         time.sleep(0.2)
     with Path(path).open("a") as file:
@@ -230,7 +230,7 @@ def fork_and_come_back_twice(context, path: str) -> int:  # type: ignore[no-unty
 
 @task(max_attempts=2, backoff=0.01, timeout=0.3)
 def start_children_and_hang(path: str) -> None:
-    """Note two children, a program and a fork, which go on until they are killed."""
+    """Start two children, a program and a fork, which run until they are killed, and block."""
     _start_children(path)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     ctypes.PyDLL(None).usleep(600_000_000)
@@ -249,7 +249,7 @@ def start_child_and_return(path: str) -> None:
 
 @task(max_attempts=1)
 def start_session_and_die(path: str) -> None:
-    """A child that is meant to live longer than the worker."""
+    """Start a child that is to outlive the worker, and die."""
     _note_child(path, subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True).pid)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -273,7 +273,7 @@ def _note_child(path: str, pid: int) -> None:
 
 @task
 def run_child_until(may_end: str) -> int:
-    """The exit code of a child that ends when there is such a file, and dies of a Ctrl-C."""
+    """Return the exit code of a child that ends when the file exists, or by Ctrl-C."""
     program = f"import os, time\nwhile not os.path.exists({may_end!r}): time.sleep(0.02)"
     Path(may_end).with_suffix(".begun").touch()
     return subprocess.run([sys.executable, "-c", program], check=False).returncode
@@ -292,7 +292,7 @@ def _fork_and_note(path: str) -> int:
 
 @task
 def leave_daemon(seconds: float) -> int:
-    """A child that outlives the task, and perhaps the worker."""
+    """Start a child that outlives the task, and perhaps the worker."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -308,7 +308,7 @@ def say(line: str) -> None:
 
 @task
 def look_at_log_record() -> list[str]:
-    """What a log record made inside a task carries."""
+    """Return the fields of a log record that is made inside a task."""
     records: list[logging.LogRecord] = []
     logger = logging.Logger("tests.app.chaos")  # noqa: LOG001 - seen by nobody else
     handler = logging.Handler()
@@ -323,14 +323,14 @@ def look_at_log_record() -> list[str]:
 
 @task(max_attempts=1)
 def leave_atomic_open(total: int) -> None:
-    """What follows in this worker must not be written into this transaction."""
+    """Leave a transaction open, into which later jobs must not write."""
     transaction.atomic().__enter__()
     Account.objects.create(total=total)
 
 
 @task(max_attempts=1)
 def begin_and_return(total: int) -> None:
-    """Begin a transaction that Django does not know of."""
+    """Begin a transaction without Django's knowledge."""
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
     Account.objects.create(total=total)
@@ -387,5 +387,5 @@ _taken: list[bytearray] = []
 
 @task(max_attempts=3)
 def die_after_returning(seconds: float) -> None:
-    """Dies of what it has left behind, when it has returned but nobody has heard of it."""
+    """Die by a timer after the task has returned, before its report is read."""
     threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()

@@ -1,4 +1,4 @@
-"""Tasks that may be enqueued from outside."""
+"""Tasks that can be enqueued over the HTTP API, and one that cannot."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -38,4 +38,4 @@ def once(number: int) -> int:
 
 @task
 def hidden() -> None:
-    """Not for outside."""
+    """Not exposed."""

@@ -1,4 +1,4 @@
-"""Steps of workflows that leave a trace, however they end."""
+"""Steps of workflows that leave traces, however they end."""
 
 import time
 from pathlib import Path
@@ -10,11 +10,11 @@ from tests.app.models import Ledger
 
 
 class Wrong(Exception):
-    """For which there is no second try."""
+    """An error that is not retried."""
 
 
 class Shaky(Exception):
-    """Which does not happen twice."""
+    """An error that occurs only once."""
 
 
 TRIES: dict[str, Any] = {"max_attempts": 1000, "max_crashes": 1000, "backoff": 0.01}
@@ -22,21 +22,21 @@ TRIES: dict[str, Any] = {"max_attempts": 1000, "max_crashes": 1000, "backoff": 0
 
 @task(**TRIES)
 def member(number: int, seconds: float) -> int:
-    """Take a moment."""
+    """Sleep for a moment."""
     time.sleep(seconds)
     return number
 
 
 @task(atomic=True, **TRIES)
 def gather(numbers: list[int]) -> int:
-    """Write down how many there are, and give their sum."""
+    """Record how many numbers there are, and return their sum."""
     write(f"gathered {len(numbers)} {len(set(numbers))}")
     return sum(numbers)
 
 
 @task(atomic=True, takes_context=True, give_up_on=Wrong, **TRIES)
 def link(context, before: Any, chain: int, number: int, how: str) -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
-    """One step of a chain: writes that it was here, and what came before it."""
+    """Record this step of a chain and the result before it."""
     if how == "shaky" and context.attempt == 1:
         raise Shaky
     write(f"{chain}:{number} after {before}")
@@ -47,7 +47,7 @@ def link(context, before: Any, chain: int, number: int, how: str) -> int:  # typ
 
 @task(atomic=True, **TRIES)
 def complain(result: Any, chain: int) -> None:
-    """Is told of the failure of a chain."""
+    """Record the failure of a chain."""
     write(f"{chain}: {result.state.value}")
 
 
@@ -57,7 +57,7 @@ def write(note: str) -> None:
 
 @task(max_attempts=1, timeout=60)
 def fail_when_there(path: str) -> None:
-    """Fail as soon as somebody has made that file."""
+    """Fail as soon as the file exists."""
     while not Path(path).exists():
         time.sleep(0.01)
     raise Wrong

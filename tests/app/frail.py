@@ -1,4 +1,4 @@
-"""Tasks that fail until somebody mends what they need, as a dead letter's do."""
+"""Tasks that fail until the test repairs what they need, and become dead letters."""
 
 import time
 from pathlib import Path
@@ -9,16 +9,16 @@ from stoker.models import DeadLetter
 from tests.app.models import Account
 
 broken: set[str] = set()
-"""What does not work, in this process."""
+"""Arguments for which tasks fail, in this process."""
 
 
 class Broken(Exception):
-    """What the task needs does not work."""
+    """Raised for arguments in `broken`."""
 
 
 @task(max_attempts=1)
 def charge(order: str, note: str = "") -> str:
-    """An order is charged, if the bank answers."""
+    """Charge an order, if it is not broken."""
     return _use(order)
 
 
@@ -49,7 +49,7 @@ def _use(thing: str) -> str:
 
 
 TOLD: list[str] = []
-"""Dead letters that the task itself was told of."""
+"""Dead letters that on_dead_letter was called with."""
 
 
 def _hear(letter: DeadLetter) -> None:
@@ -70,7 +70,7 @@ def pay(order: str) -> str:
 
 
 def _wait_beside(letter: DeadLetter) -> None:
-    """Return when a file is there, which the failed job has named."""
+    """Wait until a file exists, whose path is the failed job's message."""
     path = Path(letter.message)
     path.with_suffix(".began").touch()
     while not path.exists():
@@ -84,7 +84,7 @@ def fail_and_wait_for(path: str) -> None:
 
 @task(max_attempts=1, unique=Unique("storm:{number}"))
 def in_storm(number: int) -> int:
-    """Of every two one fails, whenever it is tried; the first try of each does."""
+    """Always fail for even numbers, and for all numbers until the storm is over."""
     calm = Account.objects.filter(total__gt=0).exists()
     if number % 2 == 0 or not calm:
         raise Broken(f"{number} is broken")
@@ -93,7 +93,7 @@ def in_storm(number: int) -> int:
 
 @task(max_attempts=1, dead_letters=DeadLetters(requeue_after=1))
 def mend_itself() -> int:
-    """Fail once; then what it needs is there."""
+    """Fail once, then succeed."""
     is_there = Account.objects.exists()
     Account.objects.get_or_create(total=1)
     if not is_there:

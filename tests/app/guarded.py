@@ -1,4 +1,4 @@
-"""Tasks with guards, which write down who ran when, and with which fencing number."""
+"""Tasks with guards that record who ran when, and with which fencing number."""
 
 import os
 import time
@@ -14,21 +14,21 @@ BEAT_SECONDS = 0.02
 
 @task(lock=Lock("door"))
 def enter() -> None:
-    """Wait for its turn."""
+    """Need the lock."""
 
 
 @task(lock=Lock("door", on_busy="skip"))
 def enter_or_leave_it() -> None:
-    """Do nothing if the door is taken."""
+    """Be skipped if the lock is held."""
 
 
 @task(lock=Lock("door", on_busy="retry"))
 def enter_or_come_back() -> None:
-    """Look again later."""
+    """Be retried if the lock is held."""
 
 
 def _beat(context: Any, path: str, key: str, seconds: float) -> None:
-    """One line for each moment in which this attempt was seen to run; without any database."""
+    """Record each moment in which this attempt runs, without a database."""
     until = time.monotonic() + seconds
     began_ns = time.monotonic_ns()
     job = f"{key} {fencing_number()} {context.task_result.id} {context.attempt} {os.getpid()}"
@@ -62,9 +62,9 @@ def key_from_lost_database() -> str:
 
 @task(unique=Unique(key_from_lost_database))
 def pay_with_lost_database() -> None:
-    """Never enqueued: its unique key cannot be made."""
+    """Never enqueued: its unique key raises."""
 
 
 @task(unique=Unique("till"))
 def count_the_till() -> None:
-    """One at a time waits or runs."""
+    """Wait or run once at a time."""

@@ -1,4 +1,4 @@
-"""What a test wants to go wrong in the processes that it starts: STOKER_TEST_MISCHIEF names it."""
+"""Faults in the processes that a test starts, named by STOKER_TEST_MISCHIEF."""
 
 import os
 import time
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def begin(names: str) -> None:
-    """Called when Django starts in such a process."""
+    """Start the named faults. Called when Django starts in such a process."""
     for name in filter(None, names.split(",")):
         MISCHIEF[name.partition(":")[0]](name.partition(":")[2])
 
 
 def hear_nothing(_: str) -> None:
-    """A pooler that does not pass notifications on."""
+    """Be like a pooler that does not pass on notifications."""
     from stoker.brokers.orm.broker import OrmBroker
     from stoker.store.wake import NoWake
 
@@ -23,7 +23,7 @@ def hear_nothing(_: str) -> None:
 
 
 def open_connection(_: str) -> None:
-    """A project that asks its database something while it starts."""
+    """Be a project that makes a query at start."""
     from django.db import connection
 
     before = set(open_files("self"))
@@ -35,7 +35,7 @@ def open_connection(_: str) -> None:
 
 
 def open_files(process: object) -> list[str]:
-    """What the kernel calls the files and sockets of a process."""
+    """Return the kernel's names of the files and sockets of a process."""
     found = []
     for entry in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):  # it is closed by now
@@ -44,7 +44,7 @@ def open_files(process: object) -> list[str]:
 
 
 def die_at_start(role: str) -> None:
-    """A process that ends as soon as it lives."""
+    """Let a process end as soon as it has started."""
     from stoker.signals import post_spawn
 
     def die(role: str, **_: Any) -> None:
@@ -56,14 +56,14 @@ def die_at_start(role: str) -> None:
 
 
 def clock(seconds: str) -> None:
-    """A host whose clock is wrong by so many seconds."""
+    """Let the host's clock be wrong by this many seconds."""
     now, now_ns = time.time, time.time_ns
     time.time = lambda: now() + int(seconds)
     time.time_ns = lambda: now_ns() + int(seconds) * 1_000_000_000
 
 
 def claim_and_forget(_: str) -> None:
-    """A connection that breaks after the claim was carried out and before its answer came."""
+    """Let a connection break after the claim and before its answer."""
     from stoker.brokers.orm.broker import OrmBroker
     from stoker.exceptions import BrokerUnavailable
 
@@ -81,7 +81,7 @@ def claim_and_forget(_: str) -> None:
 
 
 def doze(seconds: str) -> None:
-    """A monitor that stands still for so long in the transaction that records its first failure."""
+    """Let the monitor sleep in the transaction that records its first failure."""
     from stoker.brokers.orm.broker import OrmBroker
 
     settle = OrmBroker.settle
@@ -98,7 +98,7 @@ def doze(seconds: str) -> None:
 
 
 def add_silent_database(port: str) -> None:
-    """Another entry of DATABASES, whose server accepts connections and never answers."""
+    """Add an entry to DATABASES whose server accepts connections and never answers."""
     from django.db import connections
 
     silent: dict[str, Any] = {
@@ -112,7 +112,7 @@ def add_silent_database(port: str) -> None:
 
 
 def lose_guards_answer(_: str) -> None:
-    """A connection that breaks when a claim has decided about guards and committed."""
+    """Let a connection break after a claim has decided about guards and committed."""
     from collections.abc import Iterator
 
     from django.db import OperationalError

@@ -1,17 +1,17 @@
-"""What the jobs of the tests write, so that a test can read off what really happened."""
+"""Tables that the tests' jobs write, so that tests can read what happened."""
 
 from django.db import models
 
 
 class Ledger(models.Model):
-    """One line for each attempt that began: who ran it, from when to when."""
+    """One row for each attempt that began: who ran it, from when to when."""
 
     job_id = models.CharField(max_length=64, db_index=True)
     attempt = models.IntegerField()
     worker = models.CharField(max_length=200)
-    # Of the monotonic clock, which is the same for all processes of one machine.
+    # Times of the monotonic clock, which is the same for all processes of a machine.
     started_ns = models.BigIntegerField()
-    # Empty when the attempt was cut off.
+    # NULL if the attempt was cut off.
     finished_ns = models.BigIntegerField(null=True)
     note = models.CharField(max_length=200, default="", blank=True)
 
@@ -20,7 +20,7 @@ class Ledger(models.Model):
 
 
 class Account(models.Model):
-    """A sum that jobs add to: wrong when a job's effects happened twice, or not at all."""
+    """A sum that jobs add to: wrong if a job's effects happened twice or not at all."""
 
     total = models.IntegerField(default=0)
 

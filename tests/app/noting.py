@@ -1,4 +1,4 @@
-"""Tasks that note how far they are."""
+"""Tasks that write checkpoints and progress."""
 
 import os
 import pickle
@@ -14,7 +14,7 @@ from tests.app.models import Account
 
 @task(backoff=0, max_attempts=5)
 def add_up(numbers: list[int], fails_at: list[int] = []) -> list[Any]:  # noqa: B006 - read only
-    """Fails once at each of these places, right after it was noted."""
+    """Fail once at each of these places, right after the checkpoint."""
     state = job.last_checkpoint or {"at": 0, "total": 0, "failed": [], "went": []}
     began = state["at"]
     for place in range(began, len(numbers)):
@@ -43,7 +43,7 @@ def roll_back() -> Any:
 
 @task(max_attempts=1)
 def say(name: str, pickled: str) -> None:
-    """Report how far it is, with that value for that parameter."""
+    """Report progress with that value for that parameter."""
     job.progress(**{"done": 1, name: pickle.loads(bytes.fromhex(pickled))})
 
 
@@ -76,8 +76,8 @@ def count_quickly(number: int) -> None:
 
 @task(max_attempts=10, max_crashes=10, backoff=0)
 def store_pages(pages: int, dies: list[tuple[int, str]]) -> int:
-    """Each page is an account. The attempts die in turn, each at its page: "before" or "after" the
-    commit in which the page is stored."""
+    """Store each page as an account. The attempts die in turn, each at its page: "before" or
+    "after" the commit of the page."""
     death = dies[job.attempt - 1] if job.attempt <= len(dies) else None
     for page in range(job.last_checkpoint or 0, pages):
         with transaction.atomic():

@@ -1,4 +1,4 @@
-"""A task that writes down when it started."""
+"""A task that records when it started."""
 
 import os
 import threading
@@ -13,8 +13,8 @@ _asked = threading.local()
 
 
 def _note_and_ask(permit_ns: int) -> bool:
-    """From here on the machine may have no time for this process, and nobody can help it: the job
-    has been started if its permit is good now."""
+    """Note the time of this check: the machine may delay the process afterwards, but the job counts
+    as started now if its permit is valid."""
     _asked.at_ns = time.monotonic_ns()
     return wire.is_over(permit_ns)
 
@@ -24,9 +24,9 @@ vars(worker).update(is_over=_note_and_ask)
 
 @task
 def write_start(path: str, seconds: float = 0.0) -> None:
-    """The clock is the same for all processes of a host."""
+    """Record the start on a clock that is the same for all processes of a host."""
     start_ns = time.monotonic_ns()
-    with suppress(AttributeError):  # nobody has asked
+    with suppress(AttributeError):  # if no permit was checked
         start_ns = _asked.at_ns
         del _asked.at_ns
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,4 +1,4 @@
-"""Tasks whose ends are reported, and reporters that are no good."""
+"""Tasks whose outcomes are reported, and reporters that fail."""
 
 import asyncio
 import os
@@ -57,7 +57,7 @@ def ignore_the_time_out() -> None:
 
 @task(max_attempts=1)
 def sleep(path: str, seconds: float) -> None:
-    """Say that it has begun, and sleep."""
+    """Write the process id to a file, and sleep."""
     with open(path, "w") as file:  # noqa: PTH123 - as plain as can be
         file.write(str(os.getpid()))
     time.sleep(seconds)
@@ -70,7 +70,7 @@ def crash() -> None:
 
 @task(max_attempts=1)
 def enqueue_another(failing: bool) -> str:
-    """Give the id of the job that this one makes."""
+    """Return the id of the job that this one enqueues."""
     return str((fail.enqueue("A-1", "x") if failing else succeed.enqueue(1, 2)).id)
 
 
@@ -91,7 +91,7 @@ class Broken(Reporter):
 
 
 class Stuck(Reporter):
-    """Never comes back from where it may wait."""
+    """Never returns from hooks that may wait."""
 
     def on_failure(self, failure: Any) -> None:
         time.sleep(3600)
@@ -101,7 +101,7 @@ class Stuck(Reporter):
 
 
 def set_up_telemetry() -> None:
-    """As a project would: the address is in OTEL_EXPORTER_OTLP_ENDPOINT."""
+    """Set up OpenTelemetry as a project would: the address is in OTEL_EXPORTER_OTLP_ENDPOINT."""
     resource = Resource.create({"service.name": "tests", "process.pid": os.getpid()})
     tracer_provider = TracerProvider(resource=resource)
     tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -112,7 +112,7 @@ def set_up_telemetry() -> None:
 
 @task(max_attempts=1)
 def span_id() -> str:
-    """Of the span that it runs in."""
+    """Return the id of the span in which it runs."""
     time.sleep(0.01)
     return format(trace.get_current_span().get_span_context().span_id, "016x")
 

@@ -1,4 +1,4 @@
-"""Tasks of the tests: each does one thing that a test wants to see done."""
+"""Tasks of the tests, each of which does one thing."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ def echo(value: object) -> object:
 
 @task(takes_context=True)
 def write_ledger(context, seconds: float = 0.0, note: str = "") -> int:  # type: ignore[no-untyped-def] # Django's own context has two types
-    """Write when this attempt began and ended."""
+    """Record when this attempt began and ended."""
     line = begin(context, note)
     time.sleep(seconds)
     return end(line)

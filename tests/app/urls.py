@@ -1,4 +1,4 @@
-"""No pages yet: Django wants a URL configuration to be named."""
+"""An empty URL configuration, which Django requires."""
 
 from django.urls import URLPattern, URLResolver
 

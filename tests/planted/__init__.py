@@ -1,1 +1,1 @@
-"""Mistakes planted on purpose, each in a copy of the source: does some test notice?"""
+"""Mistakes planted on purpose in a copy of the source, to check that a test notices them."""

@@ -1,8 +1,7 @@
-"""Plant each mistake, and run the tests that have to notice: python -m tests.planted [WORD ...]
+"""Plant each mistake, and run the tests that must notice it: python -m tests.planted [WORD ...]
 
-Without a word it is the mistakes that tests notice without a cluster, with `some` a dozen of those,
-others each time, with `all` every one; another word chooses the mistakes whose name contains it.
-Ends with 1 when one was not noticed.
+Without a word: mistakes that are noticed without a cluster; `some`: a random dozen of those; `all`:
+every mistake; another word: mistakes whose names contain it. Exits with 1 if one was not noticed.
 """
 
 import importlib
@@ -25,12 +24,12 @@ from tests.planted.operations import Misfit
 ROOT = Path(__file__).resolve().parents[2]
 SOME = 12
 WAIT_SECONDS = 30
-"""How long a test waits for what a mistake may keep from happening."""
+"""How long a test waits for an event that a mistake may prevent."""
 FAILED, NO_TESTS = 1, 5
 """Exit codes of pytest."""
 
-# Each run of pytest is forked from this process, and finds there what it would have to import. It
-# must be nothing of ours: that comes from the copy.
+# Each run of pytest is forked from this process, which has these modules imported already. They
+# must not be ours, because ours come from the copy.
 LOADED_ONCE = (
     "asgiref.sync",
     "django.contrib.auth.hashers",
@@ -62,7 +61,7 @@ def main(words: list[str]) -> int:
     assert "stoker" not in sys.modules
     with tempfile.TemporaryDirectory(prefix="stoker-planted-") as name:
         folder = Path(name)
-        # With the compiled files, and the times by which they are known to be those of the source.
+        # With compiled files, and with the times by which they are known to fit the source.
         shutil.copytree(ROOT / "src", folder / "src")
         for mistake in chosen:
             began = os.times()
@@ -81,7 +80,7 @@ def main(words: list[str]) -> int:
 
 def _is_chosen(mistake: Mistake, words: list[str]) -> bool:
     if mistake.needs_redis and not os.environ.get("STOKER_TEST_REDIS_URL"):
-        return False  # its tests are skipped then, which the run of the tests says
+        return False  # its tests would be skipped, which the run of the tests reports
     if mistake.database == "mariadb" and not os.environ.get("STOKER_TEST_MARIADB_URL"):
         return False
     if not words:
@@ -90,7 +89,7 @@ def _is_chosen(mistake: Mistake, words: list[str]) -> bool:
 
 
 def _run_with(mistake: Mistake, folder: Path) -> tuple[int, str]:
-    """Run its tests on the copy of the source, with the mistake in it."""
+    """Run the mistake's tests on the copy of the source with the mistake."""
     source = folder / "src" / "stoker"
     with ExitStack() as stack:
         try:

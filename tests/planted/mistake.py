@@ -36,7 +36,7 @@ class Text:
     right: str
     wrong: str
     times: int = 1
-    """How often it stands there."""
+    """How often the text occurs."""
 
     def made_in(self, source: Path) -> tuple[Path, str]:
         """Return the file and what it holds with the mistake.
@@ -57,16 +57,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Mistake:
-    """What somebody might get wrong, and the smallest selection of tests that notices it."""
+    """A mistake that somebody might make, and the smallest selection of tests that notices it."""
 
     name: str
     changes: Sequence[Change | Text]
-    """More than one where each place alone makes up for the other."""
+    """Several if each place alone makes up for the other."""
     tests: str
     """A module."""
     words: str = ""
-    """What pytest's option -k takes; empty: every test of the module."""
+    """The value of pytest's option -k. Empty: every test of the module."""
     database: str = "sqlite"
     needs_cluster: bool = False
-    """The tests start one, which takes its time."""
+    """The tests start a cluster, which takes time."""
     needs_redis: bool = False

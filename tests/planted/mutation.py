@@ -57,9 +57,9 @@ TARGETS = {
         ),
     ),
 }
-"""Name -> modules, and where the tests are that notice."""
+"""Name -> modules, and the tests that must notice."""
 LONGEST_SECONDS = 30.0
-"""A mutant that takes longer than this beyond its tests' time counts as noticed: it hangs."""
+"""A mutant that takes this much longer than its tests counts as noticed: it hangs."""
 KILLED, SURVIVED, NOT_RUN = 1, 0, 2
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -95,9 +95,9 @@ class Mutant:
     line: int
     what: str
     code: CodeType
-    """Of the function with the change."""
+    """The code of the function with the change."""
     unchanged: CodeType
-    """Of the function without it."""
+    """The code of the function without it."""
 
 
 # -- the mutants ----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 
 
 def _codes(code: CodeType) -> Iterator[tuple[Place, CodeType]]:
-    """Outer functions only, or each change of an inner one would count twice."""
+    """Return outer functions only. Otherwise changes of inner ones would count twice."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             is_class = not constant.co_flags & 0x2  # CO_NEWLOCALS, which functions have
@@ -139,7 +139,7 @@ def _codes(code: CodeType) -> Iterator[tuple[Place, CodeType]]:
 
 
 def _changes_of(node: ast.AST, wanted: int | None = None) -> Iterator[str]:
-    """Describe the changes of a node; make the one that is wanted, in place."""
+    """Describe the changes of a node, and make the wanted one in place."""
     found: list[tuple[str, str, Any]] = []
     if isinstance(node, ast.Compare):
         for at, operator in enumerate(node.ops):
@@ -179,7 +179,7 @@ def _is_nothing(node: ast.AST) -> bool:
 
 
 class Runner:
-    """Runs mutants in the place of the tests that pytest has collected."""
+    """Runs mutants instead of the tests that pytest has collected."""
 
     def __init__(self, mutants: list[Mutant]) -> None:
         self.mutants = mutants
@@ -187,7 +187,7 @@ class Runner:
         self.number = 0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Find out which test calls what; then run the mutants one after another."""
+        """Find out which test calls which functions, then run the mutants one after another."""
         callers = self._callers(session)
         controls: dict[Place, int] = {}
         # A function's tests have to pass without a change, or every mutant would seem noticed.
@@ -222,7 +222,7 @@ class Runner:
         print(f"{path}:{mutant.line} {mutant.place[1]}: {mutant.what} ({why})", flush=True)
 
     def _callers(self, session: pytest.Session) -> dict[tuple[str, str], list[tuple[int, float]]]:
-        """Function -> the tests that call it, with their seconds."""
+        """Return function -> the tests that call it, with their seconds."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:

@@ -21,26 +21,26 @@ Slots = Iterator[tuple[ast.AST, str, int | None, ast.AST]]
 
 
 class Misfit(Exception):
-    """The code has changed: a mistake cannot be planted any more."""
+    """The code has changed, so that a mistake cannot be planted any more."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What happens to the node that the pattern fits."""
+    """What happens to the node that the pattern matches."""
 
     pattern: str
     change: Callable[[ast.AST], list[ast.AST]]
     """Returns one expression, or any number of statements."""
     of_statement: bool = True
-    """False: it is for an expression, which may be a statement by itself."""
+    """False: it is for an expression, which may also be a statement."""
     is_lifted: bool = False
-    """The statement moves out of its block, to behind it."""
+    """The statement moves behind its block."""
     which: int | None = None
-    """The index of the node, if the pattern fits several of the function. None: it fits one."""
+    """The index of the node if the pattern matches several. None: it matches one."""
 
 
 def replace(pattern: str, code: str) -> Operation:
-    """Put other code in the place of an expression or a statement."""
+    """Replace an expression or a statement."""
     body = ast.parse(code).body
     old = ast.parse(pattern).body[0]
     if isinstance(old, ast.Expr) and len(body) == 1 and isinstance(body[0], ast.Expr):
@@ -50,7 +50,7 @@ def replace(pattern: str, code: str) -> Operation:
 
 
 def negate(pattern: str) -> Operation:
-    """Turn a condition round; the pattern may be the whole `if` or `while`, for the body's sake."""
+    """Negate a condition. The pattern may be the whole `if` or `while`, to match its body, too."""
     is_value = isinstance(ast.parse(pattern).body[0], ast.Expr)
 
     def change(node: ast.AST) -> list[ast.AST]:
@@ -64,12 +64,12 @@ def negate(pattern: str) -> Operation:
 
 
 def drop(pattern: str) -> Operation:
-    """Leave out a statement."""
+    """Drop a statement."""
     return Operation(pattern, lambda _: [ast.Pass()])
 
 
 def drop_keyword(pattern: str, name: str) -> Operation:
-    """Leave out a keyword argument of a call."""
+    """Drop a keyword argument of a call."""
 
     def change(node: ast.AST) -> list[ast.AST]:
         assert isinstance(node, ast.Call), f"{pattern} is no call"
@@ -82,7 +82,7 @@ def drop_keyword(pattern: str, name: str) -> Operation:
 
 
 def drop_operand(pattern: str, operand: str) -> Operation:
-    """Leave out an operand of `and`, `or`, `&` or `|`, or an element of a list, tuple or set."""
+    """Drop an operand of `and`, `or`, `&` or `|`, or an element of a list, tuple or set."""
     unwanted = ast.parse(operand, mode="eval").body
 
     def change(node: ast.AST) -> list[ast.AST]:
@@ -103,7 +103,7 @@ def drop_operand(pattern: str, operand: str) -> Operation:
 
 
 def lift(pattern: str) -> Operation:
-    """Move a statement out of its block, to behind it."""
+    """Move a statement behind its block."""
     return Operation(pattern, lambda node: [node], is_lifted=True)
 
 
@@ -118,7 +118,7 @@ def repeat(pattern: str) -> Operation:
 
 
 def last(operation: Operation) -> Operation:
-    """Choose the last of the nodes that the pattern fits."""
+    """Choose the last of the nodes that the pattern matches."""
     return dataclasses.replace(operation, which=-1)
 
 

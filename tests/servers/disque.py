@@ -1,4 +1,4 @@
-"""What stands in for Disque: no package of Debian's or of PyPI's has the server itself."""
+"""A stand-in for Disque: neither Debian nor PyPI has a package with the server."""
 
 import os
 import sys
@@ -27,10 +27,10 @@ class PrivateDisque(PrivateServer):
         return f"disque://127.0.0.1:{self.port}"
 
     def install(self) -> None:
-        """Nothing is kept in files."""
+        """Do nothing: it keeps no files."""
 
     def command(self) -> list[str]:
-        """Run it on loopback only. It is a program of ours, and found from anywhere."""
+        """Return the command: our own program, on loopback, found from any folder."""
         self.port = self._port or self.port
         program = f"import sys; sys.path.insert(0, {os.fspath(ROOT)!r}); "
         program += "from tests.servers.disque_wire import main; "
@@ -48,7 +48,7 @@ class PrivateDisque(PrivateServer):
 
 @contextmanager
 def disque_nodes(count: int) -> Iterator[list[PrivateDisque]]:
-    """So many nodes that know one another."""
+    """Run this many connected nodes."""
     ports = [free_port() for _ in range(count)]
     with ExitStack() as stack:
         yield [
@@ -58,6 +58,6 @@ def disque_nodes(count: int) -> Iterator[list[PrivateDisque]]:
 
 
 def url_of(nodes: Sequence[PrivateDisque], options: str = "") -> str:
-    """The URL that names them all."""
+    """Return a URL with all nodes."""
     hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
     return f"disque://{hosts}{options}"

@@ -1,4 +1,4 @@
-"""What one node of a Disque does with jobs: their states and timers, without any sockets.
+"""One node of the Disque stand-in: the states and timers of jobs, without sockets.
 
 Written after the description of the protocol and of its state machine in Disque's README. A job is
 `active` (known here, and not to be had), or `queued`. When it is acknowledged, it is gone at once:
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 OTHERS_WAIT_SECONDS = 0.5
-"""So much later than the node that has the job queued, others queue their copy."""
+"""How much later than the node with the queued job other nodes queue their copy."""
 
 
 @dataclass
@@ -55,17 +55,17 @@ class Node:
         self._lead = 0.0
 
     def now(self) -> float:
-        """Seconds on a clock that can be turned."""
+        """Return the seconds of a clock that can be advanced."""
         return time.monotonic() + self._lead
 
     def advance(self, seconds: float) -> None:
-        """Let that much time go by."""
+        """Advance the clock."""
         self._lead += seconds
 
     # -- jobs -------------------------------------------------------------------------------------
 
     def new_job(self, queue: bytes, body: bytes, *, retry: float, ttl: float, delay: float) -> Job:
-        """A job that is not here yet."""
+        """Return a new job."""
         middle = b64encode(os.urandom(18))
         minutes = b"%04x" % min(int(ttl / 60) | 1, 0xFFFF)
         name = b"D-%s-%s-%s" % (self.id[:8], middle, minutes)
@@ -73,7 +73,7 @@ class Node:
         return Job(name, queue, body, retry, now + ttl, now + delay, {self.port})
 
     def keep(self, job: Job) -> None:
-        """Have it from now on; queue it when it is due."""
+        """Store a job, and queue it when it is due."""
         self.jobs[job.id] = job
         if job.due <= self.now() and job.is_queued:
             job.is_queued = False
@@ -82,7 +82,7 @@ class Node:
             heapq.heappush(self._timers, (job.due, job.id))
 
     def enqueue(self, job: Job, *, first: bool = False) -> None:
-        """Let it be had here."""
+        """Queue a job here."""
         if job.is_queued:
             return
         job.is_queued = True
@@ -103,7 +103,7 @@ class Node:
             yield job
 
     def deliver(self, queue: bytes, count: int) -> Iterator[Job]:
-        """The same, for a client."""
+        """Take jobs out of a queue for a client."""
         for job in self.take(queue, count):
             job.deliveries += 1
             self._postpone(job)
@@ -111,38 +111,38 @@ class Node:
             yield job
 
     def forget(self, job_id: bytes) -> bool:
-        """It is acknowledged. Whether it was here."""
+        """Delete an acknowledged job, and return whether it was here."""
         return self.jobs.pop(job_id, None) is not None
 
     def acknowledge(self, job_id: bytes, everybody: Collection[int]) -> bool:
-        """Here, and wherever there is a copy."""
+        """Delete a job here and on all nodes with a copy."""
         job = self.jobs.pop(job_id, None)
         self._tell(job.holders - {self.port} if job else everybody, b"ACK", job_id)
         return job is not None
 
     def work_on(self, job: Job) -> int:
-        """Somebody still works on it. Returns for how many seconds it is put off."""
+        """Postpone a job that a client works on. Return the seconds."""
         self._postpone(job)
         self._tell(job.holders - {self.port}, b"QUEUED", job.id)
         return int(job.retry)
 
     def put_off(self, job_id: bytes, port: int) -> None:
-        """The node with this port has it queued, or knows of somebody who works on it. Of two that
-        have it queued, one stays."""
+        """Postpone a job that the other node has queued or knows to be worked on. If two nodes have
+        it queued, one keeps it."""
         job = self.jobs.get(job_id)
         if job is not None and not (job.is_queued and port < self.port):
             job.is_queued = False
             self._postpone(job, OTHERS_WAIT_SECONDS)
 
     def length(self, queue: bytes) -> int:
-        """How many jobs can be had here."""
+        """Return how many queued jobs are here."""
         line = self.queues.get(queue, ())
         return sum(job_id in self.jobs and self.jobs[job_id].is_queued for job_id in line)
 
     # -- time -------------------------------------------------------------------------------------
 
     def run_timers(self) -> float:
-        """Do what is due. Returns in how many seconds something is due again."""
+        """Do what is due. Return the seconds until something else is due."""
         now = self.now()
         while self._timers and self._timers[0][0] <= now:
             _, job_id = heapq.heappop(self._timers)

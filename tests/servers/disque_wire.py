@@ -1,4 +1,4 @@
-"""A node of a Disque over real sockets: its commands in RESP, and what nodes tell one another.
+"""A node of the Disque stand-in with real sockets: its commands in RESP, and the nodes' messages.
 
     python -m tests.servers.disque_wire PORT [PORT OF ANOTHER NODE]...
 
@@ -19,11 +19,11 @@ from tests.servers.disque_stand_in import OTHERS_WAIT_SECONDS, Job, Node
 HOST = "127.0.0.1"
 TICK_SECONDS = 0.05
 LATE_SECONDS = 0.1
-"""Disque looks ten times a second for commands whose time is over, so it answers them late."""
+"""Disque looks for timed-out commands ten times a second, so it answers them late."""
 
 
 class Refusal(Exception):
-    """An error that a client is told."""
+    """An error that is sent to a client."""
 
 
 class Wire:
@@ -38,7 +38,7 @@ class Wire:
         self._waiting = 0
 
     async def run(self) -> None:
-        """Serve for ever."""
+        """Serve until killed."""
         server = await asyncio.start_server(self._serve, HOST, self.node.port)
         async with server, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
@@ -48,7 +48,7 @@ class Wire:
     # -- nodes ------------------------------------------------------------------------------------
 
     def tell(self, ports: Collection[int], *words: Any) -> None:
-        """Send this to these nodes, as far as they are there."""
+        """Send a message to those of these nodes that are connected."""
         raw = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         told = packed([b"PEER", b"%d" % self.node.port, *raw])
         for port in ports:
@@ -159,7 +159,7 @@ class Wire:
         delay, ttl = options["DELAY"], options["TTL"]
         job = node.new_job(queue, body, retry=options["RETRY"], ttl=ttl, delay=delay)
         if copies:
-            ports = sorted(self._lines)[:copies]  # there may be fewer: then the time runs out
+            ports = sorted(self._lines)[:copies]  # if there are fewer, the time runs out
             job.holders |= set(ports)
             self._copy(ports, job, is_mine=False)
             await self._confirmations(job.id, copies, int(timeout_ms) / 1000)
@@ -230,7 +230,7 @@ class Wire:
         return self.node.length(words[0])
 
     async def _qscan(self, words: list[bytes]) -> Any:
-        """With those that have become empty: Disque forgets a queue only after minutes."""
+        """List queues, including empty ones: Disque forgets a queue only after minutes."""
         return [b"0", list(self.node.queues)]
 
     async def _jscan(self, words: list[bytes]) -> Any:
@@ -259,7 +259,7 @@ COMMANDS = (
 
 
 async def read_words(reader: asyncio.StreamReader) -> list[bytes]:
-    """Read one command; empty at the end."""
+    """Read one command. Empty at the end."""
     head = await reader.readline()
     words = []
     for _ in range(int(head[1:]) if head else 0):
@@ -269,7 +269,7 @@ async def read_words(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 def packed(value: Any) -> bytes:
-    """A value as RESP."""
+    """Encode a value in RESP."""
     match value:
         case None:
             return b"*-1\r\n"

@@ -1,8 +1,8 @@
-"""Drops the databases that a run of the tests left behind, because it was cut off.
+"""Drops the databases that an interrupted run of the tests left.
 
 Usage: python -m tests.servers.drop RUN        (needs the drivers, so it is run in .venv)
 
-Only databases whose names tests/settings/base.py makes of the run's own word are touched.
+Only databases are touched whose names tests/settings/base.py makes from the run's word.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 
 def drop_on_postgres(url: str, run: str) -> None:
-    """Drop them on PostgreSQL, throwing out who is still connected."""
+    """Drop them on PostgreSQL, and close their connections."""
     import psycopg
     from psycopg import sql
 
@@ -45,7 +45,7 @@ def drop_on_mariadb(url: str, run: str) -> None:
 
 
 def drop_on_redis(url: str, run: str) -> None:
-    """Delete what clusters of that name left on Redis."""
+    """Delete the keys of clusters of that name on Redis."""
     from redis import Redis
 
     with Redis.from_url(url) as client:
@@ -66,7 +66,7 @@ def drop_on_mongodb(url: str, run: str) -> None:
 
 
 def names_of(run: str, names: Iterable[str]) -> list[str]:
-    """Those of these names that are the run's: its word is whole, for another's may begin so."""
+    """Return the names that belong to the run. The whole word must match, not only a prefix."""
     ours = re.compile(rf"stoker_(?:test_)?(?!test_)[a-z]+_{re.escape(run)}(?:_.*)?")
     return [name for name in names if ours.fullmatch(name)]
 
@@ -78,7 +78,7 @@ if __name__ == "__main__":
         drop_on_redis(redis, sys.argv[1])
     if mongodb := os.environ.get("STOKER_TEST_MONGODB_URL"):
         drop_on_mongodb(mongodb, sys.argv[1])
-    # Without the driver no test has made a database either.
+    # Without the driver no test has created a database either.
     mariadb = os.environ.get("STOKER_TEST_MARIADB_URL")
     if mariadb and importlib.util.find_spec("MySQLdb"):
         drop_on_mariadb(mariadb, sys.argv[1])

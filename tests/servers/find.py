@@ -1,4 +1,4 @@
-"""Finds a server of each kind: named by hand, running already, started from what is installed."""
+"""Finds a server of each kind: named by a variable, running, or started from its package."""
 
 import getpass
 import os
@@ -32,7 +32,7 @@ from tests.servers.versions import VARIABLE, kind_of
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of server: where it usually is, and how to have one of one's own."""
+    """A kind of server: its usual port, and how to start a private one."""
 
     name: str
     variable: str
@@ -44,7 +44,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Service:
-    """What was found of one kind: a URL, or the reason why there is none."""
+    """The server found for one kind: a URL, or the reason why there is none."""
 
     name: str
     variable: str
@@ -53,7 +53,7 @@ class Service:
     reason: str = ""
     is_ours: bool = False
     version: str = ""
-    """The name by which it was asked for, if it was not the usual server of its kind."""
+    """The version that was asked for, if it is not the usual server of its kind."""
 
 
 def _running_postgres(port: int) -> str:
@@ -75,7 +75,7 @@ def _running_mariadb(port: int) -> str:
 
 def _running_redis(port: int) -> str:
     greet_redis(port)
-    # Database 9: a developer's own keys are likely to be in 0.
+    # Database 9: database 0 may have a developer's own keys.
     return f"redis://127.0.0.1:{port}/9"
 
 
@@ -166,7 +166,7 @@ KINDS = (
 
 
 def find_services(stack: ExitStack, versions: Iterable[str] = ()) -> list[Service]:
-    """Find a server of each kind. Those that are started for it end with the stack.
+    """Find a server of each kind. Servers that it starts end with the stack.
 
     Args:
         versions: names of ``versions.VERSIONS``, each of which takes the place of the usual server.
@@ -196,7 +196,7 @@ def start_version(name: str, stack: ExitStack) -> Service:
 
 
 def exports_of(services: list[Service]) -> Iterator[tuple[str, str]]:
-    """Give the environment variables that tell the tests what was found and what was not."""
+    """Yield the environment variables that name the servers to the tests, and what is missing."""
     for service in services:
         if service.url:
             yield service.variable, service.url
@@ -235,7 +235,7 @@ def _start(kind: Kind, stack: ExitStack) -> tuple[str, str]:
 
 
 def _install(kind: Kind) -> None:
-    """Install the Debian packages where that is possible and allowed; else say why it is not."""
+    """Install the Debian packages if that is possible and allowed, else raise with the reason."""
     if os.environ.get("STOKER_NO_APT"):
         raise ServerUnavailableError("not installed, and STOKER_NO_APT forbids installing it")
     if os.geteuid() != 0 or not shutil.which("apt-get"):

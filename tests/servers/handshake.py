@@ -1,7 +1,7 @@
-"""Does a server take a connection with these credentials? Asked without a driver.
+"""Checks whether a server accepts a connection with these credentials, without a driver.
 
-A server that merely listens is not enough: it may want a password, or be something else altogether.
-Each function returns when the server is good to use, and else raises OSError with the reason.
+An open port is not enough: the server may need a password, or be another program. Each function
+returns if the server can be used, and raises OSError with the reason otherwise.
 """
 
 import socket
@@ -21,7 +21,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def greet_redis(port: int) -> None:
-    """Send PING, and want PONG."""
+    """Send PING and expect PONG."""
     with socket.create_connection((HOST, port), SECONDS) as connection:
         connection.sendall(b"*1\r\n$4\r\nPING\r\n")
         answer = connection.recv(200)
@@ -30,7 +30,7 @@ def greet_redis(port: int) -> None:
 
 
 def greet_memcached(port: int) -> None:
-    """Send version, and want one."""
+    """Send `version` and expect a version."""
     with socket.create_connection((HOST, port), SECONDS) as connection:
         connection.sendall(b"version\r\n")
         answer = connection.recv(200)
@@ -39,7 +39,7 @@ def greet_memcached(port: int) -> None:
 
 
 def greet_ironmq(port: int) -> None:
-    """Ask for something that only the stand-in has."""
+    """Call something that only the stand-in has."""
     with socket.create_connection((HOST, port), SECONDS) as connection:
         connection.sendall(
             b'POST /standin/busy HTTP/1.1\r\nHost: here\r\nContent-Length: 12\r\n\r\n{"times": 0}'
@@ -50,7 +50,7 @@ def greet_ironmq(port: int) -> None:
 
 
 def greet_mongodb(port: int) -> None:
-    """Say hello in an OP_MSG, and want one."""
+    """Send hello in an OP_MSG and expect an OP_MSG."""
     hello = b"\x10hello\0\x01\0\0\0" + b"\x02$db\0\x06\0\0\0admin\0"
     command = struct.pack("<i", 4 + len(hello) + 1) + hello + b"\0"
     body = struct.pack("<IB", 0, 0) + command
@@ -62,7 +62,7 @@ def greet_mongodb(port: int) -> None:
 
 
 def greet_postgres(port: int, user: str) -> None:
-    """Log in without a password and ask whether this user may create databases."""
+    """Log in without a password, and check that this user may create databases."""
     with socket.create_connection((HOST, port), SECONDS) as connection:
         names = f"user\0{user}\0database\0postgres\0\0".encode()
         connection.sendall(struct.pack("!II", 8 + len(names), 196608) + names)
@@ -90,7 +90,7 @@ def _read_postgres_until_ready(connection: socket.socket) -> set[bytes]:
 
 
 def greet_sqs(port: int) -> None:
-    """Ask our moto how it is: another one cannot turn its clock."""
+    """Call our moto's own path: another moto has no clock that can be advanced."""
     with socket.create_connection((HOST, port), SECONDS) as connection:
         connection.sendall(b"GET /stoker-test/ HTTP/1.0\r\n\r\n")
         if not connection.recv(4096).startswith(b"HTTP/1.1 204"):

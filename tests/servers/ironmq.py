@@ -1,4 +1,4 @@
-"""What stands in for IronMQ, which is a service on the net."""
+"""A stand-in for IronMQ, which is a hosted service."""
 
 import os
 import sys
@@ -21,10 +21,10 @@ class PrivateIronmq(PrivateServer):
         return url_at(self.port)
 
     def install(self) -> None:
-        """Nothing is kept in files."""
+        """Do nothing: it keeps no files."""
 
     def command(self) -> list[str]:
-        """Run it on loopback only. It is a program of ours, and found from anywhere."""
+        """Return the command: our own program, on loopback, found from any folder."""
         program = f"import sys; sys.path.insert(0, {os.fspath(ROOT)!r}); "
         program += f"from tests.servers.ironmq_stand_in import main; main({self.port})"
         return [sys.executable, "-c", program]
@@ -39,5 +39,5 @@ class PrivateIronmq(PrivateServer):
 
 
 def url_at(port: int) -> str:
-    """The URL of a stand-in."""
+    """Return the URL of a stand-in."""
     return f"ironmq://{PROJECT}:{TOKEN}@127.0.0.1:{port}?tls=false"

@@ -1,9 +1,9 @@
-"""What stands in for IronMQ: version 3 of its API, as far as the adapter uses it.
+"""A stand-in for IronMQ: the part of version 3 of its API that the adapter uses.
 
     python -m tests.servers.ironmq_stand_in PORT
 
-Written after the description of the API. Besides that, `POST /standin/advance {"seconds": n}` turns
-its clock, and `POST /standin/busy {"times": n}` has it answer the next requests with 503.
+Written after the API's documentation. In addition, `POST /standin/advance {"seconds": n}` advances
+its clock, and `POST /standin/busy {"times": n}` makes it answer the next requests with 503.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Kept:
     reserved_count: int = 0
     reservation_id: str = ""
     is_first: bool = False
-    """Whether it goes before those that were never reserved."""
+    """Whether it comes before messages that were never reserved."""
 
 
 @dataclass
 class Queue:
-    """One queue: what it was made with, and its messages in their order."""
+    """One queue: its options, and its messages in order."""
 
     options: dict[str, Any] = field(default_factory=dict)
     messages: dict[str, Kept] = field(default_factory=dict)
 
 
 class Service:
-    """The queues of the one project that there is."""
+    """The queues of the only project."""
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
@@ -64,11 +64,11 @@ class Service:
         self._numbers = itertools.count(1)
 
     def now(self) -> float:
-        """Seconds on a clock that can be turned."""
+        """Return the seconds of a clock that can be advanced."""
         return time.monotonic() + self._lead
 
     def answer(self, verb: str, path: list[str], query: dict[str, str], what: Any) -> Any:
-        """Do what is asked."""
+        """Carry out a request."""
         with self.news:
             if path[0] == "standin":
                 return self._standin(path[1], what)
@@ -145,7 +145,7 @@ class Service:
             message.reserved_count += 1
             message.reservation_id = uuid.uuid4().hex
             message.due = self.now() + timeout
-            message.is_first = True  # when its time is over, or it is released
+            message.is_first = True  # after its timeout or release
         names = ("id", "body", "reserved_count", "reservation_id")
         return {"messages": [{key: getattr(one, key) for key in names} for one in found]}
 
@@ -197,7 +197,7 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - by these names they are called
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _told(self, what: Any) -> Any:
         parts = urlsplit(self.path)
@@ -213,14 +213,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """As many connections at once as there are."""
+    """A thread for each connection."""
 
     daemon_threads = True
     request_queue_size = 128
 
 
 def main(port: int) -> None:
-    """Serve until it is killed."""
+    """Serve until killed."""
     Handler.service = Service()
     Server((HOST, port), Handler).serve_forever()
 

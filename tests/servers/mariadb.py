@@ -11,7 +11,7 @@ from tests.servers.private import PrivateServer, find_program
 
 
 class PrivateMariadb(PrivateServer):
-    """MariaDB with user `root`, who needs no password. `settings` are options of mariadbd."""
+    """MariaDB with user `root` without a password. `settings` are options of mariadbd."""
 
     name = "mariadb"
 

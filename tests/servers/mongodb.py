@@ -1,4 +1,4 @@
-"""What stands in for MongoDB: no package of Debian's or of PyPI's has the server itself."""
+"""A stand-in for MongoDB: neither Debian nor PyPI has a package with the server."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ class PrivateMongodb(PrivateServer):
         return f"mongodb://127.0.0.1:{self.port}/stoker_test"
 
     def command(self) -> list[str]:
-        """Run it on loopback only. It is a program of ours, and found from anywhere."""
+        """Return the command: our own program, on loopback, found from any folder."""
         program = f"import sys; sys.path.insert(0, {os.fspath(ROOT)!r}); "
         program += "from tests.servers.mongodb_wire import main; "
         program += f"main({self.port}, {self.replica_set!r})"

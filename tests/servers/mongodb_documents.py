@@ -1,6 +1,6 @@
-"""What the stand-in for MongoDB knows about documents: filters, updates, orders, pipelines.
+"""Documents in the stand-in for MongoDB: filters, updates, orders, pipelines.
 
-Only what the adapter uses; anything else is refused aloud, never guessed at.
+Only what the adapter uses. Everything else raises an error.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ MISSING: Any = object()
 
 
 class RefusedError(Exception):
-    """Something that the stand-in does not know."""
+    """Raised for what the stand-in does not support."""
 
 
 def now() -> datetime:
-    """The server's clock, which counts in milliseconds."""
+    """Return the time of the server's clock, which counts in milliseconds."""
     moment = datetime.now(UTC)
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 def frozen(value: Any) -> Any:
-    """What an `_id` is found by."""
+    """Return the key under which an `_id` is found."""
     return (value.subtype, bytes(value)) if isinstance(value, Binary) else value
 
 
 def matches(document: Document, wanted: Document) -> bool:
-    """Tell whether a document is what a filter wants."""
+    """Return whether a document matches a filter."""
     return all(_holds(document, name, condition) for name, condition in wanted.items())
 
 
@@ -62,7 +62,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def changed(document: Document, change: Any) -> Document:
-    """Give the document after an update, by operators or by a pipeline."""
+    """Return the document after an update, by operators or by a pipeline."""
     new = dict(document)
     if isinstance(change, list):
         for stage in change:
@@ -91,7 +91,7 @@ def changed(document: Document, change: Any) -> Document:
 
 
 def evaluated(expression: Any, document: Document) -> Any:
-    """Work out an expression of an aggregation."""
+    """Evaluate an expression of an aggregation."""
     if isinstance(expression, str) and expression.startswith("$"):
         return now() if expression == "$$NOW" else document.get(expression[1:])
     if isinstance(expression, dict):
@@ -110,7 +110,7 @@ def _sum(values: list[Any]) -> Any:
 
 
 def in_order(documents: Iterable[Document], order: Document) -> list[Document]:
-    """Sort as `sort` says: by length and kind first where values are binary."""
+    """Sort like `sort`: binary values by length and subtype first."""
     found = list(documents)
     for name, direction in reversed(order.items()):
         found.sort(key=lambda one: _rank(one.get(name)), reverse=direction < 0)
@@ -126,7 +126,7 @@ def _rank(value: Any) -> Any:
 
 
 def aggregated(documents: Iterable[Document], pipeline: list[Document]) -> list[Document]:
-    """Carry out `$match` and `$group` with sums."""
+    """Run `$match` and `$group` with sums."""
     found = list(documents)
     for stage in pipeline:
         ((name, what),) = stage.items()

@@ -78,7 +78,7 @@ class Server:
         return f"{command['$db']}.{next(iter(command.values()))}"
 
     def _found(self, documents: dict[Any, Document], wanted: Document) -> list[Document]:
-        """By `_id` where the filter has one, as its index would."""
+        """Look up by `_id` if the filter has one, as the index would."""
         wish = wanted.get("_id")
         if isinstance(wish, dict) and "$in" in wish:
             keys = dict.fromkeys(map(frozen, wish["$in"]))
@@ -90,10 +90,10 @@ class Server:
         there = [documents[key] for key in keys if key in documents]
         return [one for one in there if matches(one, rest)]
 
-    # -- who it is --------------------------------------------------------------------------------
+    # -- handshake --------------------------------------------------------------------------------
 
     def do_hello(self, _command: Document) -> Document:
-        """Say who it is."""
+        """Answer the handshake."""
         me = f"127.0.0.1:{self.port}"
         member: Document = {"setName": self.replica_set, "hosts": [me], "me": me, "primary": me}
         member |= {"setVersion": 1, "secondary": False}
@@ -121,13 +121,13 @@ class Server:
     do_endsessions = do_createindexes = do_ping
 
     def do_buildinfo(self, _command: Document) -> Document:
-        """Say which version it plays."""
+        """Return the version that it imitates."""
         return {"version": VERSION, "versionArray": [7, 0, 0, 0]}
 
     # -- writing ----------------------------------------------------------------------------------
 
     def do_insert(self, command: Document) -> Document:
-        """Add documents; an `_id` that is there is refused, the others are added."""
+        """Insert documents. Refuse an existing `_id`, and insert the others."""
         documents, errors, added = self._documents(command), [], 0
         for index, one in enumerate(command["documents"]):
             key = frozen(one["_id"])
@@ -189,7 +189,7 @@ class Server:
     # -- reading ----------------------------------------------------------------------------------
 
     def do_find(self, command: Document) -> Document:
-        """Find documents, the first batch of them at once."""
+        """Find documents, and return the first batch."""
         found = self._found(self._documents(command), command.get("filter", {}))
         if order := command.get("sort"):
             found = in_order(found, order)
@@ -200,7 +200,7 @@ class Server:
         return self._first_batch(command, found, command.get("batchSize", BATCH))
 
     def do_aggregate(self, command: Document) -> Document:
-        """Carry out a pipeline, or open a change stream."""
+        """Run a pipeline, or open a change stream."""
         pipeline = command["pipeline"]
         if pipeline and "$changeStream" in pipeline[0]:
             if not self.replica_set:
@@ -212,7 +212,7 @@ class Server:
         return self._first_batch(command, found, BATCH)
 
     def do_getmore(self, command: Document) -> Document:
-        """Give the next batch; of a change stream, wait for one."""
+        """Return the next batch. Wait for one if it is a change stream."""
         number = command["getMore"]
         if number not in self.cursors:
             raise CommandError(43, f"cursor id {number} not found")
@@ -229,7 +229,7 @@ class Server:
         return {"cursor": self._stream(number, _passed(new, pipeline), "nextBatch")}
 
     def do_killcursors(self, command: Document) -> Document:
-        """Forget cursors."""
+        """Delete cursors."""
         for number in command["cursors"]:
             self.cursors.pop(number, None)
         return {"cursorsKilled": command["cursors"]}

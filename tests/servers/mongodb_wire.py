@@ -1,4 +1,4 @@
-"""The frames of MongoDB's wire protocol, and a server of them.
+"""The frames of MongoDB's wire protocol, and a server for them.
 
 Usage: python -m tests.servers.mongodb_wire PORT [REPLICA_SET]
 """
@@ -22,12 +22,12 @@ OPTIONS: CodecOptions[Document] = CodecOptions(tz_aware=True)
 
 
 class Connection(socketserver.BaseRequestHandler):
-    """Frames: the old OP_QUERY of a driver's first question, and OP_MSG."""
+    """Reads the old OP_QUERY of a driver's first request, and OP_MSG."""
 
     server: Any
 
     def handle(self) -> None:
-        """Answer until the other side hangs up."""
+        """Answer until the client disconnects."""
         with suppress(ConnectionError, OSError):
             while header := self._read(16):
                 length, number, _, kind = struct.unpack("<iiii", header)
@@ -43,7 +43,7 @@ class Connection(socketserver.BaseRequestHandler):
         elif kind == OP_MSG:
             flags, command = _command(body)
             reply = self.server.mongodb.answer(command)
-            if not flags & 2:  # else the driver does not want to hear
+            if not flags & 2:  # the driver wants no answer with this flag
                 self._send(number, OP_MSG, struct.pack("<IB", 0, 0) + BSON.encode(reply))
         else:
             raise ConnectionError(f"opcode {kind}")
@@ -62,7 +62,7 @@ class Connection(socketserver.BaseRequestHandler):
 
 
 def _command(body: bytes) -> tuple[int, Document]:
-    """Put the sections of an OP_MSG together."""
+    """Put together the sections of an OP_MSG."""
     (flags,) = struct.unpack_from("<I", body)
     end = len(body) - (4 if flags & 1 else 0)
     command: Document = {}
@@ -96,7 +96,7 @@ class Listener(socketserver.ThreadingTCPServer):
 
 
 def main(port: int, replica_set: str = "") -> None:
-    """Serve on loopback until it is ended."""
+    """Serve on loopback until killed."""
     with Listener(("127.0.0.1", port), Connection) as listener:
         listener.mongodb = Server(port, replica_set)
         listener.serve_forever()

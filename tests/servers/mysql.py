@@ -1,4 +1,4 @@
-"""A private MySQL: like MariaDB to its clients, but not to who starts it."""
+"""A private MySQL, which clients use like MariaDB, but which is started in another way."""
 
 from tests.servers.mariadb import PrivateMariadb
 from tests.servers.versions import fetched, program_of
@@ -10,7 +10,7 @@ GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
 
 
 class PrivateMysql(PrivateMariadb):
-    """MySQL with user `root`, who needs no password. `settings` are options of mysqld."""
+    """MySQL with user `root` without a password. `settings` are options of mysqld."""
 
     name = "mysql"
 
@@ -29,9 +29,9 @@ class PrivateMysql(PrivateMariadb):
         return [*self._program(), "--mysqlx=OFF", *self._options()]
 
     def _program(self) -> list[str]:
-        """Run it by the loader that came with it: it needs a newer C library than this machine's.
+        """Return the command with the loader from its package: it needs a newer C library.
 
-        Only this one program sees the libraries that came with it.
+        Only this program uses the libraries of that package.
         """
         root = fetched(self.version)
         libraries = program_of(self.version, "libc.so.6").rpartition("/")[0]

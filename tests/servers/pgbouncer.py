@@ -16,7 +16,7 @@ pool_mode = transaction
 
 
 class PrivatePgbouncer(PrivateServer):
-    """PgBouncer in front of a PostgreSQL that wants no password of its user `postgres`.
+    """PgBouncer in front of a PostgreSQL whose user `postgres` needs no password.
 
     Args:
         host: of that PostgreSQL.

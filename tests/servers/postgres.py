@@ -63,11 +63,11 @@ class PrivatePostgres(PrivateServer):
         return [self.program("postgres"), "-D", data, "-p", str(self.port), *options]
 
     def be_replica_of(self, primary: PrivatePostgres) -> None:
-        """Begin as a streaming replica of this server. Call it before the server is started."""
+        """Start as a streaming replica of this server. Call it before the start."""
         self._primary = primary
 
     def promote(self) -> None:
-        """Make a primary of this replica, and wait until it is one."""
+        """Promote this replica to a primary, and wait until it is one."""
         data = str(self.folder / "data")
         self.run([self.program("pg_ctl"), "promote", "-D", data, "-w"])
 
@@ -80,10 +80,10 @@ class PrivatePostgres(PrivateServer):
         return True
 
     def program(self, name: str) -> str:
-        """Find one of its programs, of the version that was asked for."""
+        """Return the path of one of its programs, of the chosen version."""
         if self.version:
             return program_of(self.version, name)
-        # Debian and Red Hat keep the server's programs off PATH, in a folder for each version.
+        # Debian and Red Hat keep the server's programs outside PATH, in a folder for each version.
         folders = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
         folders.sort(key=lambda folder: int(re.sub(r"\D", "", str(folder)) or 0), reverse=True)
         return find_program(name, folders=folders)

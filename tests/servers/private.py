@@ -1,4 +1,4 @@
-"""A server for one test alone: own folder, own port, gone without a trace afterwards."""
+"""A server for one test: with its own folder and port, removed afterwards."""
 
 import os
 import pwd
@@ -19,12 +19,12 @@ from tests.servers.process import kill_family, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 180
 STOP_SECONDS = 30
-# Linux hands out ports from 32768 on by itself: below, none is lost between our look and our start.
+# Linux assigns ports from 32768 on: a lower one stays free between our check and start.
 PORTS = range(20_000, 32_000)
 
 
 class ServerUnavailableError(Exception):
-    """A server that cannot be had here: its sentence stands in the summary of the tests."""
+    """A server that cannot be used here. The summary of the tests shows the message."""
 
 
 class NotInstalledError(ServerUnavailableError):
@@ -32,11 +32,11 @@ class NotInstalledError(ServerUnavailableError):
 
 
 _claims: list[socket.socket] = []
-"""One for each port that was found, as long as this process lives."""
+"""One socket for each port that was found, open as long as this process lives."""
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on, and that nobody else who asks here is given."""
+    """Return a port that nobody listens on and that no other caller here gets."""
     for port in random.SystemRandom().sample(PORTS, 100):
         claim = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 def find_program(*names: str, folders: Sequence[Path] = ()) -> str:
-    """Find the first of these programs, on PATH or in the folders where servers are installed."""
+    """Return the first of these programs on PATH or in the folders of servers."""
     places = [os.environ.get("PATH", ""), *map(str, folders), "/usr/sbin", "/usr/local/sbin"]
     for name in names:
         if found := shutil.which(name, path=os.pathsep.join(places)):
@@ -63,8 +63,8 @@ def find_program(*names: str, folders: Sequence[Path] = ()) -> str:
 class PrivateServer:
     """A context manager around one server.
 
-    It can be stopped, killed and started again in between, on the same port and with the same
-    data. When the process that entered it dies, a watchdog ends the server and removes its folder.
+    It can be stopped, killed and started again, on the same port and with the same data. If the
+    process that entered it dies, a watchdog ends the server and removes its folder.
     """
 
     name: ClassVar[str]
@@ -83,25 +83,25 @@ class PrivateServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
 
-    # What each kind of server says of itself.
+    # To be defined by each kind of server.
 
     @property
     def url(self) -> str:
-        """Where the server is, as scripts/services would say it."""
+        """The URL of the server, in the form of scripts/services."""
         raise NotImplementedError
 
     def install(self) -> None:
         """Write the files that a new server needs into the folder."""
 
     def command(self) -> list[str]:
-        """Give the command that runs the server in the foreground, somewhere in the folder."""
+        """Return the command that runs the server in the foreground, with data in the folder."""
         raise NotImplementedError
 
     def answers(self) -> bool:
         """Tell whether the server takes a connection."""
         raise NotImplementedError
 
-    # A server's life.
+    # Life cycle.
 
     def __enter__(self) -> Self:
         """Make the folder and start the server."""
@@ -122,7 +122,7 @@ class PrivateServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the server and leave nothing behind."""
+        """Stop the server and remove its files."""
         self.close()
 
     def start(self) -> None:
@@ -140,7 +140,7 @@ class PrivateServer:
             raise ServerUnavailableError(f"{self.name} did not start: {log_end}")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server and wait for it: `fast` in good order, `immediate` without."""
+        """Stop the server and wait for it: `fast` with a clean shutdown, `immediate` without."""
         if self._process is None:
             return
         self._process.send_signal(self.modes[mode])
@@ -166,10 +166,10 @@ class PrivateServer:
             self._watchdog.communicate()
             self._watchdog = None
 
-    # How it is done.
+    # Implementation.
 
     def _start_on_a_free_port(self) -> None:
-        """Another process may take the port between our look and our start."""
+        """Try several ports: another process may take one between our check and our start."""
         for tries_left in (2, 1, 0):
             self.port = free_port()
             try:
@@ -189,8 +189,8 @@ class PrivateServer:
             raise ServerUnavailableError(f"{command[0]} failed: {said}")
 
     def _spawn(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
-        # Servers refuse to run as root, or should. In a session of its own no Ctrl-C reaches it.
-        # Its own folder is where it may write: the TMPDIR of the tests belongs to somebody else.
+        # Servers refuse to run as root, or should. In its own session it gets no Ctrl-C. It may
+        # write in its own folder, but not in the TMPDIR of the tests.
         folder = str(self.folder)
         identity: dict[str, Any] = {}
         if os.geteuid() == 0 and self.refuses_root:

@@ -1,4 +1,4 @@
-"""Processes of servers: what belongs together, and how it ends."""
+"""Processes of servers: families, and how to end them."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ PROC = Path("/proc")
 
 
 def parent_of(pid: int) -> int | None:
-    """Give the parent of a process, or None when the process is gone (a zombie is gone)."""
+    """Return the parent of a process, or None if the process has ended (a zombie has ended)."""
     try:
-        # The name, in brackets, may hold blanks and brackets of its own: read on from the last one.
+        # The name, in brackets, may contain blanks and brackets: read on after the last one.
         state, parent = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
         return None
@@ -20,7 +20,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def family_of(pid: int) -> list[int]:
-    """Give a process and all that descend from it, the eldest first."""
+    """Return a process and its descendants, the oldest first."""
     parents = {int(entry.name): parent_of(int(entry.name)) for entry in PROC.glob("[0-9]*")}
     family = [pid]
     for member in family:
@@ -29,12 +29,12 @@ def family_of(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there and has not ended."""
+    """Return whether a process exists and has not ended."""
     return parent_of(pid) is not None
 
 
 def works_in(pid: int, folder: Path) -> bool:
-    """Tell whether a process works in this folder: a pid alone may be somebody else's by now."""
+    """Return whether a process works in this folder: the pid may belong to another one by now."""
     try:
         return (PROC / str(pid) / "cwd").resolve().is_relative_to(folder.resolve())
     except OSError:
@@ -42,7 +42,7 @@ def works_in(pid: int, folder: Path) -> bool:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each process that is still there."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -51,7 +51,7 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition, and tell whether it came true in time."""
+    """Wait for a condition, and return whether it became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -63,7 +63,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 def kill_family(
     pid: int, first: signal.Signals = signal.SIGKILL, patience_seconds: float = 0
 ) -> None:
-    """End a process and its descendants: first signal to the eldest alone, then SIGKILL to all."""
+    """End a process and its descendants: send `first` to the oldest, then SIGKILL to all."""
     family = family_of(pid)
     send([pid], first)
     if patience_seconds:

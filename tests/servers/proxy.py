@@ -1,5 +1,5 @@
-"""A TCP proxy in front of a server, which can lose the server's next answer or all connections, can
-go deaf, and can lose a client so that the server does not notice, or the other way round."""
+"""A TCP proxy in front of a server. It can lose the server's next answer or all connections, delay
+everything, or lose a client so that the server does not notice, or the other way round."""
 
 import socket
 import threading
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Proxy:
-    """A context manager: `port` leads to the server until something is asked for."""
+    """A context manager: `port` leads to the server until a fault is asked for."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server = (host, port)
@@ -27,12 +27,12 @@ class Proxy:
 
     @property
     def client_ports(self) -> list[int]:
-        """From which ports clients are connected, the newest last."""
+        """The ports of the connected clients, the newest last."""
         return [client.getpeername()[1] for client, _ in self._pairs]
 
     def lose_answer_to(self, what: bytes) -> None:
-        """Let the next request with these bytes reach the server, and cut the connection when the
-        server has answered: it acted, and nobody heard of it."""
+        """Let the next request with these bytes reach the server, and cut the connection after its
+        answer: the server acted, but the client does not know it."""
         self.lost.clear()
         self._after = what
 
@@ -49,21 +49,21 @@ class Proxy:
         self._dying[client_port] = before
 
     def lead_to(self, host: str, port: int) -> None:
-        """Lead to another server from now on, and cut the connections to the old one."""
+        """Connect to another server from now on, and cut the connections to the old one."""
         self._server = (host, port)
         self.cut()
 
     def hold(self) -> None:
-        """Nothing arrives any more, and nobody is told."""
+        """Pass nothing on until `release`, without closing connections."""
         self._is_open.clear()
 
     def release(self) -> None:
-        """What was held arrives."""
+        """Pass on what was held."""
         self._is_open.set()
 
     def silence(self, client_port: int) -> None:
         """Pass nothing on between this client and the server any more. What the client sends is
-        acknowledged all the same. New connections work."""
+        still acknowledged. New connections work."""
         self._silent.add(client_port)
 
     def cut(self) -> None:

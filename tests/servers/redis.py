@@ -40,14 +40,14 @@ class PrivateRedis(PrivateServer):
 
     @property
     def bus_port(self) -> int:
-        """Where the nodes of a cluster talk to each other."""
+        """The port at which the nodes of a cluster talk to each other."""
         return self._own_bus_port or self.port + 10_000
 
     def command(self) -> list[str]:
         """Run it on loopback only."""
         program = program_of(self.version, *PROGRAMS) if self.version else find_program(*PROGRAMS)
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        # Redis 6.2 wants each word of a value by itself; later ones take both.
+        # Redis 6.2 needs each word of a value as its own argument; later versions accept both.
         options = self._options.items()
         more = [word for name, value in options for word in (f"--{name}", *value.split())]
         return [program, *place, "--save", "", *more]

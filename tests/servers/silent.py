@@ -17,7 +17,7 @@ class SilentServer:
 
     @property
     def accepted(self) -> int:
-        """How many connections there were."""
+        """The number of connections so far."""
         return len(self._connections)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What stands in for Amazon SQS: moto, as a server of its own."""
+"""A stand-in for Amazon SQS: moto as a separate server."""
 
 import os
 import sys
@@ -8,16 +8,16 @@ from tests.servers.handshake import greet_sqs
 from tests.servers.private import ROOT, PrivateServer
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-"""It takes any, but the driver wants some."""
+"""It accepts any, but the driver needs some."""
 
 
 def sqs_url(port: int, prefix: str = "test") -> str:
-    """Name the queues of this prefix there."""
+    """Return the URL of the queues with this prefix."""
     return f"sqs://us-east-1/{prefix}?endpoint=http://127.0.0.1:{port}"
 
 
 class PrivateSqs(PrivateServer):
-    """Moto. It keeps nothing when it ends."""
+    """Moto. It keeps no data."""
 
     name = "sqs"
     refuses_root: ClassVar[bool] = False
@@ -28,7 +28,7 @@ class PrivateSqs(PrivateServer):
         return sqs_url(self.port)
 
     def command(self) -> list[str]:
-        """Run it on loopback only. It is a program of ours, and found from anywhere."""
+        """Return the command: our own program, on loopback, found from any folder."""
         program = f"import sys; sys.path.insert(0, {os.fspath(ROOT)!r}); "
         program += f"from tests.servers.sqs_moto import main; main({self.port})"
         return [sys.executable, "-c", program]

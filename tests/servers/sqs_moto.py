@@ -1,11 +1,11 @@
 """Moto's SQS as a server, with four changes.
 
-- Its clock cannot be turned, but the moments that it is compared with can: what asks for
-  ``/stoker-test/?prefix=test-&seconds=10`` lets that much time go by for what is in these queues.
+- Its clock cannot be advanced, but the times it is compared with can: a request to
+  ``/stoker-test/?prefix=test-&seconds=10`` makes the messages of these queues that much older.
 - Its threads may lose a message that is sent while another is deleted. So it answers one request at
   a time.
-- It gives what is older than its retention. No test waits for 14 days.
-- Therefore a long poll is made of short ones here, a new one whenever something may have come.
+- It delivers messages older than their retention. No test waits for 14 days.
+- Therefore a long poll consists of short ones, a new one whenever a message may have come.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from urllib.parse import parse_qs
 
 PATH = "/stoker-test/"
 LOOK_SECONDS = 0.5
-"""Between two short polls: a message may be shown again, or be due, without a request."""
+"""Time between two short polls: a message may become visible or due without a request."""
 
 
 class Wrapped:
-    """Moto's application, changed so."""
+    """Moto's application with these changes."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -83,7 +83,7 @@ def main(port: int) -> None:
     from moto.sqs.models import SQSBackend
     from werkzeug.serving import run_simple
 
-    # It counts all messages of the queue for each one that it gives.
+    # Moto counts all messages of the queue for each one that it delivers.
     SQSBackend.is_message_valid_based_on_retention_period = lambda *_: True  # type: ignore[method-assign]
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     application: Any = Wrapped(DomainDispatcherApplication(create_backend_app))

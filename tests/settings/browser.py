@@ -1,4 +1,4 @@
-"""The tests in a browser, on PostgreSQL: a shop whose site has the dashboard and the admin."""
+"""Tests in a browser, on PostgreSQL: a shop whose site has the dashboard and the admin."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A project that has come from Django Q: it has Q_CLUSTER, and has never heard of TASKS."""
+"""A project that comes from Django Q: it has Q_CLUSTER and no TASKS."""
 
 import json
 import os

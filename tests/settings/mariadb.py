@@ -1,4 +1,4 @@
-"""The tests on MariaDB: the server that `scripts/services env` names, else the usual one."""
+"""Tests on MariaDB: the server that `scripts/services env` names, else the usual one."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The tests with the queue on what stands in for IronMQ, and the store on PostgreSQL."""
+"""Tests with the queue on the stand-in for IronMQ, and the store on PostgreSQL."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The tests with the queue on MongoDB, or what stands in for it, and the store on PostgreSQL."""
+"""Tests with the queue on MongoDB or its stand-in, and the store on PostgreSQL."""
 
 import os
 

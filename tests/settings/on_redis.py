@@ -1,4 +1,4 @@
-"""The tests with the queue on Redis, and the store on PostgreSQL."""
+"""Tests with the queue on Redis, and the store on PostgreSQL."""
 
 import os
 

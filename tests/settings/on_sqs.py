@@ -1,4 +1,4 @@
-"""The tests with the queue on what stands in for Amazon SQS, and the store on PostgreSQL."""
+"""Tests with the queue on the stand-in for Amazon SQS, and the store on PostgreSQL."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The tests on PostgreSQL: the server that `scripts/services env` names, else the usual one."""
+"""Tests on PostgreSQL: the server that `scripts/services env` names, else the usual one."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The tests on SQLite, in a file: a database in memory could not be seen by a second process."""
+"""Tests on SQLite in a file: other processes could not see a database in memory."""
 
 import tempfile
 from pathlib import Path

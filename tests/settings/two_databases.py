@@ -1,4 +1,4 @@
-"""The tests with the project's data on SQLite and the queue on PostgreSQL, under another alias."""
+"""Tests with the project's data on SQLite and the queue on PostgreSQL, under another alias."""
 
 from tests.settings import postgres, sqlite
 from tests.settings.base import *  # noqa: F403 - settings are built on top of one another

@@ -1,4 +1,4 @@
-"""The tests of the pages: a project on PostgreSQL that has Django's admin."""
+"""Tests of the admin: a project on PostgreSQL with Django's admin."""
 
 from tests.settings.base import INSTALLED_APPS as _APPS
 from tests.settings.postgres import *  # noqa: F403 - settings are built on top of one another

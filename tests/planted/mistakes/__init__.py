@@ -1,4 +1,4 @@
-"""The mistakes, such as somebody might make, by the folders they are made in."""
+"""The mistakes, by the folders in which they are made."""
 
 from . import brokers, cluster, concepts, faces, jobs
 

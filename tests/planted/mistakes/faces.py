@@ -1,4 +1,4 @@
-"""Mistakes in what people and programs look at: admin, API, dashboard, reporters, inspection."""
+"""Mistakes in the faces: admin, API, dashboard, reporters, inspection."""
 
 from tests.planted.mistake import Change, Mistake, Text
 from tests.planted.operations import drop, drop_operand, replace
