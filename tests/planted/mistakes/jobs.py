@@ -68,6 +68,20 @@ MISTAKES = (
         "confirmed",
     ),
     Mistake(
+        "the pusher is told of a record although the broker is away",
+        [
+            Change(
+                "cluster.monitor:Monitor._settle",
+                replace(
+                    "self.patience.call(_) is not None",
+                    "(self.patience.call(partial(self.unsettled.settle, self.broker)), True)[1]",
+                ),
+            )
+        ],
+        "tests/unit/cluster/test_monitor.py",
+        "confirmed",
+    ),
+    Mistake(
         "crashes are not counted",
         [
             Change(
