@@ -472,7 +472,7 @@ class Executor:
             task=package.task,
             enqueued_at=package.enqueued_at,
         )
-        if running := current.get():
+        if (running := current.get()) and running.is_logged:
             running.log_end(outcome, finished_at - opened.started_at)
         if opened.result is None and isinstance(outcome, outcomes.Succeeded):
             return attempted

@@ -45,6 +45,8 @@ class Running:
     lease_id: LeaseId
     reported_at: float = float("-inf")
     """Time of the last progress report, in monotonic seconds."""
+    is_logged: bool = False
+    """Whether its start was logged, so that its end is logged, too."""
 
     @property
     def short_id(self) -> str:
@@ -54,11 +56,12 @@ class Running:
     def log_start(self) -> None:
         """Log that the attempt starts, if such lines are wanted."""
         if job_lines.isEnabledFor(logging.INFO):
+            self.is_logged = True
             self._log("job_started")
 
     def log_end(self, outcome: Outcome, seconds: float) -> None:
-        """Log how the attempt ended, if such lines are wanted. Failures are logged elsewhere."""
-        if job_lines.isEnabledFor(logging.INFO) and not isinstance(outcome, FAILURES):
+        """Log how the attempt ended. Failures are logged elsewhere."""
+        if not isinstance(outcome, FAILURES):
             self._log("job_ended", outcome=outcome.kind, seconds=seconds)
 
     def _log(self, name: str, **facts: Any) -> None:
