@@ -1,8 +1,8 @@
-"""What the tests of units share."""
+"""Settings for all unit tests."""
 
 import hypothesis
 
-# How long it takes to find examples is a matter of chance, and of what else the machine has to do.
+# The time to find examples depends on chance and on the load of the machine.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )

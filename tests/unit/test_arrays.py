@@ -1,4 +1,4 @@
-"""Array literals, as PostgreSQL reads them."""
+"""Array literals in PostgreSQL's syntax."""
 
 from uuid import UUID
 
@@ -26,5 +26,5 @@ pytestmark = pytest.mark.unit
         ([UUID(int=255)], "{000000000000000000000000000000ff}"),
     ],
 )
-def test_an_array_is_written_as_postgresql_reads_it(values: list[object], literal: str) -> None:
+def test_array_literal_has_postgresqls_syntax(values: list[object], literal: str) -> None:
     assert array_literal(values) == literal

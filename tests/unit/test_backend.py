@@ -1,4 +1,4 @@
-"""The backend: cheap to make, patient with wrong settings, strict when it is used."""
+"""The backend: cheap to make, lenient at import, strict at its first use."""
 
 import copy
 import dataclasses
@@ -47,7 +47,7 @@ def function() -> None: ...
 def takes_one(value: object) -> None: ...
 
 
-def test_it_is_a_backend_that_can_do_everything() -> None:
+def test_backend_supports_every_feature() -> None:
     backend = task_backends["default"]
     assert isinstance(backend, StokerBackend)
     assert isinstance(backend, BaseTaskBackend)
@@ -59,14 +59,14 @@ def test_it_is_a_backend_that_can_do_everything() -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_setting_does_not_keep_tasks_from_being_imported(wrong: dict[str, Any]) -> None:
+def test_invalid_setting_does_not_prevent_task_definition(wrong: dict[str, Any]) -> None:
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, **wrong}}):
         made = task(function)
         assert made.backend == "default"
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_setting_is_told_at_the_first_use(wrong: dict[str, Any]) -> None:
+def test_invalid_setting_is_reported_at_the_first_use(wrong: dict[str, Any]) -> None:
     with (
         override_settings(TASKS={"default": {"BACKEND": BACKEND, **wrong}}),
         pytest.raises(
@@ -77,12 +77,12 @@ def test_a_wrong_setting_is_told_at_the_first_use(wrong: dict[str, Any]) -> None
     assert isinstance(caught.value, ImproperlyConfigured)
 
 
-def test_settings_are_those_it_was_made_with() -> None:
+def test_backend_has_the_settings_of_its_parameters() -> None:
     backend = StokerBackend("elsewhere", {"OPTIONS": {"MAX_ATTEMPTS": 9}})
     assert (backend.settings.alias, backend.settings.max_attempts) == ("elsewhere", 9)
 
 
-def test_settings_are_read_once_for_all_threads() -> None:
+def test_settings_are_shared_by_threads() -> None:
     first = StokerBackend("default", dict(task_backends["default"]._params))
     assert first.settings is task_backends["default"].settings
 
@@ -105,7 +105,7 @@ assert not found, found
 """
 
 
-def test_a_task_is_defined_without_models_and_databases() -> None:
+def test_task_definition_loads_no_models() -> None:
     """Django imports modules of tasks before its models are ready."""
     script = [sys.executable, "-W", "error", "-c", LOADS]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
@@ -127,14 +127,14 @@ except Exception as error:
 """
 
 
-def test_an_app_that_is_not_installed_is_told_at_the_first_use() -> None:
+def test_missing_installed_app_is_reported_at_the_first_use() -> None:
     script = [sys.executable, "-c", NOT_INSTALLED]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("ConfigurationError"), done
     assert "'stoker' to INSTALLED_APPS" in done.stdout
 
 
-# -- as Django's tests of its own backends expect -------------------------------------------------
+# -- what Django's own tests of backends expect ---------------------------------------------------
 
 
 def test_queue_that_is_not_listed_is_refused_in_djangos_words() -> None:

@@ -1,4 +1,4 @@
-"""Back-off: how long until the next attempt."""
+"""Backoff: the delay before the next attempt."""
 
 import random
 from datetime import timedelta
@@ -31,23 +31,23 @@ def test_linear_grows_by_its_step_up_to_its_cap() -> None:
     assert delays(linear(10, cap=35)) == [10, 20, 30, 35, 35]
 
 
-def test_constant_stays() -> None:
+def test_constant_repeats_its_delay() -> None:
     assert delays(constant(timedelta(minutes=1)), 3) == [60, 60, 60]
 
 
-def test_a_list_of_delays_is_taken_one_by_one_and_the_last_repeats() -> None:
+def test_list_of_delays_repeats_its_last() -> None:
     assert delays(as_backoff([1, timedelta(seconds=5), 30])) == [1, 5, 30, 30, 30]
 
 
-def test_a_number_is_a_constant_delay() -> None:
+def test_number_is_a_constant_delay() -> None:
     assert delays(as_backoff(1.5), 2) == [1.5, 1.5]
     assert delays(as_backoff(timedelta(seconds=2)), 2) == [2, 2]
     assert delays(as_backoff(0), 2) == [0, 0]
 
 
-def test_a_callable_is_taken_as_it_is() -> None:
+def test_callable_is_used_unchanged() -> None:
     def mine(exception: BaseException, task_result: object) -> None:
-        """Never again."""
+        """Do not retry."""
 
     assert as_backoff(mine) is mine
 
@@ -79,18 +79,18 @@ def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
 @pytest.mark.parametrize(
     "wrong", ["10", True, -1, float("nan"), float("inf"), [], [1, "2"], [1, -2], object()]
 )
-def test_what_is_no_backoff_is_refused_with_a_sentence(wrong: object) -> None:
+def test_invalid_backoff_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidTaskOption, match=r"backoff"):
         as_backoff(wrong)
 
 
 @pytest.mark.parametrize("base", [0.5, 0, -2, "2", True, float("nan"), float("inf")])
-def test_an_exponential_that_would_not_grow_is_refused(base: object) -> None:
+def test_exponential_with_a_base_below_one_is_refused(base: object) -> None:
     with pytest.raises(InvalidTaskOption, match=r"at least 1"):
         exponential(base=base)  # type: ignore[arg-type]
 
 
-def test_backoffs_are_equal_when_they_do_the_same() -> None:
+def test_equal_backoffs_compare_equal() -> None:
     assert exponential(2, 600) == exponential(base=2.0, cap=timedelta(minutes=10))
     assert exponential(2) != exponential(3)
 

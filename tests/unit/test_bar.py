@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -26,13 +26,13 @@ def test_a_terminal_shows_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -
     assert "3/7" in terminal.getvalue()
 
 
-def test_elsewhere_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_terminal_means_no_output(capsys: pytest.CaptureFixture[str]) -> None:
     with bar("counting"):
         come_so_far(3, 7)
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_rich_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rich_means_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setitem(sys.modules, "rich.progress", None)
@@ -41,7 +41,7 @@ def test_without_rich_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> Non
     assert terminal.getvalue() == ""
 
 
-def test_only_what_is_done_inside_is_told() -> None:
+def test_progress_is_reported_only_inside_the_block() -> None:
     told: list[tuple[int, int | None]] = []
     with told_to(lambda done, total: told.append((done, total))):
         come_so_far(1)

@@ -1,4 +1,4 @@
-"""``manage.py check``: every id has a case that brings it, and one that does not."""
+"""``manage.py check``: each id has a case that reports it and one that does not."""
 
 import inspect
 import re
@@ -34,55 +34,55 @@ def messages(**options: Any) -> list[checks.CheckMessage]:
         return task_backends["default"].check()
 
 
-def test_the_default_settings_are_sound() -> None:
+def test_default_settings_pass_all_checks() -> None:
     assert ids(default={}) == []
 
 
-def test_every_id_stands_in_the_table() -> None:
+def test_every_check_id_is_documented() -> None:
     told = set(re.findall(r"stoker\.[EW]\d{3}", ours.__doc__ or ""))
     code = "".join(inspect.getsource(module) for module in (ours, desk))
     used = set(re.findall(r'id="(stoker\.[EW]\d{3})"', code))
     assert used == told
 
 
-def test_every_message_has_a_hint() -> None:
+def test_every_check_message_has_a_hint() -> None:
     found = messages(WORKERS="many", NO_SUCH=1)
     assert len(found) == 2
     assert all(message.hint for message in found)
 
 
-def test_e001_wrong_options_one_each() -> None:
+def test_e001_reports_each_wrong_option() -> None:
     assert ids(default={"OPTIONS": {"WORKERS": "many", "WORKRES": 2}}) == ["stoker.E001"] * 2
     assert "Did you mean 'WORKERS'" in messages(WORKRES=2)[0].msg
 
 
-def test_e001_wrong_queues() -> None:
+def test_e001_reports_wrong_queues() -> None:
     assert ids(default={"QUEUES": "default"}) == ["stoker.E001"]
     assert ids(default={"QUEUES": ["x" * 101]}) == ["stoker.E001"]
     assert ids(default={"QUEUES": []}) == []
 
 
-def test_e002_unknown_broker() -> None:
+def test_e002_reports_an_unknown_broker() -> None:
     assert ids(default={"OPTIONS": {"BROKER": "carrier-pigeon://loft"}}) == ["stoker.E002"]
     assert ids(default={"OPTIONS": {"BROKER": "memory://"}}) == []
 
 
-def test_e003_unknown_database() -> None:
+def test_e003_reports_an_unknown_database() -> None:
     assert ids(default={"OPTIONS": {"BROKER": "orm://nowhere"}}) == ["stoker.E003"]
 
 
-def test_e002_broker_that_cannot_be_used() -> None:
+def test_e002_reports_an_invalid_broker_url() -> None:
     assert ids(default={"OPTIONS": {"BROKER": "redis://host:port/0"}}) == ["stoker.E002"]
     assert ids(default={"OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"}}) == []
 
 
-def test_e003_unknown_store() -> None:
+def test_e003_reports_an_unknown_store() -> None:
     options = {"BROKER": "redis://127.0.0.1:1/0", "DATABASE": "nowhere"}
     assert ids(default={"OPTIONS": options}) == ["stoker.E003"]
 
 
-def test_w009_the_server_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked where databases are, too."""
+def test_w009_reports_an_unreachable_broker_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is checked only together with databases."""
     away = {"BACKEND": BACKEND, "OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"}}
     monkeypatch.setattr(ours, "_migrated", lambda _alias: [])
     with override_settings(TASKS={"default": away}):
@@ -108,7 +108,7 @@ def test_w009_the_server_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
         ("orm://default", "redis://cache/2", {}, False),
     ],
 )
-def test_w010_clearing_a_cache_would_delete_the_jobs(
+def test_w010_reports_a_cache_that_shares_the_brokers_database(
     broker: str, location: Any, options: dict[str, Any], is_same: bool
 ) -> None:
     cache = {"BACKEND": "django.core.cache.backends.dummy.DummyCache", "OPTIONS": options}
@@ -119,12 +119,12 @@ def test_w010_clearing_a_cache_would_delete_the_jobs(
     assert found == ["stoker.W010"] * is_same
 
 
-def test_e004_not_installed(settings: Any) -> None:
+def test_e004_reports_a_missing_app(settings: Any) -> None:
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if "stoker" not in app]
     assert "stoker.E004" in ids(default={})
 
 
-def test_e005_unknown_kind_of_database(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e005_reports_an_unsupported_database(monkeypatch: pytest.MonkeyPatch) -> None:
     from django.db import connections
 
     monkeypatch.setattr(connections["default"], "vendor", "oracle")
@@ -137,11 +137,11 @@ class KeepOut:
 
 
 @override_settings(DATABASE_ROUTERS=[KeepOut()])
-def test_e006_routers_keep_the_tables_out() -> None:
+def test_e006_reports_routers_that_refuse_the_tables() -> None:
     assert ids(default={}) == ["stoker.E006"]
 
 
-def test_e007_neighbours_that_cannot_open_each_other_s_packages() -> None:
+def test_e007_reports_backends_that_share_queues_but_not_keys() -> None:
     one, other = {"OPTIONS": {"CLUSTER": "one"}}, {"OPTIONS": {"CLUSTER": "other"}}
     mail, rest = {"QUEUES": ["mail"]}, {"QUEUES": ["rest"]}
     assert ids(default=one, second=other) == ["stoker.E007"]
@@ -152,27 +152,27 @@ def test_e007_neighbours_that_cannot_open_each_other_s_packages() -> None:
     assert ids(default=one | mail, second=other | {"QUEUES": []}) == ["stoker.E007"]
 
 
-@pytest.mark.skipif(TASKS_APP != "django_tasks", reason="this Django has tasks of its own")
-def test_w002_backport_not_installed(settings: Any) -> None:
+@pytest.mark.skipif(TASKS_APP != "django_tasks", reason="this Django has its own tasks")
+def test_w002_reports_a_missing_backport(settings: Any) -> None:
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_tasks"]
     assert ids(default={}) == ["stoker.W002"]
 
 
-def test_w003_leases_shorter_than_three_heartbeats() -> None:
+def test_w003_reports_leases_shorter_than_three_heartbeats() -> None:
     options = {"HEARTBEAT_SECONDS": 10, "DATABASE_SECONDS": 5}
     assert ids(default={"OPTIONS": {"LEASE_SECONDS": 29, **options}}) == ["stoker.W003"]
     assert ids(default={"OPTIONS": {"LEASE_SECONDS": 30, **options}}) == []
 
 
-def test_w004_database_calls_longer_than_a_lease() -> None:
+def test_w004_reports_database_deadlines_longer_than_a_lease() -> None:
     assert ids(default={"OPTIONS": {"DATABASE_SECONDS": 60}}) == ["stoker.W004"]
 
 
-def test_w005_pickle() -> None:
+def test_w005_reports_pickle() -> None:
     assert ids(default={"OPTIONS": {"SERIALIZER": "pickle"}}) == ["stoker.W005"]
 
 
-def test_w006_sqlite_that_nobody_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w006_reports_untuned_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
     from django.db import connections
 
     off = {"default": {"OPTIONS": {"SQLITE_TUNING": False}}}
@@ -186,7 +186,9 @@ def test_w006_sqlite_that_nobody_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     ("level", "expected"),
     [("repeatable read", ["stoker.W007"]), (None, ["stoker.W007"]), ("read committed", [])],
 )
-def test_w007_isolation(monkeypatch: pytest.MonkeyPatch, level: Any, expected: list[str]) -> None:
+def test_w007_reports_mysql_isolation_levels(
+    monkeypatch: pytest.MonkeyPatch, level: Any, expected: list[str]
+) -> None:
     from django.db import connections
 
     monkeypatch.setattr(connections["default"], "vendor", "mysql")
@@ -194,7 +196,7 @@ def test_w007_isolation(monkeypatch: pytest.MonkeyPatch, level: Any, expected: l
     assert ids(default={}) == expected
 
 
-def test_django_s_check_asks_the_backends() -> None:
+def test_djangos_check_runs_ours() -> None:
     wrong = {"default": {"BACKEND": BACKEND, "OPTIONS": {"NO_SUCH": 1}}}
     check_tasks = import_module(f"{TASKS_APP}.checks").check_tasks
     assert check_tasks in registry.get_checks()
@@ -212,7 +214,7 @@ def test_django_s_check_asks_the_backends() -> None:
         ("x", "must be a dict"),
     ],
 )
-def test_e008_settings_of_the_api(wrong: Any, told: str) -> None:
+def test_e008_reports_wrong_api_settings(wrong: Any, told: str) -> None:
     with override_settings(STOKER_API=wrong):
         (message,) = ours.check_api()
         assert (message.id, told in message.msg) == ("stoker.E008", True)
@@ -224,7 +226,7 @@ def test_e008_settings_of_the_api(wrong: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["shop.nowhere.user_of", "stoker.conf.nothing", "math.pi"])
-def test_whose_a_token_is_must_be_a_function(path: str) -> None:
+def test_token_user_that_is_no_function_is_refused(path: str) -> None:
     with (
         override_settings(STOKER_API={"TOKEN_USER": path}),
         pytest.raises(ConfigurationError, match="TOKEN_USER"),
@@ -232,7 +234,7 @@ def test_whose_a_token_is_must_be_a_function(path: str) -> None:
         api_settings().find_user_of("x")
 
 
-def test_e009_schedules_of_settings() -> None:
+def test_e009_reports_wrong_schedules_in_settings() -> None:
     def found(task: str) -> list[str]:
         schedules = {"nightly": {"task": task, "schedule": Cron("0 3 * * *")}}
         tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"SCHEDULES": schedules}}}
@@ -244,7 +246,7 @@ def test_e009_schedules_of_settings() -> None:
     assert found("shop.tasks.nowhere") == ["stoker.E009"]
 
 
-def test_w008_modules_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_w008_reports_modules_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(_: str) -> None:
         raise ImportError("no module named 'shop'")
 

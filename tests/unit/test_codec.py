@@ -1,4 +1,4 @@
-"""Values come back from JSON as they were: same type, same value, same zone."""
+"""Values survive JSON with the same type, value and time zone."""
 
 # ruff: noqa: DTZ001, DTZ901 - moments without a zone come back, too
 
@@ -98,12 +98,12 @@ LARGE = [10**n + 1 for n in (15, 308, 599, 601, 602, 603, 4299, 4300, 5000, 20_0
 
 
 def there_and_back(value: Any) -> Any:
-    """Take the way of an argument: as it stands when it is plain, else encoded."""
+    """Write and read a value like an argument: plain if possible, else encoded."""
     return codec.read(value_as_json(value))
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values are the same in type, value, order, sign, fold and zone."""
+    """Return whether two values have the same type, value, order, sign, fold and zone."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
@@ -118,35 +118,35 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def hands(clock: datetime | time) -> tuple[Any, ...]:
-    """Return all that there is to a datetime or time."""
+    """Return all properties of a datetime or time."""
     zone = getattr(clock.tzinfo, "key", None)
     return clock.replace(tzinfo=None), clock.fold, clock.utcoffset(), zone
 
 
 def changed(value: Any) -> bool:
-    """Say whether a value does not come back as it was."""
+    """Return whether a round trip changes the value."""
     return not is_same(there_and_back(value), value)
 
 
 @pytest.mark.parametrize(
     "values", [PLAIN, DATES, OTHERS, KEYS, LOOK_LIKE_OURS, HALF_CHARACTERS, LARGE]
 )
-def test_values_come_back_as_they_were(values: list[Any]) -> None:
-    """Each alone, then all of them inside one another."""
+def test_values_survive_a_round_trip(values: list[Any]) -> None:
+    """Each alone, then all of them nested."""
     assert not list(filter(changed, values))
     assert not changed(values)
     assert not changed({"a": tuple(values), 1: [{"b": value} for value in values]})
 
 
-def test_plain_values_are_written_as_they_stand() -> None:
-    """Which is what makes it quick; and only they are plain."""
+def test_plain_values_are_written_as_plain_json() -> None:
+    """This makes writing quick. Other values are not plain."""
     assert all(map(codec.is_plain, PLAIN))
     assert not any(map(codec.is_plain, [*DATES, *OTHERS, *KEYS, [()], {"a": [b""]}]))
     assert codec.write({"a": [1, None, "é"]}) == '{"a":[1,null,"é"]}'.encode()
 
 
 def atoms() -> st.SearchStrategy[Any]:
-    """Draw every kind of value that is not made of others, and can be a key."""
+    """Draw any value that is no container and can be a key."""
     zones = st.none() | st.sampled_from([UTC, ODD_OFFSET, ZURICH]) | st.timezones()
     texts = st.text(st.characters()) | st.text('$tuplei{}"[', max_size=8)
     return st.one_of(
@@ -168,12 +168,12 @@ def atoms() -> st.SearchStrategy[Any]:
 
 
 def has_one_offset(zone: tzinfo | None) -> bool:
-    """Whether a time without a date can be in this zone and be kept."""
+    """Return whether a time without a date can be serialised with this zone."""
     return not isinstance(zone, ZoneInfo) or zone.key is not None
 
 
 def values() -> st.SearchStrategy[Any]:
-    """Draw lists, tuples and dicts of all that."""
+    """Draw lists, tuples and dicts of atoms."""
     return st.recursive(
         atoms(),
         lambda inner: st.one_of(
@@ -187,25 +187,25 @@ def values() -> st.SearchStrategy[Any]:
 
 @settings(deadline=None, max_examples=300)
 @given(values())
-def test_any_value_comes_back_as_it_was(value: Any) -> None:
-    """Drawn at random, nested and mixed."""
+def test_random_values_survive_a_round_trip(value: Any) -> None:
+    """The values are nested and mixed."""
     assert not changed(value), there_and_back(value)
 
 
 class Colour(TextChoices):
-    """A choice of Django's."""
+    """Django choices of text."""
 
     RED = "red"
 
 
 class Size(IntegerChoices):
-    """Another."""
+    """Django choices of integers."""
 
     LARGE = 3
 
 
 class Word(str, Enum):  # noqa: UP042 - what users have, and not the same
-    """A text whose own __str__ says something else."""
+    """A str enum whose __str__ differs from its value."""
 
     YES = "yes"
 
@@ -216,11 +216,11 @@ Name = StrEnum("Name", "ANNE")
 
 
 class Percent(float):
-    """A float by another name."""
+    """A subclass of float."""
 
 
 class Clock(datetime):
-    """A datetime of a library's own."""
+    """A subclass of datetime, as libraries have."""
 
 
 @pytest.mark.parametrize(
@@ -249,14 +249,14 @@ class Clock(datetime):
         ),
     ],
 )
-def test_subclasses_come_back_as_what_they_derive_from(given: Any, kept: Any) -> None:
-    """As an equal value of the plain type, alone and within others."""
+def test_subclasses_come_back_as_their_base_type(given: Any, kept: Any) -> None:
+    """As an equal value of the base type, alone and nested."""
     assert is_same(there_and_back(given), kept)
     assert is_same(there_and_back([{"a": (given,)}]), [{"a": (kept,)}])
 
 
-def test_a_named_zone_is_the_same_zone_again() -> None:
-    """So that a day later is a day later, whatever the clocks do in that night."""
+def test_named_time_zone_is_kept() -> None:
+    """So that adding a day is right across a clock change."""
     evening = there_and_back(datetime(2026, 10, 24, 20, tzinfo=ZURICH))
     assert evening.tzinfo is ZURICH
     assert (evening + timedelta(days=1)).utcoffset() == timedelta(hours=1)
@@ -264,7 +264,7 @@ def test_a_named_zone_is_the_same_zone_again() -> None:
 
 @pytest.fixture
 def digits_without_limit() -> Iterator[None]:
-    """Let this process write integers that others refuse to read."""
+    """Let this process write integers of any size."""
     before = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     yield
@@ -293,7 +293,7 @@ INTO: dict[str, Callable[[Any], Any]] = {
 
 
 def nested(kind: str, levels: int) -> Any:
-    """Make so many lists (or others) inside one another."""
+    """Nest lists, or another container, so many levels deep."""
     value: Any = 1
     for _ in range(levels):
         value = INTO[kind](value)
@@ -301,8 +301,8 @@ def nested(kind: str, levels: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", INTO)
-def test_nesting_has_a_limit(kind: str) -> None:
-    """The same for every kind, and wherever on the stack it is met."""
+def test_nesting_beyond_the_limit_is_refused(kind: str) -> None:
+    """The limit is the same for every container and every depth of the stack."""
     assert not changed(nested(kind, MOST_LEVELS))
     for levels in (MOST_LEVELS + 1, 100_000):
         assert not codec.is_plain(nested(kind, levels))
@@ -312,8 +312,8 @@ def test_nesting_has_a_limit(kind: str) -> None:
             codec.encode(nested(kind, levels))
 
 
-def test_what_contains_itself_is_refused() -> None:
-    """Also when it does so twice, which makes 2 ** 100 ways down."""
+def test_value_that_contains_itself_is_refused() -> None:
+    """Even if it does so twice, which makes 2 ** 100 paths."""
     a_list: list[Any] = [1]
     a_list += [a_list, a_list]
     a_dict: dict[Any, Any] = {}
@@ -325,23 +325,23 @@ def test_what_contains_itself_is_refused() -> None:
 
 
 class Place(tzinfo):
-    """A zone that needs a date to know its offset, and has no name to be found by."""
+    """A time zone without a key, whose offset depends on the date."""
 
     def utcoffset(self, moment: datetime | None) -> timedelta | None:
-        """Give none without a date."""
+        """Return None without a date."""
         return timedelta(hours=1) if moment else None
 
     def tzname(self, moment: datetime | None) -> str:
-        """Give one that nothing can be found by."""
+        """Return a name that no zone can be found by."""
         return "here"
 
     def dst(self, moment: datetime | None) -> timedelta | None:
-        """Give none."""
+        """Return None."""
         return None
 
 
 class Twin(str):
-    """A text that a dict can have beside its equal."""
+    """A str that a dict can hold next to an equal one."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -360,25 +360,25 @@ class Twin(str):
         ([1j], [0], ""),
     ],
 )
-def test_what_json_cannot_keep_is_refused_with_its_place(
+def test_unserializable_value_is_refused_with_its_path(
     value: Any, path: list[Any], problem: str
 ) -> None:
-    """Nothing is changed in silence."""
+    """No value is changed silently."""
     with pytest.raises(NotEncodable) as caught:
         codec.encode(value)
     assert caught.value.path == path
     assert problem in caught.value.problem
 
 
-def test_two_keys_of_the_same_text_are_refused() -> None:
-    """JSON would keep the later one."""
+def test_two_keys_with_the_same_text_are_refused() -> None:
+    """JSON would keep only the later one."""
     with pytest.raises(NotEncodable, match="two keys of the same text"):
         codec.encode({"a": 1, Twin("a"): 2})
 
 
 @pytest.mark.parametrize("value", [float("nan"), [float("inf")], {"a": -float("inf")}])
-def test_numbers_that_json_does_not_have_are_not_written(value: Any) -> None:
-    """Even where nobody looked at each value: `NaN` is no JSON."""
+def test_numbers_outside_json_are_not_written(value: Any) -> None:
+    """Even if the values were not checked one by one, because `NaN` is no JSON."""
     assert codec.is_plain(value)
     with pytest.raises(ValueError, match="Out of range float"):
         codec.write(value)
@@ -399,7 +399,7 @@ def test_numbers_that_json_does_not_have_are_not_written(value: Any) -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_nobody_wrote_is_not_read(written: bytes) -> None:
-    """Whichever error it is, it is an Exception, and nothing is made of the bytes."""
+def test_invalid_data_is_not_read(written: bytes) -> None:
+    """Any of these exceptions is right, as long as no object is created."""
     with pytest.raises((ValueError, LookupError, TypeError, RecursionError)):
         codec.read(written)

@@ -1,4 +1,4 @@
-"""What `manage.py stoker` makes of what is typed, and how it says things."""
+"""Parsing and output of `manage.py stoker`."""
 
 import argparse
 import json
@@ -33,12 +33,12 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def parse(*arguments: str) -> dict[str, Any]:
-    """What the command would be called with."""
+    """Return the options that the command would get."""
     return vars(Command().create_parser("manage.py", "stoker").parse_args(arguments))
 
 
 def call(*arguments: str) -> int:
-    """Run the command as `manage.py` does. Returns the exit code."""
+    """Run the command like `manage.py` and return the exit code."""
     try:
         Command().run_from_argv(["manage.py", "stoker", *arguments])
     except SystemExit as end:
@@ -66,7 +66,7 @@ def call(*arguments: str) -> int:
         ("{broken", "{broken"),
     ],
 )
-def test_an_argument_is_json_or_text(text: str, value: object) -> None:
+def test_argument_is_parsed_as_json_or_text(text: str, value: object) -> None:
     assert json_or_text(text) == value
     assert type(json_or_text(text)) is type(value)
 
@@ -80,12 +80,12 @@ def test_an_argument_is_json_or_text(text: str, value: object) -> None:
         (dict, '{"a": NaN}', "NaN is not JSON"),
     ],
 )
-def test_wrong_json_is_told(kind: type, text: str, told: str) -> None:
+def test_invalid_json_is_refused(kind: type, text: str, told: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=told):
         json_of(kind)(text)
 
 
-def test_a_moment_is_seconds_from_now_or_iso_8601() -> None:
+def test_moment_is_seconds_from_now_or_iso_8601() -> None:
     before = datetime.now(UTC)
     later = moment("90.5")
     assert timedelta(seconds=90) < later - before < timedelta(seconds=120)
@@ -97,12 +97,12 @@ def test_a_moment_is_seconds_from_now_or_iso_8601() -> None:
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "2030-13-01T00:00", "inf", "nan", "1e300"])
-def test_no_moment_is_told(text: str) -> None:
+def test_invalid_moment_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=text):
         moment(text)
 
 
-def test_options_may_stand_between_arguments() -> None:
+def test_options_between_arguments_are_parsed() -> None:
     options = parse("enqueue", "--priority", "3", "a.b", "1", "--queue", "mail", "2", "-5")
     assert (options["task"], options["arguments"]) == ("a.b", ["1", "2", "-5"])
     assert (options["priority"], options["queue"], options["wait"]) == (3, "mail", None)
@@ -140,7 +140,7 @@ def test_options_of_every_command_work_before_and_after_the_subcommand() -> None
         (["enqueue", "tests.app.tasks.add", "1", "--backend", "nonsense"], "nonsense"),
     ],
 )
-def test_bad_input_is_told_in_a_sentence(
+def test_invalid_input_is_reported_in_one_sentence(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(*arguments) == ExitCode.REFUSED
@@ -150,7 +150,7 @@ def test_bad_input_is_told_in_a_sentence(
     assert output.out == ""
 
 
-def test_a_backend_that_is_not_stokers_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_backend_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     path = f"{json_of.__module__}.Nothing"
     with override_settings(TASKS={"default": {"BACKEND": path}}):
         assert call("health") == ExitCode.REFUSED
@@ -161,7 +161,7 @@ def test_a_backend_that_is_not_stokers_is_told(capsys: pytest.CaptureFixture[str
     assert "is DummyBackend, which has no cluster" in capsys.readouterr().err
 
 
-def test_a_wrong_setting_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_setting_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"WORKER": 3}}
     with override_settings(TASKS={"default": wrong}):
         assert call("run") == ExitCode.REFUSED
@@ -171,7 +171,7 @@ def test_a_wrong_setting_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 # -- help -----------------------------------------------------------------------------------------
 
 
-def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_subcommand_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     shown = capsys.readouterr().out
     for subcommand in SUBCOMMANDS:
@@ -183,7 +183,7 @@ WORDS = {
     **{kind.name: kind for kind in SUBCOMMANDS},
     **{f"dead {kind.name}": kind for kind in DeadLettersCommand.parts},
 }
-"""What may be typed -> what it stands for."""
+"""Words on the command line -> their subcommand."""
 
 
 @pytest.mark.parametrize("words", WORDS)
@@ -194,10 +194,10 @@ def test_help_shows_every_option_and_examples(
     shown = capsys.readouterr().out
     assert WORDS[words].description.splitlines()[0] in shown
     assert f"manage.py stoker {words}" in shown.partition("examples:")[2]
-    assert "--pythonpath" not in shown, "what every command has is told once"
+    assert "--pythonpath" not in shown, "Django's options are not repeated"
 
 
-def test_examples_in_the_help_are_right() -> None:
+def test_examples_in_the_help_can_be_parsed() -> None:
     for subcommand in WORDS.values():
         for line in subcommand.examples.splitlines():
             words = line.partition(" || ")[0].partition(" | ")[0].split("   ")
@@ -213,7 +213,7 @@ def test_every_exit_code_has_a_meaning() -> None:
 # -- the plan -------------------------------------------------------------------------------------
 
 
-def test_the_command_line_beats_the_settings() -> None:
+def test_command_line_overrides_the_settings() -> None:
     plan = plan_of(parse("run", "--workers", "7", "--concurrency", "3", "--shutdown-seconds", "1"))
     assert plan.settings.workers == 7
     assert plan.settings.concurrency == 3
@@ -231,11 +231,11 @@ def test_the_command_line_beats_the_settings() -> None:
         (["-v", "0", "--log-level", "error"], "ERROR"),
     ],
 )
-def test_the_log_level_follows_the_verbosity(arguments: list[str], level: str) -> None:
+def test_log_level_follows_the_verbosity(arguments: list[str], level: str) -> None:
     assert plan_of(parse("run", *arguments)).log_level == level
 
 
-def test_only_queues_of_the_backend_are_taken() -> None:
+def test_unknown_queue_is_refused() -> None:
     some = read_settings("default", {"QUEUES": ["mail", "default"]})
     every = read_settings("default", {"QUEUES": []})
     assert queues_of(None, some) == ()
@@ -245,7 +245,7 @@ def test_only_queues_of_the_backend_are_taken() -> None:
         queues_of("mail,post", some)
 
 
-# -- what is told ---------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------
 
 
 def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "one") -> ClusterState:
@@ -264,7 +264,7 @@ def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "on
         ([cluster("stopping"), cluster(silent_seconds=99)], ExitCode.NO, "99.0 s"),
     ],
 )
-def test_one_cluster_that_does_its_work_is_health(
+def test_one_working_cluster_is_healthy(
     known: Sequence[ClusterState], code: ExitCode, told: str
 ) -> None:
     verdict = judge(known, 10)
@@ -272,7 +272,7 @@ def test_one_cluster_that_does_its_work_is_health(
     assert told in verdict.sentence
 
 
-def test_a_slow_database_is_no_silence() -> None:
+def test_longest_silence_allows_a_slow_database() -> None:
     assert longest_silence(Settings(heartbeat_seconds=5, database_seconds=15)) == 20
     assert longest_silence(Settings(heartbeat_seconds=60, database_seconds=15)) == 180
 
@@ -288,7 +288,7 @@ def test_a_slow_database_is_no_silence() -> None:
         (781_200, "9 d 1 h"),
     ],
 )
-def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
+def test_in_words_shortens_durations(seconds: float, text: str) -> None:
     assert in_words(seconds) == text
 
 
@@ -301,11 +301,11 @@ def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
         (NOW, repr(NOW)),
     ],
 )
-def test_a_result_is_written_as_json_where_it_can_be(value: object, text: str) -> None:
+def test_result_is_written_as_json_or_repr(value: object, text: str) -> None:
     assert written(value) == text
 
 
-def test_dataclasses_and_moments_become_json() -> None:
+def test_as_json_writes_dataclasses_and_datetimes() -> None:
     @dataclass(frozen=True, slots=True)
     class Inner:
         at: datetime
@@ -318,7 +318,7 @@ def test_dataclasses_and_moments_become_json() -> None:
     assert shown == {"outer": {"inner": [{"at": NOW.isoformat()}]}}
 
 
-def test_an_error_is_told_by_its_first_line() -> None:
+def test_first_line_of_an_error_is_its_message_or_class() -> None:
     assert first_line_of(CommandError("first\nsecond")) == "first"
     assert first_line_of(KeyError()) == "KeyError"
 

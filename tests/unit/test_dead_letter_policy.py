@@ -1,4 +1,4 @@
-"""``DeadLetters``, as users write it."""
+"""``DeadLetters``: the policy for dead letters."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize(
     ("written", "seconds"), [("1h", 3600), (90, 90), (timedelta(days=1), 86_400), (None, None)]
 )
-def test_how_long_after(written: Any, seconds: float | None) -> None:
+def test_requeue_after_is_read_in_seconds(written: Any, seconds: float | None) -> None:
     assert DeadLetters(requeue_after=written).cooldown_seconds == seconds
 
 
@@ -35,7 +35,7 @@ def test_how_long_after(written: Any, seconds: float | None) -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_told(arguments: dict[str, Any]) -> None:
+def test_invalid_policy_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidTaskOption, match="DeadLetters"):
         DeadLetters(**arguments)
 
@@ -53,27 +53,29 @@ def test_what_is_wrong_is_told(arguments: dict[str, Any]) -> None:
         ("shop.bank.NoAnswer", "shop.bank.Refused", False),
     ],
 )
-def test_which_errors(only: Any, exception_class: str, is_covered: bool) -> None:
+def test_only_selects_exceptions_and_their_subclasses(
+    only: Any, exception_class: str, is_covered: bool
+) -> None:
     assert DeadLetters("1h", only=only).covers("error", exception_class) is is_covered
 
 
-def test_what_time_does_not_mend_is_not_sent_again() -> None:
+def test_permanent_failures_are_not_covered() -> None:
     policy = DeadLetters("1h")
     assert not any(policy.covers(one, "") for one in ("expired", "unreadable", "unknown_task"))
 
 
-def test_how_often() -> None:
+def test_max_requeues_limits_requeues() -> None:
     assert [DeadLetters("1h", max_requeues=2).allows(count) for count in (0, 1, 2)] == [1, 1, 0]
     assert not DeadLetters().allows(0)
 
 
 @pytest.mark.parametrize("option", ["dead_letters", "on_dead_letter"])
-def test_a_task_takes_nothing_else(option: str) -> None:
+def test_task_refuses_anything_but_a_policy(option: str) -> None:
     with pytest.raises(InvalidTaskOption, match=option):
-        task(**{option: "1h"})(test_how_often)
+        task(**{option: "1h"})(test_max_requeues_limits_requeues)
 
 
-def test_settings_are_for_all_queues_or_by_queue() -> None:
+def test_setting_applies_to_all_queues_or_by_queue() -> None:
     policy = DeadLetters("1h")
     for written, read in ((policy, (("", policy),)), ({"mail": policy}, (("mail", policy),))):
         assert read_settings("default", {"OPTIONS": {"DEAD_LETTERS": written}}).dead_letters == read

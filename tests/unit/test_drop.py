@@ -1,4 +1,4 @@
-"""Which databases are dropped after a run: its own, and nobody else's."""
+"""After a test run only its own databases are dropped."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OURS = [
 ]
 
 
-def test_all_of_a_run_are_found() -> None:
+def test_databases_of_the_run_are_found() -> None:
     assert names_of("123x0a1b", OURS) == OURS
 
 
@@ -32,10 +32,10 @@ def test_all_of_a_run_are_found() -> None:
         "shop_stoker_default_123x0a1b",
     ],
 )
-def test_those_of_others_are_left_alone(name: str) -> None:
+def test_databases_of_others_are_not_found(name: str) -> None:
     assert names_of("123x0a1b", [name]) == []
 
 
 @pytest.mark.parametrize("word", ["", "test", "default", "queue", "stoker", ".*", "postgres"])
-def test_a_word_that_is_no_runs_finds_nothing(word: str) -> None:
+def test_invalid_run_word_finds_nothing(word: str) -> None:
     assert names_of(word, OURS) == []

@@ -1,4 +1,4 @@
-"""Durations, as people write them."""
+"""Durations written as text or numbers."""
 
 from datetime import timedelta
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.unit
         (timedelta(hours=1), 3600),
     ],
 )
-def test_what_is_a_duration(written: object, seconds: float) -> None:
+def test_duration_is_read_in_seconds(written: object, seconds: float) -> None:
     assert duration_seconds(written) == seconds
 
 
 @pytest.mark.parametrize("written", ["", "h", "1y", "1h x", "-1h", "1 2", True, None, [1]])
-def test_what_is_none(written: object) -> None:
+def test_invalid_duration_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="must be a duration"):
         duration_seconds(written)

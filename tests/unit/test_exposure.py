@@ -1,4 +1,4 @@
-"""Tasks that may be enqueued from outside: by name, and only those."""
+"""Tasks that can be enqueued from outside by their names."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def open_by_path() -> None: ...
 def open_by_name() -> None: ...
 
 
-def test_only_who_says_so_is_exposed() -> None:
+def test_only_exposed_tasks_are_found() -> None:
     assert exposed_task(f"{HERE}.open_by_path") is open_by_path
     assert exposed_task("thumbnails.make") is open_by_name
     for name in (f"{HERE}.inner", f"{HERE}.open_by_name", "tests.app.tasks.nowhere", ""):
@@ -31,12 +31,12 @@ def test_only_who_says_so_is_exposed() -> None:
             exposed_task(name)
 
 
-def test_a_variation_of_a_task_does_not_take_its_place() -> None:
+def test_variation_of_a_task_does_not_replace_it() -> None:
     open_by_path.using(priority=7)
     assert exposed_task(f"{HERE}.open_by_path").priority == 0
 
 
-def test_a_module_that_is_loaded_again_brings_its_own() -> None:
+def test_reloaded_module_replaces_its_tasks() -> None:
     def open_by_name() -> None: ...
 
     open_by_name.__module__, open_by_name.__qualname__ = HERE, "open_by_name"
@@ -48,12 +48,12 @@ def test_a_module_that_is_loaded_again_brings_its_own() -> None:
         task(exposed="thumbnails.make")(old.func)
 
 
-def test_two_tasks_cannot_have_one_name() -> None:
+def test_second_task_with_the_same_name_is_refused() -> None:
     with pytest.raises(InvalidTaskOption, match="is exposed under that name already"):
-        task(exposed="thumbnails.make")(test_only_who_says_so_is_exposed)
+        task(exposed="thumbnails.make")(test_only_exposed_tasks_are_found)
 
 
 @pytest.mark.parametrize("value", ["", "a/b", "a b", "\x00", "x" * 256, 1, "-x"])
-def test_a_name_can_stand_in_an_address(value: Any) -> None:
+def test_name_that_is_invalid_in_a_url_is_refused(value: Any) -> None:
     with pytest.raises(InvalidTaskOption, match="write True, False, or a name"):
-        task(exposed=value)(test_only_who_says_so_is_exposed)
+        task(exposed=value)(test_only_exposed_tasks_are_found)

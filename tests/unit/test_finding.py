@@ -1,4 +1,4 @@
-"""From the name in a package to the task."""
+"""Finding a task by the name in its package."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ def no_task() -> None: ...
 
 @SimpleLazyObject
 def lazy() -> None:
-    raise AssertionError("nobody asked for this")
+    raise AssertionError("the lazy object was evaluated")
 
 
 def plain_function() -> None: ...
@@ -60,40 +60,40 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         del sys.modules[name]
 
 
-def test_a_task_is_found_by_its_path() -> None:
+def test_task_is_found_by_its_path() -> None:
     assert find_task(here.module_path) is here
 
 
-def test_a_task_in_a_class_is_found() -> None:
+def test_task_in_a_class_is_found() -> None:
     assert Box.inside.module_path == f"{__name__}.Box.inside"
     assert find_task(Box.inside.module_path) is Box.inside
 
 
-def test_a_plain_task_of_django_s_is_found() -> None:
+def test_plain_django_task_is_found() -> None:
     assert plain.module_path == f"{__name__}.plain_function"
     assert find_task(plain.module_path) is plain
 
 
-def test_a_task_under_another_name_than_its_function_is_found() -> None:
+def test_task_with_another_name_than_its_function_is_found() -> None:
     assert renamed.module_path == f"{__name__}._inner"
     assert find_task(renamed.module_path) is renamed
 
 
-def test_an_unknown_name_in_a_known_module() -> None:
+def test_unknown_name_in_a_module_is_reported() -> None:
     with pytest.raises(
         UnknownTask, match=r"test_finding has no 'gone'\. Was it renamed or removed"
     ):
         find_task(f"{__name__}.gone")
 
 
-def test_an_unknown_name_in_a_known_class() -> None:
+def test_unknown_name_in_a_class_is_reported() -> None:
     with pytest.raises(UnknownTask, match=r"has no 'Box\.gone'"):
         find_task(f"{__name__}.Box.gone")
     with pytest.raises(UnknownTask, match=r"has no 'here\.gone'"):
         find_task(f"{__name__}.here.gone")
 
 
-def test_an_unknown_module() -> None:
+def test_unknown_module_is_reported() -> None:
     with pytest.raises(
         UnknownTask, match=r"importing nowhere failed with ModuleNotFoundError"
     ) as caught:
@@ -101,23 +101,23 @@ def test_an_unknown_module() -> None:
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-def test_lazy_objects_of_the_module_are_left_alone() -> None:
+def test_lazy_objects_of_the_module_are_not_evaluated() -> None:
     with pytest.raises(UnknownTask, match=r"has no 'gone'"):
         find_task(f"{__name__}.gone")
 
 
-def test_what_is_there_but_no_task() -> None:
+def test_object_that_is_no_task_is_reported() -> None:
     with pytest.raises(UnknownTask, match=r"is no task but a function\. Put @task on the function"):
         find_task(f"{__name__}.no_task")
 
 
 @pytest.mark.parametrize("path", ["", "task", ".task", "a..b", "a.b-c", "a b.c", "a.<locals>.b"])
-def test_what_is_no_path(path: str) -> None:
+def test_invalid_path_is_reported(path: str) -> None:
     with pytest.raises(UnknownTask, match=r"is not the name of a task"):
         find_task(path)
 
 
-def test_a_module_that_fails_to_import_says_why(modules: Path) -> None:
+def test_failing_import_is_reported_with_its_error(modules: Path) -> None:
     (modules / "broken_one.py").write_text("1 / 0\n")
     with pytest.raises(
         UnknownTask, match=r"importing broken_one failed with ZeroDivisionError"
@@ -126,13 +126,13 @@ def test_a_module_that_fails_to_import_says_why(modules: Path) -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_module_that_misses_another_says_which(modules: Path) -> None:
+def test_missing_import_of_a_module_is_named(modules: Path) -> None:
     (modules / "needy_one.py").write_text("import not_installed_here\n")
     with pytest.raises(UnknownTask, match=r"importing needy_one failed.*not_installed_here"):
         find_task("needy_one.task")
 
 
-def test_a_package_that_misses_another_says_which(modules: Path) -> None:
+def test_missing_import_of_a_package_is_named(modules: Path) -> None:
     (modules / "needy").mkdir()
     (modules / "needy" / "__init__.py").write_text("")
     (modules / "needy" / "tasks.py").write_text("import needy.gone\n")
@@ -140,7 +140,7 @@ def test_a_package_that_misses_another_says_which(modules: Path) -> None:
         find_task("needy.tasks.task")
 
 
-def test_a_module_that_exits_is_not_the_end(modules: Path) -> None:
+def test_module_that_exits_at_import_is_reported(modules: Path) -> None:
     (modules / "exiting_one.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(UnknownTask, match=r"importing exiting_one failed with SystemExit"):
         find_task("exiting_one.task")

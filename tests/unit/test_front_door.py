@@ -1,4 +1,4 @@
-"""The front door: every name is there, loaded on first use, and known to type checkers."""
+"""The package ``stoker``: its names are loaded on first use and known to type checkers."""
 
 import ast
 import subprocess
@@ -13,13 +13,13 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("name", stoker.__all__)
-def test_every_name_is_there(name: str) -> None:
+def test_every_public_name_is_importable(name: str) -> None:
     value = getattr(stoker, name)
     assert name in ("__version__", "job") or value.__name__ == name
     assert name in dir(stoker)
 
 
-def test_type_checkers_are_told_the_same_names() -> None:
+def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(stoker.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     told = {
@@ -31,16 +31,16 @@ def test_type_checkers_are_told_the_same_names() -> None:
     assert told == stoker._HOMES
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
+def test_version_is_a_number() -> None:
     assert stoker.__version__[0].isdigit()
 
 
-def test_another_name_is_refused_as_python_does() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'tsk'"):
         stoker.tsk  # noqa: B018
 
 
-def test_importing_it_loads_nothing() -> None:
+def test_importing_stoker_loads_no_other_module() -> None:
     code = (
         "import sys, stoker\n"
         "found = [name for name in sys.modules if name.startswith(('django', 'stoker.'))]\n"

@@ -1,4 +1,4 @@
-"""Percentiles of times that were counted in classes."""
+"""Percentiles of times counted in classes."""
 
 import random
 from collections import Counter
@@ -26,17 +26,17 @@ def counted(times: list[float]) -> Counter[int]:
     ("seconds", "number"),
     [(-1.0, 0), (0.0, 0), (FIRST_SECONDS, 0), (FIRST_SECONDS * 1.01, 1), (1e12, LAST)],
 )
-def test_the_class_of_a_time(seconds: float, number: int) -> None:
+def test_class_of_a_time_is_found(seconds: float, number: int) -> None:
     assert class_of(seconds) == number
 
 
-def test_a_time_is_between_the_ends_of_its_class() -> None:
+def test_time_is_between_the_ends_of_its_class() -> None:
     for seconds in (0.0002, 0.5, 1.0, 59.9, 3600.0):
         number = class_of(seconds)
         assert end_of(number - 1) < seconds <= end_of(number) * (1 + 1e-9)
 
 
-def test_percentiles_are_told_to_within_a_tenth() -> None:
+def test_percentiles_are_accurate_to_a_fifth() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     random_times = random.Random(seed)
@@ -46,11 +46,11 @@ def test_percentiles_are_told_to_within_a_tenth() -> None:
         assert percentile(counted(times), share) == pytest.approx(exact, rel=0.2)
 
 
-def test_of_nothing_there_is_no_percentile() -> None:
+def test_empty_histogram_has_no_percentile() -> None:
     assert percentile({}, 0.5) is None
 
 
-def test_what_was_written_down_is_added_up() -> None:
+def test_written_histograms_are_added_up() -> None:
     first, second = counted([0.1, 0.1, 2.0]), counted([0.1, 60.0])
     total: Counter[int] = Counter()
     for one in (first, second):

@@ -1,4 +1,4 @@
-"""Log records as JSON: one line each, whatever is in them."""
+"""Log records as JSON, one line each."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 
 class Lines(logging.Handler):
-    """Keeps what would be written."""
+    """Keeps the formatted lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def lines() -> Any:
         logger.setLevel(logging.NOTSET)
 
 
-def test_outside_of_a_job(lines: Lines) -> None:
+def test_record_outside_a_job_has_no_job_fields(lines: Lines) -> None:
     logging.getLogger("shop").info("order %s\npaid", 7, extra={"order": 7, "who": uuid4()})
     told = lines.last()
     assert told["message"] == "order 7\npaid"
@@ -59,7 +59,7 @@ def test_outside_of_a_job(lines: Lines) -> None:
     assert not {"job_id", "task", "queue", "attempt", "event"} & {*told}
 
 
-def test_inside_of_a_job(lines: Lines) -> None:
+def test_record_inside_a_job_names_the_job(lines: Lines) -> None:
     running = Running(uuid4(), "shop.tasks.charge", 2, "mail", 0, {}, "default", 1)
     token = current.set(running)
     try:
@@ -67,11 +67,11 @@ def test_inside_of_a_job(lines: Lines) -> None:
     finally:
         current.reset(token)
     told = lines.last()
-    assert told["job_id"] == str(running.job_id), "what is told of the job comes first"
+    assert told["job_id"] == str(running.job_id), "the fields of the job take precedence"
     assert (told["task"], told["queue"], told["attempt"]) == ("shop.tasks.charge", "mail", 2)
 
 
-def test_an_error_and_what_has_no_text(lines: Lines) -> None:
+def test_exception_and_failing_str_are_written(lines: Lines) -> None:
     try:
         int("no")
     except ValueError:
@@ -81,6 +81,6 @@ def test_an_error_and_what_has_no_text(lines: Lines) -> None:
     assert told["rude"] == "<its text could not be had: RuntimeError>"
 
 
-def test_an_event_of_stokers(lines: Lines) -> None:
+def test_stoker_event_is_named(lines: Lines) -> None:
     put_into_words("cluster_stopped", {"name": "stoker"})
     assert lines.last()["event"] == "cluster_stopped"

@@ -1,4 +1,4 @@
-"""Operations as they are declared: every interface reads the same table."""
+"""Declarations of operations, which all interfaces share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,20 +38,20 @@ def refuse_with(error: Exception) -> Callable[..., Done]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_names_a_permission_and_an_undo_that_exist(name: str) -> None:
+def test_operation_names_an_existing_permission_and_undo(name: str) -> None:
     one = OPERATIONS[name]
     assert one.permission in permissions()
     assert not one.undo or f"{one.undo}-{one.target}" in OPERATIONS
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_grave_operation_asks_first(name: str) -> None:
+def test_grave_operation_has_a_question(name: str) -> None:
     one = OPERATIONS[name]
     assert one.question or not one.is_grave
     assert "{" not in one.question.format(name="mail")
 
 
-def test_names_are_unique() -> None:
+def test_operation_names_are_unique() -> None:
     modules = {one.act.__module__ for one in OPERATIONS.values()}
     declared = [one for module in modules for one in __import__(module, fromlist=["x"]).OPERATIONS]
     assert len(declared) == len(OPERATIONS)
@@ -70,7 +70,7 @@ def test_missing_target_is_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [QueueNotFound("There is none."), ScheduleExists("No.")])
-def test_one_refusal_does_not_stop_the_others(error: Exception) -> None:
+def test_refusal_of_one_target_does_not_stop_the_others(error: Exception) -> None:
     operator = Operator(settings_for(), "anna")
     done = operation(refuse_with(error)).attempt_each(operator, ["good", "x", "good"])
     assert not done.is_good
@@ -86,7 +86,7 @@ def test_one_refusal_does_not_stop_the_others(error: Exception) -> None:
         ("anna", "x" * 300, ("cancelled by anna: " + "x" * 300)[:255]),
     ],
 )
-def test_cancellation_says_who_and_why(by: str, because: str, reason: str) -> None:
+def test_cancellation_names_operator_and_reason(by: str, because: str, reason: str) -> None:
     assert Operator(settings_for(), by, because).cancellation == reason
 
 

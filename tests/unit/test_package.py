@@ -1,4 +1,4 @@
-"""A package opens only as it was sealed: by its signature, for its cluster, in a known version."""
+"""Packages open only unchanged, with the right signature and cluster and a known version."""
 
 import hashlib
 import hmac
@@ -55,8 +55,8 @@ PACKAGE = Package(
     metadata={"request": "r1"},
 )
 
-# Written by versions of Stoker as they were: these never change. A new version adds one, and the
-# version before it becomes one that is only read.
+# Samples written by each version of the format, which never change. A new version adds a sample,
+# and the previous version is then only read.
 VERSION_2 = (
     b'\xf5J\x02\x00["01890a5dac96774bbcceb302099a8057","shop.tasks.ship","mail",10,1793000000.5,'
     b'[5,2,30.0,1793003600.0],[42,{"$tuple":[1,2]}],'
@@ -90,7 +90,7 @@ VERSION_1_PICKLED = b64decode(
 
 
 def sealer(*secrets: str | bytes, cluster: str = "shop", **options: Any) -> Sealer:
-    """Make a sealer like the one that sealed the samples, but for what is given."""
+    """Return a sealer like that of the samples, with these changes."""
     return Sealer(secrets or ("golden",), cluster, **options)
 
 
@@ -98,12 +98,12 @@ JSON, PICKLE = sealer(), sealer(serializer="pickle")
 
 
 def wrapped(body: bytes, kind: Any = JOB, *, pickled: bool = False) -> bytes:
-    """Put a body of one's own into a genuine envelope of the samples' cluster."""
+    """Put any body into a correctly signed envelope of the samples' cluster."""
     return Envelope(["golden"], "shop", None, 1 << 20).close(kind, body, pickled=pickled)
 
 
 class Opened(BaseException):
-    """Raised when something was unpickled that must not be."""
+    """Raised when a value is unpickled that must not be."""
 
 
 def _be_opened() -> None:
@@ -111,19 +111,19 @@ def _be_opened() -> None:
 
 
 class Trap:
-    """Goes off when it is unpickled."""
+    """Raises Opened when it is unpickled."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """Let unpickling call what raises Opened."""
+        """Make unpickling raise Opened."""
         return _be_opened, ()
 
 
-# The way there and back ------------------------------------------------------------------------
+# Round trips ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chosen", [JSON, PICKLE], ids=["json", "pickle"])
-def test_a_package_opens_as_it_was_sealed(chosen: Sealer) -> None:
-    """Every field, with its type."""
+def test_package_survives_sealing_and_opening(chosen: Sealer) -> None:
+    """Each field keeps its type."""
     opened = chosen.open(chosen.seal(PACKAGE))
     assert opened == PACKAGE
     assert isinstance(opened.args, tuple)
@@ -131,26 +131,26 @@ def test_a_package_opens_as_it_was_sealed(chosen: Sealer) -> None:
 
 
 @pytest.mark.parametrize("chosen", [JSON, PICKLE], ids=["json", "pickle"])
-def test_the_least_package_opens_as_it_was_sealed(chosen: Sealer) -> None:
-    """Without arguments, options and metadata."""
+def test_empty_package_survives_sealing_and_opening(chosen: Sealer) -> None:
+    """It has no arguments, options or metadata."""
     least = Package(UUID(int=5), "a.b", (), {}, "default", -100, 0.0)
     assert chosen.open(chosen.seal(least)) == least
 
 
-def test_what_is_only_like_a_dict_or_a_str_is_taken() -> None:
-    """Metadata is any mapping; a queue's name may be a member of TextChoices."""
+def test_mapping_and_text_choices_are_accepted() -> None:
+    """Metadata can be any mapping, and a queue name a member of TextChoices."""
     like = replace(PACKAGE, metadata=MappingProxyType(dict(PACKAGE.metadata)))
     assert JSON.seal(like) == JSON.seal(PACKAGE)
 
 
-def test_keywords_that_look_like_tags_are_taken() -> None:
-    """A task may take **options of any name."""
+def test_keywords_that_look_like_tags_are_accepted() -> None:
+    """A task can take **options with any name."""
     odd = replace(PACKAGE, kwargs={"$tuple": [1]}, metadata={"$dict": "x"})
     assert JSON.open(JSON.seal(odd)) == odd
 
 
-def test_it_opens_without_arguments_where_it_is_not_run() -> None:
-    """All that decides how it is tried is there; nothing of the project's is unpickled."""
+def test_open_without_arguments_unpickles_nothing() -> None:
+    """It returns all options for retries without unpickling the project's objects."""
     bare = replace(PACKAGE, args=(), kwargs={}, metadata={})
     assert JSON.open_without_arguments(VERSION_2) == bare
     assert JSON.open_without_arguments(VERSION_1) == bare
@@ -164,8 +164,8 @@ def test_it_opens_without_arguments_where_it_is_not_run() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "a", [(1,)], {"when": PACKAGE.kwargs["at"]}])
-def test_a_return_value_comes_back(value: Any) -> None:
-    """As JSON without a signature; pickled with one."""
+def test_return_value_survives_sealing_and_opening(value: Any) -> None:
+    """JSON values are not signed, pickled ones are."""
     for chosen in (JSON, PICKLE):
         back = chosen.open_value(chosen.seal_value(value))
         assert back == value
@@ -173,8 +173,8 @@ def test_a_return_value_comes_back(value: Any) -> None:
     assert PICKLE.open_value(JSON.seal_value(value)) == value
 
 
-def test_a_pickled_value_may_be_anything_and_is_signed() -> None:
-    """Whoever can write into the results' table must not be able to run code."""
+def test_pickled_value_is_signed() -> None:
+    """Write access to the table of results must not allow running code."""
     data = PICKLE.seal_value({1, 2})
     assert PICKLE.open_value(data) == {1, 2}
     with pytest.raises(BadSignature):
@@ -188,35 +188,35 @@ def test_a_pickled_value_may_be_anything_and_is_signed() -> None:
 # Versions --------------------------------------------------------------------------------------
 
 
-def test_the_format_is_what_it_was() -> None:
-    """If this fails, the format was changed: add a version and a reader, keep the samples."""
+def test_format_of_this_version_does_not_change() -> None:
+    """If this fails, the format was changed: add a version and a reader, and keep the samples."""
     assert JSON.seal(PACKAGE) == VERSION_2
     assert max(READERS) == JOB.newest == VERSION_2[2]
 
 
 @pytest.mark.parametrize("sample", [VERSION_2, VERSION_2_COMPRESSED, VERSION_2_PICKLED])
 def test_samples_of_this_version_are_read(sample: bytes) -> None:
-    """In each of its forms."""
+    """Plain, compressed and pickled."""
     assert PICKLE.open(sample) == PACKAGE
 
 
 @pytest.mark.parametrize("sample", [VERSION_1, VERSION_1_PICKLED])
-def test_samples_of_the_version_before_are_read(sample: bytes) -> None:
-    """They had no metadata."""
+def test_samples_of_the_previous_version_are_read(sample: bytes) -> None:
+    """Version 1 had no metadata."""
     assert PICKLE.open(sample) == replace(PACKAGE, metadata={})
 
 
 @pytest.mark.parametrize("serializer", [JSON, PICKLE], ids=["json", "pickle"])
-def test_the_logical_job_travels_where_a_unique_key_says_which(serializer: Sealer) -> None:
-    """Others have no word more than before: see ``test_the_format_is_what_it_was``."""
+def test_identity_of_a_unique_job_is_in_the_package(serializer: Sealer) -> None:
+    """Other packages do not change: see ``test_format_of_this_version_does_not_change``."""
     options = replace(PACKAGE.options, identity="unique order 7 01890a5d")
     data = serializer.seal(replace(PACKAGE, options=options))
     assert serializer.open(data).options == options
     assert serializer.open_without_arguments(data).options == options
 
 
-def test_a_newer_version_is_said_to_be_newer() -> None:
-    """By its number alone: how a newer version is signed can't be known."""
+def test_newer_version_is_reported() -> None:
+    """Only the number is read, because the signature of a newer version is unknown."""
     with pytest.raises(
         NewerVersion, match=r"version 3, this one reads up to 2\. Update Stoker here"
     ):
@@ -237,8 +237,8 @@ def test_header_of_a_kind_has_its_magic_and_newest_version() -> None:
     assert ContentKind("test", b"\xf5T", 1, 3, is_always_signed=True).plain == b"\xf5T\x03\x00"
 
 
-def test_a_version_too_old_is_said_to_be_too_old() -> None:
-    """With what to do about it."""
+def test_unsupported_old_version_is_reported() -> None:
+    """The message says what to do."""
     with pytest.raises(UnreadablePackage, match="version 0, which is not read any more"):
         JSON.open(b"\xf5J\x00" + VERSION_2[3:])
 
@@ -246,23 +246,23 @@ def test_a_version_too_old_is_said_to_be_too_old() -> None:
 # Signatures ------------------------------------------------------------------------------------
 
 
-def test_the_signature_is_the_standard_one() -> None:
-    """HMAC with SHA-256 over header and body, by a key made of secret, purpose and cluster."""
+def test_signature_is_hmac_sha256() -> None:
+    """It covers header and body, with a key made of secret, purpose and cluster."""
     key = hmac.new(b"golden", b"stoker.package:shop", hashlib.sha256).digest()
     assert hmac.new(key, VERSION_2[:-32], hashlib.sha256).digest() == VERSION_2[-32:]
 
 
 @pytest.mark.parametrize("stranger", [sealer("other"), sealer(cluster="shop2")])
-def test_another_key_or_cluster_does_not_open_it(stranger: Sealer) -> None:
-    """And is told what to look at."""
+def test_another_key_or_cluster_cannot_open_a_package(stranger: Sealer) -> None:
+    """The message says which settings to check."""
     with pytest.raises(BadSignature) as caught:
         stranger.open(VERSION_2)
     for word in ("SECRET_KEY", "CLUSTER", "SECRET_KEY_FALLBACKS until the queue is empty"):
         assert word in str(caught.value)
 
 
-def test_a_key_is_rotated_without_losing_jobs() -> None:
-    """The old key still opens, the new one seals."""
+def test_rotated_key_still_opens_old_packages() -> None:
+    """The new key seals."""
     rotated = sealer(b"new", "older", "golden")
     assert rotated.open(VERSION_2) == PACKAGE
     assert sealer("new").open(rotated.seal(PACKAGE)) == PACKAGE
@@ -271,14 +271,14 @@ def test_a_key_is_rotated_without_losing_jobs() -> None:
 
 
 @pytest.mark.parametrize("secrets", [[], [""], ["golden", ""], [b""]])
-def test_an_empty_secret_is_refused(secrets: list[str | bytes]) -> None:
-    """Anybody could sign with it."""
+def test_empty_secret_is_refused(secrets: list[str | bytes]) -> None:
+    """Anyone could sign with it."""
     with pytest.raises(ConfigurationError, match="must not be empty"):
         Sealer(secrets, "shop")
 
 
 def test_every_field_is_signed() -> None:
-    """What decides what runs can't be changed on the way: each field, in a genuine package."""
+    """A changed field with the signature of the original package is refused."""
     changes: list[dict[str, Any]] = [
         {"job_id": UUID(int=1)},
         {"task": "shop.tasks.skip"},
@@ -308,8 +308,8 @@ ALL_SAMPLES = [
 
 
 @pytest.mark.parametrize("sample", ALL_SAMPLES)
-def test_no_byte_can_be_changed(sample: bytes) -> None:
-    """Every byte of every sample, by a bit and altogether."""
+def test_changed_byte_is_detected(sample: bytes) -> None:
+    """Each byte of each sample is changed by one bit and completely."""
     for place in range(len(sample)):
         for flip in (1, 2, 0x80, 0xFF):
             changed = bytearray(sample)
@@ -320,8 +320,8 @@ def test_no_byte_can_be_changed(sample: bytes) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(ALL_SAMPLES), st.data())
-def test_no_part_can_be_cut_out_put_in_or_moved(sample: bytes, data: st.DataObject) -> None:
-    """Any other bytes give one of Stoker's errors, never another one, never a package."""
+def test_changed_part_is_detected(sample: bytes, data: st.DataObject) -> None:
+    """Other bytes raise UnreadablePackage, no other error, and never open."""
     begin = data.draw(st.integers(0, len(sample)))
     end = data.draw(st.integers(begin, len(sample)))
     changed = sample[:begin] + data.draw(st.binary(max_size=40)) + sample[end:]
@@ -333,16 +333,16 @@ def test_no_part_can_be_cut_out_put_in_or_moved(sample: bytes, data: st.DataObje
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from([b"", b"\xf5", b"\xf5J", b"\xf5J\x02", b"\xf5J\x02\x00"]), st.binary())
-def test_garbage_is_no_package(start: bytes, rest: bytes) -> None:
-    """Whatever it begins with."""
+def test_garbage_is_refused_as_a_package(start: bytes, rest: bytes) -> None:
+    """Even if it begins like a package."""
     with pytest.raises(UnreadablePackage):
         PICKLE.open(start + rest)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from([b"", b"\xf5V\x01\x00", b"\xf5V\x01\x01", b"\xf5V\x01\x02"]), st.binary())
-def test_garbage_is_no_value(start: bytes, rest: bytes) -> None:
-    """Without a signature it may be read as JSON; else it is one of Stoker's errors."""
+def test_garbage_is_refused_as_a_value_or_read_as_json(start: bytes, rest: bytes) -> None:
+    """An unsigned value may be valid JSON; anything else raises UnreadablePackage."""
     try:
         value = PICKLE.open_value(start + rest)
     except UnreadablePackage:
@@ -362,14 +362,14 @@ def test_garbage_is_no_value(start: bytes, rest: bytes) -> None:
         (VERSION_2 + b"\n", "was changed or cut off"),
     ],
 )
-def test_what_is_wrong_is_said(data: bytes, told: str) -> None:
-    """In one sentence."""
+def test_unreadable_package_is_explained(data: bytes, told: str) -> None:
+    """The error is one sentence."""
     with pytest.raises(UnreadablePackage, match=told):
         JSON.open(data)
 
 
-def test_a_package_is_no_value_and_a_value_no_package() -> None:
-    """Not even with a genuine signature."""
+def test_packages_and_values_are_not_interchangeable() -> None:
+    """Not even with a valid signature."""
     with pytest.raises(UnreadablePackage, match="not a value of Stoker's"):
         PICKLE.open_value(VERSION_2_PICKLED)
     with pytest.raises(UnreadablePackage, match="not a package of Stoker's"):
@@ -394,15 +394,15 @@ def test_a_package_is_no_value_and_a_value_no_package() -> None:
         b"[" * 50_000,
     ],
 )
-def test_a_genuine_signature_around_nonsense_is_unreadable(body: bytes) -> None:
-    """One broken package must not stop whoever reads a batch of them."""
+def test_signed_nonsense_is_unreadable(body: bytes) -> None:
+    """One broken package must not stop a whole batch."""
     for pickled in (False, True):
         with pytest.raises(UnreadablePackage, match="could not be read"):
             PICKLE.open(wrapped(body, pickled=pickled))
 
 
 def test_unknown_flags_are_unreadable() -> None:
-    """A flag says how to read the rest; one that is not known makes that impossible."""
+    """Flags say how to read the rest, so an unknown flag makes that impossible."""
     content = b"\xf5J\x02\x04" + VERSION_2[4:-32]
     key = hmac.digest(b"golden", b"stoker.package:shop", "sha256")
     with pytest.raises(UnreadablePackage, match="flags 0x04 mean nothing"):
@@ -412,8 +412,8 @@ def test_unknown_flags_are_unreadable() -> None:
 # Pickle ----------------------------------------------------------------------------------------
 
 
-def test_with_json_nothing_is_unpickled_whoever_signed_it() -> None:
-    """The setting decides, not the package."""
+def test_json_serializer_unpickles_nothing() -> None:
+    """The setting decides, not the package, even if the signature is valid."""
     trapped = replace(PACKAGE, args=(Trap(),))
     for data in (PICKLE.seal(trapped), VERSION_2_PICKLED):
         with pytest.raises(UnreadablePackage, match='SERIALIZER "json" nothing is unpickled: set'):
@@ -424,8 +424,8 @@ def test_with_json_nothing_is_unpickled_whoever_signed_it() -> None:
         JSON.open_value(PICKLE.seal_value(Trap()))
 
 
-def test_nothing_is_unpickled_before_the_signature_is_right() -> None:
-    """Otherwise the signature would be for nothing."""
+def test_nothing_is_unpickled_before_the_signature_is_checked() -> None:
+    """Otherwise the signature would not protect."""
     trapped = PICKLE.seal(replace(PACKAGE, args=(Trap(),)))
     with pytest.raises(Opened):
         PICKLE.open(trapped)
@@ -447,17 +447,17 @@ def test_pages_unpickle_neither_packages_nor_values() -> None:
         PICKLE.open_value(value)
 
 
-def test_pickle_opens_what_json_sealed() -> None:
-    """So that SERIALIZER can be changed while jobs wait."""
+def test_pickle_serializer_opens_json_packages() -> None:
+    """So SERIALIZER can be changed while jobs wait."""
     assert PICKLE.open(VERSION_2) == PACKAGE
 
 
 class Gone:
-    """Sealed by a version of the project that had it."""
+    """A class that the project removes later."""
 
 
-def test_what_cannot_be_unpickled_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class was renamed since, say."""
+def test_missing_class_makes_a_package_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example if the class was renamed."""
     data = PICKLE.seal(replace(PACKAGE, args=(Gone(),)))
     monkeypatch.delattr(f"{__name__}.Gone")
     with pytest.raises(UnreadablePackage, match=r"could not be read: AttributeError: .*Gone"):
@@ -472,7 +472,7 @@ LONG = replace(PACKAGE, args=("spam " * 1000,))
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_large_bodies_are_compressed(serializer: str) -> None:
-    """Above the limit, and any cluster opens them, whatever its own limit."""
+    """Bodies above the limit are compressed, and clusters with any limit open them."""
     compressing = sealer(compress_above_bytes=1000, serializer=serializer)
     plain = sealer(serializer=serializer)
     small, large = compressing.seal(PACKAGE), compressing.seal(LONG)
@@ -484,8 +484,8 @@ def test_large_bodies_are_compressed(serializer: str) -> None:
     assert plain.open_value(value) == LONG.args[0]
 
 
-def test_what_compression_makes_larger_stays_as_it_is() -> None:
-    """Random bytes, for one."""
+def test_data_that_compression_enlarges_is_not_compressed() -> None:
+    """For example random bytes."""
     noise = hashlib.shake_256(b"seed").digest(300)
     eager = sealer(compress_above_bytes=1, serializer="pickle")
     data = eager.seal_value(noise)
@@ -493,8 +493,8 @@ def test_what_compression_makes_larger_stays_as_it_is() -> None:
     assert eager.open_value(data) == noise
 
 
-def test_the_limit_of_size_counts_the_whole_package() -> None:
-    """To the byte, and after compression."""
+def test_size_limit_counts_the_whole_package() -> None:
+    """Exactly to the byte, after compression."""
     size = len(JSON.seal(LONG))
     assert sealer(max_bytes=size).seal(LONG)
     with pytest.raises(PackageTooLarge) as caught:
@@ -510,8 +510,8 @@ def test_the_limit_of_size_counts_the_whole_package() -> None:
     assert "set COMPRESS" not in str(caught.value)
 
 
-def test_only_so_much_is_decompressed() -> None:
-    """A few kilobytes can hold gigabytes."""
+def test_decompression_is_limited() -> None:
+    """A few kilobytes can decompress to gigabytes."""
     careful = Envelope(["golden"], "shop", None, 10_000)
     careless = Envelope(["golden"], "shop", 1, 100_000_000)
     for size in (9_999, 10_000):
@@ -537,8 +537,8 @@ def test_bodies_up_to_the_limit_are_not_compressed() -> None:
         assert envelope.open(data, VALUE) == (1, False, b"a" * size)
 
 
-def test_what_could_not_be_decompressed_is_not_compressed() -> None:
-    """It is then refused for its size, instead of being a dead letter later."""
+def test_data_above_the_decompression_limit_is_not_compressed() -> None:
+    """So it is refused for its size at the enqueue and does not become a dead letter."""
     envelope = Envelope(["golden"], "shop", 1, 1000)
     for size in (1000, 1001):
         data = envelope.close(VALUE, b"a" * size, pickled=False)
@@ -546,7 +546,7 @@ def test_what_could_not_be_decompressed_is_not_compressed() -> None:
 
 
 def test_broken_compression_is_unreadable() -> None:
-    """A value has no signature that would show it earlier."""
+    """A JSON value has no signature that would show it earlier."""
     deflated = zlib.compress(b"[1]")
     for body in (b"", b"[1]", deflated[:-1], deflated[:-4] + b"abcd"):
         with pytest.raises(UnreadablePackage):
@@ -556,8 +556,8 @@ def test_broken_compression_is_unreadable() -> None:
 # Settings --------------------------------------------------------------------------------------
 
 
-def test_the_sealer_follows_the_settings() -> None:
-    """The same one as long as nothing changes; another one as soon as a key does."""
+def test_sealer_follows_the_settings() -> None:
+    """The sealer is cached until a key changes."""
     shop = Settings(cluster="shop")
     with override_settings(SECRET_KEY="golden", SECRET_KEY_FALLBACKS=[]):
         first = sealer_for(shop)

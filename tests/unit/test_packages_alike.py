@@ -1,4 +1,4 @@
-"""Packages that are written together are those that are written one by one."""
+"""Packages sealed in a batch equal packages sealed one by one."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -45,7 +45,7 @@ class TestSealing:
         "like", [LIKE, replace(LIKE, options=JobOptions(hooks="[]"), metadata={})]
     )
     @pytest.mark.parametrize(("args", "kwargs"), CALLS)
-    def test_the_same_bytes(
+    def test_batch_sealing_gives_the_same_bytes(
         self, like: Package, compress: int | None, args: Any, kwargs: dict[str, Any]
     ) -> None:
         own = sealer(compress_above_bytes=compress)
@@ -56,7 +56,7 @@ class TestSealing:
         assert data == own.seal(expected)
         assert own.open(data) == expected
 
-    def test_what_is_refused_is_named(self) -> None:
+    def test_refused_package_names_its_task(self) -> None:
         alike = Alike(sealer(max_bytes=300), LIKE)
         for args, error in (((1, float("nan")), NotSerializable), (("x" * 300,), PackageTooLarge)):
             arguments, is_plain = snapshot(args, {})
@@ -65,7 +65,7 @@ class TestSealing:
 
 
 class TestSnapshots:
-    def test_nobody_changes_one(self) -> None:
+    def test_later_changes_do_not_affect_a_snapshot(self) -> None:
         inner: list[int] = [1]
         args, kwargs = [inner], {"inner": inner}
         (positional, named), is_plain = snapshot(args, kwargs)
@@ -74,7 +74,7 @@ class TestSnapshots:
         kwargs.clear()
         assert (positional, named, is_plain) == (([1],), {"inner": [1]}, True)
 
-    def test_what_runs_code_of_others_is_not_plain(self) -> None:
+    def test_subclasses_are_not_plain(self) -> None:
         class Text(str):
             __slots__ = ()
 
@@ -87,11 +87,11 @@ class TestSnapshots:
 
 
 class TestNumbers:
-    def test_they_rise_among_ids_made_singly(self) -> None:
+    def test_numbers_of_a_batch_rise_between_single_ids(self) -> None:
         numbers = [new_job_id().int, *new_job_numbers(3), new_job_id().int, *new_job_numbers(2000)]
         assert numbers == sorted(set(numbers))
         assert {UUID(int=number).version for number in numbers} == {7}
 
-    def test_marks(self) -> None:
+    def test_numbers_can_be_marked(self) -> None:
         assert all(is_linked(UUID(int=number)) for number in new_job_numbers(50, LINKED))
         assert not any(is_linked(UUID(int=number)) for number in new_job_numbers(50))

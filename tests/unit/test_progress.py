@@ -1,4 +1,4 @@
-"""What rows say about a job."""
+"""A job's progress, read from its rows."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -30,24 +30,24 @@ def attempt(number: int, **more: object) -> Attempt:
         (JobState.CANCELLED, TaskResultStatus.FAILED),
     ],
 )
-def test_django_knows_four_of_the_states(state: JobState, status: TaskResultStatus) -> None:
+def test_states_map_to_djangos_four_statuses(state: JobState, status: TaskResultStatus) -> None:
     assert state.for_django is status
 
 
-def test_a_fresh_job_has_no_attempts() -> None:
+def test_new_job_has_no_attempts() -> None:
     progress = Progress(Job(), JobState.READY)
     assert (progress.attempts, progress.worker_ids, progress.errors) == (0, [], [])
     assert progress.started_at is progress.last_attempted_at is None
 
 
-def test_a_job_that_succeeded_at_once() -> None:
+def test_first_success_has_one_attempt_without_errors() -> None:
     job = Job(status="SUCCESSFUL", attempts=1, worker_id="w1", started_at=NOW)
     progress = Progress(job, JobState.SUCCESSFUL)
     assert (progress.attempts, progress.worker_ids, progress.errors) == (1, ["w1"], [])
     assert progress.started_at == progress.last_attempted_at == NOW
 
 
-def test_a_job_that_succeeded_the_third_time() -> None:
+def test_third_success_has_two_errors() -> None:
     job = Job(status="SUCCESSFUL", attempts=3, worker_id="w3", started_at=NOW + timedelta(hours=1))
     progress = Progress(job, JobState.SUCCESSFUL, [attempt(1), attempt(2)])
     assert progress.attempts == 3
@@ -57,20 +57,20 @@ def test_a_job_that_succeeded_the_third_time() -> None:
     assert progress.last_attempted_at == NOW + timedelta(hours=1)
 
 
-def test_a_job_that_failed_has_its_last_worker_once() -> None:
+def test_failed_job_has_its_last_worker_once() -> None:
     job = Job(status="FAILED", attempts=2, worker_id="w2", started_at=NOW)
     progress = Progress(job, JobState.FAILED, [attempt(1), attempt(2)])
     assert progress.worker_ids == ["w1", "w2"]
     assert len(progress.errors) == 2
 
 
-def test_a_job_in_its_second_attempt() -> None:
+def test_running_retry_has_two_attempts() -> None:
     progress = Progress(Job(), JobState.RUNNING, [attempt(1)])
     assert progress.attempts == 2
     assert progress.last_attempted_at == NOW + timedelta(minutes=1)
 
 
-def test_an_attempt_that_was_cancelled_is_no_error() -> None:
+def test_cancelled_attempt_is_no_error() -> None:
     job = Job(status="CANCELLED", attempts=1)
     cancelled = attempt(1, exception_class="", kind=Attempt.Kind.CANCELLED)
     assert Progress(job, JobState.CANCELLED, [cancelled]).errors == []

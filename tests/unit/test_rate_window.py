@@ -1,4 +1,4 @@
-"""Rates: no window sees too many starts, and hardly any start is given away."""
+"""Rates: no window has too many starts, and hardly any start is lost."""
 
 import random
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ SECOND_US = 1_000_000
 NOON_US = 1_800_000_000 * SECOND_US
 
 Start = tuple[int, int]
-"""When, and of which weight."""
+"""Time and weight."""
 
 limits = st.integers(1, 40)
 periods = st.sampled_from([SECOND_US // 2, SECOND_US, 10 * SECOND_US, 60 * SECOND_US])
@@ -41,8 +41,8 @@ states = st.lists(st.tuples(st.integers(-(10**7), 10**7), st.integers(0, 30)), m
 
 @st.composite
 def histories(draw: st.DrawFn, rules: st.SearchStrategy[RateRule]) -> tuple[RateRule, list[Start]]:
-    """Somebody asks now and then and takes what he can get. Each start comes as late after its
-    permit as chance has it, and the clock is not quite right."""
+    """Draw a rule and the starts of a caller that asks at random times. Starts follow their permits
+    with random delays, and the clock is slightly wrong."""
     rule = draw(rules)
     chance = draw(st.randoms(use_true_random=False))
     slowness = draw(st.sampled_from([0, margin_us(rule), LONGEST_MARGIN_US]))
@@ -66,14 +66,14 @@ def histories(draw: st.DrawFn, rules: st.SearchStrategy[RateRule]) -> tuple[Rate
 
 @settings(deadline=None)
 @given(histories(windows))
-def test_no_window_sees_more_than_the_limit(history: tuple[RateRule, list[Start]]) -> None:
+def test_no_window_has_more_starts_than_the_limit(history: tuple[RateRule, list[Start]]) -> None:
     rule, starts = history
     assert most_in_a_window(starts, rule.period_us) <= rule.starts
 
 
 @settings(deadline=None)
 @given(histories(buckets))
-def test_a_bucket_gives_its_burst_and_what_comes_back_and_no_more(
+def test_bucket_gives_no_more_than_its_burst_and_refill(
     history: tuple[RateRule, list[Start]],
 ) -> None:
     rule, starts = history
@@ -87,13 +87,15 @@ def test_a_bucket_gives_its_burst_and_what_comes_back_and_no_more(
 
 @pytest.mark.parametrize("seconds", [1, 10, 60])
 @pytest.mark.parametrize("limit", [1, 20, 100, 1000])
-def test_who_asks_eagerly_gets_nearly_all_of_it(seconds: int, limit: int) -> None:
+def test_eager_caller_gets_nearly_the_whole_rate(seconds: int, limit: int) -> None:
     assert eager_share(RateRule(limit, seconds * SECOND_US)) >= 0.95
 
 
 @settings(deadline=None)
 @given(windows.filter(lambda rule: rule.period_us >= SECOND_US), st.randoms())
-def test_so_he_does_after_starts_at_any_moments(rule: RateRule, chance: random.Random) -> None:
+def test_eager_caller_gets_nearly_the_whole_rate_after_random_starts(
+    rule: RateRule, chance: random.Random
+) -> None:
     state: State = []
     moments = sorted(chance.randrange(rule.period_us) for _ in range(rule.starts))
     for moment_us in moments:
@@ -112,17 +114,15 @@ def test_so_he_does_after_starts_at_any_moments(rule: RateRule, chance: random.R
         RateRule(7, SECOND_US, burst=3),
     ],
 )
-def test_a_bucket_of_some_size_gives_all_of_it(rule: RateRule) -> None:
+def test_bucket_gives_nearly_the_whole_rate(rule: RateRule) -> None:
     assert eager_share(rule) >= 0.95
 
 
 @settings(deadline=None)
 @given(st.one_of(windows, buckets), states, st.integers(1, 100))
-def test_next_is_the_first_moment_at_which_it_may_start(
-    rule: RateRule, state: State, weight: int
-) -> None:
+def test_next_us_is_the_earliest_possible_start(rule: RateRule, state: State, weight: int) -> None:
     moment_us = next_us(rule, state, NOON_US, weight)
-    # From then on the clock is not turned back, so nothing is taken for later than it can be.
+    # Later the clock does not go back, so no entry lies in the future.
     state = take(rule, state, NOON_US, 0)
     assert free(rule, state, moment_us) >= cost(rule, weight)
     if moment_us > NOON_US:
@@ -133,7 +133,7 @@ def test_next_is_the_first_moment_at_which_it_may_start(
 
 @settings(deadline=None)
 @given(st.one_of(windows, buckets), states)
-def test_a_state_in_order_counts_for_the_same(rule: RateRule, state: State) -> None:
+def test_normalized_state_counts_the_same(rule: RateRule, state: State) -> None:
     tidy = take(rule, state, NOON_US, 0)
     assert free(rule, tidy, NOON_US) == free(rule, state, NOON_US)
     assert take(rule, tidy, NOON_US, 0) == tidy
@@ -141,7 +141,7 @@ def test_a_state_in_order_counts_for_the_same(rule: RateRule, state: State) -> N
 
 @settings(deadline=None, max_examples=20)
 @given(st.one_of(windows, buckets))
-def test_little_is_kept_however_many_start(rule: RateRule) -> None:
+def test_state_stays_small_after_many_starts(rule: RateRule) -> None:
     state: State = []
     for step in range(2000):
         now_us = NOON_US + step * 1000
@@ -149,7 +149,7 @@ def test_little_is_kept_however_many_start(rule: RateRule) -> None:
     assert len(state) <= 4 * ENTRIES
 
 
-def test_a_job_heavier_than_the_limit_takes_all_of_it() -> None:
+def test_job_heavier_than_the_limit_takes_all_of_it() -> None:
     rule = RateRule(5, SECOND_US)
     assert cost(rule, 80) == 5
     assert next_us(rule, [], NOON_US, 80) == NOON_US
@@ -159,7 +159,7 @@ def test_a_job_heavier_than_the_limit_takes_all_of_it() -> None:
     assert free(rule, state, after_us) == 5
 
 
-def test_where_none_may_start_somebody_looks_again() -> None:
+def test_rate_of_zero_is_checked_again_after_a_period() -> None:
     for rule in (RateRule(0, SECOND_US), RateRule(0, SECOND_US, burst=3)):
         assert free(rule, [], NOON_US) == 0
         assert next_us(rule, [[NOON_US - 1, 2]], NOON_US) == NOON_US + SECOND_US
@@ -182,9 +182,7 @@ def test_where_none_may_start_somebody_looks_again() -> None:
     ],
 )
 @pytest.mark.parametrize("rule", [RateRule(20, SECOND_US), RateRule(20, SECOND_US, burst=5)])
-def test_what_cannot_be_read_counts_as_the_whole_limit_used_just_now(
-    rule: RateRule, state: Any
-) -> None:
+def test_unreadable_state_counts_as_fully_used(rule: RateRule, state: Any) -> None:
     assert free(rule, state, NOON_US) == 0
     state = take(rule, state, NOON_US, 0)
     assert free(rule, state, NOON_US + LONGEST_MARGIN_US) == 0
@@ -192,7 +190,7 @@ def test_what_cannot_be_read_counts_as_the_whole_limit_used_just_now(
 
 
 @pytest.mark.parametrize("rule", [RateRule(20, SECOND_US), RateRule(20, SECOND_US, burst=20)])
-def test_after_the_clock_was_turned_back_a_period_is_waited_for_and_no_more(
+def test_clock_set_back_delays_starts_by_one_period(
     rule: RateRule,
 ) -> None:
     state = take(rule, [], NOON_US, 20)
@@ -203,7 +201,7 @@ def test_after_the_clock_was_turned_back_a_period_is_waited_for_and_no_more(
     assert free(rule, state, back_us + SECOND_US + LONGEST_MARGIN_US + 2 * CLOCK_US) == 20
 
 
-def test_a_limit_that_is_lowered_counts_what_was_before() -> None:
+def test_lowered_limit_counts_earlier_starts() -> None:
     state = take(RateRule(20, SECOND_US), [], NOON_US, 15)
     assert free(RateRule(10, SECOND_US), state, NOON_US) == 0
     assert free(RateRule(16, SECOND_US), state, NOON_US) == 1
@@ -213,7 +211,7 @@ def test_a_limit_that_is_lowered_counts_what_was_before() -> None:
 
 @settings(deadline=None)
 @given(st.one_of(windows, buckets), st.one_of(windows, buckets), st.randoms())
-def test_after_a_change_of_the_rule_the_new_one_is_kept(
+def test_changed_rule_applies_at_once(
     before: RateRule, after: RateRule, chance: random.Random
 ) -> None:
     state: State = []
@@ -233,7 +231,7 @@ def test_after_a_change_of_the_rule_the_new_one_is_kept(
 
 
 def most_in_a_window(starts: Iterable[Start], period_us: int) -> int:
-    """The most that start in any window, its end not counted."""
+    """Return the most starts in any window, without its end."""
     inside: list[Start] = []
     most = 0
     for moment_us, weight in starts:
@@ -244,8 +242,8 @@ def most_in_a_window(starts: Iterable[Start], period_us: int) -> int:
 
 
 def eager_share(rule: RateRule, state: State | None = None, now_us: int = NOON_US) -> float:
-    """Which part of the limit somebody gets who takes each start as soon as there is one, once
-    whatever was saved up is used up."""
+    """Return the part of the rate that a caller gets who takes each start as early as possible,
+    after the initial burst."""
     state = take(rule, state or [], now_us, free(rule, state or [], now_us))
     starts = [(now_us, 0)]
     until_us = now_us + max(20 * rule.period_us, 50 * rule.period_us // rule.starts)

@@ -1,4 +1,4 @@
-"""Which files are watched for changes, and when a change counts."""
+"""The files that are watched for changes, and when a change is reported."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a package that no app is, and things that are none of its code."""
+    """A project with a package that is no app, and with files that are not its code."""
     for name in (
         "services/__init__.py",
         "services/tasks.py",
@@ -35,12 +35,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def change(path: Path) -> None:
-    """As though it were saved a second later."""
+    """Change a file's time as if it was saved a second later."""
     times = path.stat()
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1_000_000_000))
 
 
-def test_packages_of_the_project_are_watched_and_installed_ones_are_not(project: Path) -> None:
+def test_only_packages_of_the_project_are_watched(project: Path) -> None:
     folders = project_folders()
     assert project / "services" in folders
     assert Path(__file__).resolve().parents[1] in folders, "the folder of an app in INSTALLED_APPS"
@@ -51,7 +51,7 @@ def test_packages_of_the_project_are_watched_and_installed_ones_are_not(project:
 
 
 @pytest.mark.parametrize("name", ["services/tasks.py", "services/deep/er/more.py"])
-def test_a_changed_file_counts_once(project: Path, name: str) -> None:
+def test_changed_file_is_reported_once(project: Path, name: str) -> None:
     files = WatchedFiles()
     assert files.changed() is None
     change(project / name)
@@ -68,13 +68,13 @@ def test_a_changed_file_counts_once(project: Path, name: str) -> None:
         "data/loose.py",
     ],
 )
-def test_what_is_no_code_of_the_project_does_not_count(project: Path, name: str) -> None:
+def test_other_files_are_not_watched(project: Path, name: str) -> None:
     files = WatchedFiles()
     change(project / name)
     assert files.changed() is None
 
 
-def test_a_template_counts(project: Path) -> None:
+def test_changed_template_is_reported(project: Path) -> None:
     engine = {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "DIRS": [project / "templates"],
@@ -85,7 +85,7 @@ def test_a_template_counts(project: Path) -> None:
         assert files.changed() == project / "templates/page.html"
 
 
-def test_a_file_counts_from_the_change_after_it_was_first_seen(project: Path) -> None:
+def test_new_file_is_reported_after_its_next_change(project: Path) -> None:
     files = WatchedFiles()
     new = project / "services/new.py"
     new.write_text("")
@@ -94,7 +94,7 @@ def test_a_file_counts_from_the_change_after_it_was_first_seen(project: Path) ->
     assert files.changed() == new
 
 
-def test_a_file_that_is_replaced_counts_though_it_was_gone_for_a_moment(project: Path) -> None:
+def test_replaced_file_is_reported(project: Path) -> None:
     files = WatchedFiles()
     path = project / "services/tasks.py"
     path.rename(path.with_suffix(".old"))
@@ -104,7 +104,7 @@ def test_a_file_that_is_replaced_counts_though_it_was_gone_for_a_moment(project:
     assert files.changed() == path
 
 
-def test_without_watching_nothing_happens_unasked(project: Path) -> None:
+def test_reloader_without_watching_reports_no_change(project: Path) -> None:
     reloader = Reloader(watches_files=False)
     change(project / "services/tasks.py")
     assert not reloader.has_changed()
@@ -112,5 +112,5 @@ def test_without_watching_nothing_happens_unasked(project: Path) -> None:
     reloader.close()
 
 
-def test_the_command_line_is_the_one_that_started_this_process() -> None:
+def test_command_line_is_that_of_this_process() -> None:
     assert command_line() == [sys.executable, *sys.orig_argv[1:]]

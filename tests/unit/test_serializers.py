@@ -1,4 +1,4 @@
-"""What can't be serialised is refused by a sentence that names it and says what to pass instead."""
+"""Unserialisable values are refused with their name and a hint what to pass instead."""
 
 import io
 import threading
@@ -33,21 +33,21 @@ def package(*args: Any, metadata: Any = None, **kwargs: Any) -> Package:
 
 
 def refused(*args: Any, **kwargs: Any) -> str:
-    """Return the sentence by which these arguments are refused."""
+    """Return the message that refuses these arguments."""
     with pytest.raises(NotSerializable) as caught:
         kwargs.pop("by", JSON).seal(package(*args, **kwargs))
     return str(caught.value)
 
 
 def value_refused(value: Any, by: Sealer = JSON) -> str:
-    """Return the sentence by which this return value is refused."""
+    """Return the message that refuses this return value."""
     with pytest.raises(NotSerializable) as caught:
         by.seal_value(value)
     return str(caught.value)
 
 
-def test_an_argument_is_named() -> None:
-    """By its keyword, or by its place counted from 1."""
+def test_refused_argument_is_named() -> None:
+    """By its keyword, or by its position counted from 1."""
     account = Account(pk=7)
     hint = "which cannot be serialised as JSON: pass its primary key instead, and fetch it again"
     owner = "of feeds.tasks.import_feed is an Account"
@@ -56,8 +56,8 @@ def test_an_argument_is_named() -> None:
     assert f"Argument 2 {owner}, {hint}" in refused(1, account)
 
 
-def test_a_nested_value_is_shown_by_its_path() -> None:
-    """As it would be written in Python."""
+def test_refused_nested_value_is_shown_by_its_path() -> None:
+    """The path is written like Python."""
     task = "of feeds.tasks.import_feed"
     assert f'Argument 2 {task}, at args[1]["when"], is a set,' in refused(1, {"when": {1}})
     assert f'Argument \'x\' {task}, at kwargs["x"][0]["y"][(1,)], is a set,' in refused(
@@ -68,8 +68,8 @@ def test_a_nested_value_is_shown_by_its_path() -> None:
     assert 'at kwargs["' + "n" * 60 + '"][0], is' in refused(**{"n" * 99: [{1}]})
 
 
-def test_metadata_and_return_values_are_named_too() -> None:
-    """They are nobody's arguments."""
+def test_refused_metadata_and_return_values_are_named() -> None:
+    """They are not arguments."""
     assert 'The metadata of feeds.tasks.import_feed, at metadata["a"]["b"], is a set' in refused(
         metadata={"a": {"b": {1}}}
     )
@@ -79,7 +79,7 @@ def test_metadata_and_return_values_are_named_too() -> None:
 
 
 class Shade(Enum):
-    """No choice of Django's."""
+    """An enum that is no Django choice."""
 
     DARK = 1
 
@@ -92,24 +92,24 @@ class Point:
 
 
 class Grid:
-    """What numpy would have."""
+    """Has a tolist() method like numpy arrays."""
 
     def tolist(self) -> list[int]:
-        """Give plain values."""
+        """Return plain values."""
         return [1]
 
 
 class Unknown:
-    """Nothing in particular."""
+    """A class without a special hint."""
 
 
 async def _coroutine() -> None:
-    """Be what an async function returns when nobody awaits it."""
+    """Return a coroutine that is not awaited."""
 
 
 @pytest.fixture
 def coroutine() -> Iterator[Coroutine[Any, Any, None]]:
-    """Give one, and close it."""
+    """Yield a coroutine and close it."""
     made = _coroutine()
     yield made
     made.close()
@@ -148,8 +148,8 @@ def coroutine() -> Iterator[Coroutine[Any, Any, None]]:
         (object(), 'or set SERIALIZER to "pickle"'),
     ],
 )
-def test_the_hint_fits_what_was_refused(value: Any, hint: str) -> None:
-    """Alone and within others, as an argument and as a return value."""
+def test_hint_fits_the_refused_type(value: Any, hint: str) -> None:
+    """Alone and nested, as an argument and as a return value."""
     for sentence in (refused(value), refused(a=[(value,)]), value_refused({"a": value})):
         assert hint in sentence
         assert type(value).__qualname__ in sentence
@@ -157,16 +157,16 @@ def test_the_hint_fits_what_was_refused(value: Any, hint: str) -> None:
         assert sentence.endswith(".")
 
 
-def test_a_forgotten_await_is_told(coroutine: Coroutine[Any, Any, None]) -> None:
-    """The commonest slip in async code."""
+def test_forgotten_await_is_reported(coroutine: Coroutine[Any, Any, None]) -> None:
+    """The most common mistake in async code."""
     assert "is a coroutine, which cannot be serialised as JSON: await it first" in refused(
         coroutine
     )
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
-    """PostgreSQL's JSON has none of them, nor has anybody else's."""
+def test_numbers_outside_json_are_refused(number: float) -> None:
+    """JSON has no such numbers, in PostgreSQL or elsewhere."""
     told = f"is {number}, a number that JSON does not have: pass None, or a str of it."
     assert refused(1, number).endswith(f"Argument 2 of feeds.tasks.import_feed {told}")
     assert told in refused(a={"b": [number]})
@@ -175,8 +175,8 @@ def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
     assert JSON.seal(package(Decimal("NaN")))
 
 
-def test_what_contains_itself_is_refused() -> None:
-    """With a sentence instead of a RecursionError."""
+def test_value_that_contains_itself_is_refused() -> None:
+    """With a clear message instead of a RecursionError."""
     circle: list[Any] = []
     circle.append(circle)
     told = "is nested more than 100 levels deep, or contains itself: pass something flatter."
@@ -188,29 +188,29 @@ def test_what_contains_itself_is_refused() -> None:
 
 
 class Twin(str):
-    """A keyword that a dict can have beside its equal."""
+    """A keyword that a dict can hold next to an equal one."""
 
     __slots__ = ()
     __hash__ = object.__hash__
 
 
-def test_keywords_that_are_the_same_are_refused() -> None:
-    """There is no one argument to be named."""
+def test_equal_keywords_are_refused() -> None:
+    """There is no single argument to name."""
     assert refused(**{"a": 1, Twin("a"): 2}) == (
         "The arguments of feeds.tasks.import_feed would have two keys of the same text, of which "
         "JSON keeps one."
     )
 
 
-def test_options_are_checked_too() -> None:
-    """Nobody's argument, but JSON can't hold it all the same."""
+def test_unserializable_options_are_refused() -> None:
+    """Options are no arguments, but JSON cannot hold these either."""
     odd = replace(package(), options=JobOptions(timeout_seconds=float("nan")))
     with pytest.raises(NotSerializable, match="The options of feeds"):
         JSON.seal(odd)
 
 
-def test_with_pickle_the_argument_is_named_too() -> None:
-    """Pickle takes nearly everything, but not a lock."""
+def test_unpicklable_argument_is_named() -> None:
+    """Pickle accepts nearly everything, but not a lock."""
     lock = threading.Lock()
     told = "is a lock, which cannot be pickled: TypeError: cannot pickle '_thread.lock' object."
     assert refused(1, lock, by=PICKLE) == f"Argument 2 of feeds.tasks.import_feed {told}"
@@ -223,10 +223,10 @@ def test_with_pickle_the_argument_is_named_too() -> None:
 
 
 class Vicious:
-    """Raises, when pickled, what can't even be told."""
+    """Raises an exception when pickled whose str() raises, too."""
 
     def __reduce__(self) -> str:
-        """Raise it."""
+        """Raise an exception without text."""
 
         class Silent(Exception):
             def __str__(self) -> str:
@@ -235,14 +235,14 @@ class Vicious:
         raise Silent
 
 
-def test_whatever_pickling_raises_is_a_refusal() -> None:
-    """It is the project's code that runs there."""
+def test_error_while_pickling_is_a_refusal() -> None:
+    """Pickling runs the project's code, which may raise anything."""
     assert "is a Vicious, which cannot be pickled: " in refused(Vicious(), by=PICKLE)
     assert "is a Vicious, which cannot be pickled: " in value_refused(Vicious(), by=PICKLE)
 
 
-def test_pickle_takes_what_json_refuses() -> None:
-    """Which is what it is for."""
+def test_pickle_accepts_values_that_json_refuses() -> None:
+    """This is why projects choose pickle."""
     taken: tuple[Any, ...] = ({1}, frozenset(), 1j, Point(1), float("inf"), Shade.DARK)
     assert PICKLE.open(PICKLE.seal(package(*taken))).args == taken
     assert PICKLE.open_value(PICKLE.seal_value(taken)) == taken

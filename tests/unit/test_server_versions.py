@@ -1,4 +1,4 @@
-"""Versions of servers that are downloaded for the tests: which is used, and what if none can be."""
+"""Server versions that are downloaded for tests: the choice, the cache, and failures."""
 
 from __future__ import annotations
 

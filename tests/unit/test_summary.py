@@ -1,4 +1,4 @@
-"""The summary of `make test`: it names what failed and what was skipped, and shows the time."""
+"""The summary of `make test`: failed and skipped tests, and the time."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ TESTS = """
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """Give nox's report of three parts: one ran tests, one a command, one was skipped."""
+    """Write nox's report of three parts: one with tests, one with a command, one skipped."""
     sessions = [
         {"name": "sqlite", "result": "failed", "duration": 4.0, "reason": None},
         {"name": "demo", "result": "failed", "duration": 1.0, "reason": "exit code 1"},
@@ -43,7 +43,7 @@ def report(tmp_path: Path) -> Path:
     return path
 
 
-def test_failures_and_skips_stand_by_name_with_their_reason(
+def test_summary_lists_failures_and_skips_with_their_reasons(
     report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_summary(read_results(report), wall=6, processor=5)

@@ -1,4 +1,4 @@
-"""``@task`` and ``Task``: defining, varying, pickling."""
+"""``@task`` and ``Task``: defining, changing, pickling."""
 
 import copy
 import math
@@ -50,7 +50,7 @@ def full(number: int) -> int:
     return number
 
 
-def test_a_bare_decorator_makes_a_task() -> None:
+def test_bare_decorator_makes_a_task() -> None:
     assert isinstance(plain, Task)
     assert isinstance(plain, DjangoTask)
     assert is_task(plain)
@@ -58,18 +58,18 @@ def test_a_bare_decorator_makes_a_task() -> None:
     assert (plain.priority, plain.queue_name, plain.backend) == (0, "default", "default")
 
 
-def test_a_decorator_takes_options() -> None:
+def test_decorator_sets_options() -> None:
     assert (full.priority, full.queue_name, full.max_attempts) == (7, "mail", 5)
     assert full.timeout == 30
     assert full.retry_on == (OSError,)
     assert full.backoff(OSError(), type("Result", (), {"attempts": 9})) == 2
 
 
-def test_a_decorator_with_empty_parentheses_makes_a_task() -> None:
+def test_decorator_with_empty_parentheses_makes_a_task() -> None:
     assert task()(function) == task(function)
 
 
-def test_a_task_is_not_callable_but_its_function_can_be_called() -> None:
+def test_task_is_called_only_through_call() -> None:
     assert not callable(plain)
     assert plain.call(3) == 3
     assert task(later).call(4) == 4
@@ -85,7 +85,7 @@ def test_acall_runs_sync_and_async_functions() -> None:
     assert async_to_sync(_acall)() == (5, 6)
 
 
-def test_django_s_own_decorator_makes_the_same_task() -> None:
+def test_djangos_decorator_makes_the_same_task() -> None:
     django_task = import_module(TASKS_APP).task
     assert type(django_task(function)) is Task
     if django.VERSION[:2] == (6, 0):
@@ -97,12 +97,12 @@ def test_django_s_own_decorator_makes_the_same_task() -> None:
         )
 
 
-def test_django_s_own_decorator_tells_of_unknown_options() -> None:
+def test_djangos_decorator_refuses_unknown_options() -> None:
     with pytest.raises(TypeError, match=r"max_atempts"):
         import_module(TASKS_APP).task(max_atempts=5)(function)
 
 
-def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
+def test_unknown_option_is_refused_with_a_suggestion() -> None:
     with pytest.raises(
         InvalidTaskOption, match=r"no option 'max_atempts'. Did you mean 'max_attempts'"
     ):
@@ -113,14 +113,14 @@ def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
         plain.using(zzz=1)
 
 
-def test_run_after_is_not_for_the_decorator() -> None:
+def test_run_after_in_the_decorator_is_refused() -> None:
     with pytest.raises(InvalidTaskOption, match=r"using\(run_after"):
         task(run_after=timezone.now())
 
 
 @pytest.mark.parametrize("kind", ["immediate", "dummy"])
 @override_settings(TASKS=OTHERS)
-def test_with_a_backend_that_is_not_stoker_s_the_options_have_no_effect(kind: str) -> None:
+def test_options_have_no_effect_on_other_backends(kind: str) -> None:
     with override_settings(TASKS={"default": OTHERS[kind]}):
         made = task(max_attempts=5, timeout=3)(function)
         result = made.enqueue(2, name="ab")
@@ -135,7 +135,7 @@ def test_with_a_backend_that_is_not_stoker_s_the_options_have_no_effect(kind: st
 
 
 @override_settings(TASKS=OTHERS)
-def test_a_delay_becomes_a_moment_for_a_backend_that_knows_moments_only() -> None:
+def test_delay_becomes_a_datetime_on_other_backends() -> None:
     made = task(backend="dummy")(function).using(run_after=60)
     before = timezone.now()
     result = made.enqueue(1)
@@ -145,51 +145,51 @@ def test_a_delay_becomes_a_moment_for_a_backend_that_knows_moments_only() -> Non
 
 
 @override_settings(TASKS=OTHERS | {"broken": {"BACKEND": "no.such.Backend"}})
-def test_own_backends_are_those_whose_tasks_are_stoker_s() -> None:
+def test_own_backends_lists_only_stokers() -> None:
     assert list(own_backends()) == ["default"]
 
 
-def test_using_changes_what_it_names_and_nothing_else() -> None:
+def test_using_changes_only_the_named_options() -> None:
     changed = full.using(priority=-3, timeout=timedelta(minutes=1))
     assert (changed.priority, changed.timeout) == (-3, 60)
     assert (changed.queue_name, changed.max_attempts, changed.func) == ("mail", 5, full.func)
     assert full.priority == 7
 
 
-def test_using_nothing_gives_an_equal_task() -> None:
+def test_using_without_changes_gives_an_equal_task() -> None:
     assert full.using() == full
     assert full.using(priority=None, queue_name=None, backend=None, run_after=None) == full
 
 
-def test_none_gives_an_option_back_to_the_settings() -> None:
+def test_using_none_resets_an_option() -> None:
     assert full.using(timeout=None, max_attempts=None).timeout is None
 
 
-def test_run_after_takes_a_moment() -> None:
+def test_run_after_accepts_a_datetime() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     assert plain.using(run_after=moment).run_after == moment
 
 
 @pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
-def test_run_after_takes_a_delay_from_the_enqueue_on(delay: Any) -> None:
+def test_run_after_accepts_a_delay(delay: Any) -> None:
     changed = plain.using(run_after=delay)
     assert (changed.run_after, changed.run_after_seconds) == (None, 90.0)
 
 
-def test_the_later_of_two_run_after_counts() -> None:
+def test_last_run_after_counts() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     assert plain.using(run_after=5).using(run_after=moment).run_after_seconds is None
     assert plain.using(run_after=moment).using(run_after=5).run_after is None
 
 
 @pytest.mark.parametrize("wrong", ["tomorrow", True, math.nan, math.inf, object()])
-def test_a_wrong_run_after_is_refused_with_a_sentence(wrong: Any) -> None:
+def test_invalid_run_after_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=r"run_after=.*write a datetime"):
         plain.using(run_after=wrong)
 
 
-def test_a_naive_moment_is_as_for_django() -> None:
-    naive = datetime(2030, 1, 1)  # noqa: DTZ001 - that is the case
+def test_naive_datetime_follows_use_tz() -> None:
+    naive = datetime(2030, 1, 1)  # noqa: DTZ001 - on purpose
     with override_settings(USE_TZ=True), pytest.raises(InvalidTask, match=r"aware"):
         plain.using(run_after=naive)
     with override_settings(USE_TZ=False):
@@ -202,25 +202,25 @@ def test_using_another_backend_keeps_the_options() -> None:
 
 
 @pytest.mark.parametrize("priority", [-101, 101, 1.5, math.nan, "high", None, True])
-def test_priorities_are_whole_numbers_from_minus_to_plus_a_hundred(priority: Any) -> None:
+def test_invalid_priority_is_refused(priority: Any) -> None:
     with pytest.raises(InvalidTask, match=r"whole number"):
         task(priority=priority)(function)
 
 
 @pytest.mark.parametrize("queue_name", ["", None, 3, "x" * 101])
-def test_queues_have_names(queue_name: Any) -> None:
+def test_invalid_queue_name_is_refused(queue_name: Any) -> None:
     with pytest.raises(InvalidTask, match=r"queue_name"):
         task(queue_name=queue_name)(function)
 
 
 @override_settings(TASKS={"default": OTHERS["default"] | {"QUEUES": ["mail"]}})
-def test_a_queue_must_be_among_those_of_the_backend() -> None:
+def test_unknown_queue_is_refused() -> None:
     assert task(queue_name="mail")(function).queue_name == "mail"
     with pytest.raises(InvalidTask):
         task(queue_name="male")(function)
 
 
-def test_a_function_must_be_one_of_a_module() -> None:
+def test_function_outside_a_module_is_refused() -> None:
     def local() -> None: ...
 
     for thing in (local, lambda: None, print, Task):
@@ -228,13 +228,13 @@ def test_a_function_must_be_one_of_a_module() -> None:
             task(thing)
 
 
-def test_a_task_that_takes_context_says_so_by_its_first_parameter() -> None:
+def test_takes_context_without_a_context_parameter_is_refused() -> None:
     assert task(takes_context=True)(with_context).takes_context
     with pytest.raises(InvalidTask, match=r"context"):
         task(takes_context=True)(function)
 
 
-def test_a_function_with_a_very_long_name_is_refused() -> None:
+def test_very_long_function_name_is_refused() -> None:
     def long() -> None: ...
 
     long.__qualname__ = long.__name__ = "x" * 250
@@ -242,7 +242,7 @@ def test_a_function_with_a_very_long_name_is_refused() -> None:
         task(long)
 
 
-def test_tasks_are_values() -> None:
+def test_tasks_compare_and_hash_by_value() -> None:
     assert task(backoff=[1, 2])(function) == task(backoff=[1, 2])(function)
     assert hash(task(backoff=[1, 2])(function)) == hash(task(backoff=(1, 2))(function))
     assert task(max_attempts=2)(function) != task(function)
@@ -257,13 +257,13 @@ def test_tasks_can_be_pickled_and_copied(original: Task) -> None:
     assert copy.deepcopy(original) == original
 
 
-def test_a_pickled_task_that_is_gone_says_so() -> None:
+def test_pickled_task_that_no_longer_exists_is_reported() -> None:
     data = pickle.dumps(plain).replace(b"test_task.plain", b"test_task.plaim")
     with pytest.raises(UnknownTask, match=r"plaim"):
         pickle.loads(data)
 
 
-def test_at_most_once_has_one_attempt() -> None:
+def test_at_most_once_allows_one_attempt() -> None:
     once = task(at_most_once=True)(function)
     assert options_of(once, settings_for()).max_attempts == 1
     assert options_of(task(at_most_once=True, max_attempts=1)(function), settings_for())
@@ -271,7 +271,7 @@ def test_at_most_once_has_one_attempt() -> None:
         once.using(max_attempts=3)
 
 
-def test_every_option_is_named_once_more_for_type_checkers() -> None:
+def test_every_option_is_typed_for_type_checkers() -> None:
     names = {spec.name for spec in option_fields()}
     assert set(Options.__annotations__) == names
     stay_behind = {
@@ -286,7 +286,7 @@ def test_every_option_is_named_once_more_for_type_checkers() -> None:
     }
 
 
-def test_an_absent_task_has_a_name_and_nothing_to_run() -> None:
+def test_absent_task_has_a_name_but_cannot_be_called() -> None:
     absent = absent_task("shop.tasks.send", "other")
     assert is_task(absent)
     assert (absent.module_path, absent.name, absent.backend) == ("shop.tasks.send", "send", "other")
@@ -295,7 +295,7 @@ def test_an_absent_task_has_a_name_and_nothing_to_run() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "x", "..", "no module.at all", "a.b.c.d"])
-def test_an_absent_task_can_be_made_of_anything(path: str) -> None:
+def test_absent_task_accepts_any_path(path: str) -> None:
     absent = absent_task(path)
     assert absent.module_path == path
     assert pickle.loads(pickle.dumps(absent)).module_path == path
@@ -303,10 +303,10 @@ def test_an_absent_task_can_be_made_of_anything(path: str) -> None:
     assert path in repr(absent) or not path
 
 
-def test_an_absent_task_cannot_be_enqueued() -> None:
+def test_absent_task_cannot_be_enqueued() -> None:
     with pytest.raises(UnknownTask, match=r"no task 'shop.tasks.send'"):
         absent_task("shop.tasks.send").enqueue(1)
 
 
-def test_exponential_is_kept_as_it_was_given() -> None:
+def test_exponential_backoff_is_kept() -> None:
     assert task(backoff=exponential(3))(function).backoff == exponential(3)

@@ -1,4 +1,4 @@
-"""The options of tasks: their checks, and what they come to under settings."""
+"""The options of tasks: their checks, and their values together with the settings."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -26,49 +26,49 @@ def function() -> None: ...
 @pytest.mark.parametrize(
     "timeout", ["30", True, False, 0, -1, math.nan, timedelta(0), [30], object()]
 )
-def test_a_wrong_timeout_is_refused_where_it_is_written(timeout: Any) -> None:
+def test_invalid_timeout_is_refused_at_definition(timeout: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=r"timeout=.*number of seconds above 0"):
         task(timeout=timeout)(function)
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(30, 30), (0.5, 0.5), (timedelta(hours=1), 3600)])
-def test_a_timeout_is_seconds_or_a_timedelta(timeout: Any, seconds: float) -> None:
+def test_timeout_accepts_seconds_or_a_timedelta(timeout: Any, seconds: float) -> None:
     assert options_of(task(timeout=timeout)(function), SETTINGS).timeout_seconds == seconds
 
 
-def test_an_infinite_timeout_lifts_the_one_of_the_settings() -> None:
+def test_infinite_timeout_removes_the_default() -> None:
     assert options_of(task(function), SETTINGS).timeout_seconds == 90
     assert options_of(task(timeout=math.inf)(function), SETTINGS).timeout_seconds is None
 
 
 @pytest.mark.parametrize("name", ["max_attempts", "max_crashes"])
 @pytest.mark.parametrize("count", [0, -1, 10_001, 2.5, "3", True])
-def test_a_wrong_count_is_refused(name: str, count: Any) -> None:
+def test_invalid_count_is_refused(name: str, count: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=rf"{name}=.*whole number between 1 and 10000"):
         task(**{name: count})(function)
 
 
 @pytest.mark.parametrize("name", ["retry_on", "give_up_on"])
 @pytest.mark.parametrize("wrong", ["OSError", OSError(), (OSError, "x"), [OSError], int, 3])
-def test_only_exception_classes_are_retried_on(name: str, wrong: Any) -> None:
+def test_value_that_is_no_exception_class_is_refused(name: str, wrong: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=rf"{name}=.*an exception class or a tuple"):
         task(**{name: wrong})(function)
 
 
 @pytest.mark.parametrize("wrong", [0, -5, "soon", True, math.inf, math.nan])
-def test_a_wrong_expiry_is_refused(wrong: Any) -> None:
+def test_invalid_expiry_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=r"expires="):
         task(expires=wrong)(function)
 
 
-def test_what_a_task_leaves_open_is_as_the_settings_say() -> None:
+def test_unset_options_come_from_the_settings() -> None:
     options = options_of(task(function), SETTINGS)
     assert (options.max_attempts, options.max_crashes, options.timeout_seconds) == (4, 2, 90)
     assert (options.retry_on, options.give_up_on, options.expires_seconds) == ((), (), None)
     assert options.backoff == constant(7)
 
 
-def test_what_a_task_says_wins() -> None:
+def test_task_options_override_the_settings() -> None:
     made = task(
         max_attempts=9,
         max_crashes=8,
@@ -85,16 +85,16 @@ def test_what_a_task_says_wins() -> None:
     assert options.expires_seconds == 60
 
 
-def test_without_any_word_the_backoff_is_exponential() -> None:
+def test_default_backoff_is_exponential() -> None:
     assert options_of(task(function), Settings()).backoff is DEFAULT
 
 
-def test_none_is_no_exception_class_but_the_default() -> None:
+def test_retry_on_none_is_the_default() -> None:
     made = task(retry_on=None)(function)  # type: ignore[call-overload]
     assert options_of(made, SETTINGS).retry_on == ()
 
 
-def test_a_plain_task_of_django_s_has_the_settings_options() -> None:
+def test_plain_django_task_has_the_options_of_the_settings() -> None:
     plain = DjangoTask(
         func=function,
         priority=0,
@@ -112,7 +112,7 @@ def test_expiry_counts_from_the_enqueue() -> None:
     assert expires_at(SimpleNamespace(), 1000.0) is None
 
 
-def test_expiry_at_a_moment() -> None:
+def test_expiry_can_be_a_datetime() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     made = task(function).using(expires=moment)
     assert expires_at(made, 1000.0) == moment.timestamp()
@@ -120,12 +120,12 @@ def test_expiry_at_a_moment() -> None:
 
 
 @override_settings(TIME_ZONE="Europe/Vienna")
-def test_a_naive_moment_is_one_of_the_project_s_time_zone() -> None:
-    naive = datetime(2030, 7, 1, 12)  # noqa: DTZ001 - that is the case
+def test_naive_datetime_is_in_the_projects_time_zone() -> None:
+    naive = datetime(2030, 7, 1, 12)  # noqa: DTZ001 - on purpose
     assert as_timestamp(naive) == datetime(2030, 7, 1, 10, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("name", ["backoff", "retry_on", "give_up_on"])
-def test_what_does_not_travel_with_a_job_is_refused_by_using(name: str) -> None:
+def test_using_refuses_options_that_are_not_in_the_package(name: str) -> None:
     with pytest.raises(InvalidTaskOption, match=f"does not take '{name}'.*@task"):
-        task(function).using(**{name: 5})  # type: ignore[misc] # that is the point
+        task(function).using(**{name: 5})  # type: ignore[misc] # on purpose

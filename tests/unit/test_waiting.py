@@ -1,4 +1,4 @@
-"""Waiting: when to look again."""
+"""Waiting for a result: the pauses between checks, and outages."""
 
 from datetime import timedelta
 
@@ -26,12 +26,12 @@ def test_pauses_grow_up_to_the_longest() -> None:
     assert taken[-1] == 0.5
 
 
-def test_a_longest_pause_below_the_first_is_kept() -> None:
+def test_longest_pause_below_the_first_is_respected() -> None:
     assert next(waiting.pauses(None, 0.001)) == 0.001
 
 
 @pytest.mark.parametrize("timeout", [2, timedelta(seconds=2)])
-def test_pauses_end_with_the_time_and_one_look_more(clock: list[float], timeout: float) -> None:
+def test_pauses_end_at_the_timeout_with_one_last_check(clock: list[float], timeout: float) -> None:
     total, taken = 0.0, []
     for pause in waiting.pauses(timeout, 0.5):
         taken.append(pause)
@@ -41,11 +41,11 @@ def test_pauses_end_with_the_time_and_one_look_more(clock: list[float], timeout:
     assert taken[-1] == 0
 
 
-def test_no_time_at_all_is_one_look(clock: list[float]) -> None:
+def test_timeout_of_zero_is_one_check(clock: list[float]) -> None:
     assert list(waiting.pauses(0, 0.5)) == [0.0]
 
 
-def test_an_outage_is_borne_for_a_while_where_there_is_no_other_limit(clock: list[float]) -> None:
+def test_outage_without_a_timeout_raises_after_a_while(clock: list[float]) -> None:
     outage, error = waiting.Outage("default", None), BrokerUnavailable("away")
     outage.goes_on(error)
     clock[0] += waiting.OUTAGE_SECONDS - 1
@@ -56,7 +56,7 @@ def test_an_outage_is_borne_for_a_while_where_there_is_no_other_limit(clock: lis
         outage.goes_on(error)
 
 
-def test_each_outage_counts_for_itself(clock: list[float]) -> None:
+def test_outages_are_counted_separately(clock: list[float]) -> None:
     outage, error = waiting.Outage("default", None), BrokerUnavailable("away")
     for _ in range(3):
         outage.goes_on(error)
@@ -65,7 +65,7 @@ def test_each_outage_counts_for_itself(clock: list[float]) -> None:
         assert outage.error is None
 
 
-def test_with_a_timeout_its_end_is_the_only_limit(clock: list[float]) -> None:
+def test_outage_with_a_timeout_does_not_raise_earlier(clock: list[float]) -> None:
     outage, error = waiting.Outage("default", 3600), BrokerUnavailable("away")
     outage.goes_on(error)
     clock[0] += 2 * waiting.OUTAGE_SECONDS
@@ -73,8 +73,8 @@ def test_with_a_timeout_its_end_is_the_only_limit(clock: list[float]) -> None:
     assert outage.error is error
 
 
-def test_an_outage_ends_a_wait_inside_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is lost with its connection: nothing may make it seem otherwise."""
+def test_outage_inside_a_transaction_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction is lost with its connection, so the wait must not continue."""
     monkeypatch.setattr(connections["default"], "in_atomic_block", True)
     with pytest.raises(BrokerUnavailable):
         waiting.Outage("default", 60).goes_on(BrokerUnavailable("away"))

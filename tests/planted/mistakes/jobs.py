@@ -352,7 +352,7 @@ MISTAKES = (
             )
         ],
         "tests/unit/lifecycle/test_retries.py",
-        "tried_again_or_over",
+        "error_leads_to_a_retry_or_a_failure",
     ),
     Mistake(
         "give_up_on is ignored",
@@ -363,7 +363,7 @@ MISTAKES = (
             )
         ],
         "tests/unit/lifecycle/test_retries.py",
-        "tried_again_or_over",
+        "error_leads_to_a_retry_or_a_failure",
     ),
     Mistake(
         "retry_on is ignored",
@@ -374,7 +374,7 @@ MISTAKES = (
             )
         ],
         "tests/unit/lifecycle/test_retries.py",
-        "tried_again_or_over",
+        "error_leads_to_a_retry_or_a_failure",
     ),
     Mistake(
         "the delay of a Retry is ignored",
@@ -385,7 +385,7 @@ MISTAKES = (
             )
         ],
         "tests/unit/lifecycle/test_retries.py",
-        "tried_again_or_over",
+        "error_leads_to_a_retry_or_a_failure",
     ),
     Mistake(
         "the delay after crashes grows without end",
@@ -396,7 +396,7 @@ MISTAKES = (
             )
         ],
         "tests/unit/lifecycle/test_retries.py",
-        "crashes_are_waited_for_longer_each_time_but_not_for_ever",
+        "delay_after_crashes_grows_up_to_a_cap",
     ),
     Mistake(
         "a package of another cluster is accepted",
@@ -407,25 +407,25 @@ MISTAKES = (
             )
         ],
         "tests/unit/test_package.py",
-        "it_opens_without_arguments_where_it_is_not_run",
+        "open_without_arguments_unpickles_nothing",
     ),
     Mistake(
         "a pickled package is opened by a cluster for JSON",
         [Change("jobs.package:Sealer._refuse_pickled", replace("not self._pickles", "False"))],
         "tests/unit/test_package.py",
-        "with_json_nothing_is_unpickled_whoever_signed_it",
+        "json_serializer_unpickles_nothing",
     ),
     Mistake(
         "a package of any size is accepted",
         [Change("jobs.package:Sealer.close", replace("len(data) > self._max_bytes", "False"))],
         "tests/unit/test_package.py",
-        "the_limit_of_size_counts_the_whole_package",
+        "size_limit_counts_the_whole_package",
     ),
     Mistake(
         "a newer package is read as far as it is known",
         [Change("jobs.package:_read_header", replace("version > kind.newest", "False"))],
         "tests/unit/test_package.py",
-        "a_newer_version_is_said_to_be_newer",
+        "newer_version_is_reported",
     ),
     Mistake(
         "a running job is not asked to end",

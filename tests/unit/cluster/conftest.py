@@ -1,4 +1,4 @@
-"""A cluster's parts without its processes: a board in a file, a clock that is turned by hand."""
+"""A cluster's parts without its processes: a board in a file and a clock set by hand."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +61,7 @@ def recall(roster: Roster, flights: Flights, board: Board) -> Recall:
 
 @pytest.fixture
 def deliveries() -> Callable[..., list[Delivery]]:
-    """Make fresh claims."""
+    """Return a function that makes fresh deliveries."""
 
     def make(count: int, **changes: Any) -> list[Delivery]:
         return [make_delivery(**changes) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What the tests of a cluster's parts have in common."""
+"""Helpers shared by the tests of a cluster's parts."""
 
 import struct
 from uuid import UUID
@@ -17,7 +17,7 @@ SLOTS = 3
 
 
 class Clock:
-    """In the place of the module `time`: it goes on only when somebody turns it or sleeps."""
+    """Replaces the module `time`; it advances only by turn() and sleep()."""
 
     def __init__(self) -> None:
         self.now = 1000.0

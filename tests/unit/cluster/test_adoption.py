@@ -1,4 +1,4 @@
-"""What a new pusher takes over from a dead one."""
+"""The jobs that a new pusher takes over from a dead one."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Make = Callable[..., list[Delivery]]
 
 @pytest.fixture
 def flights() -> Flights:
-    """The pusher before this one gave out numbers up to 10."""
+    """The previous pusher gave out numbers up to 10."""
     return Flights(last_number=10)
 
 
@@ -66,7 +66,7 @@ def died(worker: int, number: int, delivery: Delivery, lease: int | None = None)
     return Death(worker, 1, -9, "crash", 0, running, "how", number)
 
 
-def test_what_workers_have_is_adopted_and_the_rest_given_back(
+def test_jobs_of_workers_are_adopted_and_the_rest_released(
     adoption: Adoption, flights: Flights, deliveries: Make, arrive: Callable[[int], None]
 ) -> None:
     running, finished, never_sent = deliveries(3)
@@ -86,7 +86,7 @@ def test_what_workers_have_is_adopted_and_the_rest_given_back(
     assert len(flights) == 3
 
 
-def test_nothing_is_given_back_before_it_is_known_who_is_there(
+def test_nothing_is_released_before_the_workers_are_known(
     adoption: Adoption, flights: Flights, deliveries: Make
 ) -> None:
     adoption.take(deliveries(1), 1.0)
@@ -94,7 +94,7 @@ def test_nothing_is_given_back_before_it_is_known_who_is_there(
     assert flights.given_back() == []
 
 
-def test_a_worker_that_died_before_its_hello_is_judged_by_its_board(
+def test_worker_that_died_before_its_hello_is_judged_by_its_board(
     adoption: Adoption, flights: Flights, roster: Roster, deliveries: Make
 ) -> None:
     running, never_sent = deliveries(2)
@@ -111,7 +111,7 @@ def test_a_worker_that_died_before_its_hello_is_judged_by_its_board(
 def test_finished_job_of_a_gone_worker_gets_a_report(
     adoption: Adoption, flights: Flights, board: Board, deliveries: Make
 ) -> None:
-    """Worker and pusher have died; the list on the board is all there is."""
+    """Worker and pusher have died, so only the list on the board shows it."""
     finished, never_sent = deliveries(2)
     adoption.take([finished, never_sent], 1.0)
     finish(board, 0, 4, finished)
@@ -148,10 +148,10 @@ def test_finished_job_of_a_silent_worker_waits_for_its_report(
     assert stray == []
 
 
-def test_an_old_death_is_not_held_against_a_later_claim_of_the_job(
+def test_earlier_death_does_not_count_for_a_later_claim(
     adoption: Adoption, flights: Flights, deliveries: Make
 ) -> None:
-    """The dead pusher had settled it, and the job was claimed again."""
+    """The dead pusher had settled the death, and the job was claimed again."""
     (again,) = deliveries(1)
     adoption.take([again], 1.0)
     adoption.expect([(1, 1)])
@@ -160,7 +160,7 @@ def test_an_old_death_is_not_held_against_a_later_claim_of_the_job(
     assert again.job_id in flights.orphans
 
 
-def test_a_report_of_a_job_that_is_no_longer_ours_is_confirmed_and_dropped(
+def test_report_of_a_job_without_a_lease_is_confirmed_and_dropped(
     adoption: Adoption, roster: Roster, deliveries: Make, arrive: Callable[[int], None]
 ) -> None:
     adoption.expect([(0, 1)])
@@ -170,7 +170,7 @@ def test_a_report_of_a_job_that_is_no_longer_ours_is_confirmed_and_dropped(
     assert roster.links[0].has_outgoing
 
 
-def test_a_job_without_a_lease_of_ours_is_called_off_or_stopped(
+def test_job_without_a_lease_is_recalled_or_stopped(
     adoption: Adoption,
     flights: Flights,
     board: Board,
@@ -188,10 +188,10 @@ def test_a_job_without_a_lease_of_ours_is_called_off_or_stopped(
     assert len(flights) == 0
 
 
-def test_recalled_job_belongs_to_the_worker_that_got_it_afterwards(
+def test_recalled_job_belongs_to_its_next_worker(
     adoption: Adoption, board: Board, deliveries: Make, arrive: Callable[[int], None]
 ) -> None:
-    """The old pusher had taken it back from the first worker, which has not come to it yet."""
+    """The old pusher had recalled it from the first worker, which has not reached it yet."""
     running, moved = deliveries(2)
     adoption.take([running, moved], 1.0)
     adoption.expect([(0, 1), (1, 1)])
@@ -224,7 +224,7 @@ def test_recalled_job_that_had_begun_is_adopted(
     assert list(flights.with_worker(0)) == [3, 4]
 
 
-def test_the_same_job_under_another_lease_is_not_adopted(
+def test_job_under_another_lease_is_not_adopted(
     adoption: Adoption, flights: Flights, arrive: Callable[[int], None]
 ) -> None:
     ours = make_delivery()
@@ -237,7 +237,7 @@ def test_the_same_job_under_another_lease_is_not_adopted(
     assert ours.job_id in flights.orphans
 
 
-def test_a_silent_worker_is_not_waited_for(
+def test_silent_worker_is_judged_by_its_board_after_a_while(
     adoption: Adoption,
     flights: Flights,
     board: Board,
@@ -245,7 +245,7 @@ def test_a_silent_worker_is_not_waited_for(
     clock: Clock,
     arrive: Callable[[int], None],
 ) -> None:
-    """Its user code lets nobody else speak: the board says what it runs."""
+    """Its user code blocks all other threads, but the board shows what it runs."""
     running, elsewhere = deliveries(2)
     adoption.take([running, elsewhere], clock.now)
     adoption.expect([(0, 1)])
@@ -258,7 +258,7 @@ def test_a_silent_worker_is_not_waited_for(
     clock.turn(0.2)
     adoption.close_when_complete()
     assert not adoption.is_open
-    assert board.worker(0, place.RECALLED_THROUGH) == 10, "called off all that it may have"
+    assert board.worker(0, place.RECALLED_THROUGH) == 10, "all its jobs are recalled"
     assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
     assert [flight.delivery for flight in flights.given_back()] == [elsewhere]
     reported, stray = adoption.hello(0, [(job(4, running), report(4))])
@@ -266,7 +266,7 @@ def test_a_silent_worker_is_not_waited_for(
     assert stray == []
 
 
-def test_who_cannot_be_looked_up_is_believed(
+def test_workers_are_trusted_if_leases_cannot_be_listed(
     flights: Flights,
     roster: Roster,
     recall: Recall,
@@ -274,7 +274,7 @@ def test_who_cannot_be_looked_up_is_believed(
     deliveries: Make,
     arrive: Callable[[int], None],
 ) -> None:
-    """Brokers that cannot list what is leased."""
+    """Some brokers cannot list their leases."""
     adoption = Adoption(flights, roster, recall, board, trusts_workers=True)
     adoption.expect([(0, 1)])
     arrive(0)
@@ -283,13 +283,13 @@ def test_who_cannot_be_looked_up_is_believed(
     assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
 
 
-def test_a_first_pusher_has_nobody_to_wait_for(adoption: Adoption) -> None:
+def test_first_pusher_waits_for_no_worker(adoption: Adoption) -> None:
     adoption.expect([])
     assert not adoption.is_open
     assert adoption.closes_at == float("inf") or adoption.closes_at > 0
 
 
-def test_workers_that_came_later_are_not_waited_for(
+def test_adoption_does_not_wait_for_new_workers(
     adoption: Adoption, deliveries: Make, arrive: Callable[[int], None], flights: Flights
 ) -> None:
     adoption.take(deliveries(1), 1.0)

@@ -1,4 +1,4 @@
-"""The board: who runs what, also when nobody is left to ask."""
+"""The board: which worker runs which job, readable even after all processes died."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ from tests.unit.cluster.parts import SLOTS, WORKERS, finish, make_delivery, occu
 pytestmark = pytest.mark.unit
 
 
-def test_a_slot_shows_what_runs_in_it(board: Board) -> None:
+def test_slot_shows_its_running_job(board: Board) -> None:
     job = Occupied(7, new_job_id(), 2, 123, 456, new_lease_id())
     occupy(board, 1, 2, job)
     assert list(board.occupied(1)) == [job]
@@ -27,7 +27,7 @@ def test_a_slot_shows_what_runs_in_it(board: Board) -> None:
     assert list(board.occupied(1)) == []
 
 
-def test_every_slot_of_every_worker_has_its_own_place(board: Board) -> None:
+def test_slots_of_all_workers_are_separate(board: Board) -> None:
     jobs = {
         (worker, slot): Occupied(10 * worker + slot + 1, uuid4(), worker, slot, 5, 6)
         for worker in range(WORKERS)
@@ -42,7 +42,7 @@ def test_every_slot_of_every_worker_has_its_own_place(board: Board) -> None:
     assert board.running_jobs() == {job.job_id: job.attempt for job in jobs.values()}
 
 
-def test_a_cleared_worker_is_forgotten_and_its_neighbour_is_not(board: Board) -> None:
+def test_clearing_a_worker_keeps_its_neighbour(board: Board) -> None:
     for worker in range(WORKERS):
         board.set_worker(worker, place.INCARNATION, 3)
         occupy(board, worker, 0, Occupied(1, uuid4(), 1, 1, 1))
@@ -53,7 +53,7 @@ def test_a_cleared_worker_is_forgotten_and_its_neighbour_is_not(board: Board) ->
     assert len(list(board.occupied(1))) == 1
 
 
-def test_finished_jobs_are_listed_after_their_worker_is_gone(tmp_path: Path) -> None:
+def test_finished_jobs_are_listed_after_their_worker_died(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "dead.board", WORKERS, SLOTS)
     deliveries = [make_delivery() for _ in range(WORKERS)]
     for worker, delivery in enumerate(deliveries):
@@ -70,7 +70,7 @@ def test_finished_jobs_are_listed_after_their_worker_is_gone(tmp_path: Path) -> 
 
 
 def test_running_jobs_of_cleared_worker_are_listed_as_begun(board: Board) -> None:
-    """Nobody may have recorded how they ended: they must not be taken for jobs that never began."""
+    """Their ends may be unrecorded, and they must not be taken for jobs that never began."""
     jobs = [Occupied(7 + slot, uuid4(), 1, 1, 1, new_lease_id()) for slot in range(SLOTS)]
     for slot, job in enumerate(jobs):
         occupy(board, 1, slot, job)
@@ -83,7 +83,7 @@ def test_running_jobs_of_cleared_worker_are_listed_as_begun(board: Board) -> Non
 
 
 def test_unrecorded_jobs_keep_their_place_in_the_list(board: Board) -> None:
-    """Also when a new worker goes on with the list."""
+    """Even if a new worker continues the list."""
     unrecorded = {1, 3}
     finished = board.finished_of(0, lambda number: number in unrecorded)
     for number in range(1, FINISHED + 2):
@@ -97,8 +97,8 @@ def test_unrecorded_jobs_keep_their_place_in_the_list(board: Board) -> None:
     assert listed == unrecorded | set(range(FINISHED + 4, 2 * FINISHED + 2))
 
 
-def test_list_of_which_all_is_unrecorded_still_takes_a_job(board: Board) -> None:
-    """More jobs run at once than the list has places: the last one finished must be there."""
+def test_full_list_of_unrecorded_jobs_still_takes_a_job(board: Board) -> None:
+    """The job finished last must be listed, even if more jobs run at once than the list holds."""
     finished = board.finished_of(0, lambda number: number > 0)
     for number in range(1, FINISHED + 2):
         finished.add((number, 0, number, 1))
@@ -112,23 +112,23 @@ def test_board_of_another_version_is_not_read(tmp_path: Path) -> None:
     assert Board.of_the_dead(tmp_path / "old.board") is None
 
 
-def test_who_has_gone_first_loses_its_name_then_the_rest() -> None:
-    """A reader that finds the name unchanged may trust what it has read before."""
+def test_incarnation_is_the_first_field_that_clearing_resets() -> None:
+    """So a reader that finds the incarnation unchanged can trust what it read before."""
     assert place.INCARNATION == 0
 
 
-def test_another_process_sees_the_same_board(board: Board) -> None:
+def test_board_is_shared_between_processes(board: Board) -> None:
     same = Board(os.dup(board.descriptor), board.path)
     same[place.FENCE_NS] = 42
     assert board[place.FENCE_NS] == 42
     same.close()
 
 
-def test_a_board_of_the_living_is_left_alone(board: Board) -> None:
+def test_board_of_a_living_cluster_is_not_opened_as_dead(board: Board) -> None:
     assert Board.of_the_dead(board.path) is None
 
 
-def test_a_board_of_the_dead_says_what_they_ran(tmp_path: Path) -> None:
+def test_board_of_a_dead_cluster_lists_its_running_jobs(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "dead.board", WORKERS, SLOTS)
     job = Occupied(7, new_job_id(), 2, 123, 456)
     occupy(board, 0, 0, job)
@@ -136,12 +136,12 @@ def test_a_board_of_the_dead_says_what_they_ran(tmp_path: Path) -> None:
     found = Board.of_the_dead(tmp_path / "dead.board")
     assert found is not None
     assert found.running_jobs() == {job.job_id: 2}
-    assert Board.of_the_dead(tmp_path / "dead.board") is None, "one finder at a time"
+    assert Board.of_the_dead(tmp_path / "dead.board") is None, "only one finder at a time"
     found.remove()
     assert not (tmp_path / "dead.board").exists()
 
 
-def test_as_long_as_one_process_holds_it_the_cluster_is_not_dead(tmp_path: Path) -> None:
+def test_cluster_is_alive_while_one_process_holds_its_board(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "half.board", WORKERS, SLOTS)
     inherited = os.dup(board.descriptor)
     board.close()
@@ -153,14 +153,14 @@ def test_as_long_as_one_process_holds_it_the_cluster_is_not_dead(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["", "missing.board", "empty.board"])
-def test_what_is_no_board_is_nobodys(tmp_path: Path, name: str) -> None:
+def test_invalid_board_file_is_ignored(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty.board").touch()
     assert Board.of_the_dead(tmp_path / name) is None
     with (tmp_path / "empty.board").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_lease_is_known_again_by_its_mark() -> None:
+def test_lease_mark_identifies_a_lease() -> None:
     lease_id = new_lease_id()
     assert lease_mark(lease_id) == lease_id
     assert lease_mark("receipt-1") == lease_mark("receipt-1") != lease_mark("receipt-2")

@@ -1,4 +1,4 @@
-"""Project code that is called beside the work of the monitor and the scheduler."""
+"""Project code that is called in a thread beside the monitor and the scheduler."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -52,7 +52,7 @@ def test_calls_are_made_in_order() -> None:
     assert made == list(range(100))
 
 
-def test_call_that_raises_is_told_and_the_next_is_made(
+def test_failing_call_is_reported_and_the_next_is_made(
     told: list[tuple[str, dict[str, object]]],
 ) -> None:
     made = Event()
@@ -64,7 +64,7 @@ def test_call_that_raises_is_told_and_the_next_is_made(
     assert [name for name, _ in told] == ["callback_failed"]
 
 
-def test_call_that_does_not_return_is_left_alone(
+def test_call_that_does_not_return_is_abandoned(
     hanging: list[Hanging], told: list[tuple[str, dict[str, object]]]
 ) -> None:
     made = Event()
@@ -78,7 +78,7 @@ def test_call_that_does_not_return_is_left_alone(
     callbacks.close(PATIENCE_SECONDS)
 
 
-def test_only_so_many_are_left_alone(hanging: list[Hanging]) -> None:
+def test_number_of_abandoned_calls_is_limited(hanging: list[Hanging]) -> None:
     callbacks = Callbacks(lambda: None, limit_seconds=0.0)
     for call in hanging:
         callbacks.put("hook", call)
@@ -92,7 +92,7 @@ def test_only_so_many_are_left_alone(hanging: list[Hanging]) -> None:
     callbacks.close(0.0)
 
 
-def test_full_queue_leaves_calls_out_and_never_blocks(
+def test_full_queue_drops_calls_without_blocking(
     hanging: list[Hanging],
     told: list[tuple[str, dict[str, object]]],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Frames, messages and descriptors between two processes, also when one of them does not read."""
+"""Frames, messages and descriptors between two processes, even if one does not read."""
 
 import os
 import socket
@@ -40,7 +40,7 @@ def test_frames_arrive_whole_and_in_order(streams: tuple[Stream, Stream]) -> Non
     assert theirs.receive(block=False) == []
 
 
-def test_a_frame_larger_than_the_socket_takes_several_turns(
+def test_large_frame_is_sent_in_several_flushes(
     streams: tuple[Stream, Stream],
 ) -> None:
     ours, theirs = streams
@@ -60,10 +60,10 @@ def test_flush_never_blocks(streams: tuple[Stream, Stream]) -> None:
     assert ours.has_outgoing
 
 
-def test_a_reader_that_must_not_wait_disturbs_no_writer_on_the_same_socket(
+def test_non_blocking_read_does_not_disturb_a_writer_on_the_same_socket(
     streams: tuple[Stream, Stream],
 ) -> None:
-    """The worker's companion sends what the main thread may be reading beside."""
+    """A worker's companion thread sends while the main thread reads."""
     ours, theirs = streams
     writer = threading.Thread(target=ours.send, args=(b"x" * 5_000_000,))
     writer.start()
@@ -75,7 +75,9 @@ def test_a_reader_that_must_not_wait_disturbs_no_writer_on_the_same_socket(
     assert len(received[0]) == 5_000_000
 
 
-def test_what_was_sent_before_the_end_is_read_before_it(streams: tuple[Stream, Stream]) -> None:
+def test_data_sent_before_close_is_received_before_closed_is_raised(
+    streams: tuple[Stream, Stream],
+) -> None:
     ours, theirs = streams
     ours.send(("reports", [1]))
     ours.close()
@@ -86,7 +88,7 @@ def test_what_was_sent_before_the_end_is_read_before_it(streams: tuple[Stream, S
         theirs.send("anybody there?")
 
 
-def test_who_is_called_off_meets_the_end(streams: tuple[Stream, Stream]) -> None:
+def test_stop_reading_ends_a_blocked_receive(streams: tuple[Stream, Stream]) -> None:
     ours, _ = streams
     found: list[str] = []
 
@@ -103,10 +105,10 @@ def test_who_is_called_off_meets_the_end(streams: tuple[Stream, Stream]) -> None
     assert found == ["the end"]
 
 
-def test_messages_to_one_who_does_not_read_are_kept_with_their_descriptors(
+def test_messages_to_a_slow_reader_are_kept_with_their_descriptors(
     controls: tuple[Control, Control],
 ) -> None:
-    """Hundreds fit into a socket of Linux, not thousands: none may be lost, none may block."""
+    """A Linux socket holds hundreds of messages, not thousands; sending more must not block."""
     ours, theirs = controls
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "wb"):
@@ -129,7 +131,7 @@ def test_messages_to_one_who_does_not_read_are_kept_with_their_descriptors(
         os.close(descriptor)
 
 
-def test_one_message_at_a_time_leaves_the_rest_for_the_next_call(
+def test_receive_with_most_leaves_the_rest_for_the_next_call(
     controls: tuple[Control, Control],
 ) -> None:
     ours, theirs = controls
@@ -139,7 +141,7 @@ def test_one_message_at_a_time_leaves_the_rest_for_the_next_call(
     assert theirs.receive(block=False) == [(("message", 1), None), (("message", 2), None)]
 
 
-def test_a_message_to_the_dead_says_so(controls: tuple[Control, Control]) -> None:
+def test_message_to_a_closed_end_raises_closed(controls: tuple[Control, Control]) -> None:
     ours, theirs = controls
     theirs.close()
     with pytest.raises(Closed):
@@ -148,7 +150,7 @@ def test_a_message_to_the_dead_says_so(controls: tuple[Control, Control]) -> Non
         ours.receive(block=True)
 
 
-def test_descriptors_that_were_never_sent_are_closed(controls: tuple[Control, Control]) -> None:
+def test_unsent_descriptors_are_closed(controls: tuple[Control, Control]) -> None:
     ours, theirs = controls
     reader, writer = os.pipe()
     while not ours._outgoing:
@@ -156,12 +158,12 @@ def test_descriptors_that_were_never_sent_are_closed(controls: tuple[Control, Co
     os.close(writer)
     ours.close()
     theirs.close()
-    assert is_readable(120, reader), "somebody still holds the other end"
+    assert is_readable(120, reader), "the other end is still open"
     assert os.read(reader, 1) == b""
     os.close(reader)
 
 
-def test_nothing_to_read_is_said_after_the_time(streams: tuple[Stream, Stream]) -> None:
+def test_is_readable_returns_false_after_its_time(streams: tuple[Stream, Stream]) -> None:
     ours, theirs = streams
     assert not is_readable(0, ours)
     theirs.send("now")

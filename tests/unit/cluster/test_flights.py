@@ -1,4 +1,4 @@
-"""The pusher's books."""
+"""Flights: the pusher's list of its claimed jobs."""
 
 from collections.abc import Callable
 
@@ -19,14 +19,14 @@ def report(number: int) -> Report:
     return make_report(number)
 
 
-def test_numbers_rise_and_go_on_where_the_last_pusher_stopped(deliveries: Make) -> None:
+def test_numbers_continue_after_those_of_the_last_pusher(deliveries: Make) -> None:
     flights = Flights(last_number=40)
     flights.add(deliveries(3), 1.0)
     assert [flight.number for flight in flights.waiting] == [41, 42, 43]
     assert flights.last_number == 43
 
 
-def test_who_comes_first_is_sent_first(flights: Flights, deliveries: Make) -> None:
+def test_jobs_are_sent_in_the_order_of_their_claim(flights: Flights, deliveries: Make) -> None:
     claimed = deliveries(5)
     flights.add(claimed, 1.0)
     assert [flight.delivery for flight in flights.send(0, 2)] == claimed[:2]
@@ -35,10 +35,8 @@ def test_who_comes_first_is_sent_first(flights: Flights, deliveries: Make) -> No
     assert len(flights) == 5
 
 
-def test_a_job_taken_back_waits_again_under_a_new_number(
-    flights: Flights, deliveries: Make
-) -> None:
-    """The worker may still find the old one, and must not be believed about it."""
+def test_job_taken_back_waits_under_a_new_number(flights: Flights, deliveries: Make) -> None:
+    """A report of the worker under the old number is ignored."""
     flights.add(deliveries(2), 1.0)
     first, _ = flights.send(0, 2)
     flights.take_back(first)
@@ -49,7 +47,7 @@ def test_a_job_taken_back_waits_again_under_a_new_number(
     assert flights.report(0, report(1)) is None
 
 
-def test_a_report_counts_once_and_from_the_worker_that_has_the_job(
+def test_report_counts_once_and_only_from_the_jobs_worker(
     flights: Flights, deliveries: Make
 ) -> None:
     flights.add(deliveries(1), 1.0)
@@ -61,7 +59,7 @@ def test_a_report_counts_once_and_from_the_worker_that_has_the_job(
     assert flights.reported() == [flight]
 
 
-def test_a_flight_is_open_until_its_outcome_is_recorded(flights: Flights, deliveries: Make) -> None:
+def test_flight_is_open_until_its_outcome_is_recorded(flights: Flights, deliveries: Make) -> None:
     flights.add(deliveries(1), 1.0)
     flights.send(0, 1)
     flight = flights.report(0, report(1))
@@ -72,9 +70,7 @@ def test_a_flight_is_open_until_its_outcome_is_recorded(flights: Flights, delive
     assert len(flights) == 0
 
 
-def test_what_is_given_back_is_held_until_the_broker_has_it(
-    flights: Flights, deliveries: Make
-) -> None:
+def test_released_job_is_kept_until_the_broker_has_it(flights: Flights, deliveries: Make) -> None:
     flights.add(deliveries(2), 1.0)
     flights.give_back_waiting()
     returned = flights.given_back()
@@ -86,7 +82,7 @@ def test_what_is_given_back_is_held_until_the_broker_has_it(
 
 
 @pytest.mark.parametrize("where", ["waiting", "with a worker", "reported", "given back", "orphan"])
-def test_a_lost_flight_is_forgotten_wherever_it_is(
+def test_lost_flight_is_removed_from_every_place(
     where: str, flights: Flights, deliveries: Make
 ) -> None:
     (delivery,) = deliveries(1)
@@ -111,7 +107,7 @@ def test_a_lost_flight_is_forgotten_wherever_it_is(
     assert not flight.is_open
 
 
-def test_adopted_flights_keep_their_number_and_later_ones_come_after(
+def test_adopted_flights_keep_their_numbers_and_later_ones_follow(
     flights: Flights, deliveries: Make
 ) -> None:
     claimed = deliveries(2)
@@ -121,7 +117,7 @@ def test_adopted_flights_keep_their_number_and_later_ones_come_after(
     assert flights.waiting[0].number == 91
 
 
-def test_the_oldest_lease_is_looked_for_in_all_places(flights: Flights, deliveries: Make) -> None:
+def test_oldest_lease_is_found_in_every_place(flights: Flights, deliveries: Make) -> None:
     claimed = deliveries(4)
     assert flights.oldest_lease() is None
     flights.add(claimed[:1], 30.0)
@@ -133,8 +129,8 @@ def test_the_oldest_lease_is_looked_for_in_all_places(flights: Flights, deliveri
     assert flights.oldest_lease() == 10.0
 
 
-def test_leases_without_a_book_are_given_back(flights: Flights, deliveries: Make) -> None:
-    """A claim whose answer was lost leased them after all."""
+def test_unknown_leases_are_released(flights: Flights, deliveries: Make) -> None:
+    """A claim whose answer was lost made these leases."""
     known, unknown = deliveries(2)
     flights.add([known], 1.0)
     assert flights.unknown([known, unknown]) == [unknown]

@@ -1,4 +1,4 @@
-"""Every lease held here is extended in time, or what it covers is stopped."""
+"""Each lease is extended in time, or its job is stopped."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LEASE_SECONDS = 60.0
 
 
 class Stand(MemoryBroker):
-    """The memory broker, which can be out of reach, and whose leases can be locked."""
+    """A memory broker that can be unreachable and whose leases can be locked."""
 
     is_away = False
     locked: set[Lease] = set()
@@ -60,7 +60,7 @@ def leases(plan: Plan, broker: Stand, flights: Flights, board: Board) -> HeldLea
 def claim(
     broker: Stand, flights: Flights, leases: HeldLeases, clock: Clock
 ) -> Callable[[], Delivery]:
-    """Claim one job, as the pusher does."""
+    """Return a function that claims one job like the pusher."""
 
     def claim_one() -> Delivery:
         message = Message(new_job_id(), "task", "default", 0, b"package", enqueued_at=time.time())
@@ -78,14 +78,14 @@ def fence_in(board: Board, clock: Clock) -> float:
     return board[place.FENCE_NS] / 1e9 - clock.now
 
 
-def test_a_claim_sets_the_fence_to_the_end_of_its_lease(
+def test_claim_sets_the_fence_to_the_end_of_its_lease(
     claim: Callable[[], Delivery], board: Board, clock: Clock
 ) -> None:
     claim()
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
     clock.turn(10)
     claim()
-    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 10), "the first one counts"
+    assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 10), "the older lease counts"
 
 
 def test_prefetched_jobs_are_extended_like_running_ones(
@@ -105,7 +105,7 @@ def test_prefetched_jobs_are_extended_like_running_ones(
         assert broker.claim_expired(10, holder=uuid4(), lease_seconds=60) == []
 
 
-def test_a_lease_is_extended_when_a_third_of_it_is_gone_and_not_sooner(
+def test_lease_is_extended_after_a_third_of_it(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,
@@ -122,7 +122,7 @@ def test_a_lease_is_extended_when_a_third_of_it_is_gone_and_not_sooner(
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
 
 
-def test_the_fence_counts_from_before_the_call(
+def test_fence_counts_from_before_the_call(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,
@@ -131,7 +131,7 @@ def test_the_fence_counts_from_before_the_call(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The broker may have counted from any moment of a call that took long."""
+    """The broker may count a lease from any time during a slow call."""
     claim()
     clock.turn(30)
     extend = broker.extend
@@ -146,7 +146,7 @@ def test_the_fence_counts_from_before_the_call(
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 7)
 
 
-def test_while_the_broker_is_away_the_fence_stays(
+def test_fence_stays_while_the_broker_is_unreachable(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,
@@ -166,7 +166,7 @@ def test_while_the_broker_is_away_the_fence_stays(
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
 
 
-def test_a_lost_lease_is_told(
+def test_lost_lease_is_returned(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,
@@ -180,7 +180,7 @@ def test_a_lost_lease_is_told(
     assert lost.delivery == delivery
 
 
-def test_a_lease_that_is_gone_because_its_outcome_is_recorded_is_not_lost(
+def test_lease_of_a_recorded_outcome_is_not_lost(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,
@@ -188,7 +188,7 @@ def test_a_lease_that_is_gone_because_its_outcome_is_recorded_is_not_lost(
     broker: Stand,
     clock: Clock,
 ) -> None:
-    """The monitor acks, and says so to the pusher a moment later."""
+    """The monitor acks first and confirms to the pusher a moment later."""
     delivery = claim()
     flights.send(0, 1)
     flights.report(0, (1, 1.0, 2.0, "worker", ("succeeded", b"")))
@@ -197,7 +197,7 @@ def test_a_lease_that_is_gone_because_its_outcome_is_recorded_is_not_lost(
     assert leases.extend_due(patience) == []
 
 
-def test_without_flights_there_is_no_fence(
+def test_no_flights_mean_no_fence(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,
@@ -213,7 +213,7 @@ def test_without_flights_there_is_no_fence(
     assert board[place.FENCE_NS] == 0
 
 
-def test_locked_lease_does_not_draw_the_fence_nearer(
+def test_locked_lease_does_not_move_the_fence(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,
@@ -222,7 +222,7 @@ def test_locked_lease_does_not_draw_the_fence_nearer(
     broker: Stand,
     clock: Clock,
 ) -> None:
-    """A transaction holds it: that of a monitor which is recording the job's end, say."""
+    """For example, a monitor's transaction that records the job holds the lock."""
     reported, _ = claim(), claim()
     flights.send(0, 2)
     flight = next(one for one in flights if one.delivery == reported)
@@ -243,7 +243,7 @@ def test_job_whose_lease_stays_locked_is_stopped_before_the_lease_ends(
     broker: Stand,
     clock: Clock,
 ) -> None:
-    """The other jobs of the cluster go on."""
+    """The other jobs of the cluster continue."""
     held, _ = claim(), claim()
     flights.send(0, 2)
     broker.locked = {held.lease}
@@ -256,7 +256,7 @@ def test_job_whose_lease_stays_locked_is_stopped_before_the_lease_ends(
     assert fence_in(board, clock) > LEASE_SECONDS / 3
 
 
-def test_lease_that_is_let_go_is_extended_soon(
+def test_unlocked_lease_is_extended_soon(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,

@@ -1,4 +1,4 @@
-"""What the monitor does when the store does not take what it is given."""
+"""The monitor when the store refuses outcomes or is unreachable."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.unit
 
 
 class Store:
-    """Stands for the recorder: takes what it does not mind."""
+    """Replaces the recorder; raises the errors that a test sets."""
 
     def __init__(self) -> None:
         self.taken: list[Attempted] = []
@@ -77,7 +77,7 @@ def ends() -> Iterator[list[socket.socket]]:
 
 @pytest.fixture
 def pusher(ends: list[socket.socket]) -> tuple[Stream, Stream]:
-    """Both ends of the line: the monitor's and the pusher's."""
+    """Return the monitor's and the pusher's end of the connection."""
     first, second = socket_pair()
     ends += [first, second]
     return Stream(first), Stream(second)
@@ -133,7 +133,7 @@ def outcome_of(store: Store, reported: Reported) -> Outcome:
     return taken.outcome
 
 
-def test_one_outcome_that_is_refused_becomes_a_failure_that_says_so(
+def test_refused_outcome_becomes_a_failure_with_the_error(
     monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
 ) -> None:
     bad = open_report(*batch[5])
@@ -146,7 +146,7 @@ def test_one_outcome_that_is_refused_becomes_a_failure_that_says_so(
     assert len(store.taken) == 8
 
 
-def test_what_is_refused_in_any_form_is_kept_unconfirmed_and_tried_again_later(
+def test_outcome_refused_in_any_form_is_kept_unconfirmed_and_retried(
     monitor: Monitor,
     store: Store,
     batch: list[Any],
@@ -167,7 +167,7 @@ def test_what_is_refused_in_any_form_is_kept_unconfirmed_and_tried_again_later(
     assert monitor.aside == []
 
 
-def test_what_goes_on_being_refused_is_tried_more_and_more_seldom(
+def test_outcome_refused_again_is_retried_with_growing_pauses(
     monitor: Monitor, store: Store, batch: list[Any], clock: Clock
 ) -> None:
     store.minds = lambda _: DataError("no")
@@ -181,7 +181,7 @@ def test_what_goes_on_being_refused_is_tried_more_and_more_seldom(
     assert pauses[-1] == 60.0
 
 
-def test_a_store_that_is_away_is_waited_for_however_long(
+def test_unreachable_store_is_waited_for(
     monitor: Monitor,
     store: Store,
     batch: list[Any],
@@ -203,10 +203,10 @@ def test_a_store_that_is_away_is_waited_for_however_long(
     assert all(isinstance(one.outcome, Succeeded) for one in store.taken)
 
 
-def test_an_error_that_passes_by_itself_costs_nobody_his_result(
+def test_transient_error_changes_no_outcome(
     monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
 ) -> None:
-    """A deadlock, say, that the database has resolved by refusing one of two."""
+    """For example a deadlock that the database has resolved."""
     left = [OperationalError("deadlock found")] * 3
     store.minds = lambda _: left.pop() if left else None
     record(monitor, batch)
@@ -215,14 +215,14 @@ def test_an_error_that_passes_by_itself_costs_nobody_his_result(
 
 
 @pytest.mark.parametrize("is_large", [True, False])
-def test_a_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
+def test_large_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
     is_large: bool,
     monitor: Monitor,
     store: Store,
     batch: list[Any],
     pusher: tuple[Stream, Stream],
 ) -> None:
-    """The server is there, but ends the connection each time: it takes no packet so large."""
+    """The server closes the connection each time, because the packet is too large."""
     value = b"x" * (LARGE_BYTES if is_large else 10)
     bad = replace(open_report(*batch[3]), outcome=Succeeded(value))
     batch[3] = reported(4, bad)
@@ -240,7 +240,7 @@ def test_a_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
         assert [one.reported for one in monitor.aside] == [batch[3]]
 
 
-def test_recorded_jobs_of_a_broker_are_acked_together_and_then_confirmed(
+def test_recorded_jobs_are_acked_together_and_then_confirmed(
     monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
 ) -> None:
     leases = open_batch(batch).leases
@@ -248,13 +248,13 @@ def test_recorded_jobs_of_a_broker_are_acked_together_and_then_confirmed(
         monitor.unsettled.put(open_batch(part).leases, [], set())
         record(monitor, part)
     monitor._settle(at_least=9)
-    assert (store.settled, confirmed(pusher)) == ([], []), "more may come"
+    assert (store.settled, confirmed(pusher)) == ([], []), "more outcomes may follow"
     monitor._settle()
     assert store.settled == [leases.job_ids]
     assert confirmed(pusher) == list(range(1, 9))
 
 
-def test_nothing_is_confirmed_before_the_broker_has_been_told(
+def test_nothing_is_confirmed_before_the_broker_acked(
     monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream], clock: Clock
 ) -> None:
     monitor.unsettled.put(open_batch(batch).leases, [], set())

@@ -1,4 +1,4 @@
-"""What a pusher does about paused queues: nothing of them starts, and no other waits for that."""
+"""A pusher and paused queues: their jobs do not start, and other queues do not wait."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ Make = Callable[..., list[Delivery]]
 
 
 class Table:
-    """In the place of the stored pauses."""
+    """Replaces the table of paused queues."""
 
     def __init__(self) -> None:
         self.paused: set[str] = set()
@@ -53,11 +53,11 @@ def patience(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Patience:
 @pytest.fixture
 def pauses(plan: Plan, flights: Flights, recall: Recall, table: Table) -> Pauses:
     pauses = Pauses(plan.settings, flights, recall)
-    pauses._paused = table  # type: ignore[assignment] # it has what is asked of one
+    pauses._paused = table  # type: ignore[assignment] # it has the methods that are used
     return pauses
 
 
-def test_claims_cost_a_look_twice_a_second_at_most(
+def test_claims_read_pauses_at_most_twice_a_second(
     pauses: Pauses, patience: Patience, table: Table, clock: Clock
 ) -> None:
     for _ in range(100):
@@ -66,7 +66,7 @@ def test_claims_cost_a_look_twice_a_second_at_most(
     assert table.looks == 10
 
 
-def test_nobody_looks_while_nothing_is_in_flight_or_paused(
+def test_pauses_are_not_read_without_flights_or_paused_queues(
     pauses: Pauses, patience: Patience, table: Table, clock: Clock
 ) -> None:
     for _ in range(10):
@@ -76,7 +76,7 @@ def test_nobody_looks_while_nothing_is_in_flight_or_paused(
     assert pauses.next_look() == float("inf")
 
 
-def test_after_a_claim_that_sees_pauses_itself_one_looks_unless_one_just_has(
+def test_claim_that_sees_pauses_is_followed_by_one_read(
     pauses: Pauses, patience: Patience, table: Table, clock: Clock
 ) -> None:
     for _ in range(100):
@@ -85,10 +85,10 @@ def test_after_a_claim_that_sees_pauses_itself_one_looks_unless_one_just_has(
         clock.turn(PAUSES_SECONDS / 10)
     assert table.looks == 10
     clock.turn(PAUSES_SECONDS)
-    assert pauses.next_look() == float("inf"), "and is not woken for it"
+    assert pauses.next_look() == float("inf"), "the pusher is not woken for it"
 
 
-def test_no_claim_is_made_by_who_cannot_read_the_pauses(
+def test_no_claim_is_made_while_pauses_cannot_be_read(
     pauses: Pauses, patience: Patience, table: Table, clock: Clock
 ) -> None:
     assert pauses.are_known(patience)
@@ -101,7 +101,7 @@ def test_no_claim_is_made_by_who_cannot_read_the_pauses(
     assert pauses.are_known(patience)
 
 
-def test_what_waits_is_given_back_and_what_waits_of_others_is_not(
+def test_waiting_jobs_of_a_paused_queue_are_released(
     pauses: Pauses, patience: Patience, table: Table, flights: Flights, deliveries: Make
 ) -> None:
     mail, report = deliveries(2)
@@ -113,7 +113,7 @@ def test_what_waits_is_given_back_and_what_waits_of_others_is_not(
     assert [one.delivery for one in flights.waiting] == [report]
 
 
-def test_an_end_of_a_pause_is_told(
+def test_end_of_a_pause_calls_on_resume(
     pauses: Pauses, patience: Patience, table: Table, clock: Clock
 ) -> None:
     told: list[str] = []
@@ -125,13 +125,13 @@ def test_an_end_of_a_pause_is_told(
     assert pauses.queues == {"mail"}
     table.paused = set()
     pauses.look_if_due(patience)
-    assert not told, "it has looked a moment ago"
+    assert not told, "it has read the pauses a moment ago"
     clock.turn(PAUSES_SECONDS)
     pauses.look_if_due(patience)
     assert told == ["resumed"]
 
 
-def test_what_is_taken_back_from_a_worker_is_given_back(
+def test_paused_job_taken_back_from_a_worker_is_released(
     pauses: Pauses, patience: Patience, table: Table, flights: Flights, deliveries: Make
 ) -> None:
     flights.add([one._replace(queue="mail") for one in deliveries(2)], leased_at=1000.0)

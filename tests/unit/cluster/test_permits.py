@@ -1,4 +1,4 @@
-"""Jobs with a rate are started while their permit is good, or given back; the others don't mind."""
+"""Jobs with a rate start while their permit is valid, or are released. Others are unaffected."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ PERMIT_SECONDS = 0.02
 
 @pytest.fixture
 def arrive(roster: Roster, board: Board) -> Iterator[Callable[[int], Stream]]:
-    """Let a worker come, and say hello. Gives its end of the line."""
+    """Return a function that adds a worker and returns its end of the connection."""
     opened: list[socket.socket] = []
 
     def come(worker: int) -> Stream:
@@ -65,10 +65,10 @@ def let_jobs_take(seconds: float, roster: Roster, flights: Flights) -> None:
         roster.recorded([flight.number])
 
 
-# -- the books -------------------------------------------------------------------------------------
+# -- flights ---------------------------------------------------------------------------------------
 
 
-def test_a_permit_counts_from_before_the_claim(flights: Flights, clock: Clock) -> None:
+def test_permit_counts_from_before_the_claim(flights: Flights, clock: Clock) -> None:
     asked_at = clock.now
     clock.turn(0.015)
     flights.add(rated(), asked_at)
@@ -80,7 +80,7 @@ def test_a_permit_counts_from_before_the_claim(flights: Flights, clock: Clock) -
     assert flight.is_late
 
 
-def test_who_has_no_permit_is_never_late(flights: Flights, clock: Clock) -> None:
+def test_job_without_a_permit_is_never_late(flights: Flights, clock: Clock) -> None:
     flights.add(plain(), clock.now)
     clock.turn(10_000)
     flights.give_back_late()
@@ -89,7 +89,7 @@ def test_who_has_no_permit_is_never_late(flights: Flights, clock: Clock) -> None
     assert flights.permits_end_at() == float("inf")
 
 
-def test_who_waits_until_his_permit_is_over_is_given_back(flights: Flights, clock: Clock) -> None:
+def test_job_whose_permit_ends_while_it_waits_is_released(flights: Flights, clock: Clock) -> None:
     late, in_time = rated(2)
     flights.add([late], clock.now - PERMIT_SECONDS)
     flights.add([in_time], clock.now)
@@ -99,7 +99,7 @@ def test_who_waits_until_his_permit_is_over_is_given_back(flights: Flights, cloc
     assert len(flights) == 2
 
 
-def test_one_taken_back_in_time_waits_and_a_late_one_is_given_back(
+def test_job_taken_back_waits_in_time_and_is_released_if_late(
     flights: Flights, clock: Clock
 ) -> None:
     flights.add(rated(2), clock.now)
@@ -113,10 +113,10 @@ def test_one_taken_back_in_time_waits_and_a_late_one_is_given_back(
     assert not flights.with_worker(0)
 
 
-def test_one_that_is_known_from_the_board_alone_is_not_sent_to_another_worker(
+def test_job_known_only_from_the_board_is_not_sent_to_another_worker(
     flights: Flights,
 ) -> None:
-    """Nobody knows whether it had a permit, and its package is not here."""
+    """It is unknown whether it had a permit, and its package is missing."""
     adopted = flights.adopt(4, make_delivery()._replace(package=b""), worker=0, leased_at=1.0)
     flights.take_back(adopted)
     assert flights.given_back() == [adopted]
@@ -125,13 +125,15 @@ def test_one_that_is_known_from_the_board_alone_is_not_sent_to_another_worker(
 @pytest.mark.parametrize(
     "forget", [Flights.give_back_waiting, lambda one: one.lose(next(iter(one)))]
 )
-def test_no_permit_outlasts_its_flight(forget: Callable[[Flights], None], flights: Flights) -> None:
+def test_permit_is_removed_with_its_flight(
+    forget: Callable[[Flights], None], flights: Flights
+) -> None:
     flights.add(rated(), 1000.0)
     forget(flights)
     assert not flights.permitted
 
 
-def test_the_permit_of_an_adopted_job_is_what_its_worker_says(
+def test_adopted_job_has_the_permit_that_its_worker_reports(
     flights: Flights,
     roster: Roster,
     recall: Recall,
@@ -157,10 +159,10 @@ def test_the_permit_of_an_adopted_job_is_what_its_worker_says(
     assert flight in flights.given_back()
 
 
-# -- who gets it -----------------------------------------------------------------------------------
+# -- the roster ------------------------------------------------------------------------------------
 
 
-def test_there_is_room_for_as_many_as_there_are_free_slots(
+def test_prompt_room_is_the_number_of_free_slots(
     roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
 ) -> None:
     assert roster.prompt_room() == 0
@@ -177,7 +179,7 @@ def test_there_is_room_for_as_many_as_there_are_free_slots(
     assert roster.prompt_room() == 0
 
 
-def test_where_jobs_are_short_some_more_are_started_almost_at_once(
+def test_prompt_room_is_larger_if_jobs_are_short(
     roster: Roster, flights: Flights, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
@@ -186,10 +188,10 @@ def test_where_jobs_are_short_some_more_are_started_almost_at_once(
     assert roster.room() == 11
 
 
-def test_where_others_always_wait_one_with_a_rate_has_its_turn(
+def test_rated_job_gets_its_turn_despite_a_backlog(
     roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
 ) -> None:
-    """A worker that works off a backlog is sent more before it has nothing to do."""
+    """A worker with a backlog is sent more jobs before it is idle."""
     arrive(0)
     let_jobs_take(0.0045, roster, flights)
     flights.add(plain(roster.room()), clock.now)
@@ -204,7 +206,7 @@ def test_where_others_always_wait_one_with_a_rate_has_its_turn(
     assert not flights.permitted
 
 
-def test_permits_go_first_and_to_free_slots_only(
+def test_jobs_with_permits_go_first_and_only_to_free_slots(
     roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
 ) -> None:
     lines = [arrive(0), arrive(1)]
@@ -223,7 +225,7 @@ def test_permits_go_first_and_to_free_slots_only(
     assert permit_of(job) == round((clock.now + PERMIT_SECONDS) * 1e9)
 
 
-def test_others_are_handed_out_though_somebody_with_a_permit_finds_no_slot(
+def test_other_jobs_are_handed_out_though_a_permitted_job_finds_no_slot(
     roster: Roster, flights: Flights, clock: Clock, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
@@ -252,7 +254,7 @@ def worker(plan: Plan, board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture
 def pusher(worker: Worker) -> Iterator[Stream]:
-    """Its end of the worker's line."""
+    """Yield the pusher's end of the connection to the worker."""
     ours, theirs = map(Stream, socket_pair())
     worker.workload.meet(ours)
     theirs.receive(block=True)
@@ -268,7 +270,7 @@ def give(worker: Worker, pusher: Stream, jobs: Sequence[Job]) -> None:
     worker.workload.take_in(line, line.receive(block=True))
 
 
-def test_a_worker_leaves_a_job_that_it_comes_to_too_late(
+def test_worker_skips_a_job_whose_permit_is_over(
     worker: Worker, pusher: Stream, board: Board, clock: Clock
 ) -> None:
     permit_ns = clock.monotonic_ns() + 20_000_000
@@ -279,14 +281,12 @@ def test_a_worker_leaves_a_job_that_it_comes_to_too_late(
     clock.turn(0.02)
     assert worker.begin(0) is None
     assert list(board.occupied(0)) == []
-    assert board.worker(0, place.LAST_STARTED) == 1, (
-        "the death of the worker is not held against it"
-    )
+    assert board.worker(0, place.LAST_STARTED) == 1, "a death of the worker would not count for it"
     worker.workload.flush()
     assert pusher.receive(block=True) == [("skipped", [2])]
 
 
-def test_a_worker_leaves_a_job_that_took_too_long_to_open(
+def test_worker_skips_a_job_that_took_too_long_to_open(
     worker: Worker, pusher: Stream, board: Board, clock: Clock
 ) -> None:
     permit_ns = clock.monotonic_ns() + 20_000_000
@@ -303,7 +303,7 @@ def test_a_worker_leaves_a_job_that_took_too_long_to_open(
     assert pusher.receive(block=True) == [("skipped", [7])]
 
 
-def test_jobs_without_a_permit_are_begun_whenever(
+def test_job_without_a_permit_begins_at_any_time(
     worker: Worker, pusher: Stream, clock: Clock
 ) -> None:
     give(worker, pusher, [pack_job(1, make_delivery())])
@@ -318,7 +318,7 @@ def test_jobs_without_a_permit_are_begun_whenever(
 
 
 class Stand(MemoryBroker):
-    """Notes what it is asked for."""
+    """A broker that records the arguments of claims."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
         super().__init__(plan.settings, clock.time)
@@ -339,16 +339,16 @@ class Stand(MemoryBroker):
 
 
 def claim(claims: Claims, prompt_room: int, *, is_hungry: bool) -> None:
-    """Claim, as the pusher does."""
+    """Claim like the pusher."""
     claims.claim(10, is_hungry=is_hungry, prompt_room=lambda: prompt_room)
     claims.look_ahead()
 
 
 class NothingPaused(Pauses):
-    """No store is there to be read."""
+    """Pauses without a store."""
 
     def __init__(self) -> None:
-        """Nothing is needed."""
+        """Do nothing."""
 
     queues = frozenset()
 
@@ -356,7 +356,7 @@ class NothingPaused(Pauses):
         return True
 
     def look_again(self) -> None:
-        """There is nothing to be seen."""
+        """Do nothing."""
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ def claims(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Claims:
     return Claims(plan, broker, patience, flights, board, NothingPaused())
 
 
-def test_no_more_jobs_with_a_rate_are_asked_for_than_can_start(
+def test_no_more_rated_jobs_are_claimed_than_can_start(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:
     for prompt_room in (3, 0, -1):
@@ -379,14 +379,14 @@ def test_no_more_jobs_with_a_rate_are_asked_for_than_can_start(
     assert broker.asked == [3, 0, 0]
 
 
-def test_where_rates_are_in_use_their_next_moment_is_known_at_once(
+def test_next_rated_start_is_polled_closely_while_rates_are_in_use(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:
     broker.due_seconds[True] = SHORTEST_PAUSE_SECONDS / 2
     claim(claims, 1, is_hungry=True)
     clock.turn(SHORTEST_PAUSE_SECONDS * 1.5)
     claim(claims, 1, is_hungry=True)
-    assert len(broker.asked) == 1, "there was no job with a rate"
+    assert len(broker.asked) == 1, "no job with a rate was claimed"
     clock.turn(1.0)
     broker.next = rated()
     claim(claims, 1, is_hungry=True)
@@ -394,10 +394,10 @@ def test_where_rates_are_in_use_their_next_moment_is_known_at_once(
     claim(claims, 1, is_hungry=True)
     clock.turn(SHORTEST_PAUSE_SECONDS)
     claim(claims, 1, is_hungry=True)
-    assert len(broker.asked) == 4, "the pause has not doubled"
+    assert len(broker.asked) == 4, "the pause did not double"
 
 
-def test_as_soon_as_a_slot_is_free_jobs_with_a_rate_are_asked_for(
+def test_rated_jobs_are_claimed_when_a_slot_is_free(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:
     broker.next = rated()
@@ -414,7 +414,7 @@ def test_as_soon_as_a_slot_is_free_jobs_with_a_rate_are_asked_for(
     assert len(broker.asked) == asked + 1, "once"
 
 
-def test_when_rates_were_not_in_use_for_long_nobody_looks_closely(
+def test_rates_unused_for_long_are_not_polled_closely(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:
     broker.next = rated()
@@ -425,7 +425,7 @@ def test_when_rates_were_not_in_use_for_long_nobody_looks_closely(
     assert broker.asked == [1, 0]
 
 
-def test_a_late_one_gets_its_attempt_back(
+def test_late_job_gets_its_attempt_back(
     claims: Claims, broker: Stand, flights: Flights, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returned: list[Any] = []
@@ -440,13 +440,13 @@ def test_a_late_one_gets_its_attempt_back(
     assert len(flights) == 0
 
 
-def test_permits_are_asked_for_that_last_as_long_as_it_takes_here(
+def test_permits_last_as_long_as_starts_take(
     claims: Claims, broker: Stand, flights: Flights, clock: Clock
 ) -> None:
-    """On a slow database or a busy host nothing would ever start else."""
+    """Otherwise no rated job would ever start on a slow database or a busy host."""
 
     def start_after(seconds: float) -> None:
-        """Of one that was granted for as long as it was asked for."""
+        """Start a job whose permit lasts as long as was asked for."""
         broker.next = [make_delivery()._replace(permit_seconds=flights.permits.seconds)]
         claim(claims, 1, is_hungry=True)
         clock.turn(seconds)
@@ -459,14 +459,14 @@ def test_permits_are_asked_for_that_last_as_long_as_it_takes_here(
     for seconds in (0.01, 0.024, 0.026, 9.0, 0.03, 0.04):
         start_after(seconds)
     assert broker.permits == [0.02, 0.02, 0.0264, 0.0286, 0.06292, 0.06292], (
-        "one that had to wait for long proves little"
+        "a job that waited very long is ignored"
     )
     for _ in range(REMEMBERED):
         start_after(0.01)
     assert flights.permits.seconds == 0.02
 
 
-def test_a_long_permit_that_is_not_used_up_is_no_reason_for_longer_ones() -> None:
+def test_unused_long_permit_does_not_lengthen_the_next() -> None:
     permits = Permits()
     permits.note(asked_seconds=0.02, left_seconds=0.5)
     assert permits.seconds == 0.02
@@ -478,20 +478,20 @@ def test_a_long_permit_that_is_not_used_up_is_no_reason_for_longer_ones() -> Non
     assert permits.seconds == 1.0
 
 
-def test_rather_one_is_late_now_and_then_than_all_permits_are_long() -> None:
+def test_single_late_start_does_not_lengthen_all_permits() -> None:
     permits = Permits()
     for _ in range(REMEMBERED - 1):
         permits.note(asked_seconds=0.02, left_seconds=0.01)
     permits.note(asked_seconds=0.02, left_seconds=-0.004)
     assert permits.seconds == pytest.approx(1.1 * 0.024)
     permits.note(asked_seconds=0.026, left_seconds=-0.024)
-    assert permits.seconds == pytest.approx(1.1 * 0.024), "one late one of 64 costs less"
+    assert permits.seconds == pytest.approx(1.1 * 0.024), "one late start in 64 costs less"
     permits.note(asked_seconds=0.026, left_seconds=-0.024)
     permits.note(asked_seconds=0.026, left_seconds=-0.024)
     assert permits.seconds == pytest.approx(1.1 * 0.05)
 
 
-def test_what_was_claimed_is_handed_out_before_anything_else_is_asked(
+def test_claimed_jobs_are_handed_out_before_the_next_query(
     claims: Claims, broker: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []

@@ -1,4 +1,4 @@
-"""Who gets how much, what is recalled, and what a death means for what the dead had."""
+"""How many jobs a worker gets, recalls, and the jobs of workers that died."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def ends() -> Iterator[list[socket.socket]]:
 
 @pytest.fixture
 def arrive(roster: Roster, board: Board, ends: list[socket.socket]) -> Callable[[int], Stream]:
-    """Let a worker come, and say hello. Gives its end of the line."""
+    """Return a function that adds a worker and returns its end of the connection."""
 
     def come(worker: int) -> Stream:
         ours, theirs = socket_pair()
@@ -73,10 +73,10 @@ def died(worker: int, why: str, running: tuple[int, ...], **changes: int) -> Dea
     return Death(worker, 1, signal, why, changes.pop("blamed", 0), occupied, "how", **changes)
 
 
-# -- how much --------------------------------------------------------------------------------------
+# -- handing out -----------------------------------------------------------------------------------
 
 
-def test_nobody_gets_anything_before_he_has_said_hello(
+def test_worker_gets_no_job_before_its_hello(
     roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
@@ -87,7 +87,7 @@ def test_nobody_gets_anything_before_he_has_said_hello(
     assert len(flights.waiting) == 1
 
 
-def test_jobs_are_spread_over_the_workers(
+def test_jobs_are_spread_over_workers(
     roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
@@ -97,7 +97,7 @@ def test_jobs_are_spread_over_the_workers(
     assert [len(flights.with_worker(worker)) for worker in (0, 1)] == [1, 1]
 
 
-def test_the_longer_jobs_take_the_fewer_are_prefetched(
+def test_longer_jobs_mean_fewer_prefetched_jobs(
     roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
@@ -111,7 +111,7 @@ def test_the_longer_jobs_take_the_fewer_are_prefetched(
         assert roster.room() == room
 
 
-def test_a_leaving_worker_gets_nothing_and_gives_back_what_it_does_not_run(
+def test_leaving_worker_gets_no_jobs_and_returns_waiting_ones(
     roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
@@ -125,10 +125,10 @@ def test_a_leaving_worker_gets_nothing_and_gives_back_what_it_does_not_run(
     assert len(flights.waiting) == 2
 
 
-def test_a_report_of_what_is_recorded_already_is_confirmed_again(
+def test_report_of_a_recorded_job_is_confirmed_again(
     roster: Roster, arrive: Callable[[int], Stream]
 ) -> None:
-    """The confirmation may have died with the pusher before."""
+    """The previous pusher may have died before it confirmed it."""
     theirs = arrive(0)
     assert roster.reported(0, [make_report(9)]) == []
     roster.links[0].flush()
@@ -142,7 +142,7 @@ def test_a_report_of_what_is_recorded_already_is_confirmed_again(
 def behind_a_long_job(
     clock: Clock, flights: Flights, deliveries: Make, board: Board, arrive: Callable[[int], Stream]
 ) -> None:
-    """Worker 0 runs 1 and has been sent 2 and 3; worker 1 is idle."""
+    """Worker 0 runs job 1 and has jobs 2 and 3; worker 1 is idle."""
     arrive(0)
     arrive(1)
     flights.add(deliveries(3), 1.0)
@@ -151,11 +151,11 @@ def behind_a_long_job(
 
 
 @pytest.mark.usefixtures("behind_a_long_job")
-def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
+def test_idle_worker_gets_jobs_that_wait_behind_a_long_one(
     recall: Recall, roster: Roster, flights: Flights, board: Board, clock: Clock
 ) -> None:
     recall.recall_late()
-    assert board.worker(0, place.RECALLED_THROUGH) == 0, "it may still come to it by itself"
+    assert board.worker(0, place.RECALLED_THROUGH) == 0, "the worker may still start it"
     clock.turn(UNFAIR_SECONDS + 0.001)
     recall.recall_late()
     assert board.worker(0, place.RECALLED_THROUGH) == 3
@@ -168,7 +168,7 @@ def test_what_waits_behind_a_long_job_is_taken_over_by_an_idle_worker(
 
 
 @pytest.mark.usefixtures("behind_a_long_job")
-def test_what_was_started_at_the_last_moment_is_not_taken_back(
+def test_job_started_during_a_recall_is_not_taken_back(
     recall: Recall, flights: Flights, board: Board, clock: Clock
 ) -> None:
     recall.recall_all()
@@ -179,7 +179,7 @@ def test_what_was_started_at_the_last_moment_is_not_taken_back(
 
 
 @pytest.mark.usefixtures("behind_a_long_job")
-def test_what_was_sent_after_the_recall_is_not_taken_back(
+def test_job_sent_after_a_recall_is_not_taken_back(
     recall: Recall, flights: Flights, deliveries: Make, clock: Clock
 ) -> None:
     recall.recall_all()
@@ -194,8 +194,8 @@ def test_started_job_with_a_permit_is_not_taken_back_when_a_plain_job_follows_it
     recall: Recall, roster: Roster, flights: Flights, board: Board, arrive: Callable[[int], Stream],
     deliveries: Make, clock: Clock,
 ) -> None:  # fmt: skip
-    """A job with a permit overtakes those that wait. Its report is still on the way when the idle
-    worker asks for jobs."""
+    """A job with a permit overtakes waiting jobs. Its report has not arrived when the idle worker
+    asks for jobs."""
     arrive(0)
     let_jobs_take(0.001, TASK, roster, flights)
     (permitted,) = deliveries(1)
@@ -213,10 +213,10 @@ def test_started_job_with_a_permit_is_not_taken_back_when_a_plain_job_follows_it
 
 
 @pytest.mark.usefixtures("behind_a_long_job")
-def test_a_worker_that_is_gone_has_perhaps_started_everything(
+def test_recall_takes_nothing_from_a_dead_worker(
     recall: Recall, flights: Flights, board: Board, clock: Clock
 ) -> None:
-    """Its board was cleared, and how it died is still on the way."""
+    """Its board is cleared and its death not reported yet, so it may have started all its jobs."""
     recall.recall_all()
     board.clear_worker(0)
     clock.turn(2 * SETTLES_SECONDS)
@@ -225,7 +225,9 @@ def test_a_worker_that_is_gone_has_perhaps_started_everything(
 
 
 @pytest.mark.usefixtures("behind_a_long_job")
-def test_a_worker_says_what_it_skipped(roster: Roster, flights: Flights, board: Board) -> None:
+def test_skipped_job_is_taken_from_its_worker(
+    roster: Roster, flights: Flights, board: Board
+) -> None:
     start(board, 0, 2)
     roster.skipped(0, [2, 77])
     assert list(flights.with_worker(0)) == [1, 3]
@@ -347,7 +349,7 @@ def three_sent(flights: Flights, deliveries: Make, arrive: Callable[[int], Strea
 
 
 @pytest.mark.usefixtures("three_sent")
-def test_a_crash_counts_for_what_ran_and_not_for_what_waited(
+def test_crash_counts_for_running_but_not_for_waiting_jobs(
     roster: Roster, flights: Flights
 ) -> None:
     judged, given_back = roster.settle(died(0, "crash", (1,), last_started=1))
@@ -359,7 +361,7 @@ def test_a_crash_counts_for_what_ran_and_not_for_what_waited(
 
 
 @pytest.mark.usefixtures("three_sent")
-def test_a_crash_counts_for_what_had_ended_and_was_not_reported(
+def test_crash_counts_for_finished_but_unreported_jobs(
     roster: Roster, flights: Flights, board: Board
 ) -> None:
     for number, flight in list(flights.with_worker(0).items())[:2]:
@@ -371,7 +373,7 @@ def test_a_crash_counts_for_what_had_ended_and_was_not_reported(
 
 @pytest.mark.usefixtures("three_sent")
 @pytest.mark.parametrize("why", ["lost", "fence", "stop", "timeout", "exit"])
-def test_finished_job_counts_however_its_worker_died(
+def test_finished_job_counts_for_every_kind_of_death(
     why: str, roster: Roster, flights: Flights, board: Board
 ) -> None:
     finish(board, 0, 1, flights.with_worker(0)[1].delivery)
@@ -380,11 +382,11 @@ def test_finished_job_counts_however_its_worker_died(
     assert judged[0].report is not None
     assert open_outcome(judged[0].report[4]) == Crashed(LOST_REPORT)
     assert given_back == []
-    assert len(flights.waiting) == 2, "number 2 was begun and skipped: it never ran"
+    assert len(flights.waiting) == 2, "number 2 was begun and skipped, so it never ran"
 
 
 @pytest.mark.usefixtures("three_sent")
-def test_a_time_out_counts_for_its_own_job_alone(roster: Roster, flights: Flights) -> None:
+def test_time_out_counts_only_for_its_own_job(roster: Roster, flights: Flights) -> None:
     judged, given_back = roster.settle(died(0, "timeout", (1, 2), blamed=2, last_started=2))
     assert [flight.delivery for flight in judged] == [flights.reported()[0].delivery]
     assert judged[0].report is not None
@@ -396,9 +398,7 @@ def test_a_time_out_counts_for_its_own_job_alone(roster: Roster, flights: Flight
 
 @pytest.mark.usefixtures("three_sent")
 @pytest.mark.parametrize("why", ["lost", "fence", "stop"])
-def test_what_was_interrupted_is_given_back_uncounted(
-    why: str, roster: Roster, flights: Flights
-) -> None:
+def test_interrupted_job_is_released_uncounted(why: str, roster: Roster, flights: Flights) -> None:
     judged, given_back = roster.settle(died(0, why, (1,), last_started=1))
     assert judged == []
     assert given_back == flights.given_back()
@@ -407,6 +407,6 @@ def test_what_was_interrupted_is_given_back_uncounted(
 
 
 @pytest.mark.usefixtures("three_sent")
-def test_a_death_leaves_nothing_with_the_dead(roster: Roster, flights: Flights) -> None:
+def test_dead_worker_has_no_jobs(roster: Roster, flights: Flights) -> None:
     roster.settle(died(0, "crash", (1,), last_started=1))
     assert not flights.with_worker(0)

@@ -14,11 +14,11 @@ def tempo(clock: Clock) -> Tempo:
     return Tempo(poll_seconds=1.0)
 
 
-def test_the_first_claim_is_due_at_once(tempo: Tempo) -> None:
+def test_first_claim_is_due_at_once(tempo: Tempo) -> None:
     assert tempo.is_due(is_hungry=False)
 
 
-def test_in_silence_the_pauses_double_up_to_the_poll(tempo: Tempo, clock: Clock) -> None:
+def test_empty_claims_double_the_pause_up_to_the_poll(tempo: Tempo, clock: Clock) -> None:
     pauses = []
     for _ in range(12):
         tempo.note(got=0, asked=10)
@@ -29,13 +29,13 @@ def test_in_silence_the_pauses_double_up_to_the_poll(tempo: Tempo, clock: Clock)
     assert pauses[-1] == 1.0
 
 
-def test_a_pause_is_kept(tempo: Tempo, clock: Clock) -> None:
+def test_hunger_does_not_end_a_pause(tempo: Tempo, clock: Clock) -> None:
     tempo.note(got=0, asked=10)
     clock.turn(0.003)
     assert not tempo.is_due(is_hungry=True)
 
 
-def test_a_wake_up_ends_the_pause_and_is_watched_closely(tempo: Tempo, clock: Clock) -> None:
+def test_wake_up_ends_the_pause_and_shortens_the_next(tempo: Tempo, clock: Clock) -> None:
     for _ in range(12):
         tempo.note(got=0, asked=10)
     tempo.hurry()
@@ -44,7 +44,7 @@ def test_a_wake_up_ends_the_pause_and_is_watched_closely(tempo: Tempo, clock: Cl
     assert tempo.next_claim - clock.now == pytest.approx(2 * SHORTEST_PAUSE_SECONDS)
 
 
-def test_who_is_told_of_all_that_comes_looks_once(tempo: Tempo, clock: Clock) -> None:
+def test_reliable_wake_up_causes_one_claim(tempo: Tempo, clock: Clock) -> None:
     for _ in range(12):
         tempo.note(got=0, asked=10)
     tempo.hurry(closely=False)
@@ -53,7 +53,7 @@ def test_who_is_told_of_all_that_comes_looks_once(tempo: Tempo, clock: Clock) ->
     assert tempo.next_claim - clock.now == pytest.approx(1.0)
 
 
-def test_while_there_is_more_only_hunger_counts(tempo: Tempo, clock: Clock) -> None:
+def test_full_claim_is_repeated_only_when_hungry(tempo: Tempo, clock: Clock) -> None:
     tempo.note(got=10, asked=10)
     clock.turn(100)
     assert not tempo.is_due(is_hungry=False)
@@ -61,16 +61,14 @@ def test_while_there_is_more_only_hunger_counts(tempo: Tempo, clock: Clock) -> N
     assert tempo.next_claim == float("inf")
 
 
-def test_a_claim_that_came_back_half_full_is_followed_soon(tempo: Tempo, clock: Clock) -> None:
+def test_partly_filled_claim_is_repeated_soon(tempo: Tempo, clock: Clock) -> None:
     for _ in range(12):
         tempo.note(got=0, asked=10)
     tempo.note(got=5, asked=10)
     assert tempo.next_claim - clock.now == pytest.approx(SHORTEST_PAUSE_SECONDS)
 
 
-def test_a_deferred_job_shortens_the_pause_and_never_lengthens_it(
-    tempo: Tempo, clock: Clock
-) -> None:
+def test_deferred_job_shortens_the_pause_and_never_lengthens_it(tempo: Tempo, clock: Clock) -> None:
     for _ in range(12):
         tempo.note(got=0, asked=10)
     assert tempo.is_going_to_sleep
@@ -82,7 +80,7 @@ def test_a_deferred_job_shortens_the_pause_and_never_lengthens_it(
     assert tempo.next_claim == pytest.approx(clock.now + 0.3)
 
 
-def test_an_overdue_job_does_not_make_the_pusher_spin(tempo: Tempo, clock: Clock) -> None:
+def test_overdue_job_does_not_make_the_pusher_spin(tempo: Tempo, clock: Clock) -> None:
     for _ in range(12):
         tempo.note(got=0, asked=10)
     tempo.wake_in(0.0)

@@ -1,4 +1,4 @@
-"""What the sentinel reads off the board."""
+"""What the sentinel reads from the board."""
 
 import signal
 from collections.abc import Iterator
@@ -40,9 +40,7 @@ def run_in(board: Board, clock: Clock, *, deadline_in: float | None = None, slot
     occupy(board, 0, slot, Occupied(5 + slot, uuid4(), 1, clock.monotonic_ns(), deadline, 77))
 
 
-def test_a_job_may_run_up_to_its_deadline_and_not_beyond(
-    watch: Watch, board: Board, clock: Clock
-) -> None:
+def test_job_is_overdue_at_its_deadline(watch: Watch, board: Board, clock: Clock) -> None:
     run_in(board, clock, deadline_in=2.0)
     clock.turn(1.999)
     assert list(watch.overdue()) == []
@@ -50,7 +48,7 @@ def test_a_job_may_run_up_to_its_deadline_and_not_beyond(
     assert list(watch.overdue()) == [(0, "timeout", 5)]
 
 
-def test_a_job_without_time_out_has_no_deadline(watch: Watch, board: Board, clock: Clock) -> None:
+def test_job_without_a_time_out_is_never_overdue(watch: Watch, board: Board, clock: Clock) -> None:
     run_in(board, clock)
     clock.turn(1e6)
     assert list(watch.overdue()) == []
@@ -59,7 +57,7 @@ def test_a_job_without_time_out_has_no_deadline(watch: Watch, board: Board, cloc
 def test_running_jobs_are_stopped_before_the_first_lease_ends(
     watch: Watch, board: Board, clock: Clock, plan: Plan
 ) -> None:
-    """Self-fencing: with a lease of 60 s, 5 s before it is over."""
+    """With a lease of 60 s they are stopped 5 s before it ends."""
     run_in(board, clock)
     board[place.FENCE_NS] = round((clock.now + 60) * 1e9)
     clock.turn(54.9)
@@ -70,10 +68,8 @@ def test_running_jobs_are_stopped_before_the_first_lease_ends(
     assert is_fenced(board, plan.settings)
 
 
-def test_a_suspended_machine_knows_that_its_leases_are_over(
-    watch: Watch, board: Board, clock: Clock, plan: Plan
-) -> None:
-    """The monotonic clock of Linux stands still meanwhile: the time-outs of jobs do, too."""
+def test_suspended_machine_is_fenced(watch: Watch, board: Board, clock: Clock, plan: Plan) -> None:
+    """Linux's monotonic clock stops during a suspension, and so do the time-outs of jobs."""
     run_in(board, clock, deadline_in=10.0)
     board[place.FENCE_NS] = round((clock.now + 60) * 1e9)
     clock.suspended_seconds = 100.0
@@ -81,7 +77,7 @@ def test_a_suspended_machine_knows_that_its_leases_are_over(
     assert list(watch.overdue()) == [(0, "fence", 5)]
 
 
-def test_a_worker_that_ends_itself_at_the_fence_has_not_crashed(
+def test_worker_that_ends_itself_at_the_fence_has_not_crashed(
     watch: Watch, board: Board, clock: Clock, told: list[str]
 ) -> None:
     run_in(board, clock)
@@ -89,19 +85,15 @@ def test_a_worker_that_ends_itself_at_the_fence_has_not_crashed(
     assert watch.explain(0, 1, -signal.SIGKILL).why == "fence"
     assert told == ["worker_killed"]
     run_in(board, clock)
-    assert watch.explain(0, 2, -signal.SIGKILL).why == "crash", "the next one has"
+    assert watch.explain(0, 2, -signal.SIGKILL).why == "crash", "the next worker has crashed"
 
 
-def test_without_a_lease_there_is_no_fence(
-    watch: Watch, board: Board, clock: Clock, plan: Plan
-) -> None:
+def test_no_leases_mean_no_fence(watch: Watch, board: Board, clock: Clock, plan: Plan) -> None:
     board[place.FENCE_NS] = 0
     assert not is_fenced(board, plan.settings)
 
 
-def test_a_process_that_does_not_move_hangs_and_is_said_to_once(
-    watch: Watch, board: Board, clock: Clock
-) -> None:
+def test_hanging_process_is_reported_once(watch: Watch, board: Board, clock: Clock) -> None:
     for beat in watch.beats.values():
         board[beat] = clock.monotonic_ns()
     clock.turn(watch.hang_seconds)
@@ -111,12 +103,12 @@ def test_a_process_that_does_not_move_hangs_and_is_said_to_once(
     assert list(watch.hung()) == []
 
 
-def test_a_call_to_the_database_at_its_deadline_is_no_hanging(watch: Watch, plan: Plan) -> None:
-    """A call may need a new connection first, each within the limit."""
+def test_hang_limit_is_longer_than_database_deadlines(watch: Watch, plan: Plan) -> None:
+    """A call may open a new connection first, and each step has the deadline."""
     assert watch.hang_seconds > 2 * plan.settings.database_seconds
 
 
-def test_a_death_under_a_job_is_a_crash_and_kept_until_it_is_settled(
+def test_death_during_a_job_is_a_crash_and_kept_until_settled(
     watch: Watch, board: Board, clock: Clock, told: list[str]
 ) -> None:
     board.set_worker(0, place.LAST_STARTED, 5)
@@ -132,32 +124,30 @@ def test_a_death_under_a_job_is_a_crash_and_kept_until_it_is_settled(
     assert told == ["worker_died"]
 
 
-def test_an_exit_with_code_0_under_a_job_is_a_crash(
-    watch: Watch, board: Board, clock: Clock
-) -> None:
+def test_exit_with_code_0_during_a_job_is_a_crash(watch: Watch, board: Board, clock: Clock) -> None:
     run_in(board, clock)
     assert watch.explain(0, 1, 0).why == "crash"
 
 
-def test_an_exit_with_code_0_between_jobs_is_on_purpose(watch: Watch, told: list[str]) -> None:
+def test_exit_with_code_0_between_jobs_is_planned(watch: Watch, told: list[str]) -> None:
     death = watch.explain(0, 1, 0)
     assert (death.why, death.running) == ("exit", ())
     assert watch.unsettled == {}
     assert told == []
 
 
-def test_who_was_killed_for_something_died_of_it(
+def test_killed_worker_has_the_blamed_cause_of_death(
     watch: Watch, board: Board, clock: Clock, told: list[str]
 ) -> None:
     run_in(board, clock)
     assert watch.blame(0, 1, "timeout", 5)
-    assert not watch.blame(0, 1, "timeout", 5), "once is enough"
+    assert not watch.blame(0, 1, "timeout", 5), "only once"
     death = watch.explain(0, 1, -signal.SIGKILL)
     assert (death.why, death.blamed) == ("timeout", 5)
     assert told == ["worker_killed"]
 
 
-def test_blame_is_not_inherited_by_the_next_incarnation(watch: Watch) -> None:
+def test_blame_does_not_apply_to_the_next_incarnation(watch: Watch) -> None:
     watch.blame(0, 1, "timeout", 5)
     assert watch.blame(0, 2, "lost", 6)
 
@@ -172,5 +162,5 @@ def test_blame_is_not_inherited_by_the_next_incarnation(watch: Watch) -> None:
         (-250, "killed by signal 250"),
     ],
 )
-def test_exit_codes_in_words(code: int, words: str) -> None:
+def test_describe_exit_names_codes_and_signals(code: int, words: str) -> None:
     assert describe_exit(code) == words

@@ -1,4 +1,4 @@
-"""Jobs and outcomes arrive in the next process as they left the one before."""
+"""Jobs and outcomes arrive unchanged in the next process."""
 
 import marshal
 from collections.abc import Callable
@@ -38,12 +38,12 @@ OUTCOMES = (
 )
 
 
-def test_every_kind_of_outcome_is_tried_here() -> None:
+def test_outcomes_cover_every_kind() -> None:
     assert {type(outcome) for outcome in OUTCOMES} == set(KINDS.values())
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: outcome.kind)
-def test_a_report_arrives_as_it_was_sent(
+def test_report_arrives_unchanged(
     outcome: Outcome, deliveries: Callable[[int], list[Delivery]]
 ) -> None:
     (delivery,) = deliveries(1)
@@ -51,12 +51,12 @@ def test_a_report_arrives_as_it_was_sent(
     sent = marshal.dumps((pack_report(7, attempted), pack_job(7, delivery)))
     report, job = marshal.loads(sent)  # noqa: S302 - ours
     arrived = open_report(report, job)
-    # The monitor does nothing under a guard any more.
+    # The monitor does not need the fence and the permit.
     assert arrived == replace(attempted, delivery=delivery._replace(fence=0, permit_seconds=0.0))
 
 
 @pytest.mark.parametrize("lease_id", [2**63 - 1, "a-receipt"])
-def test_a_job_arrives_as_it_was_sent(
+def test_job_arrives_unchanged(
     lease_id: int | str, deliveries: Callable[..., list[Delivery]]
 ) -> None:
     (delivery,) = deliveries(1, lease_id=lease_id)
@@ -64,13 +64,13 @@ def test_a_job_arrives_as_it_was_sent(
     assert open_job(marshal.loads(sent)) == delivery  # noqa: S302 - ours
 
 
-def test_the_monitor_is_sent_no_packages(deliveries: Callable[[int], list[Delivery]]) -> None:
+def test_jobs_for_the_monitor_have_no_package(deliveries: Callable[[int], list[Delivery]]) -> None:
     (delivery,) = deliveries(1)
     assert open_job(pack_job(1, delivery, with_package=False)).package == b""
 
 
 @pytest.mark.parametrize("marks", [0, STEP, LINKED, STEP | LINKED])
-def test_marks_are_seen_in_each_form_of_an_id(marks: int) -> None:
+def test_marks_are_found_in_every_form_of_an_id(marks: int) -> None:
     for _ in range(50):
         job_id = new_job_id(marks)
         assert is_marked(job_id) == bool(marks)

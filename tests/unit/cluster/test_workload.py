@@ -1,4 +1,4 @@
-"""What a worker holds while pushers come and go: nothing twice, nothing forgotten."""
+"""A worker's jobs and reports across pushers: none is doubled and none is lost."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def workload() -> Workload:
 
 @pytest.fixture
 def new_pusher(workload: Workload) -> Iterator[Callable[[], Pusher]]:
-    """Let a pusher come. Gives its end of the line."""
+    """Return a function that connects a pusher and returns its end of the line."""
     lines: list[Stream] = []
 
     def come() -> Pusher:
@@ -48,7 +48,7 @@ def report(number: int) -> Report:
 
 
 def take_in(workload: Workload) -> None:
-    """Read the current line, as the main thread does."""
+    """Read the current line like the main thread."""
     line = workload.follow()
     assert line is not None
     workload.take_in(line, line.receive(block=True))
@@ -58,7 +58,7 @@ def frames(pusher: Pusher) -> list[Any]:
     return pusher.receive(block=False)
 
 
-def test_a_new_pusher_hears_what_waits_what_runs_and_what_is_to_be_reported(
+def test_new_pusher_gets_all_jobs_and_unrecorded_reports(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     pusher = new_pusher()
@@ -72,10 +72,10 @@ def test_a_new_pusher_hears_what_waits_what_runs_and_what_is_to_be_reported(
     assert frames(second) == [("hello", [(jobs[0], report(1)), (jobs[1], None), (jobs[2], None)])]
     workload.finish(2, report(2))
     workload.flush()
-    assert frames(second) == [("reports", [report(2)])], "told already is not told again"
+    assert frames(second) == [("reports", [report(2)])], "an earlier report is not sent again"
 
 
-def test_no_job_is_started_while_too_many_reports_are_unrecorded(
+def test_no_job_starts_while_too_many_reports_are_unrecorded(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     pusher = new_pusher()
@@ -89,7 +89,7 @@ def test_no_job_is_started_while_too_many_reports_are_unrecorded(
     assert workload.has_next
 
 
-def test_reports_of_the_worker_before_are_known_until_they_are_recorded(
+def test_unrecorded_reports_of_the_previous_worker_are_known(
     workload: Workload, new_pusher: Callable[[], Pusher]
 ) -> None:
     pusher = new_pusher()
@@ -100,13 +100,13 @@ def test_reports_of_the_worker_before_are_known_until_they_are_recorded(
     assert workload.is_unrecorded(4)
     assert not workload.is_unrecorded(5)
     new_pusher()
-    assert not workload.is_unrecorded(4), "a new pusher tells what it knows"
+    assert not workload.is_unrecorded(4), "a new pusher sends its own list"
 
 
-def test_jobs_on_a_dead_pushers_line_are_left_unread(
+def test_jobs_on_the_line_of_a_dead_pusher_are_ignored(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
-    """The new pusher was not told of them, and gives them to somebody else."""
+    """The new pusher does not know of them and gives them to another worker."""
     pusher = new_pusher()
     old_line = workload.follow()
     assert old_line is not None
@@ -118,7 +118,7 @@ def test_jobs_on_a_dead_pushers_line_are_left_unread(
     assert workload.is_idle
 
 
-def test_whoever_reads_the_old_line_is_called_off_it(
+def test_new_pusher_ends_a_read_on_the_old_line(
     workload: Workload, new_pusher: Callable[[], Pusher]
 ) -> None:
     new_pusher()
@@ -128,13 +128,13 @@ def test_whoever_reads_the_old_line_is_called_off_it(
     with pytest.raises(Closed):
         old_line.receive(block=True)
     workload.lose(old_line)
-    assert workload.line is not None, "the new line is not lost with the old one"
+    assert workload.line is not None, "the new line stays when the old one is lost"
 
 
-def test_what_is_told_to_a_new_pusher_is_still_there_afterwards(
+def test_late_loss_of_the_old_line_keeps_the_jobs_told_to_the_new_pusher(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
-    """The main thread notices the old line's end only after the new pusher was told."""
+    """The main thread notices the old line's end only after the hello to the new pusher."""
     pusher = new_pusher()
     old_line = workload.follow()
     assert old_line is not None
@@ -161,7 +161,7 @@ def test_reports_are_kept_until_they_are_recorded(
     assert workload.is_idle
 
 
-def test_nothing_is_kept_of_a_hundred_thousand_jobs(
+def test_recorded_jobs_leave_no_memory(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     new_pusher()
@@ -180,7 +180,7 @@ def test_nothing_is_kept_of_a_hundred_thousand_jobs(
     assert not workload.has_next
 
 
-def test_a_skipped_job_is_told_and_forgotten(
+def test_skipped_job_is_reported_and_removed(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     pusher = new_pusher()
@@ -193,7 +193,7 @@ def test_a_skipped_job_is_told_and_forgotten(
     assert workload.is_idle
 
 
-def test_who_leaves_gives_back_what_waits_and_says_what_runs(
+def test_leaving_worker_reports_its_running_jobs_and_starts_no_more(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     pusher = new_pusher()
@@ -207,7 +207,7 @@ def test_who_leaves_gives_back_what_waits_and_says_what_runs(
     assert not workload.has_next
     pusher.send(("jobs", jobs[3:]))
     take_in(workload)
-    assert workload.next() is None, "what was on its way is taken back by the pusher"
+    assert workload.next() is None, "the pusher takes back jobs that were on their way"
     second = new_pusher()
     assert frames(second) == [
         ("hello", [(jobs[0], report(1)), (jobs[1], None)]),
@@ -215,7 +215,7 @@ def test_who_leaves_gives_back_what_waits_and_says_what_runs(
     ]
 
 
-def test_who_leaves_waits_for_the_next_pusher_to_have_his_reports_recorded(
+def test_leaving_worker_waits_until_the_next_pusher_confirms_its_reports(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     first = new_pusher()
@@ -233,7 +233,7 @@ def test_who_leaves_waits_for_the_next_pusher_to_have_his_reports_recorded(
     assert not leaver.is_alive()
 
 
-def test_a_line_that_breaks_while_sending_loses_no_report(
+def test_broken_line_loses_no_report(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     pusher = new_pusher()
@@ -248,7 +248,7 @@ def test_a_line_that_breaks_while_sending_loses_no_report(
     assert frames(second) == [("hello", [(jobs[0], report(1))])]
 
 
-def test_nobody_waits_for_a_line_when_it_is_time_to_leave(workload: Workload) -> None:
+def test_leave_ends_the_wait_for_a_line(workload: Workload) -> None:
     found: list[Stream | None] = []
     waiter = threading.Thread(target=lambda: found.append(workload.wait_for_line()))
     waiter.start()
@@ -257,7 +257,7 @@ def test_nobody_waits_for_a_line_when_it_is_time_to_leave(workload: Workload) ->
     assert found == [None]
 
 
-def test_a_forked_child_of_a_task_speaks_to_nobody(
+def test_forgotten_workload_sends_nothing(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     pusher = new_pusher()
@@ -272,10 +272,10 @@ def test_a_forked_child_of_a_task_speaks_to_nobody(
     assert frames(pusher) == [("hello", [])]
 
 
-def test_a_line_that_nobody_has_come_to_read_is_closed(
+def test_unread_line_is_closed_when_it_is_replaced_or_lost(
     workload: Workload, jobs: list[Job], new_pusher: Callable[[], Pusher]
 ) -> None:
-    """A pusher may be gone, or another be there, before a busy worker looks up."""
+    """A busy worker may not read the line before the pusher is gone or replaced."""
     new_pusher()
     first = workload.line
     second_pusher = new_pusher()
@@ -289,7 +289,7 @@ def test_a_line_that_nobody_has_come_to_read_is_closed(
     assert (workload.line, second.fileno()) == (None, -1)
 
 
-def test_a_line_that_is_read_is_left_to_its_reader(
+def test_line_in_use_is_closed_by_its_reader(
     workload: Workload, jobs: list[Job], new_pusher: Callable[[], Pusher]
 ) -> None:
     pusher = new_pusher()

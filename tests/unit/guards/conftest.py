@@ -1,4 +1,4 @@
-"""A clock turned by hand, a store in memory, what is told."""
+"""Fixtures: a clock set by hand, a lock store in memory, the events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store() -> MemoryLocks:
 
 @pytest.fixture
 def told() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Every event, by name and facts."""
+    """The events so far: names and facts."""
     heard: list[tuple[str, dict[str, Any]]] = []
 
     def hear(name: str, facts: dict[str, Any], **_: Any) -> None:

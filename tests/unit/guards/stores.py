@@ -1,4 +1,4 @@
-"""A store of locks in memory, and a clock that is turned by hand."""
+"""A lock store in memory and a clock that is set by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.locks.stores.contract import LockClaim, LockStore
 
 
 class MemoryLocks(LockStore):
-    """Leases here end only when a test says so. ``faults`` are raised, one for each call."""
+    """Leases end only when a test says so. Each call raises one of ``faults``, if any."""
 
     def __init__(self) -> None:
         self.owners: dict[str, UUID] = {}
@@ -51,7 +51,7 @@ class MemoryLocks(LockStore):
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that advances only by turn()."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -66,7 +66,7 @@ class Clock:
 def terms(
     store: LockStore, lease_seconds: float = 30.0, wait_seconds: float | None = 0
 ) -> LockTerms:
-    """Of a lock in this store."""
+    """Return the terms of a lock in this store."""
     return LockTerms(
         name="import",
         key="import",

@@ -1,4 +1,4 @@
-"""Guards as users write them: what is wrong is refused at once, with a sentence that helps."""
+"""Guards as users write them: mistakes are refused at once with a helpful message."""
 
 import math
 import pickle
@@ -89,7 +89,7 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "words", "sentence"), WRONG)
-def test_what_is_wrong_is_refused_where_it_is_written(
+def test_invalid_guard_is_refused_at_construction(
     kind: type, words: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidTaskOption, match=sentence):
@@ -101,7 +101,7 @@ def test_what_is_wrong_is_refused_where_it_is_written(
     ["100", "100/", "/m", "100/w", "100/month", "0/s", "-1/s", "1.5/s", "10/0s", "10 /s", "10/s ",
      "10/367d", "10000000000/s", "10/0.5s", "\u0661/s", "", 100, None, ["1/s"], b"1/s"],
 )  # fmt: skip
-def test_a_wrong_rate_is_refused(rate: Any) -> None:
+def test_invalid_rate_is_refused(rate: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=r"starts in which period.*100/m.*100/30s"):
         Rate(rate)
 
@@ -118,13 +118,13 @@ def test_a_wrong_rate_is_refused(rate: Any) -> None:
         ("1/366d", 1, 366 * 86400),
     ],
 )
-def test_a_rate_is_starts_per_period(rate: str, starts: int, period_seconds: float) -> None:
+def test_rate_is_parsed_as_starts_per_period(rate: str, starts: int, period_seconds: float) -> None:
     read = Rate(rate)
     assert (read.starts, read.period_seconds, read.most) == (starts, period_seconds, starts)
     assert Rate(rate, burst=7).most == 7
 
 
-def test_guards_are_values() -> None:
+def test_guards_compare_hash_and_pickle_by_value() -> None:
     assert Lock("smtp") == Lock("smtp") != Limit(1, "smtp")
     assert len({Unique("a"), Unique("a"), Unique("a", scope="global")}) == 2
     assert pickle.loads(pickle.dumps(Rate("10/s", burst=3))) == Rate("10/s", burst=3)
@@ -140,12 +140,12 @@ def test_guards_are_values() -> None:
         ("{a}:{b.c}:{d[0]}:{e!r:>{f}}", {"a", "b", "d", "e", "f"}),
     ],
 )
-def test_the_names_in_a_template_are_found(template: str, names: set[str]) -> None:
+def test_names_in_finds_the_names_of_a_template(template: str, names: set[str]) -> None:
     assert names_in(template) == names
 
 
 @pytest.mark.parametrize("option", ["unique", "lock", "limit", "rate", "sequence"])
-def test_a_key_that_names_no_parameter_is_refused_where_the_task_is_defined(option: str) -> None:
+def test_key_naming_no_parameter_is_refused_at_task_definition(option: str) -> None:
     made: dict[str, Any] = {
         "unique": Unique("{feed}"),
         "lock": Lock("{feed}"),
@@ -163,24 +163,24 @@ def test_a_key_that_names_no_parameter_is_refused_where_the_task_is_defined(opti
         task(function).using(**{option: made[option]})  # type: ignore[misc] # chosen by name
 
 
-def test_the_context_is_no_argument() -> None:
+def test_key_naming_the_context_is_refused() -> None:
     task(takes_context=True, lock=Lock("{feed_id}"))(with_context)
     with pytest.raises(InvalidTaskOption, match=r"names 'context'.*: write one of feed_id\."):
         task(takes_context=True, lock=Lock("{context}"))(with_context)
 
 
-def test_a_function_without_parameters_has_none_to_name() -> None:
+def test_key_naming_a_parameter_of_a_function_without_any_is_refused() -> None:
     with pytest.raises(InvalidTaskOption, match=r"names 'x'.*there are none"):
         task(lock=Lock("{x}"))(bare)
 
 
-def test_arguments_that_a_function_collects_are_named_as_it_names_them() -> None:
+def test_key_can_name_args_and_kwargs() -> None:
     task(lock=Lock("{args[0]} {kwargs[feed_id]}"))(flexible)
     with pytest.raises(InvalidTaskOption, match=r"names 'feed_id'.*args, kwargs"):
         task(lock=Lock("{feed_id}"))(flexible)
 
 
-def test_there_may_be_no_signature() -> None:
+def test_function_without_a_signature_is_accepted() -> None:
     def strange() -> None: ...
 
     strange.__signature__ = "none"  # type: ignore[attr-defined] # a function may have one
@@ -205,7 +205,7 @@ def test_there_may_be_no_signature() -> None:
         ("sequence", "", "it is empty"),
     ],
 )
-def test_an_option_takes_its_own_guards_only(option: str, wrong: Any, advice: str) -> None:
+def test_option_refuses_guards_of_other_kinds(option: str, wrong: Any, advice: str) -> None:
     with pytest.raises(InvalidTaskOption, match=re.escape(advice)):
         task(**{option: wrong})(function)
 
@@ -220,23 +220,23 @@ def test_an_option_takes_its_own_guards_only(option: str, wrong: Any, advice: st
         ("rate", (Rate("2/m", "a", burst=1), Rate("5/m", "a", burst=2))),
     ],
 )
-def test_two_guards_that_count_the_same_are_refused(option: str, twins: Any) -> None:
+def test_two_guards_with_the_same_count_are_refused(option: str, twins: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=r"two of them count the same"):
         task(**{option: twins})(function)
 
 
-def test_one_key_may_have_rates_of_several_periods() -> None:
+def test_rates_of_several_periods_under_one_key_are_accepted() -> None:
     rates = (Rate("2/s"), Rate("50/m"), Rate("50/m", burst=5), Rate("50/m", "a"))
     assert task(rate=rates)(function).rate == rates
 
 
-def test_one_guard_is_kept_as_a_tuple_where_there_may_be_several() -> None:
+def test_single_limit_and_rate_become_tuples() -> None:
     made = task(limit=Limit(4), rate=Rate("1/s"), sequence="{feed_id}")(function)
     assert (made.limit, made.rate) == ((Limit(4),), (Rate("1/s"),))
     assert made.sequence == InSequence("{feed_id}")
 
 
-def test_using_takes_guards_and_none_takes_them_away() -> None:
+def test_using_sets_guards_and_none_removes_them() -> None:
     guards: dict[str, Any] = {
         "unique": Unique(),
         "lock": Lock(),
@@ -259,7 +259,7 @@ def test_every_guard_is_an_option_and_a_change() -> None:
     assert set(GUARDS) <= set(CHANGES)
 
 
-def test_any_task_can_be_asked_whether_it_is_guarded() -> None:
+def test_is_guarded_works_for_every_kind_of_task() -> None:
     assert not is_guarded(task(function))
     assert not is_guarded(task(limit=(), rate=())(function))
     assert not is_guarded(absent_task("shop.tasks.send"))
@@ -282,7 +282,7 @@ def test_any_task_can_be_asked_whether_it_is_guarded() -> None:
         assert is_guarded(task(**{name: guard})(function)), name
 
 
-def test_a_guarded_task_can_be_pickled() -> None:
+def test_guarded_task_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(guarded)) == guarded
 
 
@@ -293,12 +293,12 @@ def guarded(feed_id: int, tenant_id: int = 1) -> None: ...
 @pytest.mark.parametrize(
     ("strange", "meant"), [("rate_limit", "rate"), ("uniqe", "unique"), ("concurrency", "limit")]
 )
-def test_words_of_others_lead_to_ours(strange: str, meant: str) -> None:
+def test_unknown_option_suggests_the_right_one(strange: str, meant: str) -> None:
     with pytest.raises(InvalidTaskOption, match=f"Did you mean '{meant}'"):
         task(**{strange: 1})(function)
 
 
-def test_a_duplicate_names_the_job_that_is_there() -> None:
+def test_duplicate_job_has_the_existing_result() -> None:
     error = DuplicateJob("taken", "the result")
     assert isinstance(error, StokerError)
     assert (str(error), error.result) == ("taken", "the result")

@@ -1,4 +1,4 @@
-"""One taking of a lock, by its own clock."""
+"""One holding of a lock, with a clock set by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def holding(store: MemoryLocks, clock: Clock) -> Holding:
     return Holding(terms(store), owner, 7, clock.now(), is_renewed=True)
 
 
-def test_it_lives_for_a_lease_from_when_it_was_asked_for(holding: Holding, clock: Clock) -> None:
+def test_holding_is_alive_for_a_lease_from_its_request(holding: Holding, clock: Clock) -> None:
     clock.turn(29.9)
     assert holding.is_alive
     clock.turn(0.1)
@@ -33,7 +33,9 @@ def test_it_lives_for_a_lease_from_when_it_was_asked_for(holding: Holding, clock
     assert holding.why_over == "its lease ended before it was renewed"
 
 
-def test_a_third_before_its_end_it_is_certain_no_more(holding: Holding, clock: Clock) -> None:
+def test_holding_is_uncertain_in_the_last_third_of_its_lease(
+    holding: Holding, clock: Clock
+) -> None:
     clock.turn(19.9)
     assert holding.is_certain
     clock.turn(0.1)
@@ -41,7 +43,7 @@ def test_a_third_before_its_end_it_is_certain_no_more(holding: Holding, clock: C
     assert holding.is_alive
 
 
-def test_a_renewal_starts_the_lease_anew(holding: Holding, clock: Clock) -> None:
+def test_renewal_starts_a_new_lease(holding: Holding, clock: Clock) -> None:
     assert holding.renew_at == clock.now() + 10
     clock.turn(10)
     holding.renew()
@@ -50,7 +52,7 @@ def test_a_renewal_starts_the_lease_anew(holding: Holding, clock: Clock) -> None
     assert holding.is_alive
 
 
-def test_the_lease_counts_from_before_the_store_was_asked(
+def test_renewed_lease_counts_from_before_the_call(
     holding: Holding, clock: Clock, store: MemoryLocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(*_: object) -> bool:
@@ -62,7 +64,7 @@ def test_the_lease_counts_from_before_the_store_was_asked(
     assert holding.seconds_left == pytest.approx(22)
 
 
-def test_a_lock_of_another_is_lost(holding: Holding, store: MemoryLocks, told: Told) -> None:
+def test_lock_taken_by_another_is_lost(holding: Holding, store: MemoryLocks, told: Told) -> None:
     store.owners["import"] = uuid4()
     holding.renew()
     assert not holding.is_alive
@@ -70,10 +72,10 @@ def test_a_lock_of_another_is_lost(holding: Holding, store: MemoryLocks, told: T
     assert [name for name, _ in told] == ["lock_lost"]
 
 
-def test_a_late_renewal_does_not_bring_it_back(
+def test_late_renewal_does_not_revive_a_lost_lock(
     holding: Holding, clock: Clock, store: MemoryLocks, told: Told
 ) -> None:
-    """The process was paused. Who asked meanwhile was told that the lock is lost."""
+    """The process was paused, and its lease ended meanwhile."""
     clock.turn(30)
     holding.renew()
     assert not holding.is_alive
@@ -81,7 +83,7 @@ def test_a_late_renewal_does_not_bring_it_back(
     assert [name for name, _ in told] == ["lock_lost"]
 
 
-def test_a_renewal_that_fails_is_tried_again_and_told_of_once(
+def test_failed_renewal_is_retried_and_reported_once(
     holding: Holding, clock: Clock, store: MemoryLocks, told: Told
 ) -> None:
     store.faults = [OSError("no route"), OSError("no route")]
@@ -98,7 +100,7 @@ def test_a_renewal_that_fails_is_tried_again_and_told_of_once(
     assert told[0][1]["seconds"] == 20
 
 
-def test_one_that_fails_to_the_end_loses_it(
+def test_lock_is_lost_if_every_renewal_fails(
     holding: Holding, clock: Clock, store: MemoryLocks, told: Told
 ) -> None:
     store.faults = [OSError("no route")] * 100
@@ -109,9 +111,7 @@ def test_one_that_fails_to_the_end_loses_it(
     assert [name for name, _ in told] == ["lock_not_renewed", "lock_lost"]
 
 
-def test_a_store_that_cannot_even_be_found_is_a_failure_like_others(
-    store: MemoryLocks, clock: Clock, told: Told
-) -> None:
+def test_missing_store_is_a_failed_renewal(store: MemoryLocks, clock: Clock, told: Told) -> None:
     def nowhere() -> MemoryLocks:
         raise LookupError
 
@@ -123,19 +123,21 @@ def test_a_store_that_cannot_even_be_found_is_a_failure_like_others(
     assert [name for name, _ in told] == ["lock_not_renewed"]
 
 
-def test_who_ends_it_is_told_whether_it_was_held(holding: Holding, clock: Clock) -> None:
+def test_end_returns_whether_the_lock_was_held(holding: Holding, clock: Clock) -> None:
     assert holding.end()
     assert not holding.end()
     assert holding.why_over == "it was released"
 
 
-def test_who_ends_it_too_late_is_told_so(holding: Holding, clock: Clock, told: Told) -> None:
+def test_end_after_the_lease_reports_a_lost_lock(
+    holding: Holding, clock: Clock, told: Told
+) -> None:
     clock.turn(31)
     assert not holding.end()
     assert [name for name, _ in told] == ["lock_lost"]
 
 
-def test_what_is_given_back_while_it_is_renewed_is_not_lost(
+def test_lock_released_during_its_renewal_is_not_lost(
     holding: Holding, store: MemoryLocks, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def released_meanwhile(*_: object) -> bool:
@@ -147,14 +149,14 @@ def test_what_is_given_back_while_it_is_renewed_is_not_lost(
     assert told == []
 
 
-def test_one_that_is_not_renewed_does_not_end(store: MemoryLocks, clock: Clock) -> None:
+def test_holding_without_renewal_does_not_end(store: MemoryLocks, clock: Clock) -> None:
     holding = Holding(terms(store), uuid4(), 1, clock.now(), is_renewed=False)
     clock.turn(10**6)
     assert holding.is_alive
     assert holding.is_certain
 
 
-def test_another_process_does_not_have_it(
+def test_holding_is_dead_in_another_process(
     holding: Holding, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)

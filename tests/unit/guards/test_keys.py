@@ -1,4 +1,4 @@
-"""Keys: the same for the same call, another for any other, and nobody else's."""
+"""Keys: equal calls have equal keys, and different calls different ones."""
 
 import traceback
 from collections import OrderedDict
@@ -54,7 +54,7 @@ def with_odd_default(feed: Any, mode: Any = SENTINEL) -> None: ...
 
 
 def needed(made: Any, *args: Any, **kwargs: Any) -> NewNeed:
-    """The one need of a job."""
+    """Return the only need of a job."""
     [need] = needs_of(made, args, kwargs)
     return need
 
@@ -84,7 +84,7 @@ def plain_task() -> DjangoTask:
 
 
 @pytest.mark.parametrize("made", [task(function), plain_task(), absent_task("shop.tasks.send")])
-def test_a_task_without_guards_needs_nothing(made: Any) -> None:
+def test_task_without_guards_has_no_needs(made: Any) -> None:
     assert needs_of(made, (7,), {}) == ()
     assert unique_of(made, (7,), {}) is None
 
@@ -92,7 +92,7 @@ def test_a_task_without_guards_needs_nothing(made: Any) -> None:
 # -- what a job needs -----------------------------------------------------------------------------
 
 
-def test_needs_have_all_that_the_claim_must_know() -> None:
+def test_needs_contain_the_values_of_their_guards() -> None:
     made = task(
         unique=Unique("x"),
         sequence=InSequence("{feed}", after_failure="halt"),
@@ -122,7 +122,7 @@ def test_needs_have_all_that_the_claim_must_know() -> None:
     assert {need.kind for need in told} == set(Need.Kind.values)
 
 
-def test_a_unique_claim_has_all_that_the_enqueue_must_know() -> None:
+def test_unique_claim_contains_the_values_of_its_guard() -> None:
     made = task(
         unique=Unique("{feed}", on_conflict="postpone", delay=30, longest_wait=timedelta(hours=1))
     )(function)
@@ -146,9 +146,7 @@ def test_a_unique_claim_has_all_that_the_enqueue_must_know() -> None:
         (Unique(on_conflict="after"), True),
     ],
 )
-def test_who_may_have_to_follow_another_is_in_a_sequence_of_its_own(
-    unique: Unique, blocks: bool
-) -> None:
+def test_conflict_modes_that_run_after_another_add_a_sequence(unique: Unique, blocks: bool) -> None:
     made = task(unique=unique, lock=Lock("k"))(function)
     needs = needs_of(made, (7,), {})
     assert claimed(made, 7).blocks_overlap is blocks
@@ -162,7 +160,7 @@ def test_who_may_have_to_follow_another_is_in_a_sequence_of_its_own(
         assert (overlap.key_id != needs_of(made, (8,), {})[0].key_id) is (unique.key is None)
 
 
-def test_the_sequence_of_a_unique_key_is_as_far_reaching_as_the_key() -> None:
+def test_sequence_of_a_unique_key_has_the_scope_of_the_key() -> None:
     def overlap(made: Any, scope: Any) -> UUID:
         unique = Unique("k", on_conflict="after", scope=scope)
         return needed(made.using(unique=unique), 7).key_id
@@ -172,7 +170,7 @@ def test_the_sequence_of_a_unique_key_is_as_far_reaching_as_the_key() -> None:
     assert overlap(one, "task") != overlap(other, "task")
 
 
-def test_weights_may_be_reckoned_from_the_arguments() -> None:
+def test_weight_can_be_a_callable_of_the_arguments() -> None:
     made = task(rate=Rate("10/s", weight=lambda feed, **_: len(feed)))(function)
     assert needed(made, "abc", note=1).weight == 3
     for wrong in ("", "x" * 11):
@@ -182,7 +180,7 @@ def test_weights_may_be_reckoned_from_the_arguments() -> None:
         needed(made.using(rate=Rate("10/s", weight=lambda feed: 2.5)), 7)  # type: ignore[arg-type, return-value] # that is the point
 
 
-def test_where_two_guards_come_to_one_key_the_stricter_counts() -> None:
+def test_stricter_of_two_guards_with_one_key_counts() -> None:
     made = task(
         limit=(Limit(4, "{feed}"), Limit(2, "{tenant}", on_busy="skip")),
         rate=(Rate("10/s", "{feed}", weight=3, burst=9), Rate("20/s", "{tenant}", burst=5)),
@@ -193,7 +191,7 @@ def test_where_two_guards_come_to_one_key_the_stricter_counts() -> None:
     assert (rate.places, rate.weight, rate.burst) == (10, 3, 5)
 
 
-# -- whose a key is -------------------------------------------------------------------------------
+# -- which tasks share a key ----------------------------------------------------------------------
 
 
 GUARDED: dict[str, Any] = {
@@ -206,12 +204,12 @@ GUARDED: dict[str, Any] = {
 
 @pytest.mark.parametrize("option", GUARDED)
 @pytest.mark.parametrize("key", ["smtp", "{feed}", lambda feed: "x", lambda feed: (feed, "x")])
-def test_who_writes_the_same_key_shares_it(option: str, key: Any) -> None:
+def test_tasks_with_the_same_key_share_it(option: str, key: Any) -> None:
     guard = {option: GUARDED[option](key)}
     assert needed(task(**guard)(function), 7) == needed(task(**guard)(other_function), 7)
 
 
-def test_without_a_key_a_lock_is_for_the_same_call() -> None:
+def test_lock_without_a_key_applies_to_the_same_call() -> None:
     made = task(lock=Lock())(function)
     assert needed(made, 7) == needed(made, feed=7)
     assert needed(made, 7).key_id != needed(made, 8).key_id
@@ -219,7 +217,7 @@ def test_without_a_key_a_lock_is_for_the_same_call() -> None:
 
 
 @pytest.mark.parametrize("option", ["limit", "rate"])
-def test_without_a_key_all_jobs_of_a_task_share_one(option: str) -> None:
+def test_limit_or_rate_without_a_key_applies_to_the_task(option: str) -> None:
     guard = {option: GUARDED[option](None)}
     one, other = task(**guard)(function), task(**guard)(other_function)
     assert needed(one, 7) == needed(one, 8) == needed(one.using(priority=5), 7, note=1)
@@ -227,7 +225,7 @@ def test_without_a_key_all_jobs_of_a_task_share_one(option: str) -> None:
     assert needed(one, 7).name.startswith(f"{option} {__name__}.function")
 
 
-def test_a_unique_key_is_the_task_s_own_unless_it_is_global() -> None:
+def test_unique_key_belongs_to_the_task_unless_it_is_global() -> None:
     one, other = (
         task(unique=Unique("{feed}"))(function),
         task(unique=Unique("{feed}"))(other_function),
@@ -257,8 +255,8 @@ def test_rates_share_a_key_only_when_they_count_the_same_way() -> None:
     assert key_id(Rate("1/m", "k")) != key_id(Rate("1/m", "k", burst=1))
 
 
-def test_no_text_is_taken_for_anything_else() -> None:
-    """A key of parts cannot be had by writing their separators."""
+def test_text_keys_never_equal_keys_of_other_kinds() -> None:
+    """Text that contains the separators does not equal a key made of parts."""
     path = f"{__name__}.function"
     texts = ["", "x", "x\0", "\0x", "task", f"task\0{path}\0", "7", "(7,)", "[7]", '{"$tuple":[7]}']
     ids = {needed(locked(lambda feed, text=text: text), 7).key_id for text in texts}
@@ -270,7 +268,7 @@ def test_no_text_is_taken_for_anything_else() -> None:
 # -- format strings and callables -----------------------------------------------------------------
 
 
-def test_a_format_string_reads_the_arguments_by_name() -> None:
+def test_format_string_reads_arguments_by_name() -> None:
     made = locked("{feed[a]} {feed[b].year} {tenant:03} {note!r}")
     call = {"feed": {"a": 1, "b": date(2026, 1, 1)}}
     assert needed(made, **call).name == "lock 1 2026 001 None"
@@ -278,13 +276,13 @@ def test_a_format_string_reads_the_arguments_by_name() -> None:
     assert needed(locked("{{feed}} 100%"), 7).name == "lock {feed} 100%"
 
 
-def test_the_same_call_makes_the_same_key_however_it_is_written() -> None:
+def test_same_call_has_the_same_key_in_every_notation() -> None:
     made = locked("{feed} {tenant} {note}")
     assert needed(made, 7) == needed(made, feed=7) == needed(made, 7, 1, note=None)
     assert needed(made, 7).key_id != needed(made, 7, 2).key_id
 
 
-def test_the_context_is_not_among_the_arguments() -> None:
+def test_context_is_not_part_of_the_key() -> None:
     made = task(takes_context=True, lock=Lock("{feed}"), unique=Unique())(with_context)
     assert needed(made, 7) == needed(made, feed=7)
     assert claimed(made, 7) == claimed(made, feed=7)
@@ -293,7 +291,7 @@ def test_the_context_is_not_among_the_arguments() -> None:
     assert needed(by_call, 7) == needed(made, 7)
 
 
-def test_what_a_function_collects_is_part_of_the_call() -> None:
+def test_args_and_kwargs_are_part_of_the_key() -> None:
     made = task(unique=Unique(), lock=Lock("{rest[0]} {more[x]}"))(flexible)
     assert needed(made, 1, 2, x=3).name == "lock 2 3"
     assert claimed(made, 1, 2, x=3, y=4) == claimed(made, 1, 2, y=4, x=3)
@@ -321,14 +319,14 @@ def test_what_a_function_collects_is_part_of_the_call() -> None:
         (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
     ],
 )
-def test_a_callable_may_give_a_text_a_number_or_a_uuid(given: Any, text: str) -> None:
-    """Each is as if its text had been written, so tasks can share it either way."""
+def test_callable_key_can_return_text_number_or_uuid(given: Any, text: str) -> None:
+    """Each equals a key with its text, so tasks can share it either way."""
     made = locked(lambda feed, tenant=1, note=None: given)
     assert needed(made, 7) == needed(locked("{feed}"), text)
     assert needed(made, 7).name == f"lock {text}"
 
 
-def test_a_callable_may_give_a_tuple() -> None:
+def test_callable_key_can_return_a_tuple() -> None:
     tuples: list[Any] = [
         (), (1,), ("1",), (1, 2), (12,), ("1, 2",), ((1,), 2), (1, None), (True,), (UUID(int=1),),
         (date(2026, 1, 1),), (Decimal(1),), ([1],),
@@ -338,7 +336,7 @@ def test_a_callable_may_give_a_tuple() -> None:
     assert needed(locked(lambda feed: ("a", 1)), 7).name == "lock a, 1"
 
 
-def test_none_from_a_callable_means_no_such_guard() -> None:
+def test_callable_key_returning_none_disables_the_guard() -> None:
     keys: dict[str, Any] = {name: make(lambda feed: feed) for name, make in GUARDED.items()}
     made = task(unique=Unique(lambda feed: feed, on_conflict="after"), **keys)(function)
     assert len(needs_of(made, (7,), {})) == 5
@@ -347,17 +345,17 @@ def test_none_from_a_callable_means_no_such_guard() -> None:
 
 
 @pytest.mark.parametrize("given", [True, False, 1.5, [1], {"a": 1}, b"x", object(), Lock()])
-def test_a_callable_may_give_nothing_else(given: Any) -> None:
+def test_callable_key_of_another_type_is_refused(given: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=r"lock: the key of .*function gave .* a str, an i"):
         needed(locked(lambda feed: given), 7)
 
 
-def test_a_tuple_of_what_cannot_travel_is_refused() -> None:
+def test_tuple_key_with_an_unserializable_value_is_refused() -> None:
     with pytest.raises(NotSerializable, match=r"lock: what the key of .* gave .* type set"):
         needed(locked(lambda feed: ("a", {1})), 7)
 
 
-def test_what_a_callable_raises_goes_on_with_a_note() -> None:
+def test_error_in_a_callable_key_has_a_note() -> None:
     def fail(feed: Any) -> str:
         raise LookupError("no such feed")
 
@@ -374,13 +372,13 @@ def test_what_a_callable_raises_goes_on_with_a_note() -> None:
         assert f"Raised by the {part} of {option}, an option of {__name__}.function" in told
 
 
-def test_what_a_format_string_raises_goes_on_with_a_note() -> None:
+def test_error_in_a_format_string_has_a_note() -> None:
     with pytest.raises(AttributeError) as caught:
         needed(locked("{feed.id}"), 7)
     assert "Raised by the key of lock" in "".join(caught.value.__notes__)
 
 
-def test_a_callable_gets_the_arguments_that_it_names_however_the_job_was_enqueued() -> None:
+def test_callable_key_gets_the_arguments_that_it_names() -> None:
     seen: list[Any] = []
 
     def key(tenant: int, feed: int, other: str = "x") -> str:
@@ -392,7 +390,7 @@ def test_a_callable_gets_the_arguments_that_it_names_however_the_job_was_enqueue
     assert seen == [(2, 7, "x"), (1, 7, "x")]
 
 
-def test_a_callable_that_takes_whatever_comes_gets_everything() -> None:
+def test_callable_key_with_args_and_kwargs_gets_all_arguments() -> None:
     seen: list[Any] = []
 
     def key(*args: Any, **kwargs: Any) -> str:
@@ -404,12 +402,12 @@ def test_a_callable_that_takes_whatever_comes_gets_everything() -> None:
 
 
 @pytest.mark.parametrize("guard", [{"lock": Lock(lambda e: e)}, {"unique": Unique(lambda e: e)}])
-def test_a_callable_that_names_no_parameter_is_refused(guard: dict[str, Any]) -> None:
+def test_callable_key_naming_no_parameter_is_refused(guard: dict[str, Any]) -> None:
     with pytest.raises(InvalidTaskOption, match="names 'e', which is no parameter"):
         task(**guard)(function)
 
 
-def test_a_weight_that_names_no_parameter_is_refused() -> None:
+def test_weight_naming_no_parameter_is_refused() -> None:
     with pytest.raises(InvalidTaskOption, match="the callable for its weight names 'size'"):
         task(rate=Rate("5/s", weight=lambda size: size))(function)
 
@@ -417,7 +415,7 @@ def test_a_weight_that_names_no_parameter_is_refused() -> None:
 # -- names for screens ----------------------------------------------------------------------------
 
 
-def test_names_fit_every_database() -> None:
+def test_key_names_fit_every_database() -> None:
     assert needed(locked("{feed}"), "x" * 1000).name == "lock " + "x" * 250
     assert needed(locked("{feed}"), "a\0b\nc\ud800\U0001f600é").name == "lock a?b?c??é"
     rate = task(rate=Rate("1/s", "{feed}"))(function)
@@ -426,7 +424,7 @@ def test_names_fit_every_database() -> None:
     assert needed(locked("{feed}"), "x" * 1000) != needed(locked("{feed}"), "x" * 1001)
 
 
-def test_names_do_not_show_arguments_that_nobody_put_into_a_key() -> None:
+def test_key_names_hide_arguments_of_the_call() -> None:
     name = claimed(task(unique=Unique())(function), "secret").name
     assert name.startswith(f"unique {__name__}.function ")
     assert "secret" not in name
@@ -447,7 +445,7 @@ ATOMS: list[Any] = [
 
 
 def kind_and_content(value: Any) -> Any:
-    """What tells one value from another, in another way than the code has it."""
+    """Return what identifies a value, computed differently than in the code under test."""
     if isinstance(value, dict):
         pairs = ((kind_and_content(key), kind_and_content(one)) for key, one in value.items())
         return ("dict", frozenset(pairs))
@@ -458,7 +456,7 @@ def kind_and_content(value: Any) -> Any:
 
 
 def turned(value: Any) -> Any:
-    """The same, with each dict the other way round."""
+    """Return the same value with the items of each dict reversed."""
     if isinstance(value, dict):
         return {key: turned(one) for key, one in reversed(value.items())}
     return type(value)(map(turned, value)) if isinstance(value, list | tuple) else value
@@ -496,7 +494,7 @@ def test_different_calls_have_different_keys(one: list[Any], other: list[Any]) -
     assert (ids[0] == ids[1]) is is_same
 
 
-def test_every_two_values_are_told_apart() -> None:
+def test_different_values_have_different_keys() -> None:
     values: list[Any] = [
         *ATOMS,
         *([atom] for atom in ATOMS),
@@ -513,12 +511,12 @@ def test_every_two_values_are_told_apart() -> None:
     assert len(ids) == len(by_content) > 100
 
 
-def test_a_default_is_the_same_as_its_value() -> None:
+def test_default_has_the_same_key_as_its_value() -> None:
     assert claimed(UNIQUE, 7) == claimed(UNIQUE, 7, 1) == claimed(UNIQUE, feed=7, note=None)
     assert claimed(UNIQUE, 7).key_id != claimed(UNIQUE, 7, True).key_id
 
 
-def test_a_default_that_cannot_travel_is_left_out() -> None:
+def test_unserializable_default_is_left_out_of_the_key() -> None:
     made = task(unique=Unique())(with_odd_default)
     assert claimed(made, 7) == claimed(made, feed=7) == claimed(made, 7, SENTINEL)
     assert claimed(made, 7).key_id != claimed(made, 7, None).key_id
@@ -526,7 +524,7 @@ def test_a_default_that_cannot_travel_is_left_out() -> None:
         claimed(made, 7, object())
 
 
-def test_a_subclass_is_the_same_as_what_travels() -> None:
+def test_subclass_has_the_same_key_as_its_serialized_value() -> None:
     assert claimed(UNIQUE, Color.RED, Number.SEVEN) == claimed(UNIQUE, "red", 7)
     mapping: Mapping[str, Any] = OrderedDict(b=1, a=2)
     assert claimed(UNIQUE, mapping) == claimed(UNIQUE, {"a": 2, "b": 1})
@@ -540,15 +538,15 @@ def test_a_subclass_is_the_same_as_what_travels() -> None:
         (float("nan"), r"Argument 'note' of .*function is nan, a number that JSON does not have"),
     ],
 )
-def test_an_argument_of_which_no_key_can_be_made_is_named(value: Any, sentence: str) -> None:
+def test_argument_without_a_possible_key_is_named_in_the_error(value: Any, sentence: str) -> None:
     with pytest.raises(NotSerializable, match=sentence):
         claimed(UNIQUE, 7, note=value)
     assert needed(locked("{feed}"), 7, note=value).name == "lock 7"
 
 
-def test_keys_stay_what_they_are() -> None:
-    """They are in databases: another way of making them would let old and new jobs pass by each
-    other while a release is rolled out."""
+def test_key_ids_do_not_change_between_releases() -> None:
+    """Keys are stored in databases. If they changed, old and new jobs would not guard against each
+    other during a rolling deploy."""
     path = f"{__name__}.function".encode()
     made_of = {
         needed(locked("feed {feed}"), 7).key_id: b"lock\0text\0\0feed 7",

@@ -1,4 +1,4 @@
-"""Names of locks as keys: safe anywhere, and never two names for one key."""
+"""Keys of lock names: valid in every store, and different for different names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("name", ["feed:7", "a", "reports/2026-01", "x" * LONGEST_KEY, "{a}[b]|c"])
-def test_plain_names_stay_as_they_are(name: str) -> None:
+def test_plain_name_is_its_own_key(name: str) -> None:
     assert key_of(name) == name
 
 
@@ -31,20 +31,20 @@ def test_plain_names_stay_as_they_are(name: str) -> None:
         ("\ud800", "_~"),
     ],
 )
-def test_others_are_hashed_with_a_beginning_that_can_be_read(name: str, begins: str) -> None:
+def test_other_names_are_hashed_with_a_readable_prefix(name: str, begins: str) -> None:
     key = key_of(name)
     assert key.startswith(begins)
     assert len(key) == len(begins) + 40
 
 
-def test_what_a_database_may_hold_for_the_same_is_not() -> None:
-    """MariaDB compares without regard to case, accents and blanks at the end."""
+def test_names_that_a_database_compares_as_equal_have_different_keys() -> None:
+    """MariaDB ignores case, accents and trailing blanks."""
     names = ["feed", "Feed", "FEED", "feed ", "féed", "feed\t", key_of("Feed")]
     assert len({key_of(name) for name in names}) == len(names)
 
 
 @given(st.text(min_size=1))
-def test_every_key_is_one_that_memcached_takes(name: str) -> None:
+def test_every_key_is_valid_for_memcached(name: str) -> None:
     key = key_of(name)
     assert 0 < len(key) <= LONGEST_KEY
     assert key == key.lower()
@@ -54,22 +54,22 @@ def test_every_key_is_one_that_memcached_takes(name: str) -> None:
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_two_names_have_two_keys(one: str, other: str) -> None:
+def test_different_names_have_different_keys(one: str, other: str) -> None:
     assert (key_of(one) == key_of(other)) == (one == other)
     assert key_of(key_of(one)) != key_of(other) or key_of(one) == other
 
 
 @pytest.mark.parametrize("name", [7, None, b"feed", ("feed", 7)])
-def test_a_name_is_a_string(name: object) -> None:
+def test_name_of_another_type_is_refused(name: object) -> None:
     with pytest.raises(TypeError, match="The name of a lock is a string, but this is"):
         refuse_bad_name(name)
 
 
-def test_a_name_is_not_empty() -> None:
+def test_empty_name_is_refused() -> None:
     with pytest.raises(ValueError, match="this one is empty"):
         refuse_bad_name("")
 
 
-def test_names_of_stoker_are_refused() -> None:
+def test_reserved_name_is_refused() -> None:
     with pytest.raises(ValueError, match="'stoker:upkeep' is Stoker's own"):
         refuse_bad_name("stoker:upkeep")

@@ -20,14 +20,14 @@ DJANGO = "django.core.cache.backends."
 
 
 class Bare(BaseCache):
-    """Has what a cache need not have: nothing."""
+    """A cache without any optional method."""
 
     def __init__(self, _: Any, params: dict[str, Any]) -> None:
         super().__init__(params)
 
 
 class Sized(Bare):
-    """Enough for a lock."""
+    """A cache with the methods that a lock needs."""
 
     def add(self, *_: Any, **__: Any) -> bool:
         return True
@@ -48,9 +48,7 @@ def use(settings: Any, backend: str, location: Any = "") -> None:
         ("filebased.FileBasedCache", "its `add` looks first and writes afterwards"),
     ],
 )
-def test_caches_that_others_cannot_see_are_refused(
-    settings: Any, tmp_path: Path, backend: str, why: str
-) -> None:
+def test_unsuitable_cache_is_refused(settings: Any, tmp_path: Path, backend: str, why: str) -> None:
     use(settings, DJANGO + backend, str(tmp_path))
     with pytest.raises(ConfigurationError) as caught:
         lock("import", cache="default").acquire()
@@ -60,18 +58,18 @@ def test_caches_that_others_cannot_see_are_refused(
     assert "Leave `cache` out, and the lock is kept in the database" in str(caught.value)
 
 
-def test_a_cache_without_what_it_takes_is_refused(settings: Any) -> None:
+def test_cache_without_add_is_refused(settings: Any) -> None:
     use(settings, f"{__name__}.Bare")
     with pytest.raises(ConfigurationError, match="it has no `add`"):
         lock("import", cache="default").acquire()
 
 
-def test_a_cache_that_is_not_there_is_named() -> None:
+def test_missing_cache_is_named() -> None:
     with pytest.raises(ConfigurationError, match="The lock's cache 'fast' is not to be had"):
         lock("import", cache="fast").acquire()
 
 
-def test_a_backend_that_is_not_there_is_named() -> None:
+def test_missing_backend_is_named() -> None:
     with pytest.raises(ConfigurationError, match="TASKS has no backend 'other'"):
         lock("import", backend="other").acquire()
 
@@ -85,16 +83,20 @@ def test_a_backend_that_is_not_there_is_named() -> None:
         (f"{__name__}.Sized", "", AnyCacheLocks),
     ],
 )
-def test_every_other_has_its_store(settings: Any, backend: str, location: str, kind: type) -> None:
+def test_every_supported_cache_has_its_store(
+    settings: Any, backend: str, location: str, kind: type
+) -> None:
     use(settings, backend, location)
     assert type(store_for("default", "default")) is kind
 
 
-def test_without_a_cache_it_is_the_database() -> None:
+def test_lock_without_a_cache_is_kept_in_the_database() -> None:
     assert type(store_for(None, "default")) is DatabaseLocks
 
 
 @pytest.mark.parametrize(("lease_seconds", "asked_for"), [(1, 2), (1.01, 3), (30, 31), (29.5, 31)])
-def test_caches_are_asked_for_a_second_more(lease_seconds: float, asked_for: int) -> None:
-    """In memcached an entry of one second may be gone after a hundredth of one."""
+def test_cache_entry_lasts_a_second_longer_than_the_lease(
+    lease_seconds: float, asked_for: int
+) -> None:
+    """In memcached an entry of one second may end after a hundredth of a second."""
     assert whole(lease_seconds) == asked_for

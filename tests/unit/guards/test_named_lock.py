@@ -1,4 +1,4 @@
-"""Taking and giving back, on a store in memory."""
+"""Taking and releasing locks on a store in memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def held(store: MemoryLocks, clock: Clock) -> NamedLock:
 
 @pytest.fixture
 def waiter(store: MemoryLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> NamedLock:
-    """Waits three seconds; the clock is turned instead of sleeping."""
+    """A lock that waits three seconds; sleeping advances the clock."""
     monkeypatch.setattr(time, "sleep", clock.turn)
     return NamedLock(terms(store, wait_seconds=3))
 
 
-# -- what it is made with -------------------------------------------------------------------------
+# -- options --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,30 +51,30 @@ def waiter(store: MemoryLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch) ->
         ({"wait": float("nan")}, "The wait of a lock is nan, but it must be"),
     ],
 )
-def test_times_that_cannot_be_are_refused(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_times_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         lock("import", **options)
 
 
-def test_times_may_be_timedeltas() -> None:
+def test_times_can_be_timedeltas() -> None:
     made = lock("import", wait=timedelta(minutes=1), lease=timedelta(seconds=90), steal_after=None)
     assert (made._terms.wait_seconds, made._terms.lease_seconds) == (60, 90)
 
 
-def test_the_name_is_looked_at() -> None:
+def test_invalid_name_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         lock("")
 
 
-def test_making_one_asks_nobody() -> None:
-    """A module may make its locks when it is imported, before the settings are complete."""
+def test_making_a_lock_does_not_need_its_cache() -> None:
+    """A module can make locks at import, before the settings are complete."""
     assert lock("import", cache="not there").name == "import"
 
 
 # -- taking ---------------------------------------------------------------------------------------
 
 
-def test_it_is_held_inside_only(held: NamedLock, store: MemoryLocks) -> None:
+def test_lock_is_held_only_inside_the_block(held: NamedLock, store: MemoryLocks) -> None:
     assert repr(held) == "<NamedLock 'import'>"
     with held as same:
         assert same is held
@@ -87,7 +87,7 @@ def test_it_is_held_inside_only(held: NamedLock, store: MemoryLocks) -> None:
         held.check()
 
 
-def test_before_it_is_taken(held: NamedLock) -> None:
+def test_lock_that_was_never_taken_has_no_fence(held: NamedLock) -> None:
     assert not held.is_held
     assert not held.release()
     with pytest.raises(LockMisused, match="has no fence before it is taken"):
@@ -96,7 +96,7 @@ def test_before_it_is_taken(held: NamedLock) -> None:
         held.check()
 
 
-def test_a_busy_lock_is_a_timeout(held: NamedLock, store: MemoryLocks) -> None:
+def test_busy_lock_raises_a_timeout_error(held: NamedLock, store: MemoryLocks) -> None:
     store.owners["import"] = uuid4()
     with pytest.raises(LockBusy, match=r"^Another has the lock 'import'\.$") as caught, held:
         pass
@@ -104,7 +104,7 @@ def test_a_busy_lock_is_a_timeout(held: NamedLock, store: MemoryLocks) -> None:
     assert isinstance(caught.value, StokerError)
 
 
-def test_the_same_object_cannot_take_it_twice(held: NamedLock) -> None:
+def test_taking_the_same_object_twice_is_refused(held: NamedLock) -> None:
     with held:
         with pytest.raises(LockMisused, match="is held by this object already"):
             held.acquire()
@@ -114,7 +114,7 @@ def test_the_same_object_cannot_take_it_twice(held: NamedLock) -> None:
     assert held.acquire()
 
 
-def test_the_same_object_cannot_wait_twice(held: NamedLock, store: MemoryLocks) -> None:
+def test_waiting_twice_with_the_same_object_is_refused(held: NamedLock, store: MemoryLocks) -> None:
     store.owners["import"] = uuid4()
 
     async def both() -> Any:
@@ -134,7 +134,7 @@ async def _with_a_true_clock(story: Any) -> Any:
         return await story()
 
 
-def test_who_waits_looks_again_until_the_time_is_over(
+def test_wait_asks_the_store_again_until_its_time_is_over(
     waiter: NamedLock, store: MemoryLocks, clock: Clock
 ) -> None:
     store.owners["import"] = uuid4()
@@ -142,11 +142,11 @@ def test_who_waits_looks_again_until_the_time_is_over(
     with pytest.raises(LockBusy, match="and it was not free within 3 s"), waiter:
         pass
     assert clock.now() - began == pytest.approx(3)
-    # 10 ms at first, a quarter of a second later on.
+    # 10 ms at first, a quarter of a second later.
     assert 14 < len(store.calls) < 40
 
 
-def test_who_waits_gets_it_when_it_is_free(
+def test_wait_returns_when_the_lock_is_free(
     waiter: NamedLock, store: MemoryLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.owners["import"] = uuid4()
@@ -161,7 +161,9 @@ def test_who_waits_gets_it_when_it_is_free(
         assert 1001 < clock.now() < 1001.5
 
 
-def test_a_wait_given_later_counts(waiter: NamedLock, store: MemoryLocks, clock: Clock) -> None:
+def test_wait_given_to_acquire_overrides_the_default(
+    waiter: NamedLock, store: MemoryLocks, clock: Clock
+) -> None:
     store.owners["import"] = uuid4()
     assert not waiter.acquire(wait=0)
     assert store.calls == ["take"]
@@ -171,8 +173,8 @@ def test_a_wait_given_later_counts(waiter: NamedLock, store: MemoryLocks, clock:
         waiter.acquire(wait=-2)
 
 
-def test_what_may_have_been_taken_is_given_back(held: NamedLock, store: MemoryLocks) -> None:
-    """The answer was lost, or the time of the task was over at that very moment."""
+def test_interrupted_take_is_undone(held: NamedLock, store: MemoryLocks) -> None:
+    """The answer may be lost, or the task's time-out be raised just then."""
     taken = store.take
 
     def take_and_fail(claim: Any) -> int | None:
@@ -189,7 +191,7 @@ def test_what_may_have_been_taken_is_given_back(held: NamedLock, store: MemoryLo
 
 
 @pytest.mark.parametrize("is_ours_yet", [True, False])
-def test_an_answer_that_came_after_a_lease_is_asked_for_again(
+def test_answer_later_than_a_lease_is_checked_again(
     held: NamedLock, store: MemoryLocks, clock: Clock, is_ours_yet: bool
 ) -> None:
     taken = store.take
@@ -206,16 +208,18 @@ def test_an_answer_that_came_after_a_lease_is_asked_for_again(
     assert held.is_held == is_ours_yet
 
 
-# -- giving back ----------------------------------------------------------------------------------
+# -- releasing ------------------------------------------------------------------------------------
 
 
-def test_it_is_given_back_when_the_block_fails(held: NamedLock, store: MemoryLocks) -> None:
+def test_failing_block_releases_the_lock(held: NamedLock, store: MemoryLocks) -> None:
     with pytest.raises(ZeroDivisionError), held:
         raise ZeroDivisionError
     assert store.owners == {}
 
 
-def test_what_another_has_is_left_alone(held: NamedLock, store: MemoryLocks, clock: Clock) -> None:
+def test_release_leaves_the_lock_of_another_alone(
+    held: NamedLock, store: MemoryLocks, clock: Clock
+) -> None:
     assert held.acquire()
     newcomer = store.owners["import"] = uuid4()
     clock.turn(31)
@@ -223,7 +227,7 @@ def test_what_another_has_is_left_alone(held: NamedLock, store: MemoryLocks, clo
     assert store.owners == {"import": newcomer}
 
 
-def test_a_lost_lock_may_be_taken_again_by_the_same_object(
+def test_lost_lock_can_be_taken_again_by_the_same_object(
     held: NamedLock, store: MemoryLocks, clock: Clock, told: Told
 ) -> None:
     assert held.acquire()
@@ -234,7 +238,7 @@ def test_a_lost_lock_may_be_taken_again_by_the_same_object(
     assert [name for name, _ in told] == ["lock_lost"]
 
 
-def test_a_store_that_does_not_answer_spoils_nothing_that_was_done(
+def test_unreachable_store_at_the_release_raises_nothing(
     held: NamedLock, store: MemoryLocks, told: Told
 ) -> None:
     with held:
@@ -244,7 +248,7 @@ def test_a_store_that_does_not_answer_spoils_nothing_that_was_done(
 
 
 class Careless(MemoryLocks):
-    """Cannot compare and delete in one step."""
+    """A store that cannot compare and delete in one step."""
 
     drops_only_its_own = False
 
@@ -253,10 +257,10 @@ class Careless(MemoryLocks):
     ("after_seconds", "is_dropped", "events"),
     [(19, True, []), (21, False, ["lock_not_released"]), (31, False, ["lock_lost"])],
 )
-def test_a_store_that_cannot_compare_is_asked_only_in_good_time(
+def test_store_without_compare_and_delete_drops_only_certain_locks(
     after_seconds: float, is_dropped: bool, events: list[str], clock: Clock, told: Told
 ) -> None:
-    """A lock that may have ended is left to end: it could be another's when it is deleted."""
+    """A lock that may have ended is not deleted, because another may hold it by then."""
     store = Careless()
     held = NamedLock(terms(store))
     assert held.acquire()

@@ -1,4 +1,4 @@
-"""The thread that renews: what is due, and when the next is."""
+"""The renewal thread: which locks are due, and when the next is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 
 
 class ByHand(Renewal):
-    """Renews when told to."""
+    """A renewal without its thread."""
 
     def _run(self) -> None:
         return
@@ -28,7 +28,7 @@ def held(store: MemoryLocks, clock: Clock, lease_seconds: float = 30) -> Holding
     return Holding(terms(store, lease_seconds), owner, 1, clock.now(), is_renewed=True)
 
 
-def test_it_sleeps_until_the_first_is_due(store: MemoryLocks, clock: Clock) -> None:
+def test_renewal_sleeps_until_the_first_lock_is_due(store: MemoryLocks, clock: Clock) -> None:
     renewal = ByHand()
     assert renewal.seconds_to_next() is None
     slow, quick = held(store, clock), held(store, clock, 6)
@@ -42,9 +42,7 @@ def test_it_sleeps_until_the_first_is_due(store: MemoryLocks, clock: Clock) -> N
     assert renewal.seconds_to_next() == 5
 
 
-def test_it_renews_what_is_due_and_lets_the_connection_rest(
-    store: MemoryLocks, clock: Clock
-) -> None:
+def test_due_lock_is_renewed_and_the_connection_closed(store: MemoryLocks, clock: Clock) -> None:
     renewal, holding = ByHand(), held(store, clock)
     renewal.watch(holding)
     renewal.renew_due()
@@ -55,7 +53,7 @@ def test_it_renews_what_is_due_and_lets_the_connection_rest(
     assert holding.seconds_left == 30
 
 
-def test_what_is_lost_is_not_watched_any_more(store: MemoryLocks, clock: Clock) -> None:
+def test_lost_lock_is_not_watched_any_more(store: MemoryLocks, clock: Clock) -> None:
     renewal, holding = ByHand(), held(store, clock)
     renewal.watch(holding)
     store.owners.clear()
@@ -65,11 +63,14 @@ def test_what_is_lost_is_not_watched_any_more(store: MemoryLocks, clock: Clock) 
     assert renewal.seconds_to_next() is None
 
 
-def test_one_that_fails_does_not_keep_others_from_being_renewed(clock: Clock) -> None:
+def test_failed_renewal_does_not_prevent_others(clock: Clock) -> None:
     renewal = ByHand()
     stores = [MemoryLocks() for _ in range(5)]
     holdings = [held(store, clock) for store in stores]
-    stores[2].faults = [OSError("no route"), OSError("still none")]  # and again when it rests
+    stores[2].faults = [
+        OSError("no route"),
+        OSError("still none"),
+    ]  # again when it closes its connection
     for holding in holdings:
         renewal.watch(holding)
     clock.turn(10)
@@ -77,7 +78,7 @@ def test_one_that_fails_does_not_keep_others_from_being_renewed(clock: Clock) ->
     assert [holding.seconds_left for holding in holdings] == [30, 30, 20, 30, 30]
 
 
-def test_it_holds_nothing_itself(store: MemoryLocks, clock: Clock) -> None:
+def test_renewal_keeps_no_reference_to_locks(store: MemoryLocks, clock: Clock) -> None:
     renewal, holding = ByHand(), held(store, clock)
     renewal.watch(holding)
     clock.turn(10)
@@ -87,8 +88,8 @@ def test_it_holds_nothing_itself(store: MemoryLocks, clock: Clock) -> None:
     assert renewal.seconds_to_next() is None
 
 
-def test_its_thread_renews_by_itself(store: MemoryLocks) -> None:
-    """With the true clock: a lock that is due already is renewed at once."""
+def test_renewal_thread_renews_due_locks(store: MemoryLocks) -> None:
+    """With the real clock: a lock that is due is renewed at once."""
     renewed = threading.Event()
 
     class Tells(MemoryLocks):
@@ -99,6 +100,6 @@ def test_its_thread_renews_by_itself(store: MemoryLocks) -> None:
     holding = Holding(terms(telling), uuid4(), 1, 0.0, is_renewed=True)
     holding.renew_at = 0.0
     renewal = Renewal()
-    renewal.watch(held(store, Clock(), 10**6))  # it is asleep, for long
+    renewal.watch(held(store, Clock(), 10**6))  # the thread sleeps for long now
     renewal.watch(holding)
     assert renewed.wait(120)

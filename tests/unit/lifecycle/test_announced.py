@@ -1,4 +1,4 @@
-"""What is made and sent only where somebody hears it."""
+"""Signals and results that are built only if a receiver is connected."""
 
 import logging
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ SIGNALS = [
 
 @pytest.fixture(autouse=True)
 def quiet_log() -> Iterator[None]:
-    """As a project that has not asked for Django's log lines about tasks."""
+    """Turn Django's log lines about tasks off, like most projects."""
     logger = logging.getLogger(TASKS_APP)
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -51,7 +51,7 @@ def run(task: Any, *args: Any) -> Attempted:
 
 
 @pytest.mark.parametrize("signal", SIGNALS)
-def test_whoever_connects_to_a_signal_hears_it(signal: Any) -> None:
+def test_connected_receiver_gets_the_signal(signal: Any) -> None:
     assert not is_heard(signal)
     heard = []
 
@@ -69,7 +69,7 @@ def test_whoever_connects_to_a_signal_hears_it(signal: Any) -> None:
     assert not is_heard(signal)
 
 
-def test_one_receiver_in_the_place_of_another_is_noticed() -> None:
+def test_replaced_receiver_is_noticed() -> None:
     assert not somebody_listens()
     signal, djangos = task_signals.task_started, task_signals.log_task_started
 
@@ -86,7 +86,7 @@ def test_one_receiver_in_the_place_of_another_is_noticed() -> None:
     assert not somebody_listens()
 
 
-def test_djangos_log_lines_are_written_where_they_are_asked_for(
+def test_djangos_log_lines_are_written_at_level_info(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, TASKS_APP):
@@ -95,14 +95,14 @@ def test_djangos_log_lines_are_written_where_they_are_asked_for(
     assert len([record for record in caplog.records if record.name == TASKS_APP]) == 2
 
 
-def test_a_failure_is_always_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_is_always_logged(caplog: pytest.LogCaptureFixture) -> None:
     run(tasks.fail_once)
 
     told = [(record.name, record.levelno) for record in caplog.records]
     assert told == [("stoker", logging.WARNING), (TASKS_APP, logging.ERROR)]
 
 
-def test_what_a_task_does_to_its_arguments_does_not_show_in_its_result() -> None:
+def test_result_has_the_arguments_before_the_task_changed_them() -> None:
     seen = []
 
     def listen(task_result: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""An attempt that is told to end, in each kind of thread, before, while and after it runs."""
+"""Cancelling an attempt in each kind of thread: before, while and after it runs."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ def _listening() -> None:
 
 @pytest.fixture(params=["main thread", "another thread"])
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """Runs a function in that thread, and gives what comes of it."""
+    """Yield a function that runs another one in this kind of thread."""
     if request.param == "main thread":
         yield lambda function: function()
         return
@@ -54,7 +54,7 @@ def work_on(began: threading.Event) -> None:
         time.sleep(0.001)
 
 
-def test_it_is_raised_with_its_reason_where_the_task_is(run: Run) -> None:
+def test_cancellation_is_raised_in_the_task_with_its_reason(run: Run) -> None:
     interruption, began = Interruption(), threading.Event()
 
     def attempt() -> None:
@@ -67,10 +67,10 @@ def test_it_is_raised_with_its_reason_where_the_task_is(run: Run) -> None:
         run(attempt)
     thread.join()
     assert interruption.is_behind(raised.value)
-    run(lambda: None)  # what comes next is left alone
+    run(lambda: None)  # the next call is not interrupted
 
 
-def test_a_long_call_is_interrupted_in_the_main_thread() -> None:
+def test_long_call_in_the_main_thread_is_interrupted() -> None:
     interruption, began = Interruption(), threading.Event()
 
     def attempt() -> None:
@@ -84,7 +84,7 @@ def test_a_long_call_is_interrupted_in_the_main_thread() -> None:
     thread.join()
 
 
-def test_who_comes_too_early_finds_it_out(run: Run) -> None:
+def test_cancellation_before_the_start_is_raised_at_the_start(run: Run) -> None:
     interruption = Interruption()
     interruption.cancel("enough")
 
@@ -96,7 +96,7 @@ def test_who_comes_too_early_finds_it_out(run: Run) -> None:
         run(attempt)
 
 
-def test_who_comes_too_late_interrupts_nothing(run: Run) -> None:
+def test_cancellation_after_the_end_interrupts_nothing(run: Run) -> None:
     interruption = Interruption()
 
     def attempt() -> int:
@@ -109,8 +109,8 @@ def test_who_comes_too_late_interrupts_nothing(run: Run) -> None:
 
 
 @pytest.mark.skipif("COVERAGE_PROCESS_START" in os.environ, reason="a tracer moves the last moment")
-def test_many_that_come_at_the_last_moment(run: Run) -> None:
-    """Either it is raised inside the block, or not at all."""
+def test_late_cancellation_is_raised_inside_the_block_or_not_at_all(run: Run) -> None:
+    """The moment of the cancellation is varied around the end of the block."""
     told, steps = 0, 1000.0
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -125,7 +125,7 @@ def test_many_that_come_at_the_last_moment(run: Run) -> None:
 
 
 def _end_soon(steps: int) -> bool:
-    """Whether it was told to end while it ran."""
+    """Run some steps; return whether they were cancelled."""
     interruption, began = Interruption(), threading.Event()
     thread = cancel_when(began, interruption)
     was_told = False
@@ -142,7 +142,7 @@ def _end_soon(steps: int) -> bool:
     return was_told
 
 
-def test_a_coroutine_gets_cancelled_error() -> None:
+def test_coroutine_gets_cancelled_error() -> None:
     interruption, began = Interruption(), threading.Event()
 
     async def attempt() -> None:
@@ -157,5 +157,5 @@ def test_a_coroutine_gets_cancelled_error() -> None:
     assert interruption.is_behind(raised.value)
 
 
-def test_another_cancelled_error_is_none_of_its_business() -> None:
+def test_other_cancelled_errors_are_not_attributed_to_the_interruption() -> None:
     assert not Interruption().is_behind(asyncio.CancelledError())

@@ -1,4 +1,4 @@
-"""What a raised error means for the job, as a table."""
+"""The outcome of a raised error, as a table."""
 
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 
 class Named:
-    """Stands for a task: only its options are asked for."""
+    """Stands for a task; only its options are read."""
 
     def __init__(self, **options: Any) -> None:
         self.__dict__.update(options)
@@ -70,7 +70,7 @@ FAIL = (outcomes.Failed, "error", None)
         (ValueError(), 1, {"backoff": lambda _error, _result: -5}, (outcomes.Retry, "error", 0.0)),
     ],
 )  # fmt: skip
-def test_tried_again_or_over(
+def test_error_leads_to_a_retry_or_a_failure(
     error: BaseException, attempt: int, given: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     outcome = decide(error, options(**given), attempt, result=None)
@@ -101,7 +101,7 @@ def test_out_of_attempts_by_either_count(
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
-def test_what_a_task_asks_for_does_not_depend_on_its_attempts(attempt: int) -> None:
+def test_cancel_and_snooze_do_not_depend_on_the_attempt(attempt: int) -> None:
     assert decide(Cancel("no"), options(), attempt, None) == outcomes.Cancelled("no")
     assert decide(Snooze(5, "busy"), options(), attempt, None) == outcomes.Snoozed(5.0, "busy")
 
@@ -109,12 +109,12 @@ def test_what_a_task_asks_for_does_not_depend_on_its_attempts(attempt: int) -> N
 @pytest.mark.parametrize(
     ("said", "kept"), [("a\x00", "a\\x00"), ("\ud800", "\\ud800"), (None, ""), (7, "7")]
 )
-def test_a_reason_that_no_database_takes_changes_no_outcome(said: Any, kept: str) -> None:
+def test_reason_with_invalid_text_is_escaped(said: Any, kept: str) -> None:
     assert decide(Cancel(said), options(), 1, None) == outcomes.Cancelled(kept)
     assert decide(Snooze(5, said), options(), 1, None) == outcomes.Snoozed(5.0, kept)
 
 
-def test_a_backoff_that_raises_is_replaced_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_backoff_is_replaced_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_error: BaseException, _result: Any) -> float:
         raise ZeroDivisionError
 
@@ -127,14 +127,14 @@ def test_a_backoff_that_raises_is_replaced_and_told(caplog: pytest.LogCaptureFix
     assert "backoff" in caplog.text
 
 
-def test_a_backoff_is_given_the_error_and_the_result() -> None:
+def test_backoff_receives_the_error_and_the_result() -> None:
     seen: list[Any] = []
     error = ValueError("this one")
     decide(error, options(backoff=lambda *given: seen.extend(given) or 1.0), 1, "the result")
     assert seen == [error, "the result"]
 
 
-def test_crashes_are_waited_for_longer_each_time_but_not_for_ever() -> None:
+def test_delay_after_crashes_grows_up_to_a_cap() -> None:
     delays = [crash_delay_seconds(times) for times in range(1, 60)]
     assert delays[:3] == [2.0, 4.0, 8.0]
     assert delays == sorted(delays)

@@ -1,4 +1,4 @@
-"""Many jobs at once in one process: each has its own span, and its own scope."""
+"""Concurrent jobs in one process each have their own span and scope."""
 
 import asyncio
 import time
@@ -31,9 +31,9 @@ exporter = InMemorySpanExporter()
 
 @pytest.fixture
 def events() -> Iterator[list[Any]]:
-    """What Sentry would be sent. Its integrations change Django for good: they stay out of this."""
+    """The events for Sentry. Its integrations patch Django permanently, so they are off."""
     provider = trace.get_tracer_provider()
-    if not isinstance(provider, TracerProvider):  # it is set once in a process
+    if not isinstance(provider, TracerProvider):  # it can be set only once in a process
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         trace.set_tracer_provider(provider)
@@ -67,7 +67,7 @@ def delivery(task: str, *args: Any, attempts: int = 1, **metadata: str) -> Deliv
 
 
 def run(*deliveries: Delivery) -> list[Attempted]:
-    """All at once: sync ones in threads, async ones on one event loop."""
+    """Run all concurrently: sync tasks in threads, async tasks on one event loop."""
     executor = Executor(settings_for(), worker_id="me", limit=lambda _: nullcontext())
 
     async def all_of_them() -> list[Attempted]:
@@ -99,10 +99,10 @@ def test_each_job_runs_in_its_own_span(events: list[Any]) -> None:
     }
     assert told == spans
     assert len({*told.values()}) == 2 * MANY
-    assert not trace.get_current_span().get_span_context().is_valid, "nothing is left behind"
+    assert not trace.get_current_span().get_span_context().is_valid, "no span is left open"
 
 
-def test_each_error_is_told_with_its_own_job(events: list[Any]) -> None:
+def test_each_error_is_reported_with_its_own_job(events: list[Any]) -> None:
     wanted, deliveries = {}, []
     for order in map(str, range(MANY)):
         for task in ("fail", "fail_later"):
@@ -119,7 +119,7 @@ def test_each_error_is_told_with_its_own_job(events: list[Any]) -> None:
     assert len(errors) == 2 * MANY
 
 
-def test_retries_are_warnings_where_they_are_asked_for(events: list[Any]) -> None:
+def test_reported_retries_are_warnings(events: list[Any]) -> None:
     (one,) = run(delivery("fail", "A-1", "x", attempts=3, **{"stoker.workflow": "abc"}))
     assert isinstance(one.outcome, Retry)
     (event,) = [event for event in events if "exception" in event]
@@ -128,7 +128,7 @@ def test_retries_are_warnings_where_they_are_asked_for(events: list[Any]) -> Non
     assert event["contexts"]["stoker"]["is_final"] is False
 
 
-def test_a_trace_of_its_own_links_to_the_enqueue(events: list[Any]) -> None:
+def test_new_trace_links_to_the_enqueue(events: list[Any]) -> None:
     sent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     run(delivery("span_id", traceparent=sent))
     (span,) = exporter.get_finished_spans()

@@ -1,4 +1,4 @@
-"""Reporters are found by name, cost nothing where there is none, and can do no harm."""
+"""Reporters are loaded by name, cost nothing if there are none, and cannot harm jobs."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ HERE = __name__
 
 
 class Diary(Reporter):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     told: list[Any] = []
     never_waits = True
@@ -45,11 +45,11 @@ class Diary(Reporter):
 
 
 class Other(Diary):
-    """Another one."""
+    """Another reporter."""
 
 
 class NoReporter:
-    """Something else."""
+    """A class that is no reporter."""
 
 
 @pytest.fixture
@@ -73,12 +73,12 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     "value", ["sentry", {"sentry": None}, ["sentry", 1], {"": {}}, {"x": {"a b": 1}}, 1]
 )
-def test_what_names_no_reporters_is_refused(value: Any) -> None:
+def test_invalid_reporters_setting_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="REPORTERS"):
         read_settings("default", {"OPTIONS": {"REPORTERS": value}})
 
 
-def test_names_stand_alone_or_with_options() -> None:
+def test_reporters_are_read_with_and_without_options() -> None:
     settings = read_settings("default", {"OPTIONS": {"REPORTERS": ["sentry"]}})
     assert settings.reporters == (NamedReporter("sentry", {}),)
     settings = read_settings("default", {"OPTIONS": {"REPORTERS": {"a.B": {"page": 2}}}})
@@ -89,13 +89,13 @@ def test_names_stand_alone_or_with_options() -> None:
 # -- loading --------------------------------------------------------------------------------------
 
 
-def test_a_dotted_path_with_options() -> None:
+def test_dotted_path_loads_a_reporter_with_options() -> None:
     diary = loading.load("default", NamedReporter(f"{HERE}.Diary", {"page": 3}))
     assert isinstance(diary, Diary)
     assert diary.page == 3
 
 
-def test_a_name_of_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_name_loads_a_reporter(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("diary", f"{HERE}:Diary", loading.GROUP)
     monkeypatch.setattr(loading, "entry_points", lambda group: [point])
     assert isinstance(loading.load("default", NamedReporter("diary")), Diary)
@@ -113,7 +113,7 @@ def test_a_name_of_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{HERE}.Diary", {"pages": 1}, "does not take its options: TypeError"),
     ],
 )
-def test_what_cannot_be_had_is_a_failing_check_and_harms_nobody(
+def test_unloadable_reporter_fails_the_check_and_harms_no_other(
     name: str, options: dict[str, Any], sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with with_reporters({name: options, f"{HERE}.Other": {}}):
@@ -122,11 +122,11 @@ def test_what_cannot_be_had_is_a_failing_check_and_harms_nobody(
         assert sentence in message.msg
         assert 'TASKS["default"]["OPTIONS"]["REPORTERS"]' in message.msg
         assert any(sentence in line for line in told(caplog))
-        assert signals.pre_enqueue.receivers, "the other one listens"
+        assert signals.pre_enqueue.receivers, "the other reporter is connected"
     assert check_reporters() == []
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rollbar", None)
     monkeypatch.delitem(sys.modules, "stoker.reporters.rollbar", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[rollbar\]'"):
@@ -136,7 +136,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 # -- at the desk ----------------------------------------------------------------------------------
 
 
-def test_nobody_listens_where_there_is_no_reporter() -> None:
+def test_no_reporter_connects_no_signal() -> None:
     with with_reporters([]):
         for signal in HOOKS.values():
             assert not [one for one in signal.receivers if "Desk" in repr(one)]
@@ -150,7 +150,7 @@ def test_nobody_listens_where_there_is_no_reporter() -> None:
     assert output.stdout.strip() == "['stoker.reporters.logs']"
 
 
-def test_only_what_is_overridden_is_connected(diary: list[Any]) -> None:
+def test_only_overridden_hooks_are_connected(diary: list[Any]) -> None:
     with with_reporters([f"{HERE}.Diary"]):
         signals.post_spawn.send(None, role="worker", number=0, backend="default")
         signals.post_spawn.send(None, role="worker", number=0, backend="another")
@@ -158,7 +158,7 @@ def test_only_what_is_overridden_is_connected(diary: list[Any]) -> None:
         assert not [one for one in signals.pre_execute.receivers if "Desk" in repr(one)]
 
 
-def test_what_raises_is_told_once_and_what_it_added_stays(
+def test_failing_hook_is_reported_once_and_its_metadata_stays(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with with_reporters([f"{HERE}.Diary"]):
@@ -170,7 +170,7 @@ def test_what_raises_is_told_once_and_what_it_added_stays(
     assert "on_enqueue" in line
 
 
-def test_the_end_of_a_process_waits_for_nobody_too_long() -> None:
+def test_slow_flush_does_not_delay_the_exit() -> None:
     go_on, begun = threading.Event(), threading.Event()
 
     def flush(_: Reporter, seconds: float) -> None:
@@ -178,7 +178,7 @@ def test_the_end_of_a_process_waits_for_nobody_too_long() -> None:
         go_on.wait(3600)
 
     with with_reporters([f"{HERE}.Diary"]), mock.patch.object(Diary, "flush", flush):
-        signals.pre_exit.send(None, seconds=0.05)  # comes back, else this test hangs
+        signals.pre_exit.send(None, seconds=0.05)  # returns, else this test hangs
         assert begun.wait(120)
         go_on.set()
 
@@ -186,7 +186,7 @@ def test_the_end_of_a_process_waits_for_nobody_too_long() -> None:
 # -- the mailbox ----------------------------------------------------------------------------------
 
 
-def test_letters_are_sent_in_order_by_another_thread() -> None:
+def test_reports_are_sent_in_order_by_another_thread() -> None:
     mailbox, sent = Mailbox("test"), []
     for number in range(10):
         mailbox.put(lambda number=number: sent.append((number, threading.current_thread())))  # type: ignore[misc] # bound now
@@ -195,14 +195,14 @@ def test_letters_are_sent_in_order_by_another_thread() -> None:
     assert {thread.name for _, thread in sent} == {"stoker-test"}
 
 
-def test_what_finds_no_room_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_mailbox_drops_and_logs_reports(caplog: pytest.LogCaptureFixture) -> None:
     mailbox, go_on, sent = Mailbox("test"), threading.Event(), []
     mailbox.put(lambda: go_on.wait(600))
     for _ in range(MOST_WAITING + 30):
         mailbox.put(lambda: sent.append(1))
     assert mailbox.dropped >= 29
     mailbox.flush(0.01)
-    assert not sent, "flush() waits no longer than it was told to"
+    assert not sent, "flush() waits no longer than its limit"
     go_on.set()
     mailbox.flush(120)
     assert len(sent) + mailbox.dropped == MOST_WAITING + 30
@@ -210,7 +210,7 @@ def test_what_finds_no_room_is_dropped_and_told(caplog: pytest.LogCaptureFixture
     assert len([line for line in told(caplog) if "dropped" in line]) == 2
 
 
-def test_a_forked_child_has_a_mailbox_of_its_own() -> None:
+def test_forked_child_has_its_own_mailbox() -> None:
     mailbox, go_on = Mailbox("test"), threading.Event()
     mailbox.put(lambda: go_on.wait(600))
     mailbox.put(lambda: None)

@@ -1,4 +1,4 @@
-"""What is told of a job: enough to find it, and no secrets."""
+"""The facts that reporters send about a job: enough to find it, and no secrets."""
 
 from typing import Any
 from uuid import uuid4
@@ -30,15 +30,17 @@ class Rude:
         raise RuntimeError("no")
 
 
-def test_arguments_by_name_without_secrets() -> None:
+def test_arguments_are_named_and_secrets_withheld() -> None:
     told = arguments_of_failure(failure("tests.app.reported.fail", "A-1", "hunter2"))
     assert told == {"order": "'A-1'", "password": "[withheld]"}
     told = arguments_of_failure(failure("tests.app.tasks.write_ledger", 1.5, api_token="x"))
-    assert told == {"seconds": "1.5", "api_token": "[withheld]"}, "a context is no argument"
+    assert told == {"seconds": "1.5", "api_token": "[withheld]"}, "the context is no argument"
     told = arguments_of_failure(failure("tests.app.tasks.add", 1, 2, Rude()))
     assert told["argument 3"] == "<its repr() raised RuntimeError>"
     told = arguments_of_failure(failure("no.such.task", "hunter2", order=1))
-    assert told == {"argument 1": "[withheld]", "order": "1"}, "nobody knows what the first is"
+    assert told == {"argument 1": "[withheld]", "order": "1"}, (
+        "the name of the first argument is unknown"
+    )
     card = {"number": [{"secret_code": "123", "month": 7}]}
     told = arguments_of_failure(failure("tests.app.tasks.echo", card))
     assert told == {"value": "{'number': [{'secret_code': [withheld], 'month': 7}]}"}
@@ -46,7 +48,7 @@ def test_arguments_by_name_without_secrets() -> None:
     assert len(told["value"]) == LONGEST_VALUE + 3
 
 
-def test_where_it_comes_from() -> None:
+def test_facts_name_schedule_and_workflow() -> None:
     metadata = {
         "stoker.schedule": "nightly",
         "stoker.moment": "2026-01-01T00:00:00+00:00",
@@ -76,12 +78,14 @@ def test_where_it_comes_from() -> None:
         ({"kind": "once"}, None),
     ],
 )
-def test_a_schedule_as_sentry_knows_it(row: dict[str, Any], rule: dict[str, Any] | None) -> None:
+def test_monitor_config_translates_schedules(
+    row: dict[str, Any], rule: dict[str, Any] | None
+) -> None:
     config = monitor_config(Schedule(**{"kind": "interval", "zone": "Europe/Berlin", **row}))
     assert config == (rule and {"schedule": rule, "timezone": "Europe/Berlin"})
 
 
-def test_a_monitor_of_any_name() -> None:
+def test_slug_of_any_name_is_valid_and_unique() -> None:
     assert slug_of("tests.app.tasks.Add") == "tests-app-tasks-add"
     long = [slug_of(f"{'a' * 80}{number}") for number in range(2)]
     assert all(len(one) == LONGEST_SLUG for one in long)

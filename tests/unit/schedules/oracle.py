@@ -1,6 +1,6 @@
-"""What the wall clock of a place shows, minute by minute: rules of schedules are held against that.
+"""The local time of a zone, minute by minute, to compare the rules of schedules with.
 
-It is slow and simple on purpose, and shares no line with what it judges: no fold, no bisection.
+It is slow and simple on purpose, and shares no code with the rules: no fold, no bisection.
 """
 
 import os
@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, available_timezones
 MINUTE = timedelta(minutes=1)
 FIRST, LAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)
 ALL = bool(os.environ.get("STOKER_TEST_ALL_ZONES"))
-"""Go through every zone and every change of its clock, which takes minutes."""
+"""Test every zone and every change of its clock, which takes minutes."""
 SOME = (
     "Europe/Berlin",
     "America/Santiago",
@@ -20,12 +20,12 @@ SOME = (
     "Africa/Casablanca",
     "Asia/Beirut",
 )
-"""An ordinary one; at midnight; by half an hour; four times a year; at midnight, too."""
+"""Clock changes: ordinary; at midnight; by half an hour; four times a year; at midnight."""
 
 
 @cache
 def changes(zone: str) -> tuple[datetime, ...]:
-    """Each first instant, in 2020-2030, at which the clock is another one than a minute before."""
+    """Return each instant in 2020-2030 at which the zone changes its clock."""
     place, found, at = ZoneInfo(zone), [], FIRST
     while at < LAST:
         ahead = at + timedelta(days=1)
@@ -40,7 +40,7 @@ def changes(zone: str) -> tuple[datetime, ...]:
 
 @cache
 def changing_zones() -> tuple[str, ...]:
-    """Every zone that changes its clock in these years, one of each kind of the same changes."""
+    """Return the zones that change their clocks, one for each set of equal changes."""
     kinds: dict[object, str] = {}
     for zone in sorted(available_timezones()):
         if zone.startswith(("posix/", "right/", "Etc/")) or zone == "localtime":
@@ -58,14 +58,14 @@ def zones() -> tuple[str, ...]:
 
 @cache
 def minutes(zone: str, around: datetime, days: int) -> tuple[tuple[datetime, datetime], ...]:
-    """Instant and wall time, for each minute so many days before and after."""
+    """Return instant and local time of each minute so many days before and after."""
     place, start = ZoneInfo(zone), around - timedelta(days=days)
     instants = (start + number * MINUTE for number in range(days * 2 * 1440))
     return tuple((at, at.astimezone(place).replace(tzinfo=None, fold=0)) for at in instants)
 
 
 def first_showing(wall: datetime, zone: str) -> datetime:
-    """The first minute at which the clock shows that, or after the gap in which it would be."""
+    """Return the first instant with this local time, or the end of the gap that contains it."""
     whole = wall.replace(second=0, microsecond=0)
     around = minutes(zone, whole.replace(tzinfo=UTC), 1)
     for at, shown in around:

@@ -1,4 +1,4 @@
-"""What is fired of the ticks that are due, against a model that goes through all of them."""
+"""Which due ticks are fired, compared with a model that visits all of them."""
 
 from uuid import UUID
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 SECOND = 1_000_000
 NEW_YEAR = 1_767_225_600 * SECOND
-"""2026."""
+"""1 January 2026."""
 
 
 @settings(max_examples=200, deadline=None)

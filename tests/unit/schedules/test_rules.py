@@ -1,4 +1,4 @@
-"""What rules of schedules do at the odd dates, spelled out."""
+"""Rules of schedules at unusual dates."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -27,14 +27,14 @@ def shown(rule: Rule, start: datetime, count: int, zone: str = BERLIN) -> list[s
     return found
 
 
-def test_a_time_in_the_gap_comes_at_its_end_and_goes_back_to_its_hour() -> None:
+def test_time_in_the_gap_fires_at_its_end_that_day_only() -> None:
     rule = CronRule("30 2 * * *", BERLIN)
     assert shown(rule, SPRING, 2) == ["29 03:00+0200", "30 02:30+0200"]
     daily = IntervalRule(1, "days", BERLIN, datetime(2026, 1, 1, 2, 30))
     assert shown(daily, SPRING, 2) == ["29 03:00+0200", "30 02:30+0200"]
 
 
-def test_several_times_in_one_gap_are_one_moment() -> None:
+def test_several_times_in_one_gap_fire_once() -> None:
     assert shown(CronRule("0,15,30 2,3 * * *", BERLIN), SPRING, 3) == [
         "29 03:00+0200",
         "29 03:15+0200",
@@ -42,14 +42,14 @@ def test_several_times_in_one_gap_are_one_moment() -> None:
     ]
 
 
-def test_a_time_that_comes_twice_fires_once() -> None:
+def test_repeated_time_fires_once() -> None:
     rule = CronRule("30 2 * * *", BERLIN)
     assert shown(rule, AUTUMN, 2) == ["25 02:30+0200", "26 02:30+0100"]
-    after_the_first = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # 02:10 for the second time
+    after_the_first = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # the second 02:10
     assert shown(rule, after_the_first, 1) == ["26 02:30+0100"]
 
 
-def test_a_rhythm_goes_on_whatever_the_clock_does() -> None:
+def test_interval_like_cron_rule_fires_in_every_repeated_hour() -> None:
     start = datetime(2026, 10, 24, 23, 59, tzinfo=UTC)
     assert shown(CronRule("*/30 * * * *", BERLIN), start, 4) == [
         "25 02:00+0200",
@@ -64,8 +64,8 @@ def test_a_rhythm_goes_on_whatever_the_clock_does() -> None:
     ]
 
 
-def test_the_clock_may_be_changed_by_half_an_hour() -> None:
-    """On Lord Howe Island, 01:30 to 02:00 come twice."""
+def test_half_hour_clock_change_fires_repeated_times_once() -> None:
+    """On Lord Howe Island, 01:30 to 02:00 is repeated."""
     start = datetime(2026, 4, 4, 14, 20, tzinfo=UTC)
     zone = "Australia/Lord_Howe"
     assert shown(CronRule("*/15 2 * * *", zone), start, 4, zone) == [
@@ -76,7 +76,7 @@ def test_the_clock_may_be_changed_by_half_an_hour() -> None:
     ]
 
 
-def test_the_31st_does_not_become_the_28th_for_ever() -> None:
+def test_monthly_rule_of_the_31st_returns_to_the_31st() -> None:
     rule = IntervalRule(1, "months", "UTC", datetime(2026, 1, 31, 9))
     found, at = [], datetime(2026, 1, 31, 9, tzinfo=UTC)
     for _ in range(4):
@@ -85,7 +85,7 @@ def test_the_31st_does_not_become_the_28th_for_ever() -> None:
     assert found == [(2, 28), (3, 31), (4, 30), (5, 31)]
 
 
-def test_29_february() -> None:
+def test_yearly_rule_of_29_february_fires_on_the_28th_in_other_years() -> None:
     rule = IntervalRule(1, "years", "UTC", datetime(2024, 2, 29))
     at, found = datetime(2024, 3, 1, tzinfo=UTC), []
     for _ in range(4):
@@ -93,10 +93,10 @@ def test_29_february() -> None:
         found.append((at.year, at.day))
     assert found == [(2025, 28), (2026, 28), (2027, 28), (2028, 29)]
     leap = CronRule("0 0 29 2 *").next_after(datetime(2097, 1, 1, tzinfo=UTC))
-    assert leap == datetime(2104, 2, 29, tzinfo=UTC)  # 2100 is none
+    assert leap == datetime(2104, 2, 29, tzinfo=UTC)  # 2100 is no leap year
 
 
-def test_across_years() -> None:
+def test_rules_continue_across_years() -> None:
     quarters = IntervalRule(1, "quarters", BERLIN, datetime(2025, 11, 30, 23, 59))
     assert quarters.next_after(datetime(2025, 12, 1, tzinfo=UTC)) == datetime(
         2026, 2, 28, 22, 59, tzinfo=UTC
@@ -107,7 +107,7 @@ def test_across_years() -> None:
     )
 
 
-def test_seconds_come_first() -> None:
+def test_six_field_cron_rule_begins_with_seconds() -> None:
     rule = CronRule("*/20 * * * * *")
     at = datetime(2026, 1, 1, 0, 0, 41, 5, tzinfo=UTC)
     assert rule.next_after(at) == datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
@@ -116,11 +116,11 @@ def test_seconds_come_first() -> None:
     )
 
 
-def test_names() -> None:
+def test_cron_name_equals_its_expression() -> None:
     assert CronRule("@daily").next_after(AUTUMN) == CronRule("0 0 * * *").next_after(AUTUMN)
 
 
-def test_once_comes_once() -> None:
+def test_once_rule_fires_once() -> None:
     rule = OnceRule(AUTUMN)
     assert rule.next_after(AUTUMN - timedelta(days=9)) == AUTUMN
     assert rule.next_after(AUTUMN) is None
@@ -159,13 +159,13 @@ def test_interval_with_an_anchor_of_other_years(unit: str, expected: str) -> Non
         assert f"{found:%Y-%m-%d}" == expected
 
 
-def test_the_newest_of_millions_is_found_at_once() -> None:
+def test_newest_until_skips_millions_of_ticks() -> None:
     now = datetime(2036, 5, 6, 7, 8, 9, 500, tzinfo=UTC)
     assert IntervalRule(1, "seconds").newest_until(now) == now.replace(microsecond=0)
     assert CronRule("* * 9 * * *").newest_until(now) == datetime(2036, 5, 5, 9, 59, 59, tzinfo=UTC)
 
 
-def test_the_calendar_ends() -> None:
+def test_rules_end_with_the_calendar() -> None:
     late = datetime(9999, 12, 31, 23, tzinfo=UTC)
     assert CronRule("0 0 1 1 *").next_after(late) is None
     assert IntervalRule(1, "years").next_after(late) is None
@@ -182,7 +182,7 @@ def test_the_calendar_ends() -> None:
         ("", "five fields"),
     ],
 )
-def test_what_is_no_cron_rule(expression: str, sentence: str) -> None:
+def test_invalid_cron_rule_is_refused(expression: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         CronRule(expression)
 
@@ -193,7 +193,7 @@ def test_largest_count_of_an_interval() -> None:
         IntervalRule(1_000_001, "seconds")
 
 
-def test_what_is_no_interval() -> None:
+def test_invalid_interval_is_refused() -> None:
     for count, unit, zone in ((0, "days", "UTC"), (1.5, "days", "UTC"), (1, "eons", "UTC")):
         with pytest.raises(ValueError, match=r"write one of|whole number"):
             IntervalRule(count, unit, zone)  # type: ignore[arg-type] # on purpose

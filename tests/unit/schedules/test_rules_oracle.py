@@ -1,4 +1,4 @@
-"""Rules of schedules against the wall clock, gone through minute by minute."""
+"""Rules of schedules compared with the local time of zones, minute by minute."""
 
 import calendar
 from bisect import bisect_right
@@ -22,7 +22,7 @@ FIELDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
 
 @st.composite
 def fields(draw: st.DrawFn, low: int, high: int, *, is_busy: bool) -> tuple[str, frozenset[int]]:
-    """A field of a cron rule as it is written, and the numbers that it means."""
+    """Draw a field of a cron rule and the numbers that it matches."""
     kinds = ["*"] if is_busy else ["*", "step", "one", "range", "list"]
     kind = draw(st.sampled_from(kinds))
     number = st.integers(low, high)
@@ -52,14 +52,14 @@ def matches(expression: str, sets: list[frozenset[int]], wall: datetime) -> bool
 def expected(
     zone: str, change: datetime, expression: str, sets: list[frozenset[int]]
 ) -> list[datetime]:
-    """Every moment two days around that change."""
+    """Return every matching instant within two days of the clock change."""
     known = minutes(zone, change, 2)
     if any(expression.split()[place].startswith("*") for place in (0, 1)):
         return [at for at, wall in known if matches(expression, sets, wall)]
     found = set()
     wall = known[0][1]
     for at, shown in known:
-        while wall <= shown:  # those that are skipped come with the first that is shown after them
+        while wall <= shown:  # skipped times fire at the first time after the gap
             if matches(expression, sets, wall):
                 found.add(at)
             wall += timedelta(minutes=1)
@@ -69,7 +69,7 @@ def expected(
 @pytest.mark.parametrize("zone", zones())
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
-def test_cron_rules(zone: str, data: DataObject) -> None:
+def test_cron_rules_agree_with_the_wall_clock(zone: str, data: DataObject) -> None:
     change = data.draw(st.sampled_from(changes(zone)), label="change")
     dates_are_rare = data.draw(st.booleans(), label="dates")
     drawn = [
@@ -91,7 +91,7 @@ def test_cron_rules(zone: str, data: DataObject) -> None:
 @pytest.mark.parametrize("zone", zones())
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(data=st.data())
-def test_intervals_of_the_calendar(zone: str, data: DataObject) -> None:
+def test_calendar_intervals_agree_with_the_wall_clock(zone: str, data: DataObject) -> None:
     change = data.draw(st.sampled_from(changes(zone)), label="change")
     unit = data.draw(st.sampled_from([*CALENDAR_DAYS, *CALENDAR_MONTHS]), label="unit")
     count = data.draw(st.integers(1, 4), label="count")
@@ -106,7 +106,7 @@ def test_intervals_of_the_calendar(zone: str, data: DataObject) -> None:
 
 
 def walls(anchor: datetime, unit: str, count: int) -> list[datetime]:
-    """The first of them, one after the other."""
+    """Return the first local times of the interval."""
     if unit in CALENDAR_DAYS:
         days = timedelta(days=count * CALENDAR_DAYS[unit])
         return [anchor + number * days for number in range(MOMENTS)]
@@ -125,8 +125,8 @@ def walls(anchor: datetime, unit: str, count: int) -> list[datetime]:
 @pytest.mark.parametrize("zone", zones())
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
-def test_intervals_of_time_gone_by(zone: str, data: DataObject) -> None:
-    """The clock may be changed: they come in equal steps."""
+def test_time_intervals_have_equal_steps_across_clock_changes(zone: str, data: DataObject) -> None:
+    """The steps are equal in elapsed time, although the clock changes."""
     change = data.draw(st.sampled_from(changes(zone)), label="change")
     unit, seconds = data.draw(st.sampled_from([("seconds", 1), ("minutes", 60), ("hours", 3600)]))
     count = data.draw(st.integers(1, 100), label="count")
@@ -143,7 +143,7 @@ def test_intervals_of_time_gone_by(zone: str, data: DataObject) -> None:
 
 
 def assert_agrees(rule: Rule, moments: list[datetime], start: datetime, end: datetime) -> None:
-    """From there on, the rule has these moments and no other; and so from behind."""
+    """Assert that the rule fires at exactly these instants, forwards and backwards."""
     at = start
     for wanted in moments[bisect_right(moments, start) :][:40]:
         found = rule.next_after(at)

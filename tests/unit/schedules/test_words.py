@@ -1,4 +1,4 @@
-"""Rules of schedules in words."""
+"""Descriptions of schedule rules."""
 
 from datetime import UTC, datetime
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unit
 
 
 def wall(month: int, day: int, *clock: int) -> datetime:
-    """Give a local time of 2026 in the rule's zone."""
+    """Return a local time of 2026 in the rule's zone."""
     return datetime(2026, month, day, *clock)
 
 
@@ -45,5 +45,5 @@ def wall(month: int, day: int, *clock: int) -> datetime:
         (OnceRule(datetime(2026, 3, 4, 9, 30, 15, tzinfo=UTC)), "once at 2026-03-04 09:30:15 UTC"),
     ],
 )
-def test_rule_in_words(rule: Rule, words: str) -> None:
+def test_in_words_describes_rules(rule: Rule, words: str) -> None:
     assert in_words(rule) == words
