@@ -91,7 +91,7 @@ def test_job_that_snoozes_has_failed(tmp_path: Path) -> None:
     assert end.dead_letter.exception_class == "stoker.exceptions.Snooze"
 
 
-def test_begun_jobs_are_forgotten_long_after_their_end() -> None:
+def test_begun_rows_are_deleted_long_after_the_end_of_their_jobs() -> None:
     waiting = chaos.snooze_once.enqueue()
     Job.objects.get_or_create(
         pk=waiting.id, defaults={"task": "t", "package": b"", "enqueued_at": timezone.now()}

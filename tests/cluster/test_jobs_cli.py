@@ -109,5 +109,5 @@ def test_tasks_names_what_is_declared_and_what_ran() -> None:
         (("dead", "list"), "No dead letters.\n"),
     ],
 )
-def test_an_empty_list_says_so_in_a_sentence(words: tuple[str, ...], hint: str) -> None:
+def test_empty_list_says_so_in_a_sentence(words: tuple[str, ...], hint: str) -> None:
     assert told(*words) == hint

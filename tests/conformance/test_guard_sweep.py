@@ -54,7 +54,7 @@ def test_places_without_a_lease_are_freed_page_by_page(
     assert len(beats) == 4, "after each full page of two keys, in two sweeps"
 
 
-def test_keys_for_which_no_job_waits_are_looked_at_once_an_hour(
+def test_keys_without_waiting_jobs_are_checked_once_an_hour(
     stand: OrmStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = GuardSweep(stand.settings, stand.broker, lambda: None)

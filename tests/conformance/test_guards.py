@@ -306,7 +306,7 @@ def test_purge_deletes_the_needs_of_its_jobs(stand: Stand) -> None:
     assert not Need.objects.exists()
 
 
-def test_job_that_is_turned_away_calls_nobody_under_its_full_keys(stand: Stand) -> None:
+def test_refused_job_gives_no_turn_under_its_full_keys(stand: Stand) -> None:
     put(stand, need("a"), need("b"))
     assert len(stand.claim()) == 1
     (only_b,) = put(stand, need("b"))
@@ -329,7 +329,7 @@ def test_sweep_goes_through_all_keys_in_pages(stand: Stand) -> None:
     assert pages == [(2, keys[1]), (2, keys[3]), (0, None)]
 
 
-def test_needs_of_past_jobs_are_forgotten_in_pages(stand: Stand) -> None:
+def test_needs_of_past_jobs_are_deleted_in_pages(stand: Stand) -> None:
     alias = _alias(stand)
     jobs = [put(stand, need(f"{number}"))[0] for number in range(4)]
     (alive,) = put(stand, need("alive"))

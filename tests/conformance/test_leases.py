@@ -222,7 +222,7 @@ def test_lease_of_a_rescuer_ends_too(stand: Stand) -> None:
     assert len(seen) == 3
 
 
-def test_rescue_keeps_to_its_limit(stand: Stand) -> None:
+def test_rescue_takes_no_more_than_its_limit(stand: Stand) -> None:
     put = stand.put(5)
     stand.claim()
     stand.advance(LEASE_SECONDS + 1)

@@ -10,7 +10,7 @@ from stoker.values.ids import new_job_id
 from tests.conformance.stands import LEASE_SECONDS, Stand
 
 
-def test_whereabouts_in_every_state(stand: Stand) -> None:
+def test_whereabouts_names_every_state(stand: Stand) -> None:
     stand.needs("look_up")
     (running,) = stand.put()
     delivery = stand.claim_one()
@@ -37,7 +37,7 @@ def test_waiting_jobs_can_be_withdrawn(stand: Stand) -> None:
     assert [delivery.job_id for delivery in stand.claim()] == [stays]
 
 
-def test_a_leased_job_is_not_withdrawn(stand: Stand) -> None:
+def test_leased_job_is_not_withdrawn(stand: Stand) -> None:
     stand.needs("look_up")
     stand.put()
     delivery = stand.claim_one()

@@ -206,7 +206,7 @@ def test_rate_for_which_no_job_waits_is_never_due(stand: Stand) -> None:
     assert GuardKey.objects.get().due_us is None
 
 
-def test_the_sweep_makes_a_rate_due_that_lost_its_moment(stand: Stand) -> None:
+def test_sweep_makes_a_rate_without_a_due_time_due(stand: Stand) -> None:
     _, second = put(stand, rate(1), 2)
     assert len(claim(stand)) == 1
     assert claim(stand) == []

@@ -52,7 +52,7 @@ def test_two_coroutines_hold_the_lock_one_after_the_other(place: Place, name: st
     assert [line.partition(" ")[2] for line in seen] == ["in", "out", "in", "out"]
 
 
-def test_a_busy_lock_raises(place: Place, name: str) -> None:
+def test_busy_lock_raises_lock_busy(place: Place, name: str) -> None:
     async def both() -> None:
         async with place.lock(name):
             with pytest.raises(LockBusy):

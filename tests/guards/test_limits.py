@@ -36,7 +36,7 @@ def test_raised_limit_admits_more_jobs_at_once() -> None:
     assert len(claim()) == 3
 
 
-def test_a_higher_limit_makes_only_those_ready_that_fit() -> None:
+def test_raised_limit_makes_only_as_many_jobs_ready_as_fit() -> None:
     send.enqueue_many([((7,), {})] * 6)
     assert len(claim()) == 2
     assert claim() == []

@@ -360,7 +360,7 @@ def test_duplicates_within_a_batch_share_one_job(mode: str, announced: list[str]
     assert work_off() == 3
 
 
-def test_a_batch_with_a_duplicate_is_refused_as_a_whole() -> None:
+def test_batch_with_a_duplicate_is_refused_as_a_whole() -> None:
     guarded = add.using(unique=unique("raise"))
     there = guarded.enqueue(3, 1)
     with transaction.atomic():

@@ -55,7 +55,7 @@ def test_secrets_are_hidden_by_position_by_name_and_in_nested_dicts() -> None:
     assert MORE["shop"]["api_token"] == TOKEN, "the arguments themselves are unchanged"
 
 
-def test_user_who_may_reveal_sees_everything() -> None:
+def test_user_with_permission_to_reveal_sees_everything() -> None:
     call = shown_arguments(pay, (7, IBAN), {"password": PASSWORD}, SECRETS, reveal=True)
     assert (call.args, call.kwargs) == ([7, IBAN], {"password": PASSWORD})
 
@@ -66,13 +66,13 @@ def test_positional_arguments_of_an_unknown_task_are_hidden() -> None:
     assert call.kwargs == {"order": 8, "token": HIDDEN}
 
 
-def test_line_is_one_line_and_cut() -> None:
+def test_long_value_is_shortened_to_one_line() -> None:
     call = shown_arguments(pay, (7, "x"), {"more": ["a\nb" * 100] * 100}, ())
     assert "\n" not in call.line
     assert len(call.line) <= LONGEST_LINE
 
 
-def test_value_whose_repr_raises_is_shown_as_such() -> None:
+def test_value_whose_repr_raises_is_replaced_by_a_note() -> None:
     class Odd:
         def __repr__(self) -> str:
             raise RuntimeError("no")

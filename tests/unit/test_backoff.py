@@ -69,7 +69,7 @@ def test_jitter_spreads_over_the_second_half_and_no_further(helper, seed: int) -
         assert spread != even
 
 
-def test_the_same_seed_gives_the_same_delays(seed: int) -> None:
+def test_same_seed_gives_the_same_delays(seed: int) -> None:
     once = delays(exponential(source=random.Random(seed)))
     again = delays(exponential(source=random.Random(seed)))
     other = delays(exponential(source=random.Random(seed + 1)))
@@ -106,5 +106,5 @@ def test_equal_backoffs_compare_equal() -> None:
         (as_backoff(7), "7 s"),
     ],
 )
-def test_backoff_is_written_as_people_read_it(backoff: Backoff, text: str) -> None:
+def test_str_of_a_backoff_is_readable(backoff: Backoff, text: str) -> None:
     assert str(backoff) == text

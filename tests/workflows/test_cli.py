@@ -50,7 +50,7 @@ def test_list_filters_by_state_and_shows_pages() -> None:
         stoker("list", "--after", "x")
 
 
-def test_show_draws_the_tree() -> None:
+def test_show_draws_the_tree_of_steps() -> None:
     members = [double.s(1), double.s(2)]
     workflow = chord(members, total.s().undo(tell.s())).enqueue(name="sums")
     drain()

@@ -423,7 +423,7 @@ MISTAKES = (
             )
         ],
         "tests/guards/test_limits.py",
-        "only_those_ready_that_fit",
+        "only_as_many_jobs_ready_as_fit",
     ),
     Mistake(
         "a cluster fires the schedules of another that is on time",

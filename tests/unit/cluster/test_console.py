@@ -1,4 +1,4 @@
-"""The log of a cluster: who takes its lines, and which there are."""
+"""The log of a cluster: its handlers, levels and format."""
 
 import logging
 import sys
@@ -23,7 +23,7 @@ NAMES = ("", "stoker", "stoker.jobs", TASKS_APP, "django", "shop", "till")
 
 @contextmanager
 def fresh_loggers() -> Iterator[None]:
-    """Loggers as in a project that sets up nothing. (Pytest has handlers of its own.)"""
+    """Set up loggers as in a project without logging, without pytest's handlers."""
     loggers = [logging.getLogger(name) for name in NAMES]
     kept = [(one.handlers[:], one.level, one.propagate) for one in loggers]
     hooks = sys.excepthook, threading.excepthook
@@ -45,7 +45,7 @@ def enabled(name: str, level: int) -> bool:
 
 
 @fresh_loggers()
-def test_lines_go_to_standard_error_where_nothing_is_set_up() -> None:
+def test_log_goes_to_standard_error_without_configuration() -> None:
     log_to_console("WARNING")
     log_to_console("WARNING")
     (handler,) = logging.root.handlers
@@ -55,7 +55,7 @@ def test_lines_go_to_standard_error_where_nothing_is_set_up() -> None:
 
 
 @fresh_loggers()
-def test_the_projects_own_logging_is_used() -> None:
+def test_logging_of_the_project_is_kept() -> None:
     own = logging.NullHandler()
     logging.root.addHandler(own)
     log_to_console("DEBUG", as_json=True)
@@ -67,7 +67,7 @@ def test_the_projects_own_logging_is_used() -> None:
 
 
 @fresh_loggers()
-def test_a_record_that_a_logger_of_the_project_takes_is_written_once() -> None:
+def test_record_handled_by_a_logger_of_the_project_is_written_once() -> None:
     logging.getLogger("shop").addHandler(logging.StreamHandler())
     logging.getLogger("till").addHandler(logging.NullHandler())  # as libraries do
     log_to_console("INFO")
@@ -87,7 +87,7 @@ def test_a_record_that_a_logger_of_the_project_takes_is_written_once() -> None:
     ],
 )
 @fresh_loggers()
-def test_job_lines_are_for_terminals_and_those_who_ask(
+def test_job_lines_are_shown_on_terminals_or_at_level_debug(
     monkeypatch: pytest.MonkeyPatch, level: str, is_terminal: bool, are_shown: bool
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
@@ -96,7 +96,7 @@ def test_job_lines_are_for_terminals_and_those_who_ask(
 
 
 @fresh_loggers()
-def test_the_projects_level_of_job_lines_is_kept() -> None:
+def test_level_of_job_lines_set_by_the_project_is_kept() -> None:
     logging.getLogger("stoker.jobs").setLevel(logging.INFO)
     log_to_console("INFO")
     assert enabled("stoker.jobs", logging.INFO)
@@ -110,14 +110,14 @@ def test_failed_tasks_are_not_mailed_by_djangos_default_logging() -> None:
 
 
 @fresh_loggers()
-def test_djangos_lines_about_tasks_are_there_for_a_project_that_asks() -> None:
+def test_djangos_lines_about_tasks_follow_the_projects_level() -> None:
     logging.getLogger(TASKS_APP).setLevel(logging.INFO)
     log_to_console("INFO")
     assert enabled(TASKS_APP, logging.INFO)
 
 
 @fresh_loggers()
-def test_djangos_console_handler_writes_the_same_form() -> None:
+def test_djangos_console_handler_gets_the_same_format() -> None:
     handler, formed = logging.StreamHandler(), logging.StreamHandler()
     formed.setFormatter(own := logging.Formatter("%(message)s"))
     logging.getLogger("django").handlers[:] = [handler, formed]
@@ -148,7 +148,7 @@ def test_warnings_and_unhandled_errors_become_records(caplog: pytest.LogCaptureF
 
 
 @fresh_loggers()
-def test_the_projects_lines_begin_with_their_job() -> None:
+def test_lines_of_the_project_begin_with_their_job() -> None:
     running = Running(uuid4(), "shop.tasks.send", 1, "mail", 0, {}, "default", b"")
     record = logging.getLogger("shop").makeRecord("shop", 30, "", 0, "no %s", ("stamp",), None)
     lines = PlainLines("%(message)s")

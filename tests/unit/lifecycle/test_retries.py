@@ -93,7 +93,7 @@ def test_error_leads_to_a_retry_or_a_failure(
         (1, 0, 0, False),
     ],
 )
-def test_out_of_attempts_by_either_count(
+def test_job_is_out_of_attempts_by_either_count(
     attempt: int, crashes: int, max_crashes: int, expected: bool
 ) -> None:
     limits = JobOptions(max_attempts=3, max_crashes=max_crashes)

@@ -128,14 +128,14 @@ def test_once_rule_fires_once() -> None:
     assert rule.newest_until(AUTUMN - timedelta(days=1)) is None
 
 
-def test_newest_moment_may_be_the_given_one() -> None:
+def test_newest_until_includes_the_given_moment() -> None:
     assert OnceRule(AUTUMN).newest_until(AUTUMN) == AUTUMN
     noon = CronRule("0 12 * * *", "UTC")
     assert noon.newest_until(AUTUMN) == AUTUMN
     assert noon.newest_until(AUTUMN - timedelta(microseconds=1)) == AUTUMN - timedelta(days=1)
 
 
-def test_newest_moment_is_not_looked_for_beyond_centuries_or_the_calendar() -> None:
+def test_newest_until_stops_after_centuries_or_at_the_calendars_end() -> None:
     assert OnceRule(datetime(1400, 1, 1, tzinfo=UTC)).newest_until(AUTUMN) is None
     assert OnceRule(AUTUMN).newest_until(datetime(1, 6, 1, tzinfo=UTC)) is None
 
@@ -150,7 +150,7 @@ def test_newest_moment_is_not_looked_for_beyond_centuries_or_the_calendar() -> N
         ("years", "2027-02-08"),
     ],
 )
-def test_interval_with_an_anchor_of_other_years(unit: str, expected: str) -> None:
+def test_interval_accepts_an_anchor_in_other_years(unit: str, expected: str) -> None:
     """An anchor on a Thursday long ago, and one in the future, give the same moments."""
     for year in (1996, 2036 if unit != "weeks" else 1996):
         rule = IntervalRule(1, unit, "UTC", datetime(year, 2, 8))
@@ -187,7 +187,7 @@ def test_invalid_cron_rule_is_refused(expression: str, sentence: str) -> None:
         CronRule(expression)
 
 
-def test_largest_count_of_an_interval() -> None:
+def test_interval_count_above_a_million_is_refused() -> None:
     assert IntervalRule(1_000_000, "seconds").count == 1_000_000
     with pytest.raises(ValueError, match="from 1 to 1,000,000"):
         IntervalRule(1_000_001, "seconds")
