@@ -9,6 +9,7 @@ from .tasks import import_feed
 
 WORDS = {
     JobState.READY: "waiting",
+    JobState.CLAIMED: "waiting",
     JobState.RUNNING: "importing",
     JobState.DEFERRED: "trying again",
     JobState.SUCCESSFUL: "imported",

@@ -363,7 +363,7 @@ SHAPE = {
     "clusters": (
         "id name host pid state request started_at silent_seconds queues leases workers loops"
     ),
-    "workers": "number pid jobs_done running resident_bytes",
+    "workers": "number pid jobs_done running resident_bytes handed_out",
     "running": "job_id task queue attempt seconds",
     "finished": "successful failed cancelled is_exact",
     "dead_letters": "total by_reason is_exact",

@@ -405,7 +405,12 @@ def test_claimed_job_shows_its_cluster_before_the_next_heartbeat(tmp_path: Path)
         wait_for(Cluster.objects.exists, cluster.tail)
         result = chaos.run_until.enqueue(str(may_end))
         wait_for(lambda: is_running(result), cluster.tail)
-        result.refresh()
+
+        def counts_as_running() -> bool:
+            result.refresh()
+            return bool(result.status == TaskResultStatus.RUNNING)
+
+        wait_for(counts_as_running, cluster.tail)
         worker = Ledger.objects.get(job_id=result.id).worker
         assert [worker.startswith(one) for one in result.worker_ids] == [True]
         assert result.started_at is not None

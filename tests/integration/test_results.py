@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import OperationalError, connection, connections, transaction
+from django.db.models import F
 from django.db.transaction import TransactionManagementError
 from django.test import override_settings
+from django.utils import timezone
 
+from stoker.brokers.adapters import broker_for
 from stoker.compat import (
     TaskResultDoesNotExist,
     TaskResultMismatch,
@@ -29,7 +32,18 @@ from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, Result
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.results import Outage, Result, fetch, fetch_many
 from stoker.jobs.states import JobState
-from stoker.models import Attempt, Blocked, Cancellation, Claimed, Deferred, Job, Need, Ready
+from stoker.models import (
+    Attempt,
+    Blocked,
+    Cancellation,
+    Claimed,
+    Cluster,
+    Deferred,
+    Job,
+    Need,
+    Ready,
+)
+from stoker.store.clock import DatabaseNow
 from stoker.tasks.decorator import AbsentTask
 
 from tests.app.cancelling import work_locked
@@ -141,6 +155,27 @@ class TestLife:
         result.refresh()
         assert (result.state, result.status) == (JobState.RUNNING, TaskResultStatus.RUNNING)
         assert (result.attempts, result.is_finished) == (1, False)
+
+    def test_claimed_job_counts_as_running_after_a_second(self) -> None:
+        """Until then no worker has it as far as is known."""
+        cluster = Cluster.objects.create(
+            id=uuid.uuid4(),
+            name="stoker",
+            host="one",
+            pid=7,
+            heartbeat_us=DatabaseNow(),
+            started_at=timezone.now(),
+            info={"lease_seconds": 60.0},
+        )
+        result = add.enqueue(1, 2)
+        broker_for(settings_for()).claim([], 1, holder=cluster.pk, lease_seconds=60)
+        result.refresh()
+        assert (result.state, result.status) == (JobState.CLAIMED, TaskResultStatus.READY)
+        assert (result.attempts, result.worker_ids, result.started_at) == (0, [], None)
+        Claimed.objects.update(leased_until_us=F("leased_until_us") - 1_100_000)
+        result.refresh()
+        assert (result.state, result.status) == (JobState.RUNNING, TaskResultStatus.RUNNING)
+        assert (result.attempts, result.worker_ids) == (1, [cluster.worker_ids])
 
     def test_failed_job_has_its_error(self) -> None:
         result = fail_once.enqueue()

@@ -185,6 +185,20 @@ def test_running_job_answers_running_with_its_worker() -> None:
     assert "too long" in asked(result).sentence
 
 
+def test_job_handed_to_busy_worker_names_worker_and_its_job() -> None:
+    busy, result = nothing.enqueue(), nothing.enqueue()
+    cluster = sign_on()
+    claim(2, cluster.pk)
+    at_work(cluster, busy)
+    cluster.info["workers"][0]["handed_out"] = [result.id]
+    cluster.save(update_fields=["info"])
+    answer = asked(result)
+    assert answer.kind == Kind.HANDED_OUT
+    assert (answer.facts["worker"], answer.facts["pid"]) == (3, 9)
+    assert "handed to worker 3" in answer.sentence
+    assert f"busy with {nothing.module_path} {busy.id[:8]} since 20" in answer.sentence
+
+
 def test_running_job_of_cluster_with_old_heartbeat_mentions_it() -> None:
     """The heartbeat is late, but the lease has not ended."""
     result = nothing.enqueue()

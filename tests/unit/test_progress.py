@@ -24,6 +24,7 @@ def attempt(number: int, **more: object) -> Attempt:
         (JobState.DEFERRED, TaskResultStatus.READY),
         (JobState.BLOCKED, TaskResultStatus.READY),
         (JobState.READY, TaskResultStatus.READY),
+        (JobState.CLAIMED, TaskResultStatus.READY),
         (JobState.RUNNING, TaskResultStatus.RUNNING),
         (JobState.SUCCESSFUL, TaskResultStatus.SUCCESSFUL),
         (JobState.FAILED, TaskResultStatus.FAILED),

@@ -94,7 +94,7 @@ class JobShape(Shape):
     queue: str
     priority: int
     state: str
-    """DEFERRED, BLOCKED, READY, RUNNING, SUCCESSFUL, FAILED or CANCELLED."""
+    """DEFERRED, BLOCKED, READY, CLAIMED, RUNNING, SUCCESSFUL, FAILED or CANCELLED."""
     attempts: int
     """Number of attempts that began."""
     enqueued_at: datetime | None

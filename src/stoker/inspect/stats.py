@@ -46,6 +46,9 @@ class WorkerState:
     running: tuple[RunningJob, ...]
     resident_bytes: int = 0
     """Resident memory; 0 = unknown."""
+    handed_out: tuple[str, ...] = ()
+    """Ids of jobs that it was sent and had not started, the next one first; not all if there are
+    many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
             jobs_done=worker["jobs_done"],
             running=tuple(_running(worker["running"], silent_seconds, facts)),
             resident_bytes=int(worker.get("resident_bytes", 0)),
+            handed_out=tuple(worker.get("handed_out", ())),
         )
         for worker in _workers(row)
     ]

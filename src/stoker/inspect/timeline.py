@@ -153,6 +153,7 @@ PLACES = {
     JobState.READY: Ready,
     JobState.DEFERRED: Deferred,
     JobState.BLOCKED: Blocked,
+    JobState.CLAIMED: Claimed,
     JobState.RUNNING: Claimed,
 }
 
@@ -260,7 +261,7 @@ class _Life:
         if self._job is not None and self._job.status is not None:
             return max(seen, self._job.attempts)
         used = getattr(self._place, "attempts", seen + (self._state == JobState.RUNNING))
-        return max(seen, int(used))
+        return max(seen, int(used) - (self._state == JobState.CLAIMED))
 
     def _last_attempt(self) -> Moment:
         assert self._job is not None

@@ -33,6 +33,8 @@ class JobState(TextChoices):
     DEFERRED = "DEFERRED"
     BLOCKED = "BLOCKED"
     READY = "READY"
+    CLAIMED = "CLAIMED"
+    """A cluster has it, and no worker has started it yet."""
     RUNNING = "RUNNING"
     SUCCESSFUL = "SUCCESSFUL"
     FAILED = "FAILED"
@@ -48,6 +50,7 @@ FOR_DJANGO = {
     JobState.DEFERRED: TaskResultStatus.READY,
     JobState.BLOCKED: TaskResultStatus.READY,
     JobState.READY: TaskResultStatus.READY,
+    JobState.CLAIMED: TaskResultStatus.READY,
     JobState.RUNNING: TaskResultStatus.RUNNING,
     JobState.SUCCESSFUL: TaskResultStatus.SUCCESSFUL,
     JobState.FAILED: TaskResultStatus.FAILED,
@@ -209,7 +212,7 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
 
 
 def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Progress]:
-    """Return the running jobs with their workers."""
+    """Return the running jobs with their workers, and the claimed ones that have not started."""
     running = {key: one for key, one in found.items() if one.state == JobState.RUNNING}
     if not running:
         return {}
@@ -219,6 +222,8 @@ def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Pr
     seats = Cluster.objects.using(alias).seats(claims)
     return {
         job_id: replace(one, seat=seats[job_id])
+        if seats[job_id].has_started
+        else replace(one, state=JobState.CLAIMED)
         for job_id, one in running.items()
         if job_id in seats
     }

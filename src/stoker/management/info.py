@@ -38,7 +38,8 @@ class InfoCommand(Subcommand):
                        request ("", "quiet" or "stop"), started_at, silent_seconds,
                        queues[] (empty: all), leases, loops {role: seconds since it turned},
                        workers[]
-        workers[]      number, pid, jobs_done, running[], resident_bytes (0: not known)
+        workers[]      number, pid, jobs_done, running[], resident_bytes (0: not known),
+                       handed_out[] (ids of jobs that it has not started)
           running[]    job_id, task, queue, attempt or null, seconds
       finished         successful, failed, cancelled, is_exact
       dead_letters     total, by_reason {reason: number}, is_exact
@@ -116,6 +117,8 @@ def _worker_lines(worker: WorkerState) -> Iterator[str]:
     done = f"    worker {worker.number}, process {worker.pid}, {worker.jobs_done:,} jobs done: "
     if not worker.running:
         yield done + "idle"
+    if worker.handed_out:
+        yield f"{done}{len(worker.handed_out):,} handed out, not started yet"
     for job in worker.running:
         attempt = f", attempt {job.attempt}" if job.attempt else ""
         yield f"{done}{job.task or 'a job'} {job.job_id}{attempt}, for {in_words(job.seconds)}"

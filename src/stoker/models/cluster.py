@@ -14,14 +14,19 @@ from stoker.store.clock import MICROSECONDS, DatabaseNow, microseconds
 from .claimed import Claimed
 from .job import moment
 
+HANDED_OUT_SECONDS = 1.0
+"""After this time a cluster has started or released what it claimed."""
+
 
 class Seat(NamedTuple):
-    """The worker that runs a job."""
+    """The worker that runs a job, or the cluster that has claimed it."""
 
     worker_id: str
     """Id of the worker as in results, or its prefix for the cluster if the worker is unknown."""
     since: datetime
     """Start of the attempt, or of the claim if the start is unknown."""
+    has_started: bool = True
+    """Whether a worker has started the job, as far as is known."""
 
 
 class ClusterQuerySet(models.QuerySet["Cluster"]):
@@ -54,13 +59,17 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
             claims: running jobs with their leases; None if the lease is not in the store.
         """
         found: dict[UUID, Seat] = {}
-        for cluster in self.order_by("heartbeat_us"):
+        for cluster in self.annotate(now_us=DatabaseNow()).order_by("heartbeat_us"):
             own = {
                 job_id: claim
                 for job_id, claim in claims.items()
                 if claim is None or claim.holder == cluster.pk
             }
-            leased = {job_id: cluster.seat_of(claim) for job_id, claim in own.items() if claim}
+            leased = {
+                job_id: cluster.seat_of(claim, moment(cluster.now_us / MICROSECONDS))
+                for job_id, claim in own.items()
+                if claim
+            }
             shown = {job_id: seat for job_id, seat in cluster.seats() if job_id in own}
             found |= leased | shown
         return found
@@ -116,14 +125,20 @@ class Cluster(models.Model):
         """Common prefix of the ids of its workers."""
         return f"{self.host[:80]}:{self.pk.hex[-8:]}"
 
-    def seat_of(self, claim: Claimed) -> Seat:
+    def seat_of(self, claim: Claimed, now: datetime) -> Seat:
         """Return the cluster as the place of a leased job that its last heartbeat does not mention.
 
-        The lease began at the claim, because leases are extended only after some time.
+        The lease began at the claim, because leases are extended only after some time. The job has
+        started unless that was a moment ago.
+
+        Args:
+            claim: the lease.
+            now: by the database's clock.
         """
-        lease_us = microseconds(self.info.get("lease_seconds", 0.0))
-        since = moment((claim.leased_until_us - lease_us) / MICROSECONDS)
-        return Seat(self.worker_ids, since)
+        lease_seconds = self.info.get("lease_seconds")
+        since = moment((claim.leased_until_us - microseconds(lease_seconds or 0.0)) / MICROSECONDS)
+        is_fresh = lease_seconds and (now - since).total_seconds() < HANDED_OUT_SECONDS
+        return Seat(self.worker_ids, since, has_started=not is_fresh)
 
     def seats(self) -> Iterator[tuple[UUID, Seat]]:
         """Yield the jobs that its workers ran at the last heartbeat."""

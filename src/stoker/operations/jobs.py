@@ -217,7 +217,7 @@ def _cancel(operator: Operator, job_id: str) -> Done:
         state = result.state.value
         sentence = f"The job has ended already: {state}."
         return Done(sentence, is_good=False, facts={"state": state})
-    if result.state == JobState.RUNNING:
+    if result.state in (JobState.CLAIMED, JobState.RUNNING):
         return Done("The job was told to end. This takes a moment.")
     return Done("The job is cancelled.")
 

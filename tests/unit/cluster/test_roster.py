@@ -17,7 +17,7 @@ from stoker.cluster.pusher.adoption import (
     Recall,
 )
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.roster import LOST_REPORT, Roster
+from stoker.cluster.pusher.roster import LOST_REPORT, SHOWN_JOBS, Roster
 from stoker.cluster.pusher.run_times import PREFETCH_SECONDS, RunTimes
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import open_outcome
@@ -336,6 +336,22 @@ def test_run_time_is_found_by_the_package(
     assert times.expected(package) == pytest.approx(0.002)
     assert times.expected(b"broken") == PREFETCH_SECONDS
     assert times.expected(b"") == PREFETCH_SECONDS
+
+
+def test_heartbeat_names_what_a_worker_has_not_started(
+    roster: Roster,
+    flights: Flights,
+    deliveries: Make,
+    board: Board,
+    arrive: Callable[[int], Stream],
+) -> None:
+    arrive(0)
+    claimed = deliveries(SHOWN_JOBS + 5)
+    flights.add(claimed, 1.0)
+    flights.send(0, len(claimed))
+    start(board, 0, 1)
+    (worker,) = roster.information()
+    assert worker["handed_out"] == [str(one.job_id) for one in claimed[1 : SHOWN_JOBS + 1]]
 
 
 # -- deaths ----------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ PROMPT_SECONDS = 0.01
 """How much of it may be before a job that has a permit: it is good for at least twice as long."""
 LATE_SECONDS = 2 * PREFETCH_SECONDS
 """After this time a job that was sent should be over, as only short ones wait before it."""
+SHOWN_JOBS = 20
+"""How many unstarted jobs of each worker a heartbeat names."""
 OUTGOING_LIMIT_BYTES = 8 << 20
 LOST_REPORT = "the job had finished, and its worker was gone before the outcome was recorded"
 
@@ -266,9 +268,20 @@ class Roster:
                     {"job": str(job.job_id), "seconds": round((now_ns - job.started_ns) / 1e9, 1)}
                     for job in self._board.occupied(worker)
                 ],
+                "handed_out": self._unstarted(worker),
             }
             for worker, pid in pids.items()
         ]
+
+    def _unstarted(self, worker: int) -> list[str]:
+        """Return the ids of the first jobs that a worker has not started."""
+        last_started = self._board.worker(worker, place.LAST_STARTED)
+        unstarted = (
+            str(flight.delivery.job_id)
+            for number, flight in self._held(worker).items()
+            if number > last_started
+        )
+        return list(islice(unstarted, SHOWN_JOBS))
 
     def _held(self, worker: int) -> dict[int, Flight]:
         return self._flights.with_worker(worker)

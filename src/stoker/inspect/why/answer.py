@@ -42,8 +42,8 @@ class Kind(TextChoices):
     """It runs in a worker. Facts: cluster, host, worker, pid, seconds, attempt,
     is_being_cancelled."""
     HANDED_OUT = "handed_out"
-    """A cluster has claimed it and not yet reported it as running. Facts: cluster, host,
-    attempt."""
+    """A cluster has claimed it and not yet reported it as running. Facts: cluster, host, attempt;
+    and worker and pid if it was handed to a worker that has not started it."""
     CLUSTER_SILENT = "cluster_silent"
     """Its cluster sends no heartbeats. Facts: cluster, host, silent_seconds, lease_seconds."""
     RUN_AFTER = "run_after"

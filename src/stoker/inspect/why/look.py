@@ -8,7 +8,13 @@ from uuid import UUID
 
 from stoker.brokers.adapters import broker_for, outgoing_of
 from stoker.conf import Settings
-from stoker.inspect.stats import ClusterState, RunningJob, WorkerState, longest_silence
+from stoker.inspect.stats import (
+    ClusterState,
+    RunningJob,
+    WorkerState,
+    clusters,
+    longest_silence,
+)
 from stoker.jobs.states import JobState, Progress, explained
 from stoker.models import (
     Blocked,
@@ -23,6 +29,7 @@ from stoker.models import (
     Step,
 )
 from stoker.models.job import moment
+from stoker.store.clock import MICROSECONDS
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when
@@ -42,15 +49,43 @@ def answer_running(asked: Asked, row: Claimed) -> Answer:
     seat = _seat_of(asked)
     if seat is not None:
         return _answer_at_work(asked, seat, row.attempts)
-    where = {"cluster": cluster.id, "host": cluster.host}
+    return _answer_handed_out(asked, cluster, row.attempts)
+
+
+def _answer_handed_out(asked: Asked, cluster: ClusterState, attempt: int) -> Answer:
+    """Answer for a claimed job that no worker had started at the last heartbeat."""
+    facts = {"cluster": cluster.id, "host": cluster.host, "attempt": attempt}
+    for worker in cluster.workers:
+        if str(asked.job_id) in worker.handed_out:
+            facts |= {"worker": worker.number, "pid": worker.pid}
+            return asked.answer(
+                Kind.HANDED_OUT,
+                f"It was handed to worker {worker.number} (process {worker.pid}) on "
+                f"{cluster.host}, {_busy_with(asked, worker)}. If that goes on, the cluster takes "
+                "it back within a second, and hands it to another worker or releases it.",
+                **facts,
+            )
     return asked.answer(
         Kind.HANDED_OUT,
         f"The cluster on {cluster.host} (process {cluster.pid}) has it, and had not begun it at "
         f"its last heartbeat, {in_words(cluster.silent_seconds)} ago: it waits there for a free "
         "worker, or has begun since.",
-        attempt=row.attempts,
-        **where,
+        **facts,
     )
+
+
+def _busy_with(asked: Asked, worker: WorkerState) -> str:
+    """Say what a worker is doing."""
+    known = {
+        one.pid: one.running for cluster in clusters(asked.settings) for one in cluster.workers
+    }
+    running = known.get(worker.pid, ())
+    if not running:
+        return "which was idle at the last heartbeat"
+    job = running[0]
+    since = at(asked.now_us - round(job.seconds * MICROSECONDS))
+    name = f"{job.task} {job.job_id[:8]}" if job.task else f"job {job.job_id[:8]}"
+    return f"which is busy with {name} since {when(since)}"
 
 
 def answer_running_elsewhere(asked: Asked) -> Answer | None:
@@ -261,7 +296,8 @@ def _look(asked: Asked) -> Answer | None:
         return answer_blocked(asked, blocked)
     if asked.may_be(JobState.READY) and (ready := asked.row(Ready)) is not None:
         return answer_ready(asked, ready)
-    if asked.may_be(JobState.RUNNING) and (claimed := asked.row(Claimed)) is not None:
+    is_claimed = asked.may_be(JobState.RUNNING) or asked.may_be(JobState.CLAIMED)
+    if is_claimed and (claimed := asked.row(Claimed)) is not None:
         return answer_running(asked, claimed)
     return _in_outbox(asked) or _at_broker(asked)
 
