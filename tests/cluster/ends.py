@@ -77,11 +77,11 @@ class Line:
         return [one for one in self.short if one.id in seen]
 
 
-def put_behind_long_jobs(cluster: ProcessCluster, may_end: Path, queue: str = "default") -> Line:
+def put_behind_long_jobs(cluster: ProcessCluster, may_end: Path, **options: Any) -> Line:
     """Let the two workers of a cluster run a long job each while it holds short ones. Those that it
     cannot start it releases after half a second."""
     beats = may_end.with_name("beats")
-    task = chaos.beat.using(queue_name=queue)
+    task = chaos.beat.using(**options)
     let_it_prefetch(cluster, task, (str(beats), 0.0))
     long = ((str(beats), 10 * WAIT_SECONDS, str(may_end)), {})
     results = task.enqueue_many([long, long, *[((str(beats), 0.0), {})] * 60])

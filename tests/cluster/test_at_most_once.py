@@ -9,12 +9,15 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.models import Begun, Job
+from stoker.models import Begun, Claimed, Cluster, DeadLetter, Job
 
 from tests.app import chaos, tasks
 from tests.app.models import Ledger
 from tests.cluster.clusters import is_alive, running_cluster, wait_for
-from tests.cluster.ends import End, end_of
+from tests.cluster.ends import End, end_of, put_behind_long_jobs
+from tests.story.beats import spans
+
+LEASE_SECONDS = 6.0
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,6 +77,7 @@ def test_job_of_a_lost_host_runs_if_it_had_not_begun(tmp_path: Path) -> None:
         return len(held) == 3
 
     wait_for(are_claimed, lambda: str(held))
+    broker.note_handed_out([one.lease for one in held])
     with running_cluster(tmp_path) as cluster:
         end = end_of(unbegun, cluster)
         assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
@@ -82,6 +86,40 @@ def test_job_of_a_lost_host_runs_if_it_had_not_begun(tmp_path: Path) -> None:
             assert end.dead_letter is not None
             assert end.dead_letter.reason == "crash"
     assert [began(result) for result in (unbegun, begun)] == [1, 0]
+
+
+def test_last_tries_of_a_lost_host_count_only_if_a_worker_had_got_them(tmp_path: Path) -> None:
+    """Its cluster held more of them than it has workers. Its board is lost with it."""
+    may_end = tmp_path / "may end"
+    with running_cluster(tmp_path, LEASE_SECONDS=LEASE_SECONDS) as lost:
+        lost.wait_for_crew()
+        while True:
+            line = put_behind_long_jobs(lost, may_end, max_attempts=1)
+            pusher = lost.pause_at_rest("pusher")
+            if Claimed.objects.count() > 10:
+                break
+            pusher.resume()  # it has released them already
+            may_end.touch()
+            for result in [*line.long, *line.short]:
+                end_of(result, lost)
+            may_end.unlink()
+        crew = [one for members in lost.crew().values() for one in members]
+        lost.kill("sentinel")
+        wait_for(lambda: not any(map(is_alive, crew)), lost.tail)
+        started = set(spans(line.beats))
+        for cluster in Cluster.objects.all():
+            Path(cluster.info["board"]).unlink()
+    unstarted = []
+    with running_cluster(tmp_path, LEASE_SECONDS=LEASE_SECONDS) as cluster:
+        for result in [*line.long, *line.short]:
+            end = end_of(result, cluster)
+            if end.dead_letter is None:
+                assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
+                assert len(spans(line.beats)[result.id]) == 1
+            elif result.id not in started:
+                unstarted.append(end.dead_letter)
+    assert len(unstarted) <= 2, "workers"
+    assert DeadLetter.objects.count() >= 2, "the long jobs"
 
 
 def test_job_that_snoozes_has_failed(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_pause_lets_running_jobs_finish_and_releases_prefetched_ones(tmp_path: P
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()
         may_end = tmp_path / "may end"
-        line = put_behind_long_jobs(cluster, may_end, "mail")
+        line = put_behind_long_jobs(cluster, may_end, queue_name="mail")
         queues.pause("mail")
         wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
         waiting = Ready.objects.filter(queue="mail").count()

@@ -252,6 +252,14 @@ class Broker(ABC):
         """Extend these leases, but wait for no transaction that holds one of them."""
         return Extension(self.extend(leases, lease_seconds=lease_seconds), set())
 
+    def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        """Record that workers get these jobs now: until then ``kept`` may return them."""
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Filter leased jobs: return the ones that had not started if this is their last attempt. A
+        broker that does not know returns none."""
+        return set()
+
     @abstractmethod
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         """Delete these jobs, of which ``failed`` became dead letters, and return the leases that

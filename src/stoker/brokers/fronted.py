@@ -180,6 +180,16 @@ class FrontedBroker(Broker):
             stale = stale | self.behind.extend(outside, lease_seconds=lease_seconds)
         return Extension(stale, locked)
 
+    def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        inside, outside = self._split(leases)
+        if inside:
+            self.store.note_handed_out(inside)
+        if outside:
+            self.behind.note_handed_out(outside)
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        return self.store.kept(job_ids) | self.behind.kept(job_ids)
+
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         return self.settle(leases, (), failed=failed)
 

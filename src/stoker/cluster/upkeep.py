@@ -19,7 +19,7 @@ from django.db import Error, InterfaceError, OperationalError, connections, mode
 from django.utils import timezone
 
 from stoker.brokers.adapters import outboxes_of
-from stoker.brokers.contract import Broker, Return
+from stoker.brokers.contract import Broker, Delivery, Return
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
 from stoker.dead_letters.sweep import DeadLetterSweep
@@ -27,9 +27,12 @@ from stoker.exceptions import StokerError
 from stoker.guards.sweeping import GuardSweep
 from stoker.inspect.queue_depths import queues
 from stoker.jobs.cancel import sweep_requests
-from stoker.jobs.outcomes import Attempted, Crashed
+from stoker.jobs.outcomes import Attempted, Crashed, Outcome, Snoozed
+from stoker.jobs.outline import outline
+from stoker.jobs.package import JobOptions, sealer_for
 from stoker.jobs.record import finish
 from stoker.jobs.relay import relay_from
+from stoker.jobs.retries import is_out_of_attempts
 from stoker.jobs.tallies import Tallies
 from stoker.locks.sweep import Leftovers
 from stoker.models import (
@@ -285,13 +288,28 @@ class Upkeep:
             BATCH, holder=self._rescuer, lease_seconds=self._settings.lease_seconds
         ):
             now = time.time()
-            crashed = Crashed("its cluster is gone: the lease ended without a sign of life")
-            self._finish([Attempted(one, crashed, "", None, now) for one in deliveries])
+            kept = self._broker.kept([one.job_id for one in deliveries])
+            self._finish(
+                [
+                    Attempted(one, self._lost(one, one.job_id in kept), "", None, now)
+                    for one in deliveries
+                ]
+            )
             rescued += len(deliveries)
             self._beat()
         if rescued:
             tell("jobs_rescued", count=rescued)
         return rescued
+
+    def _lost(self, delivery: Delivery, is_kept: bool) -> Outcome:
+        """Return the outcome of an attempt whose lease has ended. Only the last one is known not
+        to have begun if its cluster still kept the job."""
+        if is_kept:
+            head = outline(sealer_for(self._settings), delivery.package)
+            options = JobOptions(head.max_attempts, head.max_crashes)
+            if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
+                return Snoozed(0.0, "its cluster is gone, and no worker had got it")
+        return Crashed("its cluster is gone: the lease ended without a sign of life")
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:
         """Record these outcomes. Those that the store refuses, found by halving, or that are locked

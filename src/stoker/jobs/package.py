@@ -29,7 +29,6 @@ from stoker.exceptions import (
     BadSignature,
     ConfigurationError,
     NewerVersion,
-    PackageError,
     PackageTooLarge,
     UnreadablePackage,
 )
@@ -49,8 +48,6 @@ from stoker.values.serializers import (
 
 PICKLED, COMPRESSED = 1, 2
 HEADER_BYTES, SIGNATURE_BYTES = 4, 32
-TASK_AT = HEADER_BYTES + len('["') + 32 + len('","')
-"""Where the task's name begins in a package that is neither pickled nor compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,18 +337,6 @@ class Sealer:
         except Exception as error:
             raise UnreadablePackage(_unreadable(error)) from error
 
-    def task_name_in(self, data: bytes) -> bytes:
-        """Return the name of the task as ``name_in_packages`` does; b"" if it cannot be read.
-
-        For estimates only, because the signature of most packages is not verified.
-        """
-        if data.startswith(JOB.plain):  # nearly always
-            return data[TASK_AT : data.find(b'"', TASK_AT)]
-        try:
-            return name_in_packages(self.open_without_arguments(data).task)
-        except PackageError:
-            return b""
-
     def seal_value(self, value: Any) -> bytes:
         """Return a return value as bytes. Only pickled values are signed, because reading JSON runs
         no code.
@@ -389,11 +374,6 @@ class Sealer:
             f"{self._max_bytes:,}: store the data and pass its primary key or file name{compress}, "
             "or raise MAX_PACKAGE_BYTES."
         )
-
-
-def name_in_packages(task: str) -> bytes:
-    """Return the name of a task as it is written in packages."""
-    return codec.write(task)[1:-1]
 
 
 def sealer_for(settings: Settings) -> Sealer:

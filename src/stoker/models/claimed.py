@@ -58,6 +58,18 @@ class GivenBack(NamedTuple):
     crashes: int
 
 
+class ClaimedQuerySet(models.QuerySet["Claimed"]):
+    def note_handed_out(self, leases: Sequence[LeaseKey]) -> None:
+        """Record that workers get these jobs now. Stale leases change nothing."""
+        for lease_id in {lease_id for _, lease_id in leases}:
+            job_ids = [job_id for job_id, other in leases if other == lease_id]
+            self.filter(pk__in=job_ids, lease_id=lease_id).update(is_kept=False)
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Return the jobs that had not started if this is their last attempt."""
+        return set(self.filter(pk__in=job_ids, is_kept=True).values_list("pk", flat=True))
+
+
 class Claimed(models.Model):
     job_id = models.UUIDField(primary_key=True)
     lease_id = models.BigIntegerField()
@@ -72,6 +84,12 @@ class Claimed(models.Model):
     """Attempts used, including the current one."""
     crashes = models.SmallIntegerField(default=0)
     guards = models.SmallIntegerField(default=0, db_default=0)
+    is_kept = models.BooleanField(default=False, db_default=False)
+    """Whether the cluster has promised to change this before a worker gets the job, if this is its
+    last attempt. So a job that is still kept when its host is lost had not started. A job that is
+    not in its last attempt may have started."""
+
+    objects = ClaimedQuerySet.as_manager()
 
     class Meta:
         verbose_name = "claimed job"

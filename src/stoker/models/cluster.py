@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,7 +15,7 @@ from .claimed import Claimed
 from .job import moment
 
 HANDED_OUT_SECONDS = 1.0
-"""After this time a cluster has started or released what it claimed."""
+"""A cluster starts or releases a claimed job within this time."""
 
 
 class Seat(NamedTuple):
@@ -59,7 +59,8 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
             claims: running jobs with their leases; None if the lease is not in the store.
         """
         found: dict[UUID, Seat] = {}
-        for cluster in self.annotate(now_us=DatabaseNow()).order_by("heartbeat_us"):
+        clusters: Iterable[Any] = self.annotate(now_us=DatabaseNow()).order_by("heartbeat_us")
+        for cluster in clusters:
             own = {
                 job_id: claim
                 for job_id, claim in claims.items()

@@ -113,6 +113,36 @@ MISTAKES = (
         "tests/unit/cluster/test_roster.py",
     ),
     Mistake(
+        "jobs are kept though no worker here can start them",
+        [
+            Change(
+                "cluster.pusher.flights:Flights.give_back_unstarted",
+                replace("one.came_at <= before", "one.came_at <= 0.0"),
+            )
+        ],
+        "tests/unit/cluster/test_roster.py",
+    ),
+    Mistake(
+        "jobs of an unknown task are prefetched",
+        [
+            Change(
+                "cluster.pusher.run_times:RunTimes._look_at",
+                replace("self._expected.get(name, PREFETCH_SECONDS)", "0.0"),
+            )
+        ],
+        "tests/unit/cluster/test_roster.py",
+    ),
+    Mistake(
+        "a last try is handed out although the broker does not know",
+        [
+            Change(
+                "cluster.pusher.roster:Roster._note",
+                replace("return is_noted", "return True"),
+            )
+        ],
+        "tests/unit/cluster/test_roster.py",
+    ),
+    Mistake(
         "a worker does not look whether a job was recalled",
         [
             Change(

@@ -54,9 +54,10 @@ def finish(board: Board, worker: int, number: int, delivery: Delivery) -> None:
     finished.add((number, *halves, lease_mark(delivery.lease_id)))
 
 
-def make_package(task: str = TASK) -> bytes:
+def make_package(task: str = TASK, max_attempts: int = 3) -> bytes:
     """Build a package of which only the beginning can be read."""
-    return JOB.plain + codec.write(["0" * 32, task, "default", 0, 1.0, [3, 3, None, None]])
+    options = [max_attempts, 3, None, None]
+    return JOB.plain + codec.write(["0" * 32, task, "default", 0, 1.0, options])
 
 
 def make_delivery(

@@ -1,12 +1,12 @@
 """How many jobs a worker gets, recalls, and the jobs of workers that died."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from uuid import uuid4
 
 import pytest
 
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import Delivery, Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
 from stoker.cluster.channel import Stream, socket_pair
@@ -22,7 +22,8 @@ from stoker.cluster.pusher.run_times import PREFETCH_SECONDS, RunTimes
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import open_outcome
 from stoker.jobs.outcomes import Crashed, TimedOut
-from stoker.jobs.package import Package, Sealer
+from stoker.jobs.outline import outline
+from stoker.jobs.package import JobOptions, Package, Sealer
 
 from tests.unit.cluster.parts import (
     OTHER_TASK,
@@ -30,6 +31,7 @@ from tests.unit.cluster.parts import (
     Clock,
     finish,
     make_delivery,
+    make_package,
     make_report,
     occupy,
 )
@@ -320,22 +322,70 @@ def test_nothing_is_sent_behind_a_short_task_that_takes_long(
     assert len(flights.with_worker(0)) == 1
 
 
+def last_tries(count: int) -> list[Delivery]:
+    package = make_package(max_attempts=1)
+    return [make_delivery()._replace(package=package) for _ in range(count)]
+
+
+def test_last_tries_go_to_free_slots_only_and_are_noted_first(
+    roster: Roster, flights: Flights, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    let_jobs_take(0.001, TASK, roster, flights)
+    unnoted, *claimed = last_tries(3)
+    flights.add([unnoted, *claimed], 1.0)
+    roster.note_handed_out = lambda _: False
+    roster.hand_out()
+    assert not flights.with_worker(0)
+    assert [one.delivery for one in flights.given_back()] == [unnoted]
+    noted: list[Sequence[Lease]] = []
+    roster.note_handed_out = lambda leases: noted.append(leases) is None
+    roster.hand_out()
+    assert [one.delivery for one in flights.with_worker(0).values()] == claimed[:1]
+    assert noted == [[claimed[0].lease]]
+    (number,) = flights.with_worker(0)
+    roster.reported(0, [make_report(number, 0.001)])
+    roster.hand_out()
+    assert [one.delivery for one in flights.with_worker(0).values()] == claimed[1:]
+
+
+@pytest.mark.parametrize(
+    ("max_attempts", "attempt", "crashes", "is_last"),
+    [(3, 1, 0, False), (3, 3, 0, True), (1, 1, 0, True), (9, 4, 2, True), (9, 4, 1, False)],
+)
+def test_last_try_is_the_one_after_which_a_crash_is_a_dead_letter(
+    max_attempts: int, attempt: int, crashes: int, is_last: bool, roster: Roster
+) -> None:
+    delivery = make_delivery(attempt=attempt)._replace(
+        package=make_package(max_attempts=max_attempts), crashes=crashes
+    )
+    assert roster.times.estimate(delivery) == (PREFETCH_SECONDS, is_last)
+
+
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("compress_above_bytes", [None, 0])
 @pytest.mark.parametrize("task", ["app.tasks.send", "app.t\u00e2ches.envoyer"])
-def test_run_time_is_found_by_the_package(
-    serializer: str, compress_above_bytes: int | None, task: str
+@pytest.mark.parametrize("queue", ["", 'a",1,1.0,[1,2,b'])
+def test_run_time_and_limits_are_found_by_the_package(
+    serializer: str, compress_above_bytes: int | None, task: str, queue: str
 ) -> None:
     sealer = Sealer(
         ["secret"], "test", serializer=serializer, compress_above_bytes=compress_above_bytes
     )
     times = RunTimes(sealer)
-    package = sealer.seal(Package(uuid4(), task, (1,) * 500, {}, "default", 0, 1.0))
-    assert times.expected(package) == PREFETCH_SECONDS
+    options = JobOptions(max_attempts=12, max_crashes=7, timeout_seconds=1.5)
+    package = sealer.seal(Package(uuid4(), task, (1,) * 500, {}, queue, 0, 1.0, options))
+    assert outline(sealer, package)[1:3] == (12, 7)
+    delivery = make_delivery()._replace(package=package, queue=queue)
+    assert times.estimate(delivery) == (PREFETCH_SECONDS, False)
     times.note([make_report(1, 0.002, task)])
-    assert times.expected(package) == pytest.approx(0.002)
-    assert times.expected(b"broken") == PREFETCH_SECONDS
-    assert times.expected(b"") == PREFETCH_SECONDS
+    assert times.estimate(delivery) == (pytest.approx(0.002), False)
+    other = sealer.seal(Package(uuid4(), task, (), {}, queue, 0, 1.0, JobOptions(1, 7)))
+    assert times.estimate(delivery._replace(package=other)) == (PREFETCH_SECONDS, True)
+    other = sealer.seal(Package(uuid4(), task, (), {}, queue + "x", 0, 1.0, JobOptions(1, 7)))
+    assert times.estimate(delivery._replace(package=other)) == (PREFETCH_SECONDS, True)
+    for package in (b"broken", b""):
+        assert times.estimate(delivery._replace(package=package)) == (PREFETCH_SECONDS, True)
 
 
 def test_heartbeat_names_what_a_worker_has_not_started(

@@ -293,6 +293,14 @@ class OrmBroker(Broker):
             {keyed[key] for key in locked},
         )
 
+    def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        with explained(self.alias):
+            Claimed.objects.using(self.alias).note_handed_out(lease_keys(leases))
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        with explained(self.alias):
+            return Claimed.objects.using(self.alias).kept(job_ids)
+
     def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
         return self.settle(leases, (), failed=failed)
 

@@ -307,8 +307,8 @@ class Claiming:
         until_us = database_now_us(self._alias) + lease_us
         written = Written(self._engine.connection)
         lease = (lease_id, written.id(holder), until_us)
-        rows = [(*lease, written.id(place.job_id), *place[1:]) for place in places]
-        names = ("lease_id", "holder", "leased_until_us", *Place._fields)
+        rows = [(*lease, written.id(place.job_id), *place[1:], True) for place in places]
+        names = ("lease_id", "holder", "leased_until_us", *Place._fields, "is_kept")
         self._engine.insert_rows("stoker_claimed", names, rows)
         claims = self._engine.read_claims([place.job_id for place in places], lease_id)
         return [

@@ -8,7 +8,7 @@ from functools import partial
 from operator import attrgetter
 from uuid import UUID
 
-from stoker.brokers.contract import Broker, Delivery, Extension, Return
+from stoker.brokers.contract import Broker, Delivery, Extension, Lease, Return
 from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, job_lease, lease_clock
@@ -146,6 +146,10 @@ class Claims:
             job_ids = [flight.delivery.job_id for flight in flights]
             self._locked |= locked_jobs(self._settings.database, job_ids)
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
+
+    def note_handed_out(self, leases: Sequence[Lease]) -> bool:
+        """Record that workers get these jobs now. Return whether that was done."""
+        return self._patience.call(lambda: self._broker.note_handed_out(leases)) is not None
 
     def _announce(self) -> None:
         """Wake the other clusters for the jobs that no worker here can start."""

@@ -29,6 +29,10 @@ class Flight:
     sent_at = 0.0
     expected_seconds = PREFETCH_SECONDS
     """How long it was expected to occupy its worker's slot when it was sent."""
+    is_last_try = False
+    """Whether it would be a dead letter if its worker died."""
+    is_noted = False
+    """Whether the broker knows that a worker may start it."""
     job: Job
     """The message with which it was last sent to a worker."""
     report: Report | None = None
@@ -187,6 +191,13 @@ class Flights:
         """Let the broker have it again, the attempt uncounted, as soon as it can be reached."""
         self.remove(flight.number)
         self._hand_in([flight])
+
+    def give_back_unsent(self, flight: Flight) -> None:
+        """Release a waiting flight."""
+        for waiting in (self.waiting, self.permitted):
+            if flight in waiting:
+                waiting.remove(flight)
+        self.give_back(flight)
 
     def give_back_waiting(self) -> None:
         for waiting in (self.waiting, self.permitted):

@@ -54,6 +54,7 @@ class Pusher:
         self.claims = Claims(
             self.plan, self.broker, self.patience, self.flights, self.board, self.pauses
         )
+        self.roster.note_handed_out = self.claims.note_handed_out
         self.adoption = Adoption(
             self.flights,
             self.roster,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from stoker.brokers.contract import Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream
@@ -57,8 +58,11 @@ class Roster:
         self._settings = plan.settings
         self._flights = flights
         self._board = board
-        self._times = RunTimes(sealer_for(plan.settings))
+        self.times = RunTimes(sealer_for(plan.settings))
         self.links: dict[int, WorkerLink] = {}
+        self.note_handed_out: Callable[[Sequence[Lease]], bool] = lambda _: True
+        """Called before workers get jobs that are tried for the last time. They do not get them if
+        it returns False."""
 
     def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
         """A new line to a worker, over which it hears first which jobs of the worker before it
@@ -98,7 +102,7 @@ class Roster:
             worker = max(takers, key=self._spare_seconds)
             share = -(-len(self._flights.waiting) // len(takers))
             count = self._fitting(worker, min(share, FRAME_JOBS))
-            if not count:
+            if not count or not self._note(islice(self._flights.waiting, count)):
                 break
             self._queue(worker, self._flights.send(worker, count))
 
@@ -108,7 +112,9 @@ class Roster:
             if not self._room(worker, PROMPT_SECONDS) and not self._is_low(worker):
                 break
             first = self._flights.permitted[0]
-            first.expected_seconds = self._times.expected(first.delivery.package)
+            first.expected_seconds, first.is_last_try = self.times.estimate(first.delivery)
+            if not self._note([first]):
+                break
             self._queue(worker, self._flights.send_permitted(worker, 1))
 
     def _fitting(self, worker: int, most: int) -> int:
@@ -117,15 +123,26 @@ class Roster:
         held = len(self._held(worker))
         free = self._settings.concurrency - held
         most = min(most, free + self._settings.prefetch)
-        spare_seconds = self._spare_seconds(worker)
+        spare_seconds, estimate = self._spare_seconds(worker), self.times.estimate
         count = 0
         for flight in islice(self._flights.waiting, max(0, most)):
-            flight.expected_seconds = self._times.expected(flight.delivery.package)
+            flight.expected_seconds, flight.is_last_try = estimate(flight.delivery)
             if count >= free and flight.expected_seconds > spare_seconds:
                 break
             spare_seconds -= flight.expected_seconds
             count += 1
         return count
+
+    def _note(self, flights: Iterable[Flight]) -> bool:
+        """Have the broker know which last tries workers may start from now on. If it cannot be
+        told, release them, so that they hold up no other job, and return False."""
+        unnoted = [one for one in flights if one.is_last_try and not one.is_noted]
+        is_noted = not unnoted or self.note_handed_out([one.delivery.lease for one in unnoted])
+        for flight in unnoted:
+            flight.is_noted = is_noted
+            if not is_noted:
+                self._flights.give_back_unsent(flight)
+        return is_noted
 
     def _queue(self, worker: int, flights: Iterable[Flight]) -> None:
         self.links[worker].queue(("jobs", [flight.job for flight in flights]))
@@ -136,10 +153,10 @@ class Roster:
         return held < max(1, (held + self._room(worker)) // 2)
 
     def _room(self, worker: int, seconds: float = PREFETCH_SECONDS) -> int:
-        """Return how many more jobs a worker may hold: one for each free slot, and as many as are
-        over within so many seconds for each slot."""
+        """Return how many more jobs a worker may hold: one for each free slot, and more if all are
+        expected to be over within this time for each slot."""
         free = self._settings.concurrency - len(self._held(worker))
-        spare = int(self._spare_seconds(worker, seconds) / self._times.mean_seconds)
+        spare = int(self._spare_seconds(worker, seconds) / self.times.mean_seconds)
         return max(0, free, min(spare, free + self._settings.prefetch))
 
     def _spare_seconds(self, worker: int, seconds: float = PREFETCH_SECONDS) -> float:
@@ -166,7 +183,7 @@ class Roster:
             if known := [number for number in numbers if self._flights.get(number) is None]:
                 self.confirm(worker, known)
         if flights:
-            self._times.note(reports)
+            self.times.note(reports)
         return flights
 
     def recorded(self, numbers: Iterable[int]) -> None:

@@ -54,7 +54,7 @@ def answer_running(asked: Asked, row: Claimed) -> Answer:
 
 def _answer_handed_out(asked: Asked, cluster: ClusterState, attempt: int) -> Answer:
     """Answer for a claimed job that no worker had started at the last heartbeat."""
-    facts = {"cluster": cluster.id, "host": cluster.host, "attempt": attempt}
+    facts: dict[str, Any] = {"cluster": cluster.id, "host": cluster.host, "attempt": attempt}
     for worker in cluster.workers:
         if str(asked.job_id) in worker.handed_out:
             facts |= {"worker": worker.number, "pid": worker.pid}
@@ -75,7 +75,7 @@ def _answer_handed_out(asked: Asked, cluster: ClusterState, attempt: int) -> Ans
 
 
 def _busy_with(asked: Asked, worker: WorkerState) -> str:
-    """Say what a worker is doing."""
+    """Name the job that a worker is busy with."""
     known = {
         one.pid: one.running for cluster in clusters(asked.settings) for one in cluster.workers
     }

@@ -43,11 +43,11 @@ taken AS (
 ),
 leased AS (
     INSERT INTO stoker_claimed (
-        job_id, lease_id, holder, leased_until_us, queue, rank, attempts, crashes
+        job_id, lease_id, holder, leased_until_us, queue, rank, attempts, crashes, is_kept
     )
     SELECT job_id, %(lease_id)s::bigint, %(holder)s::uuid,
            (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + %(lease_us)s::bigint,
-           queue, rank, attempts + 1, crashes
+           queue, rank, attempts + 1, crashes, TRUE
     FROM taken
     RETURNING job_id, queue, rank, attempts, crashes
 )
