@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("stoker", "0015_begun")]
+    dependencies = [("stoker", "0016_reveal")]
     operations = [
         migrations.AddField(
             model_name="claimed",
