@@ -22,6 +22,8 @@ NAMES = {
     "job_why": "stoker.view_job",
     "job_cancel": "stoker.cancel_job",
     "job_again": "stoker.add_job",
+    "job_run": "stoker.change_job",
+    "job_hold": "stoker.change_job",
     "job_together": "stoker.cancel_job",
     "deadletter_changelist": "stoker.view_deadletter",
     "deadletter_change": "stoker.view_deadletter",

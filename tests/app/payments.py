@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stoker import task
+from stoker import Lock, Unique, task
 
 
 @task(describe="order {order_id}", redact=["iban"], max_attempts=1)
@@ -23,3 +23,12 @@ def plain(order_id: int, *, note: str = "") -> None: ...
 
 @task(describe="key {api_key}")
 def call_provider(api_key: str) -> None: ...
+
+
+@task(unique=Unique("invoice:{number}"))
+def invoice(number: int, note: str) -> str:
+    return f"{number} {note}"
+
+
+@task(lock=Lock("till:{number}"))
+def charge_till(number: int) -> None: ...

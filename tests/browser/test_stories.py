@@ -220,3 +220,25 @@ def test_dashboard_works_by_keyboard(alice: Window, cluster: ProcessCluster) -> 
     expect(page.get_by_text("The queue mail is paused since")).to_be_visible()
     page.get_by_role("button", name="Undo").press("Enter")
     expect(page.get_by_text("The queue mail is resumed")).to_be_visible()
+
+
+def test_fifty_waiting_jobs_are_moved_to_another_queue_with_three_clicks(alice: Window) -> None:
+    page = alice.page
+    queues.pause("parcels")
+    jobs = (
+        shop_tasks()
+        .engrave.using(queue_name="parcels")
+        .enqueue_many([((number,), {}) for number in range(50)])
+    )
+    alice.go("/stoker/jobs/?state=READY&queue=parcels")
+    page.get_by_label("Choose all jobs of this page").click()
+    page.get_by_text("With the chosen jobs").click()
+    page.locator("#in-bulk").get_by_label("Queue").fill("letters")
+    page.get_by_role("button", name="Move").click()
+    expect(page.get_by_role("status").first).to_contain_text("50 of 50 jobs moved.")
+    moved = Job.objects.filter(pk__in=[job.id for job in jobs], queue="letters")
+    assert moved.count() == 50
+    for job in jobs:
+        job.cancel()
+    for name in ("parcels", "letters"):
+        queues.resume(name)

@@ -54,7 +54,7 @@ def test_show_tells_call_result_life_and_errors() -> None:
     done, failed = add.enqueue(1, second=2), fail_unretried.enqueue()
     drain()
     text = told("jobs", "show", done.id)
-    for part in ("tests.app.tasks.add", "1, second=2", "successful", "result            3"):
+    for part in ("tests.app.tasks.add", "first=1, second=2", "successful", "result            3"):
         assert part in text
     shown = plain("jobs", "show", done.id)
     assert (shown["args"], shown["kwargs"], shown["value"]) == (["1"], {"second": "2"}, "3")

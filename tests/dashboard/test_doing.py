@@ -39,6 +39,11 @@ PAGES = {
 }
 ACTIONS = {
     "cancel-job": "stoker.cancel_job",
+    "run-job": "stoker.change_job",
+    "hold-job": "stoker.change_job",
+    "reschedule-job": "stoker.change_job",
+    "prioritise-job": "stoker.change_job",
+    "move-job": "stoker.change_job",
     "again-job": "stoker.add_job",
     "pause-queue": "stoker.pause_queue",
     "resume-queue": "stoker.pause_queue",

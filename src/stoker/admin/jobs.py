@@ -15,12 +15,13 @@ from django.utils import timezone
 from stoker.guards.keys import ids_of_unique_text
 from stoker.inspect.jobs import STATES, JobFilter, JobPage, JobSearch
 from stoker.inspect.timeline import Moment
-from stoker.jobs.states import progress_of
+from stoker.jobs.states import JobState, progress_of
 from stoker.models import DeadLetter, Job, Step, Tally, UniqueKey
 from stoker.operations import jobs
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import JobDetails, JobRow, details_of, job_id_of
 from stoker.operations.operation import LIMIT, Done
+from stoker.operations.waiting_jobs import HOLD, RUN_NOW
 from stoker.operations.wording import duration, exactly, first_line, since
 from stoker.values.ids import parse_job_id
 from stoker.why import why
@@ -39,7 +40,7 @@ KEY = "key:"
 class JobAdmin(StoreAdmin):
     view_permission = "stoker.view_job"
     plural = "Jobs"
-    operations = jobs.OPERATIONS
+    operations = (*jobs.OPERATIONS, RUN_NOW, HOLD)
 
     def pages(self) -> Sequence[tuple[str, str, Callable[..., HttpResponseBase]]]:
         return (
@@ -80,6 +81,8 @@ class JobAdmin(StoreAdmin):
     def one(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
         details = details_of(visit.settings, job_id_of(object_id), reveal=visit.may(REVEAL))
         again = [jobs.RUN_AGAIN] if details.can_run_again else []
+        waits = details.progress.state in (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
+        waiting = [jobs.CANCEL, *((RUN_NOW, HOLD) if waits else ())]
         moments = zip(details.life.moments, details.colours, strict=True)
         letter_id = next(
             (one.dead_letter_id for one in details.life.moments if one.dead_letter_id), None
@@ -92,7 +95,7 @@ class JobAdmin(StoreAdmin):
             "failures": list(reversed(details.progress.failures)),
             "steps": _steps(visit, details),
             "letter_url": letter_id and visit.at("deadletter_change", letter_id),
-            "buttons": self.buttons(visit, again if details.is_over else [jobs.CANCEL], object_id),
+            "buttons": self.buttons(visit, again if details.is_over else waiting, object_id),
             "why_url": "" if details.is_over else visit.at("job_why", object_id),
             **details.call,
         }

@@ -220,6 +220,7 @@ def perform(operation: Operation, operator: Operator, name: Any, **options: Any)
     if not done.is_good:
         status = STATUS_OF_FATE.get(done.facts.get("fate", ""), 409)
         raise CallRefused(status, done.sentence, **done.facts)
+    operation.record(operator, str(name), done)
     return done
 
 

@@ -6,7 +6,9 @@ from django.urls import path
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.dashboard.pages.live import live
+from stoker.operations.jobs import CANCEL
 from stoker.operations.table import OPERATIONS
+from stoker.operations.waiting_jobs import EDIT, IN_BULK
 
 from . import assets
 from .pages import clusters, dead_letters, job, jobs, overview, queues, schedules, tasks, workflows
@@ -25,11 +27,14 @@ FOLDERS = {
     "cluster": "clusters",
 }
 ON_MANY = {
+    **{one.name: jobs.perform_on_jobs for one in (*IN_BULK, CANCEL)},
     "requeue-letter": dead_letters.perform_on_letters,
     "discard-letter": dead_letters.perform_on_letters,
     "undo-letter": dead_letters.undo_requeues,
 }
 """Operations whose form may name more than one target."""
+ELSEWHERE = ("delete-schedule", EDIT.name)
+"""Operations of the admin, which has their forms."""
 
 urlpatterns = [
     path("", overview.show, name="overview"),
@@ -51,6 +56,6 @@ urlpatterns = [
     *(
         path(f"{FOLDERS[one.target]}/{one.word}", perform(one, ON_MANY.get(name)), name=name)
         for name, one in OPERATIONS.items()
-        if name != "delete-schedule"  # in the admin only, which also adds schedules
+        if name not in ELSEWHERE
     ),
 ]

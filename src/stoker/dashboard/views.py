@@ -110,7 +110,8 @@ def perform_on_target(visit: DashboardContext, operation: Operation) -> Done:
     name = visit.request.POST.get(operation.target, "")
     if not name:
         raise PageRefused(400, f"The form names no {operation.target}.")
-    return operation.attempt(visit.operator, name)
+    options = {one: visit.request.POST.get(one, "") for one in operation.takes}
+    return operation.attempt(visit.operator, name, **options)
 
 
 def rendered(

@@ -12,6 +12,7 @@ from uuid import UUID
 from django.db.models import Q, TextChoices
 
 from stoker.conf import Settings
+from stoker.jobs.change import is_held
 from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
 from stoker.models import (
     Attempt,
@@ -222,7 +223,7 @@ class _Life:
                 yield _handed_on(MomentKind.CARRIES_ON, one, one.from_job_id)
         if is_step(self._id):
             yield from self._workflow()
-        if job is not None and job.run_after is not None:
+        if job is not None and job.run_after is not None and not is_held(job.run_after):
             yield Moment(kind=MomentKind.DEFERRED, at=enqueued_at, until=job.run_after)
 
     @cached_property
@@ -346,6 +347,8 @@ class _Life:
             is_retry = bool(self._failures)
             kind = MomentKind.WAITS_FOR_RETRY if is_retry else MomentKind.WAITS_FOR_MOMENT
             until = moment(place.due_us / MICROSECONDS)
+            if is_held(until):
+                return Moment(kind=kind, at=since, is_now=True, text="held by an operator")
             return Moment(kind=kind, at=since, is_now=True, until=until)
         if self._state == JobState.DEFERRED:
             return Moment(kind=MomentKind.WAITS_FOR_MOMENT, is_now=True)

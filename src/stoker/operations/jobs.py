@@ -14,6 +14,7 @@ from stoker.dead_letters.requeueing import run_again
 from stoker.exceptions import PackageError
 from stoker.inspect.jobs import COUNTED, STATES, tally
 from stoker.inspect.timeline import MomentKind, Timeline, row_of, seconds_between, timeline
+from stoker.jobs.change import is_held
 from stoker.jobs.package import Package
 from stoker.jobs.results import fetch, result_of
 from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
@@ -176,7 +177,7 @@ def facts_of(progress: Progress, package: Package | None) -> list[Fact]:
         Fact("Queue", job.queue, "queue"),
         Fact("Priority", job.priority, hint="Higher runs first"),
         Fact("Enqueued", job.enqueued_at),
-        Fact("Not before", job.run_after),
+        Fact("Not before", "held by an operator" if is_held(job.run_after) else job.run_after),
         Fact("Started", progress.started_at, hint="When its first attempt began"),
         Fact("Ended", job.finished_at),
         Fact("Attempts", f"{progress.attempts}{most}", hint="Attempts begun, of how many allowed"),

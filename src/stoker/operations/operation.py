@@ -6,6 +6,7 @@ and the answer from the same ``Operation``. They only parse what they are given 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from stoker.exceptions import (
     WorkflowNotFound,
 )
 
+logger = logging.getLogger("stoker.operations")
 LIMIT = 1000
 """Maximum number of jobs or dead letters that one click changes: the page has to answer."""
 LONGEST_REASON = 255
@@ -102,6 +104,8 @@ class Operation:
     """The plural of its target, for operations on many at once."""
     done: str = ""
     """The past participle, such as ``requeued``."""
+    takes: tuple[str, ...] = ()
+    """The options that a form asks for."""
 
     @property
     def name(self) -> str:
@@ -121,11 +125,21 @@ class Operation:
             StokerError, TaskResultDoesNotExist: There is no such target; see ``NOT_FOUND``.
         """
         try:
-            return self.act(operator, name, **options)
+            done = self.act(operator, name, **options)
         except (BrokerUnavailable, NotMigrated, *NOT_FOUND):
             raise
         except (StokerError, InvalidTask, ValueError, TypeError) as error:
             return Done(first_line_of(error), is_good=False)
+        self.record(operator, name, done)
+        return done
+
+    def record(self, operator: Operator, target: str, done: Done) -> None:
+        """Write a line to the log: who did what to which target, and why."""
+        by, because = (
+            operator.by or "somebody",
+            f" ({operator.because})" if operator.because else "",
+        )
+        logger.info("%s %s by %s%s: %s", self.name, target, by, because, done.sentence)
 
     def attempt_each(self, operator: Operator, names: Sequence[str]) -> Done:
         """Perform the operation on each target; one that is gone does not stop the others."""

@@ -17,7 +17,7 @@ from pydantic.errors import PydanticUserError
 
 from stoker.api.access import Routes, may_reveal, operator_of, perform
 from stoker.api.filters import LONGEST_DELAY_SECONDS, NO_REASON, Body, ReasonBody, moment_of
-from stoker.api.problems import CallRefused
+from stoker.api.problems import CallRefused, first_line
 from stoker.api.shapes import (
     AttemptShape,
     ExposedTask,
@@ -41,6 +41,8 @@ from stoker.exceptions import PackageError
 from stoker.jobs.results import Result, result_of
 from stoker.jobs.states import not_there, package_of, progress_of_one
 from stoker.operations.jobs import CANCEL
+from stoker.operations.operation import Operation
+from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
 from stoker.tasks.arguments import shown_call
 from stoker.tasks.guards import Unique, signature_of_call
 from stoker.tasks.registry import exposed_task, exposed_tasks
@@ -152,6 +154,35 @@ class JobRequest(Body):
     """Earliest start in seconds from now, instead of `run_after`."""
 
 
+class Rescheduling(ReasonBody):
+    """When a job starts; without a moment at once."""
+
+    run_after: Moment | None = None
+    run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
+
+
+class Prioritising(ReasonBody):
+    """Another priority."""
+
+    priority: Annotated[int, Strict, Field(ge=-100, le=100)]
+    """Higher runs first."""
+
+
+class Moving(ReasonBody):
+    """Another queue."""
+
+    queue: Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class Editing(ReasonBody):
+    """Other arguments."""
+
+    args: Annotated[list[Any], Field(max_length=1000)] | None = None
+    """Default: as they were."""
+    kwargs: dict[str, Any] | None = None
+    """Default: as they were."""
+
+
 class EnqueuedJob(Shape):
     """The enqueued job."""
 
@@ -255,6 +286,77 @@ def cancel_job(
     """Cancel a waiting job, or tell a running one to end: that takes a moment. 409: it ended."""
     operator = operator_of(request, backend, body.because)
     perform(CANCEL, operator, str(job_id))
+    return shape_of(operator.settings, job_id, reveal=may_reveal(request))
+
+
+@routes.change("/jobs/{job_id}/run", RUN_NOW, JobShape, may_conflict=True)
+def run_job_now(
+    request: HttpRequest, job_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
+) -> Any:
+    """Let a deferred or held job start as soon as a worker is free. 409: it does not wait."""
+    return _changed(request, RUN_NOW, job_id, body, backend)
+
+
+@routes.change("/jobs/{job_id}/hold", HOLD, JobShape, may_conflict=True)
+def hold_job(
+    request: HttpRequest, job_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
+) -> Any:
+    """Keep a waiting job from starting until it is run or rescheduled. 409: it does not wait."""
+    return _changed(request, HOLD, job_id, body, backend)
+
+
+@routes.change(
+    "/jobs/{job_id}/reschedule",
+    RESCHEDULE,
+    JobShape,
+    may_conflict=True,
+    example={"run_after_seconds": 3600},
+)
+def reschedule_job(
+    request: HttpRequest, job_id: UUID, body: Rescheduling, backend: Backend = None
+) -> Any:
+    """Give a waiting job another earliest start. 409: it does not wait."""
+    start = moment_of(body.run_after, body.run_after_seconds)
+    text = "" if start is None else start.isoformat() if body.run_after else str(start)
+    return _changed(request, RESCHEDULE, job_id, body, backend, run_after=text)
+
+
+@routes.change(
+    "/jobs/{job_id}/prioritise", PRIORITISE, JobShape, may_conflict=True, example={"priority": 50}
+)
+def prioritise_job(
+    request: HttpRequest, job_id: UUID, body: Prioritising, backend: Backend = None
+) -> Any:
+    """Give a waiting job another priority. 409: it does not wait."""
+    return _changed(request, PRIORITISE, job_id, body, backend, priority=str(body.priority))
+
+
+@routes.change("/jobs/{job_id}/move", MOVE, JobShape, may_conflict=True, example={"queue": "slow"})
+def move_job(request: HttpRequest, job_id: UUID, body: Moving, backend: Backend = None) -> Any:
+    """Move a waiting job to another queue. 409: it does not wait, or there is no such queue."""
+    return _changed(request, MOVE, job_id, body, backend, queue=body.queue)
+
+
+@routes.change("/jobs/{job_id}/edit", EDIT, JobShape, may_conflict=True, example={"args": [7]})
+def edit_job(request: HttpRequest, job_id: UUID, body: Editing, backend: Backend = None) -> Any:
+    """Replace the arguments of a waiting job. 409: it does not wait, or its task does not take
+    them."""
+    return _changed(request, EDIT, job_id, body, backend, args=body.args, kwargs=body.kwargs)
+
+
+def _changed(
+    request: HttpRequest,
+    operation: Operation,
+    job_id: UUID,
+    body: ReasonBody,
+    backend: str | None,
+    **options: Any,
+) -> JobShape:
+    operator = operator_of(request, backend, body.because)
+    try:
+        perform(operation, operator, str(job_id), **options)
+    except ValueError as error:
+        raise CallRefused(409, first_line(error)) from error
     return shape_of(operator.settings, job_id, reveal=may_reveal(request))
 
 

@@ -5,6 +5,7 @@
 (() => {
   const POLL_MS = 2000;
   const root = document.documentElement;
+  root.dataset.js = "";
   const stored = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
   const store = (name, value) => { try { localStorage.setItem(name, value); } catch { /* no matter */ } };
 
@@ -177,6 +178,10 @@
     }
 
     document.addEventListener("change", (event) => {
+      if (event.target.matches("input[data-choose]")) {
+        const boxes = document.querySelectorAll(`input[type=checkbox][name="${event.target.dataset.choose}"]`);
+        for (const box of boxes) box.checked = event.target.checked;
+      }
       const form = event.target.closest("form[data-at-once]");
       if (form) form.requestSubmit();
     });

@@ -6,9 +6,13 @@ from uuid import UUID
 
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.views import PageContent, page
+from stoker.jobs.states import JobState
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import details_of
+from stoker.operations.waiting_jobs import IN_BULK, PERMISSION
 from stoker.why import why
+
+WAITING = (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
 
 
 @page("stoker.view_job")
@@ -33,6 +37,8 @@ def show(visit: DashboardContext, job_id: UUID) -> PageContent:
         "task": details.life.task,
         "state": details.progress.state.value,
         "why": answer,
+        "waits": details.progress.state in WAITING,
+        "changes": IN_BULK if visit.may(PERMISSION) else (),
         "moments": moments,
         **details.call,
     }

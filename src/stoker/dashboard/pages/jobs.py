@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from stoker.brokers.adapters import broker_for
 from stoker.dashboard.context import DashboardContext
-from stoker.dashboard.views import PageContent, PageRefused, page
+from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.inspect.jobs import STATES, JobFilter, JobSearch
 from stoker.jobs.states import explained
 from stoker.models import Job
+from stoker.operations import waiting_jobs
 from stoker.operations.details import REVEAL
-from stoker.operations.jobs import numbers_by_state, rows_of
+from stoker.operations.jobs import CANCEL, numbers_by_state, rows_of
+from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 50
@@ -34,8 +36,10 @@ def show(visit: DashboardContext) -> PageContent:
         numbers = numbers_by_state(visit.database)
         rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
         exact = _job_of_id(visit, wanted.text)
+    in_bulk = [*waiting_jobs.IN_BULK, CANCEL]
     context = {
         "rows": rows,
+        "in_bulk": [one for one in in_bulk if visit.may(one.permission)],
         "exact": exact,
         "wanted": wanted,
         "states": visit.tabs(("", *STATES), wanted.state, numbers),
@@ -44,6 +48,17 @@ def show(visit: DashboardContext) -> PageContent:
         "is_elsewhere": not broker_for(visit.settings).capabilities.transactional,
     }
     return PageContent("jobs", context)
+
+
+def perform_on_jobs(visit: DashboardContext, operation: Operation) -> Done:
+    """Perform an operation on the jobs that the form names."""
+    job_ids = visit.request.POST.getlist("job")[:LIMIT]
+    if len(job_ids) <= 1:
+        return perform_on_target(visit, operation)
+    if operation not in waiting_jobs.OPERATIONS:
+        return operation.attempt_each(visit.operator, job_ids)
+    options = {one: visit.request.POST.get(one, "") for one in operation.takes}
+    return waiting_jobs.attempt_on_many(visit.operator, operation, job_ids, **options)
 
 
 def _job_of_id(visit: DashboardContext, text: str) -> Job | None:

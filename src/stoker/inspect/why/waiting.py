@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from stoker.exceptions import PackageError
 from stoker.inspect.stats import ClusterState
+from stoker.jobs.change import HELD_US
 from stoker.metrics import ended_lately
 from stoker.models import (
     Attempt,
@@ -373,6 +374,14 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
     seconds = asked.seconds_until(row.due_us)
     if seconds < -LATE_SECONDS:
         return answer_ready(asked, None)
+    if row.due_us >= HELD_US:
+        return asked.answer(
+            Kind.RUN_AFTER,
+            "An operator holds it: it does not start until it is run or rescheduled.",
+            "Run it now, or give it another start.",
+            due_at=at(row.due_us),
+            seconds=max(0.0, seconds),
+        )
     soon = f"in {in_words(seconds)}, at {when(at(row.due_us))}" if seconds > 0 else "now"
     facts: dict[str, Any] = {"due_at": at(row.due_us), "seconds": max(0.0, seconds)}
     if row.attempts:

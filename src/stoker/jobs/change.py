@@ -1,0 +1,203 @@
+"""Change waiting jobs: when they start, their priority, queue and arguments.
+
+A job is locked where it waits, sealed again under its own id, and put in its new place in one
+transaction. A job that has started meanwhile stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from stoker.brokers.adapters import broker_for
+from stoker.conf import Settings
+from stoker.exceptions import InvalidTaskOption, PackageError, UnknownTask
+from stoker.guards.keys import needs_of, unique_of
+from stoker.guards.sweep import look_after
+from stoker.models import Deferred, Job, Need
+from stoker.models.job import NewJob
+from stoker.models.need import NewNeed, StatedNeed
+from stoker.store import waiting
+from stoker.store.clock import MICROSECONDS
+from stoker.store.transactions import after_commit, deciding
+from stoker.store.waiting import Held
+from stoker.tasks.registry import task_of
+
+from .package import Package, sealer_for
+from .sealing import refuse_wrong_arguments
+from .states import explained
+
+HELD_UNTIL = datetime(9000, 1, 1, tzinfo=UTC)
+"""The start of jobs that an operator holds."""
+HELD_US = int(HELD_UNTIL.timestamp()) * MICROSECONDS
+AT_ONCE = "at once"
+AS_IT_IS = "as it is"
+HIGHEST, LOWEST = 100, -100
+LONGEST_QUEUE = 100
+STARTED = "it does not wait (any more)"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What to change; None = leave it."""
+
+    queue: str | None = None
+    priority: int | None = None
+    run_after: datetime | str = AS_IT_IS
+    """A moment, ``AT_ONCE`` or ``AS_IT_IS``."""
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+
+    def check(self, settings: Settings) -> None:
+        """Raise ValueError if no job can be changed like this."""
+        if self.priority is not None and not LOWEST <= self.priority <= HIGHEST:
+            raise ValueError(f"A priority is between {LOWEST} and {HIGHEST}.")
+        if self.queue is not None:
+            if not 0 < len(self.queue) <= LONGEST_QUEUE or "\x00" in self.queue:
+                raise ValueError("The name of a queue has 1 to 100 characters, none of them NUL.")
+            if settings.queues and self.queue not in settings.queues:
+                known = ", ".join(settings.queues)
+                raise ValueError(f"There is no queue {self.queue!r}: QUEUES has {known}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The outcome for one job."""
+
+    job_id: UUID
+    refusal: str = ""
+    """Why it was not changed; "" = it was."""
+    due: datetime | None = None
+    """When it was due before; None = at once."""
+
+
+def is_held(run_after: datetime | None) -> bool:
+    """Return whether a job with this start is held by an operator."""
+    return run_after is not None and run_after.year >= HELD_UNTIL.year
+
+
+def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[Changed]:
+    """Change waiting jobs, in one transaction.
+
+    Raises:
+        ValueError: no job can be changed like this.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
+    """
+    wanted.check(settings)
+    alias, broker = settings.database, broker_for(settings)
+    if not broker.capabilities.transactional:
+        sentence = "it waits in the broker, where jobs cannot be changed"
+        return [Changed(job_id, sentence) for job_id in job_ids]
+    with explained(alias):
+        places = broker.whereabouts(job_ids)
+        waits = {one: place for one, place in places.items() if place in waiting.TABLES}
+        with deciding(alias):
+            held = waiting.hold(alias, waits, alone=True)
+            outcome, replacements = _decide(settings, held, wanted)
+            neglected = waiting.replace(alias, replacements)
+            neglected |= waiting.lines_of(alias, list(held.values()))
+    queues = {job.queue for _, job in replacements}
+
+    def follow_up() -> None:
+        if neglected:
+            look_after(alias, neglected)
+        broker.wake_up(queues)
+
+    if queues:
+        after_commit(alias, follow_up)
+    return [outcome.get(job_id) or Changed(job_id, STARTED) for job_id in job_ids]
+
+
+Replacement = tuple[Held, NewJob]
+
+
+def _decide(
+    settings: Settings, held: Mapping[UUID, Held], wanted: Change
+) -> tuple[dict[UUID, Changed], list[Replacement]]:
+    alias = settings.database
+    jobs = Job.objects.using(alias).in_bulk(list(held))
+    needs = Need.objects.using(alias).of_jobs({i: one.place.guards for i, one in held.items()})
+    deferred = [job_id for job_id, one in held.items() if one.table == "deferred"]
+    rows = Deferred.objects.using(alias).filter(pk__in=deferred)
+    due_us: dict[UUID, int] = dict(rows.values_list("pk", "due_us"))
+    outcome, replacements = {}, []
+    for job_id, one in held.items():
+        due = due_us.get(job_id)
+        try:
+            new = _new_job(settings, jobs[job_id], needs[job_id], due, wanted)
+        except (ValueError, TypeError, PackageError, UnknownTask, InvalidTaskOption) as error:
+            outcome[job_id] = Changed(job_id, str(error).strip().partition("\n")[0])
+            continue
+        before = None if due is None else datetime.fromtimestamp(due / MICROSECONDS, UTC)
+        outcome[job_id] = Changed(job_id, due=before)
+        replacements.append((one, new))
+    return outcome, replacements
+
+
+def _new_job(
+    settings: Settings,
+    job: Job,
+    needs: Sequence[StatedNeed],
+    due_us: int | None,
+    wanted: Change,
+) -> NewJob:
+    """Return the job as it will wait.
+
+    Raises:
+        PackageError: its package cannot be opened.
+        ValueError, TypeError, UnknownTask: it cannot have these arguments.
+    """
+    sealer = sealer_for(settings)
+    old = sealer.open(bytes(job.package))
+    package = replace(
+        old,
+        queue=job.queue if wanted.queue is None else wanted.queue,
+        priority=job.priority if wanted.priority is None else wanted.priority,
+        args=old.args if wanted.args is None else tuple(wanted.args),
+        kwargs=old.kwargs if wanted.kwargs is None else dict(wanted.kwargs),
+    )
+    own: Sequence[NewNeed] = [
+        NewNeed(*(getattr(need, name) for name in NewNeed._fields)) for need in needs
+    ]
+    if (package.args, package.kwargs) != (old.args, old.kwargs):
+        own = _needs_of_edited(old, package, own)
+    run_after = None if due_us is None else due_us / MICROSECONDS
+    if wanted.run_after == AT_ONCE:
+        run_after = None
+    elif isinstance(wanted.run_after, datetime):
+        run_after = wanted.run_after.timestamp()
+    return NewJob(
+        job_id=job.pk,
+        task=job.task,
+        queue=package.queue,
+        priority=package.priority,
+        package=sealer.seal(package),
+        enqueued_at=old.enqueued_at,
+        run_after=run_after,
+        needs=own,
+    )
+
+
+def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> Sequence[NewNeed]:
+    """Return the guards of the job with its new arguments.
+
+    Raises:
+        ValueError: the task itself does not say what they are.
+    """
+    if package.options.receives or package.options.each or package.options.about:
+        raise ValueError("Its arguments come from the step before it, or are calls of a map.")
+    task = task_of(package)
+    refuse_wrong_arguments(task, package.args, package.kwargs)
+    before = unique_of(task, old.args, old.kwargs)
+    after = unique_of(task, package.args, package.kwargs)
+    is_same = before is not None and after is not None and before.key_id == after.key_id
+    if old.options.identity and not is_same:
+        raise ValueError(
+            "These arguments may have another unique key: cancel the job and enqueue another."
+        )
+    if list(needs_of(task, old.args, old.kwargs)) != list(own):
+        raise ValueError("using() gave it guards: cancel the job and enqueue another.")
+    return needs_of(task, package.args, package.kwargs)

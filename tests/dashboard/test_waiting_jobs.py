@@ -1,0 +1,205 @@
+"""Waiting jobs are run now, rescheduled, held, moved, given another priority or other arguments."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.test import Client
+
+from stoker import Lock, Unique
+from stoker.brokers.adapters import broker_for
+from stoker.conf import settings_for
+from stoker.models import Blocked, Deferred, Job, Ready
+from stoker.operations import waiting_jobs as operations
+from stoker.operations.operation import Operator
+from stoker.testing import drain
+from stoker.why import why
+
+from tests.app import payments, tasks
+from tests.dashboard.conftest import PREFIX
+from tests.dashboard.test_pages import running_job
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
+
+
+@pytest.fixture
+def alice(db: None) -> Operator:
+    return Operator(settings_for(), "alice", "the provider is down")
+
+
+def said(client: Client, word: str, jobs: list[str], **fields: str) -> str:
+    """Perform an operation in the dashboard, and return what the next page says."""
+    fields = {"back": f"{PREFIX}jobs/", **fields}
+    response = client.post(f"{PREFIX}jobs/{word}", {**fields, "job": jobs}, follow=True)
+    assert response.status_code == 200, response.content
+    return str(response.context["notice"]["text"])
+
+
+def test_deferred_job_is_run_now_and_the_undo_defers_it_again(anna: Client) -> None:
+    job = tasks.add.using(run_after=3600).enqueue(1, 2)
+    due_us = Deferred.objects.get().due_us
+    assert "starts as soon as" in said(anna, "run", [job.id])
+    assert Ready.objects.get().job_id == UUID(job.id)
+    notice = anna.get(f"{PREFIX}jobs/").context["notice"]
+    assert notice is None, "the notice is shown once"
+    done = operations.RUN_NOW.attempt(Operator(settings_for()), job.id)
+    assert done.is_good
+    assert done.undo == {}, "it was ready already"
+    due = datetime.fromtimestamp(due_us / 1e6, UTC)
+    said(anna, "reschedule", [job.id], run_after=due.isoformat())
+    assert abs(Deferred.objects.get().due_us - due_us) < 2
+    assert not Ready.objects.exists()
+
+
+def test_held_job_does_not_run_until_it_is_run_now(anna: Client) -> None:
+    job = tasks.add.enqueue(1, 2)
+    assert "is held" in said(anna, "hold", [job.id])
+    drain()
+    job.refresh()
+    assert job.state == "DEFERRED"
+    assert "An operator holds it" in why(settings_for(), UUID(job.id)).sentence
+    assert "An operator holds it" in anna.get(f"{PREFIX}jobs/{job.id}").content.decode()
+    said(anna, "run", [job.id])
+    drain()
+    job.refresh()
+    assert job.return_value == 3
+
+
+def test_chosen_jobs_are_moved_to_another_queue(anna: Client) -> None:
+    jobs = tasks.add.enqueue_many([((n, 1), {}) for n in range(50)])
+    late = tasks.add.using(run_after=3600).enqueue(1, 2)
+    before = Deferred.objects.get().due_us
+    ids = [*(job.id for job in jobs), late.id]
+    assert said(anna, "move", ids, queue="slow") == "51 of 51 jobs moved."
+    assert set(Ready.objects.values_list("queue", flat=True)) == {"slow"}
+    assert set(Job.objects.values_list("queue", flat=True)) == {"slow"}
+    deferred = Deferred.objects.get()
+    assert (deferred.queue, abs(deferred.due_us - before) < 2) == ("slow", True)
+    drain()
+    assert [job.return_value for job in jobs if not job.refresh()] == [n + 1 for n in range(50)]
+
+
+def test_job_with_a_higher_priority_starts_first(anna: Client) -> None:
+    first, second = tasks.add.enqueue(1, 1), tasks.add.enqueue(2, 2)
+    assert "priority 50" in said(anna, "prioritise", [second.id], priority="50")
+    (claim,) = broker_for(settings_for()).claim(
+        ["default"], 1, holder=UUID(int=7), lease_seconds=60
+    )
+    assert str(claim.job_id) == second.id != first.id
+
+
+def test_blocked_job_keeps_its_guard_when_it_is_moved(alice: Operator) -> None:
+    locked = tasks.add.using(lock=Lock("one"))
+    locked.enqueue(1, 1)
+    blocked = locked.enqueue(2, 2)
+    broker = broker_for(settings_for())
+    held = broker.claim(["default"], 2, holder=UUID(int=7), lease_seconds=60)
+    assert len(held) == 1
+    assert Blocked.objects.get().job_id == UUID(blocked.id)
+    assert operations.MOVE.attempt(alice, blocked.id, queue="slow").is_good
+    assert broker.claim(["slow"], 2, holder=UUID(int=7), lease_seconds=60) == []
+    assert Blocked.objects.get().queue == "slow"
+
+
+def test_arguments_of_a_waiting_job_are_replaced(alice: Operator) -> None:
+    job = tasks.add.using(run_after=3600).enqueue(1, 2)
+    assert operations.EDIT.attempt(alice, job.id, args=[5, 6]).is_good
+    assert operations.RUN_NOW.attempt(alice, job.id).is_good
+    drain()
+    job.refresh()
+    assert job.return_value == 11
+
+
+@pytest.mark.parametrize("args", [[1], [1, 2, 3]])
+def test_arguments_that_the_task_does_not_take_are_refused(args: Any, alice: Operator) -> None:
+    job = tasks.add.enqueue(1, 2)
+    done = operations.EDIT.attempt(alice, job.id, args=args)
+    assert not done.is_good
+    assert "does not take these arguments" in done.sentence
+    drain()
+    job.refresh()
+    assert job.return_value == 3
+
+
+def test_arguments_with_another_unique_key_are_refused(alice: Operator) -> None:
+    job = payments.invoice.enqueue(1, "old")
+    assert operations.EDIT.attempt(alice, job.id, args=[1, "new"]).is_good
+    done = operations.EDIT.attempt(alice, job.id, args=[2, "new"])
+    assert "another unique key" in done.sentence
+    assert payments.invoice.enqueue(1, "more").was_duplicate
+    drain()
+    job.refresh()
+    assert job.return_value == "1 new"
+
+
+def test_edited_job_waits_for_the_guard_of_its_new_arguments(alice: Operator) -> None:
+    jobs = [payments.charge_till.enqueue(number) for number in (1, 2)]
+    assert operations.EDIT.attempt(alice, jobs[1].id, args=[1]).is_good
+    claimed = broker_for(settings_for()).claim(["default"], 2, holder=UUID(int=7), lease_seconds=60)
+    assert [str(one.job_id) for one in claimed] == [jobs[0].id]
+
+
+def test_arguments_of_a_job_with_guards_of_its_own_are_not_replaced(alice: Operator) -> None:
+    for guard in ({"unique": Unique("sum:{first}")}, {"lock": Lock("sum:{first}")}):
+        job = tasks.add.using(**guard).enqueue(1, 2)
+        done = operations.EDIT.attempt(alice, job.id, args=[1, 3])
+        assert "cancel the job and enqueue another" in done.sentence
+
+
+def test_running_ended_and_unknown_jobs_are_left_alone(alice: Operator) -> None:
+    running = running_job()
+    ended = tasks.add.enqueue(1, 2)
+    drain()
+    for job_id in (running, ended.id, str(UUID(int=1))):
+        done = operations.MOVE.attempt(alice, job_id, queue="slow")
+        assert not done.is_good
+        assert "does not wait" in done.sentence
+    waiting = tasks.add.enqueue(1, 2)
+    done = operations.attempt_on_many(
+        alice, operations.MOVE, [running, waiting.id, ended.id], queue="slow"
+    )
+    assert done.sentence.startswith("1 of 3 jobs moved. 2 not;")
+
+
+@pytest.mark.parametrize(
+    ("word", "fields"),
+    [
+        ("reschedule", {"run_after": "soon"}),
+        ("reschedule", {"run_after": "nan"}),
+        ("reschedule", {"run_after": "1e300"}),
+        ("reschedule", {"run_after": "0001-01-01T00:00:00+23:59"}),
+        ("prioritise", {"priority": "101"}),
+        ("prioritise", {"priority": ""}),
+        ("move", {"queue": ""}),
+        ("move", {"queue": "x" * 101}),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_impossible_values_are_refused(
+    word: str, fields: dict[str, str], count: int, anna: Client
+) -> None:
+    jobs = [tasks.add.enqueue(1, 2).id for _ in range(count)]
+    said(anna, word, jobs, **fields)
+    assert set(Ready.objects.values_list("queue", "rank")) == {("default", 0)}
+
+
+def test_operations_are_recorded_in_the_log(
+    alice: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "stoker.operations")
+    job = tasks.add.enqueue(1, 2)
+    operations.MOVE.attempt(alice, job.id, queue="slow")
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "stoker.operations"]
+    assert line == (
+        f"move-job {job.id} by alice (the provider is down): The job is in the queue slow."
+    )
+
+
+def test_attempts_and_place_in_line_stay(alice: Operator) -> None:
+    job = tasks.add.using(run_after=timedelta(hours=1)).enqueue(1, 2)
+    Deferred.objects.update(attempts=2, crashes=1)
+    assert operations.RUN_NOW.attempt(alice, job.id).is_good
+    place = Ready.objects.get()
+    assert (str(place.job_id), place.attempts, place.crashes) == (job.id, 2, 1)
