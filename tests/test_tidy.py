@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from django.db.migrations.loader import MigrationLoader
 
 import noxfile
 
@@ -131,6 +132,11 @@ def test_functions_take_few_parameters() -> None:
         if (count := _parameters_of(function)) > MOST_PARAMETERS
     ]
     assert not many, _list(many)
+
+
+def test_migrations_form_one_line() -> None:
+    """Two changes that are merged may each bring a migration of the same number."""
+    assert MigrationLoader(None).detect_conflicts() == {}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)

@@ -85,7 +85,8 @@ def test_worker_that_dies_at_its_start_is_restarted_with_growing_delays(tmp_path
         time.sleep(2.5)
         seconds = time.monotonic() - began
         assert cluster.text().count("died") - before <= 8
-        assert _processor_seconds(cluster) - used_before < 0.2 * seconds
+        if "COVERAGE_PROCESS_START" not in os.environ:  # a tracer takes time of its own
+            assert _processor_seconds(cluster) - used_before < 0.2 * seconds
         assert cluster.stop() == 0
 
 
