@@ -16,6 +16,8 @@ from typing import Any
 
 import django
 
+from stoker.brokers.contract import ClaimRequest
+
 from benchmarks.databases import database
 
 ROUNDS = 5
@@ -76,8 +78,10 @@ def _work(keys: int) -> float:
     done = 0
     began = time.perf_counter()
     while done < JOBS:
-        claimed = broker.claim(["default"], BATCH, holder=holder, lease_seconds=60)
-        broker.ack([delivery.lease for delivery in claimed])
+        claimed = broker.claim(
+            ClaimRequest(BATCH, holder=holder, lease_seconds=60, queues=["default"])
+        )
+        broker.settle([delivery.lease for delivery in claimed])
         done += len(claimed)
     return JOBS / (time.perf_counter() - began)
 
@@ -103,7 +107,9 @@ def _block(keys: int, each: int) -> None:
     for first in range(0, keys, 500):
         numbers = range(first, min(first + 500, keys))
         broker.enqueue([_message(number) for number in numbers])
-        while broker.claim(["default"], 500, holder=uuid.uuid4(), lease_seconds=3600):
+        while broker.claim(
+            ClaimRequest(500, holder=uuid.uuid4(), lease_seconds=3600, queues=["default"])
+        ):
             pass
     for number in range(0, keys * each, 5_000):
         part = range(number, min(number + 5_000, keys * each))

@@ -80,25 +80,24 @@ def _by_stoker(
     last is recorded and acked; and the processor seconds that it took, by process."""
     from stoker.brokers.adapters import broker_for
     from stoker.brokers.contract import Message
-    from stoker.brokers.fronted import FrontedBroker
     from stoker.conf import settings_for
     from stoker.models import Job
 
     from benchmarks.tasks import nothing
 
     broker = broker_for(settings_for())
-    assert isinstance(broker, FrontedBroker)
-    enqueue, sealed = broker.behind.enqueue, list[Message]()
-    broker.behind.enqueue = sealed.extend  # type: ignore[method-assign] # for this once
+    assert broker.broker is not None
+    enqueue, sealed = broker.broker.enqueue, list[Message]()
+    broker.broker.enqueue = sealed.extend  # type: ignore[method-assign] # for this once
     try:
         results = nothing.enqueue_many(((number,), {}) for number in range(count))
     finally:
-        broker.behind.enqueue = enqueue  # type: ignore[method-assign] # as above
+        broker.broker.enqueue = enqueue  # type: ignore[method-assign] # as above
     before = stoker.processor_seconds(cluster)
     began = time.perf_counter()
     enqueue(sealed)
     stoker.wait_for(results[-1].id, cluster)
-    cluster.wait_until(lambda: not broker.behind.sizes())
+    cluster.wait_until(lambda: not broker.sizes())
     seconds = time.perf_counter() - began
     used = difference(before, stoker.processor_seconds(cluster))
     assert Job.objects.filter(status="SUCCESSFUL").count() >= count

@@ -15,6 +15,7 @@ from typing import Any
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.channel import Stream
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.wire import (
@@ -65,7 +66,7 @@ class _Round:
 
         holder = uuid.uuid4()
         deliveries = self._step(
-            "claim", lambda: broker.claim((), JOBS, holder=holder, lease_seconds=60)
+            "claim", lambda: broker.claim(ClaimRequest(JOBS, holder=holder, lease_seconds=60))
         )
         assert len(deliveries) == JOBS
         flights, (ours, theirs) = Flights(0), map(Stream, socket.socketpair())
@@ -97,7 +98,7 @@ class _Round:
         self._step("record", record)
         ours.close()
         theirs.close()
-        while rest := broker.claim((), JOBS, holder=holder, lease_seconds=60):
+        while rest := broker.claim(ClaimRequest(JOBS, holder=holder, lease_seconds=60)):
             finish(settings, broker, [executor.run(one) for one in rest])
 
     def _step(self, name: str, function: Callable[[], Any]) -> Any:

@@ -37,7 +37,7 @@ MOST_IMPORTS_IN_FUNCTIONS = 25
 SLICES = {
     "admin/dead_letter_lists.py": "the pages of dead letters, which are longer than any other",
     "api/root.py": "the NinjaAPI object, which the URLs mount",
-    "brokers/carried.py": "a kind of broker, chosen by the adapters",
+    "brokers/arrivals.py": "messages of a transport, on their way into the store",
     "brokers/disque/nodes.py": "the nodes of a Disque cluster, without its messages",
     "brokers/mongodb/documents.py": "the format of documents",
     "brokers/orm/claim.py": "the claim, which other brokers do not have",

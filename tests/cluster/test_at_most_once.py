@@ -8,6 +8,7 @@ import pytest
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.models import Begun, Claimed, Cluster, DeadLetter, Job
 
@@ -73,7 +74,7 @@ def test_job_of_a_lost_host_runs_if_it_had_not_begun(tmp_path: Path) -> None:
     held: list[Any] = []
 
     def are_claimed() -> bool:
-        held.extend(broker.claim([], 10, holder=uuid4(), lease_seconds=0.2))
+        held.extend(broker.claim(ClaimRequest(10, holder=uuid4(), lease_seconds=0.2)))
         return len(held) == 3
 
     wait_for(are_claimed, lambda: str(held))

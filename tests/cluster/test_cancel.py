@@ -125,7 +125,7 @@ def test_job_that_fails_after_its_cancellation_is_not_retried(
 ) -> None:
     result = cancelled(cancelling.fail_when_told, began, cluster)
     broker, job_id = broker_for(settings_for()), UUID(result.id)
-    wait_for(lambda: broker.whereabouts([job_id]) != {job_id: "running"}, cluster.tail)
+    wait_for(lambda: broker.states([job_id]) != {job_id: "running"}, cluster.tail)
     sweep_requests(settings_for())
     end = end_of(result, cluster)
     assert (end.job.status, end.job.reason) == (Job.Status.CANCELLED, REASON)

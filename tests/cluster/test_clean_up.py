@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.cluster.board import Board, Occupied, board_path
 from stoker.cluster.plan import Plan
 from stoker.conf import settings_for
@@ -33,7 +33,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def claim_all(holder: UUID, lease_seconds: float = 3600.0) -> list[Delivery]:
-    return broker_for(settings_for()).claim([], 1000, holder=holder, lease_seconds=lease_seconds)
+    return broker_for(settings_for()).claim(
+        ClaimRequest(1000, holder=holder, lease_seconds=lease_seconds)
+    )
 
 
 @contextmanager

@@ -173,4 +173,4 @@ def _taken_over(result: Any, broker: Broker, cluster: ProcessCluster) -> Deliver
 
 
 def _give_back(delivery: Delivery, broker: Broker) -> None:
-    assert not broker.release([Return(delivery.lease, attempts=delivery.attempt)])
+    assert not broker.settle(again=[Return(delivery.lease, attempts=delivery.attempt)])

@@ -13,6 +13,7 @@ from django.db import connection
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.compat import TaskResultStatus, task_backends
 from stoker.conf import settings_for
 from stoker.models import Attempt, Cluster, Job
@@ -330,7 +331,7 @@ def test_claim_that_reaches_the_store_late_uses_up_no_attempt(tmp_path: Path) ->
         pusher = cluster.pause_at_rest("pusher")
         result = tasks.add.using(max_attempts=1).enqueue(1, 2)
         late = broker_for(settings_for()).claim(
-            [], 10, holder=Cluster.objects.get().pk, lease_seconds=5 * WAIT_SECONDS
+            ClaimRequest(10, holder=Cluster.objects.get().pk, lease_seconds=5 * WAIT_SECONDS)
         )
         assert [str(one.job_id) for one in late] == [result.id]
         pusher.resume()

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Broker
+from stoker.brokers.contract import Broker, ClaimRequest
 from stoker.cluster import upkeep as pruning_module
 from stoker.cluster import upkeep as upkeep_module
 from stoker.cluster.board import Board
@@ -108,7 +108,7 @@ def test_rescue_takes_all_ended_leases_in_batches(
 ) -> None:
     monkeypatch.setattr(upkeep_module, "BATCH", 10)
     tasks.add.enqueue_many([((1, 2), {})] * 35)
-    broker.claim([], 35, holder=uuid4(), lease_seconds=60)
+    broker.claim(ClaimRequest(35, holder=uuid4(), lease_seconds=60))
     Claimed.objects.update(leased_until_us=0)
     assert upkeep_with().rescue() == 35
     assert not Claimed.objects.exists()
@@ -121,7 +121,7 @@ def test_job_that_cannot_be_rescued_delays_no_other(
     """It is rescued again when its new lease ends."""
     results = tasks.add.enqueue_many([((1, 2), {})] * 9)
     bad = UUID(results[4].id)
-    broker.claim([], 9, holder=uuid4(), lease_seconds=60)
+    broker.claim(ClaimRequest(9, holder=uuid4(), lease_seconds=60))
     Claimed.objects.update(leased_until_us=0)
     real = upkeep_module.finish
 
@@ -142,7 +142,7 @@ def test_rescued_job_is_not_held_by_the_clusters_pusher(
 ) -> None:
     """A new pusher releases its cluster's jobs that no worker has; it must not see this one."""
     tasks.add.enqueue(1, 2)
-    broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+    broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
     Claimed.objects.update(leased_until_us=0)
     upkeep = upkeep_with()
     held: list[int] = []
@@ -189,7 +189,7 @@ def test_dead_cluster_of_this_host_is_buried_by_its_board_after_a_failure(
         id=uuid4(), name="dead", host=upkeep._plan.host, pid=7, heartbeat_us=0,
         started_at=timezone.now(), info={"board": str(board.path)},
     )  # fmt: skip
-    broker.claim([], 1, holder=dead.pk, lease_seconds=600)
+    broker.claim(ClaimRequest(1, holder=dead.pk, lease_seconds=600))
     board.close()
     with monkeypatch.context() as patch:
         patch.setattr(broker, "held_by", _away)
@@ -199,7 +199,7 @@ def test_dead_cluster_of_this_host_is_buried_by_its_board_after_a_failure(
     assert upkeep.bury_silent_clusters() == 1
     assert not board.path.exists()
     assert not Cluster.objects.exists()
-    (again,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+    (again,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
     assert (str(again.job_id), again.attempt) == (result.id, 1)
 
 

@@ -3,16 +3,19 @@
 import os
 
 from stoker.brokers.adapters import adapter_for
-from stoker.brokers.carried import CarriedBroker
 from stoker.brokers.contract import Broker
+from stoker.brokers.dispatch import Dispatch
+from stoker.brokers.orm.broker import OrmBroker
 from stoker.brokers.transport import Transport
 from stoker.conf import Settings
 
 from tests.servers.sqs import CREDENTIALS
 
 
-def bare_broker(settings: Settings) -> Broker:
+def bare_broker(settings: Settings) -> Broker | Dispatch:
     """Return the broker of the URL; for a transport, the broker that stores its messages."""
     os.environ.update(CREDENTIALS)  # the fork server may have started before they were set
     adapter = adapter_for(settings)
-    return CarriedBroker(settings, adapter) if isinstance(adapter, Transport) else adapter
+    if isinstance(adapter, Transport):
+        return Dispatch(settings, OrmBroker(settings), adapter)
+    return adapter

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stoker.brokers.contract import Broker, Delivery, LeaseId, Message, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, LeaseId, Message, Return
 
 from tests.conformance.stands import message
 from tests.conformance.threads import patiently
@@ -82,9 +82,11 @@ class Ledger:
             before = time.monotonic()
             if verb == "rescue":
                 return before, broker.claim_expired(
-                    limit, holder=holder, lease_seconds=lease_seconds
+                    ClaimRequest(limit, holder=holder, lease_seconds=lease_seconds)
                 )
-            return before, broker.claim((), limit, holder=holder, lease_seconds=lease_seconds)
+            return before, broker.claim(
+                ClaimRequest(limit, holder=holder, lease_seconds=lease_seconds)
+            )
 
         before, deliveries = patiently(take)
         after = time.monotonic()
@@ -111,14 +113,14 @@ class Ledger:
 
     def _ack(self, broker: Broker, some: list[Delivery]) -> None:
         self._give_up(some)
-        stale = patiently(lambda: broker.ack([delivery.lease for delivery in some]))
+        stale = patiently(lambda: broker.settle([delivery.lease for delivery in some]))
         with self._lock:
             self.acked += [one.job_id for one in some if one.lease not in stale]
 
     def _release(self, broker: Broker, some: list[Delivery], delay_seconds: float) -> None:
         self._give_up(some)
         returns = [Return(one.lease, delay_seconds, attempts=one.attempt) for one in some]
-        patiently(lambda: broker.release(returns))
+        patiently(lambda: broker.settle(again=returns))
 
     def _give_up(self, some: list[Delivery]) -> None:
         """Another holder may have these jobs as soon as the broker is called."""

@@ -8,6 +8,8 @@ from multiprocessing.connection import Connection
 
 import django
 
+from stoker.brokers.contract import ClaimRequest
+
 LOOKS_IN_VAIN, PAUSE_SECONDS = 10, 0.025
 """After so many empty claims there is little left."""
 
@@ -29,7 +31,9 @@ def claim(place: tuple[str, str], line: Connection) -> None:
     claimed: list[uuid.UUID] = []
     in_vain = 0
     while in_vain < LOOKS_IN_VAIN:
-        batch = patiently(lambda: broker.claim((), 5, holder=holder, lease_seconds=LEASE_SECONDS))
+        batch = patiently(
+            lambda: broker.claim(ClaimRequest(5, holder=holder, lease_seconds=LEASE_SECONDS))
+        )
         claimed += [delivery.job_id for delivery in batch]
         in_vain = 0 if batch else in_vain + 1
         if not batch:

@@ -19,8 +19,8 @@ from django.db import connections, transaction
 from django.db.models import F
 from redis import Redis
 
-from stoker.brokers.carried import CarriedBroker
-from stoker.brokers.contract import Broker, Capabilities, Delivery, Message
+from stoker.brokers.contract import Broker, Capabilities, ClaimRequest, Delivery, Message
+from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.disque.transport import DisqueTransport
 from stoker.brokers.ironmq import IronmqTransport
 from stoker.brokers.memory import MemoryBroker
@@ -48,7 +48,7 @@ LEASE_SECONDS = 600.0
 class Stand(ABC):
     """One broker under test, empty at first, with shortcuts for tests."""
 
-    broker: Broker
+    broker: Broker | Dispatch
     holder: uuid.UUID = field(default_factory=uuid.uuid4)
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -70,7 +70,7 @@ class Stand(ABC):
     def advance(self, seconds: float) -> None:
         """Make everything that the broker has stored that much older."""
 
-    def another(self) -> Broker:
+    def another(self) -> Broker | Dispatch:
         """Return the broker that another thread or process of the project would have."""
         return self.broker
 
@@ -105,7 +105,9 @@ class Stand(ABC):
 
     def claim(self, limit: int = 100, *queues: str, **options: Any) -> list[Delivery]:
         """Claim for this stand's holder."""
-        return self.broker.claim(queues or (QUEUE,), limit, **self._leased(options))
+        return self.broker.claim(
+            ClaimRequest(limit, **self._leased(options), queues=queues or (QUEUE,))
+        )
 
     def claim_one(self) -> Delivery:
         """Claim the one job that must be there."""
@@ -114,13 +116,13 @@ class Stand(ABC):
 
     def rescue(self, limit: int = 100, **options: Any) -> list[Delivery]:
         """Claim the jobs whose leases have ended."""
-        return self.broker.claim_expired(limit, **self._leased(options))
+        return self.broker.claim_expired(ClaimRequest(limit, **self._leased(options)))
 
     def where(self, job_id: uuid.UUID) -> str | None:
         """Return the state of a job."""
-        if job_id in self.broker.not_come([job_id]):
+        if isinstance(self.broker, Dispatch) and job_id in self.broker.not_come([job_id]):
             return "ready"
-        return self.broker.whereabouts([job_id]).get(job_id)
+        return self.broker.states([job_id]).get(job_id)
 
     def _leased(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"holder": self.holder, "lease_seconds": LEASE_SECONDS, **options}
@@ -176,7 +178,7 @@ class OrmStand(Stand):
             marks = self.broker._marks
             marks.begin_due_at(max(0, marks.due_from_us - microseconds(seconds)))
 
-    def another(self) -> Broker:
+    def another(self) -> Broker | Dispatch:
         return OrmBroker(self.settings)
 
     def hang_up(self) -> None:
@@ -198,7 +200,7 @@ class CarriedStand(OrmStand):
         self.transport = self.make_transport()
         self._receive = self.transport.receive
         self.transport.receive = self._receive_earlier
-        self.broker = CarriedBroker(self.settings, self.transport)
+        self.broker = Dispatch(self.settings, OrmBroker(self.settings), self.transport)
 
     def make_transport(self) -> Any:
         return MemoryTransport(self.settings)
@@ -221,8 +223,8 @@ class CarriedStand(OrmStand):
     def _earlier(self, one: Message) -> Message:
         return replace(one, run_after=one.run_after - self._lead) if one.run_after else one
 
-    def another(self) -> Broker:
-        return CarriedBroker(self.settings, self.transport)
+    def another(self) -> Broker | Dispatch:
+        return Dispatch(self.settings, OrmBroker(self.settings), self.transport)
 
 
 class DisqueStand(CarriedStand):
@@ -332,7 +334,7 @@ class RedisStand(Stand):
             for job_id in self._client.zrange(f"{prefix}:{place}", 0, -1):
                 self._client.zincrby(f"{prefix}:{place}", -microseconds(seconds), job_id)
 
-    def another(self) -> Broker:
+    def another(self) -> Broker | Dispatch:
         return RedisBroker(self.settings)
 
     def hang_up(self) -> None:
@@ -371,7 +373,7 @@ class MongodbStand(Stand):
             earlier = {"$add": [f"${field_name}", -round(seconds * 1000)]}
             self._jobs.update_many({"state": state}, [{"$set": {field_name: earlier}}])
 
-    def another(self) -> Broker:
+    def another(self) -> Broker | Dispatch:
         broker = MongodbBroker(self.settings)
         self._others.append(broker)
         return broker

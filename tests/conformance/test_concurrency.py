@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from stoker.brokers.contract import Broker, Delivery, Lease, Message, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Lease, Message, Return
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.ledger import Ledger
@@ -69,7 +69,9 @@ def test_concurrent_rescues_take_every_job_once(stand: Stand) -> None:
         holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
         while len(rescued) < len(put) and time.monotonic() < deadline:
             rescued.extend(
-                patiently(lambda: broker.claim_expired(7, holder=holder, lease_seconds=60))
+                patiently(
+                    lambda: broker.claim_expired(ClaimRequest(7, holder=holder, lease_seconds=60))
+                )
             )
 
     together(stand, *[rescue_all] * 6)
@@ -100,7 +102,9 @@ def test_job_is_withdrawn_or_claimed_but_never_both(stand: Stand) -> None:
         got: set[uuid.UUID] = set()
         for _ in range(len(put)):
             claimed = patiently(
-                lambda: broker.claim(["default"], 1, holder=stand.holder, lease_seconds=60)
+                lambda: broker.claim(
+                    ClaimRequest(1, holder=stand.holder, lease_seconds=60, queues=["default"])
+                )
             )
             got |= {delivery.job_id for delivery in claimed}
         return got
@@ -123,10 +127,14 @@ def test_moving_job_always_has_a_state(stand: Stand) -> None:
                 claimed: list[Delivery] = []
                 while not claimed:
                     claimed = patiently(
-                        lambda: broker.claim(["default"], 1, holder=stand.holder, lease_seconds=60)
+                        lambda: broker.claim(
+                            ClaimRequest(
+                                1, holder=stand.holder, lease_seconds=60, queues=["default"]
+                            )
+                        )
                     )
                 back = Return(claimed[0].lease, moves % 2 * 0.001)
-                patiently(partial(broker.release, [back]))
+                patiently(partial(broker.settle, (), [back]))
                 moves += 1
         finally:
             is_over.set()
@@ -135,7 +143,7 @@ def test_moving_job_always_has_a_state(stand: Stand) -> None:
         nonlocal looks
         seen = set()
         while not is_over.is_set():
-            seen.add(patiently(lambda: broker.whereabouts([job_id])).get(job_id))
+            seen.add(patiently(lambda: broker.states([job_id])).get(job_id))
             looks += 1
         return seen
 
@@ -163,8 +171,8 @@ def test_crossing_batches_do_not_deadlock(stand: Stand, seed: int) -> None:
         batch = choose.sample(leases, len(leases))
         try:
             for at in range(0, len(batch), 80):
-                stale |= broker.ack(batch[at : at + 40])
-                stale |= broker.release([Return(lease) for lease in batch[at + 40 : at + 80]])
+                stale |= broker.settle(batch[at : at + 40])
+                stale |= broker.settle(again=[Return(lease) for lease in batch[at + 40 : at + 80]])
         finally:
             is_over.set()
         return stale
@@ -200,7 +208,11 @@ def _claim_all(claimed: list[Delivery], total: int) -> Callable[[Broker], None]:
         holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
         while len(claimed) < total and time.monotonic() < deadline:
             claimed.extend(
-                patiently(lambda: broker.claim(["default"], 7, holder=holder, lease_seconds=60))
+                patiently(
+                    lambda: broker.claim(
+                        ClaimRequest(7, holder=holder, lease_seconds=60, queues=["default"])
+                    )
+                )
             )
 
     return claim_all
@@ -220,7 +232,7 @@ def switching_often() -> Iterator[None]:
 def finish_all(stand: Stand, ledger: Ledger) -> None:
     """Rescue, claim and ack until no job is left."""
     while batch := stand.rescue(1_000) + stand.claim(1_000):
-        assert stand.broker.ack([delivery.lease for delivery in batch]) == set()
+        assert stand.broker.settle([delivery.lease for delivery in batch]) == set()
         ledger.acked.extend(delivery.job_id for delivery in batch)
 
 

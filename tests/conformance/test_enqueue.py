@@ -30,7 +30,7 @@ def test_failed_enqueue_adds_no_job(stand: Stand) -> None:
     messages = [message(), message(run_after=stand.now() - 1), message(package=unfit)]
     with pytest.raises(Exception, match=r"(?i)null|bytes|none"):
         stand.broker.enqueue(messages)
-    assert stand.broker.whereabouts([one.job_id for one in messages]) == {}
+    assert stand.broker.states([one.job_id for one in messages]) == {}
     assert stand.claim() == []
 
 
@@ -53,7 +53,7 @@ def test_leased_id_is_not_added_again(stand: Stand) -> None:
     stand.broker.enqueue([job])
     assert stand.claim() == []
     assert stand.where(job.job_id) == "running"
-    assert stand.broker.ack([delivery.lease]) == set()
+    assert stand.broker.settle([delivery.lease]) == set()
 
 
 @pytest.mark.parametrize("run_after", [None, 0.0], ids=["ready", "deferred"])
@@ -86,10 +86,10 @@ def test_empty_arguments_and_an_empty_broker_are_accepted(stand: Stand) -> None:
     assert stand.rescue(0) == []
     assert stand.rescue(10) == []
     assert broker.extend([], lease_seconds=10) == set()
-    assert broker.ack([]) == set()
-    assert broker.release([]) == set()
+    assert broker.settle([]) == set()
+    assert broker.settle(again=[]) == set()
     assert broker.withdraw([]) == set()
-    assert broker.whereabouts([]) == {}
+    assert broker.states([]) == {}
     assert broker.sizes() == {}
     assert broker.purge("default") == 0
     assert broker.held_by(stand.holder) == []

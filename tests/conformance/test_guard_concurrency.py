@@ -17,7 +17,7 @@ import pytest
 from django.db import connection, transaction
 from psycopg import IsolationLevel
 
-from stoker.brokers.contract import Broker, Delivery, Message, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Message, Return
 from stoker.brokers.orm import broker as orm
 from stoker.guards.sweep import sweep_keys
 from stoker.models import GuardKey
@@ -138,9 +138,8 @@ class Crowd:
                 extend = partial(broker.extend, [one.lease for one in held], lease_seconds=600)
                 assert self._patiently("extend", extend) == set()
             limit = choose.choice([1, 2, 5, 20])
-            claim = partial(
-                broker.claim, choose.choice([(), QUEUES]), limit, holder=holder, lease_seconds=600
-            )
+            wanted = ClaimRequest(limit, holder, 600, choose.choice([(), QUEUES]))
+            claim = partial(broker.claim, wanted)
             for one in self._patiently("claim", claim):
                 self.overlaps.enter(one.job_id, self._jobs[one.job_id].needs)
                 held.append(one)
@@ -153,13 +152,13 @@ class Crowd:
         for one in done:
             self.overlaps.leave(one.job_id, self._jobs[one.job_id].needs)
         if over:
-            ack = partial(broker.ack, [one.lease for one in over])
+            ack = partial(broker.settle, [one.lease for one in over])
             assert self._patiently("ack", ack) == set()
             with self._lock:
                 self._ended.update(one.job_id for one in over)
         if again:
             returns = [Return(one.lease, choose.choice([0.0, 0.01]), one.attempt) for one in again]
-            assert self._patiently("release", partial(broker.release, returns)) == set()
+            assert self._patiently("release", partial(broker.settle, (), returns)) == set()
 
     def _withdraw_some(self, choose: random.Random, broker: Broker) -> None:
         while self._enqueuing:

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.brokers.contract import Delivery, Lease, Message, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Message, Return
 from stoker.brokers.orm import broker as orm
 from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.models import Blocked, Claimed, Deferred, GuardKey, Need, Ready
@@ -198,7 +198,9 @@ class GuardMachine(RuleBasedStateMachine):
     )
     def claim(self, queues: tuple[str, ...], limit: int, lease_seconds: float) -> None:
         before = self._places()
-        claimed = self.stand.broker.claim(queues, limit, holder=HOLDER, lease_seconds=lease_seconds)
+        claimed = self.stand.broker.claim(
+            ClaimRequest(limit, holder=HOLDER, lease_seconds=lease_seconds, queues=queues)
+        )
         assert len(claimed) <= limit
         for one in claimed:
             job = self.model.jobs[one.job_id]
@@ -240,7 +242,7 @@ class GuardMachine(RuleBasedStateMachine):
     def ack(self, picks: list[int], is_failed: bool) -> None:
         leases = {job.lease for job in self._pick(picks) if job.lease is not None}
         failed = {lease.job_id for lease in leases} if is_failed else set()
-        assert self.stand.broker.ack(sorted(leases), failed=failed) == set()
+        assert self.stand.broker.settle(sorted(leases), failed=failed) == set()
         for lease in leases:
             self.model.end(lease.job_id, is_failed=is_failed)
 
@@ -256,7 +258,7 @@ class GuardMachine(RuleBasedStateMachine):
             job.attempt -= is_unstarted
             returns.append(Return(job.lease, float(delay), job.attempt))
             job.lease, job.due_at, job.is_refused = None, self.model.now + delay, False
-        assert self.stand.broker.release(returns) == set()
+        assert self.stand.broker.settle(again=returns) == set()
 
     @rule()
     def rescue(self) -> None:
@@ -365,8 +367,8 @@ class GuardMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Delete everything, even if this example failed."""
         broker = self.stand.broker
-        broker.ack([one.lease for one in broker.held_by(HOLDER)])
-        broker.ack([one.lease for one in broker.held_by(self.stand.holder)])
+        broker.settle([one.lease for one in broker.held_by(HOLDER)])
+        broker.settle([one.lease for one in broker.held_by(self.stand.holder)])
         for queue in QUEUES:
             broker.purge(queue)
         for model in (Ready, Blocked, Deferred, Claimed, Need, GuardKey):

@@ -62,7 +62,7 @@ def test_turn_of_a_job_being_withdrawn_depends_on_the_commit(
     assert claim_ids(stand) == []
     other.begin()
     assert other.do(partial(stand.broker.withdraw, [first])) == {first}
-    assert stand.broker.ack([running.lease]) == set()
+    assert stand.broker.settle([running.lease]) == set()
     assert claim_ids(stand) == []
     if is_committed:
         other.commit()
@@ -72,7 +72,7 @@ def test_turn_of_a_job_being_withdrawn_depends_on_the_commit(
     order = []
     while claimed := stand.claim():
         order += ids(claimed)
-        stand.broker.ack([one.lease for one in claimed])
+        stand.broker.settle([one.lease for one in claimed])
     assert order == ([second] if is_committed else [first, second])
 
 
@@ -87,7 +87,7 @@ def test_only_waiting_job_gets_its_turn_after_its_withdrawal_rolls_back(
     assert claim_ids(stand) == []
     other.begin()
     other.do(partial(stand.broker.withdraw, [only]))
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     other.roll_back()
     assert claim_ids(stand) == []
     seconds = stand.broker.next_due_seconds(rated=False)
@@ -108,7 +108,7 @@ def test_claims_do_not_wait_for_an_open_withdrawal(stand: OrmStand, other: Sessi
     other.do(partial(stand.broker.withdraw, [waiting]))
     (third,) = put(stand, need("key", "limit", 2))
     assert claim_ids(stand) == [third]
-    stand.broker.release([Return(running.lease, attempts=0)])
+    stand.broker.settle(again=[Return(running.lease, attempts=0)])
     assert claim_ids(stand) == [ready]
     other.commit()
     assert set(Need.objects.values_list("job_id", flat=True)) == {ready, third}
@@ -122,7 +122,7 @@ def test_job_that_becomes_ready_meanwhile_is_withdrawn(stand: OrmStand, other: S
     (moving,) = put(stand, need("key"))
     assert claim_ids(stand) == []
     other.begin()
-    other.do(partial(stand.broker.ack, [running.lease]))  # which gives it its turn
+    other.do(partial(stand.broker.settle, [running.lease]))  # which gives it its turn
     with session() as third:
         withdrawn = third.start(partial(stand.broker.withdraw, [moving]))
         wait_until_waiting()
@@ -139,7 +139,7 @@ def test_purge_removes_several_batches_of_blocked_jobs(
     put(stand, need("key"), need("steps", "sequence"), count=10)
     (running,) = stand.claim()
     assert claim_ids(stand) == []
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     assert stand.broker.purge("default") == 9
     assert stand.broker.sizes() == {}
     assert not Need.objects.exists()

@@ -47,7 +47,7 @@ def test_lock_runs_one_job_at_a_time_in_order_of_enqueue(stand: Stand) -> None:
         assert len(claimed) == 1
         order += ids(claimed)
         assert claim_ids(stand) == []
-        assert stand.broker.ack([claimed[0].lease]) == set()
+        assert stand.broker.settle([claimed[0].lease]) == set()
     assert order == jobs
     assert not Need.objects.exists()
     assert not Blocked.objects.exists()
@@ -57,11 +57,11 @@ def test_later_job_does_not_overtake_waiting_jobs(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     (running,) = stand.claim()
     (third,) = put(stand, need("smtp"))
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     order = [running.job_id]
     while claimed := stand.claim():
         order += ids(claimed)
-        stand.broker.ack([one.lease for one in claimed])
+        stand.broker.settle([one.lease for one in claimed])
     assert order == [first, second, third]
 
 
@@ -70,10 +70,10 @@ def test_waiting_job_with_the_highest_priority_goes_first(stand: Stand) -> None:
     (delivery,) = stand.claim()
     (urgent,) = put(stand, need("smtp"), priority=50)
     assert claim_ids(stand) == []
-    stand.broker.ack([delivery.lease])
+    stand.broker.settle([delivery.lease])
     assert claim_ids(stand) == [urgent]
     assert delivery.job_id == running
-    assert stand.broker.whereabouts([waiting]) == {waiting: "blocked"}
+    assert stand.broker.states([waiting]) == {waiting: "blocked"}
 
 
 def test_jobs_without_guards_pass_blocked_jobs(stand: Stand) -> None:
@@ -88,7 +88,7 @@ def test_limit_admits_as_many_jobs_as_it_has_places(places: int, stand: Stand) -
     jobs = put(stand, need("tenant", "limit", places), count=8)
     running = stand.claim()
     assert ids(running) == jobs[:places]
-    stand.broker.ack([running[0].lease])
+    stand.broker.settle([running[0].lease])
     assert claim_ids(stand) == [jobs[places]]
 
 
@@ -98,9 +98,9 @@ def test_job_starts_when_all_its_guards_are_free(stand: Stand) -> None:
     (both,) = put(stand, need("a"), need("b"))
     running = {one.job_id: one for one in stand.claim()}
     assert set(running) == {first, second}
-    stand.broker.ack([running[first].lease])
+    stand.broker.settle([running[first].lease])
     assert claim_ids(stand) == []
-    stand.broker.ack([running[second].lease])
+    stand.broker.settle([running[second].lease])
     assert claim_ids(stand) == [both]
 
 
@@ -111,11 +111,11 @@ def test_turn_of_a_job_that_lacks_another_guard_goes_to_the_next(stand: Stand) -
     (both,) = put(stand, need("a"), need("b"))
     (only_a,) = put(stand, need("a"))
     assert claim_ids(stand) == []
-    stand.broker.ack([running[holder_of_a].lease])
+    stand.broker.settle([running[holder_of_a].lease])
     assert claim_ids(stand) + claim_ids(stand) == [only_a]
-    stand.broker.ack([running[holder_of_b].lease])
+    stand.broker.settle([running[holder_of_b].lease])
     assert claim_ids(stand) == []
-    stand.broker.ack([stand_lease(only_a)])
+    stand.broker.settle([stand_lease(only_a)])
     assert claim_ids(stand) == [both]
 
 
@@ -127,9 +127,9 @@ def test_turn_goes_to_the_next_if_the_missing_guard_is_declared_first(stand: Sta
     assert claim_ids(stand) == []
     (holder_of_a,) = put(stand, need("a"))
     assert claim_ids(stand) == [holder_of_a]
-    stand.broker.ack([running[holder_of_b].lease])
+    stand.broker.settle([running[holder_of_b].lease])
     assert claim_ids(stand) + claim_ids(stand) == [only_b]
-    stand.broker.ack([stand_lease(holder_of_a), stand_lease(only_b)])
+    stand.broker.settle([stand_lease(holder_of_a), stand_lease(only_b)])
     assert claim_ids(stand) == [both]
 
 
@@ -143,10 +143,10 @@ def test_newcomer_can_get_a_turn_lost_in_the_same_claim(stand: Stand) -> None:
     both = put(stand, need("a", "limit", 2), need("b"), count=2)
     (waiting,) = put(stand, need("a", "limit", 2))
     assert claim_ids(stand) == []
-    stand.broker.ack([running[job_id].lease for job_id in holders])
+    stand.broker.settle([running[job_id].lease for job_id in holders])
     (newcomer,) = put(stand, need("a", "limit", 2))
     assert claim_ids(stand) + claim_ids(stand) == [waiting, newcomer]
-    assert set(stand.broker.whereabouts(both).values()) == {"blocked"}
+    assert set(stand.broker.states(both).values()) == {"blocked"}
 
 
 def stand_lease(job_id: uuid.UUID) -> Any:
@@ -160,7 +160,7 @@ def test_fencing_number_rises_with_each_claim(stand: Stand) -> None:
     fences = []
     while claimed := stand.claim():
         fences.append(claimed[0].fence)
-        stand.broker.ack([claimed[0].lease])
+        stand.broker.settle([claimed[0].lease])
     assert fences == sorted(set(fences))
     assert fences[0] > 0
     put(stand, need("smtp"), need("other"))
@@ -174,7 +174,7 @@ def test_busy_guard_with_on_busy_skip_refuses_the_job(stand: Stand) -> None:
     (late,) = put(stand, need("feed", on_busy="skip"))
     (delivery,) = stand.claim()
     assert (delivery.job_id, delivery.refused) == (late, "already running")
-    stand.broker.ack([delivery.lease])
+    stand.broker.settle([delivery.lease])
     assert claim_ids(stand) == []
 
 
@@ -183,10 +183,10 @@ def test_busy_guard_with_on_busy_retry_defers_the_job(stand: Stand) -> None:
     (running,) = stand.claim()
     (late,) = put(stand, need("feed", on_busy="retry", retry_us=10_000_000))
     assert claim_ids(stand) == []
-    assert stand.broker.whereabouts([late]) == {late: "deferred"}
+    assert stand.broker.states([late]) == {late: "deferred"}
     stand.advance(11)
     assert claim_ids(stand) == []
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     stand.advance(11)
     (again,) = stand.claim()
     assert (again.job_id, again.attempt) == (late, 1)
@@ -198,7 +198,7 @@ def test_job_that_found_its_lock_busy_is_not_claimed_before_its_delay_ends(stand
     (running,) = stand.claim()
     (late,) = put(stand, need("feed", on_busy="retry", retry_us=600_000_000))
     assert claim_ids(stand) == []
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     stand.advance(300)
     assert claim_ids(stand) == []
     stand.advance(301)
@@ -208,12 +208,12 @@ def test_job_that_found_its_lock_busy_is_not_claimed_before_its_delay_ends(stand
 def test_released_job_frees_its_place_until_it_is_due(stand: Stand) -> None:
     first, second = put(stand, need("smtp"), count=2)
     (running,) = stand.claim()
-    stand.broker.release([Return(running.lease, delay_seconds=60, attempts=1)])
+    stand.broker.settle(again=[Return(running.lease, delay_seconds=60, attempts=1)])
     assert claim_ids(stand) == [second]
     stand.advance(61)
     assert claim_ids(stand) == []
-    assert stand.broker.whereabouts([first]) == {first: "blocked"}
-    stand.broker.ack([stand_lease(second)])
+    assert stand.broker.states([first]) == {first: "blocked"}
+    stand.broker.settle([stand_lease(second)])
     (again,) = stand.claim()
     assert (again.job_id, again.attempt) == (first, 2)
 
@@ -221,11 +221,11 @@ def test_released_job_frees_its_place_until_it_is_due(stand: Stand) -> None:
 def test_sequence_waits_for_the_retry(stand: Stand) -> None:
     first, second = put(stand, need("account", "sequence"), count=2)
     (running,) = stand.claim()
-    stand.broker.release([Return(running.lease, delay_seconds=60, attempts=1)])
+    stand.broker.settle(again=[Return(running.lease, delay_seconds=60, attempts=1)])
     assert claim_ids(stand) == []
     stand.advance(61)
     assert claim_ids(stand) == [first]
-    stand.broker.ack([stand_lease(first)])
+    stand.broker.settle([stand_lease(first)])
     assert claim_ids(stand) == [second]
 
 
@@ -236,7 +236,7 @@ def test_sequence_keeps_its_order_whatever_the_priority(stand: Stand) -> None:
     order = []
     while claimed := stand.claim(10, *queues):
         order += ids(claimed)
-        stand.broker.ack([one.lease for one in claimed])
+        stand.broker.settle([one.lease for one in claimed])
     assert order == [first, second]
 
 
@@ -244,7 +244,7 @@ def test_sequence_keeps_its_order_whatever_the_priority(stand: Stand) -> None:
 def test_sequence_halts_after_a_failure_only_if_asked_to(halts: bool, stand: Stand) -> None:
     first, second = put(stand, need("account", "sequence", halts=halts), count=2)
     (running,) = stand.claim()
-    stand.broker.ack([running.lease], failed={first})
+    stand.broker.settle([running.lease], failed={first})
     assert claim_ids(stand) == ([] if halts else [second])
 
 
@@ -255,7 +255,7 @@ def test_rescued_job_keeps_its_place_until_it_is_released(stand: Stand) -> None:
     assert claim_ids(stand) == []
     (rescued,) = stand.rescue()
     assert (rescued.job_id, claim_ids(stand)) == (first, [])
-    stand.broker.release([Return(rescued.lease, attempts=1, crashes=1)])
+    stand.broker.settle(again=[Return(rescued.lease, attempts=1, crashes=1)])
     assert len(claimed := claim_ids(stand)) == 1
     assert set(claimed) <= {first, second}
 
@@ -264,7 +264,7 @@ def test_withdrawn_job_leaves_the_line(stand: Stand) -> None:
     first, second, third = put(stand, need("smtp"), count=3)
     (running,) = stand.claim()
     assert stand.broker.withdraw([second]) == {second}
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     assert claim_ids(stand) == [third]
     assert running.job_id == first
 
@@ -272,8 +272,8 @@ def test_withdrawn_job_leaves_the_line(stand: Stand) -> None:
 def test_job_withdrawn_in_its_turn_passes_the_turn_on(stand: Stand) -> None:
     first, second, third = put(stand, need("smtp"), count=3)
     (running,) = stand.claim()
-    stand.broker.ack([running.lease])
-    assert stand.broker.whereabouts([second]) == {second: "ready"}
+    stand.broker.settle([running.lease])
+    assert stand.broker.states([second]) == {second: "ready"}
     assert stand.broker.withdraw([second]) == {second}
     assert claim_ids(stand) == [third]
     assert running.job_id == first
@@ -286,9 +286,9 @@ def test_turn_of_a_job_in_an_unserved_queue_goes_to_another(stand: Stand) -> Non
     (here,) = put(stand, need("smtp"))
     assert claim_ids(stand, 10) == []
     stand.claim(10, "night")
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     assert claim_ids(stand) == [here]
-    assert stand.broker.whereabouts([elsewhere]) == {elsewhere: "ready"}
+    assert stand.broker.states([elsewhere]) == {elsewhere: "ready"}
 
 
 def test_limit_has_the_places_of_the_newest_job(stand: Stand) -> None:
@@ -302,7 +302,7 @@ def test_purge_deletes_the_needs_of_its_jobs(stand: Stand) -> None:
     put(stand, need("smtp"), count=3, queue="mail")
     (running,) = stand.claim(1, "mail")
     assert stand.broker.purge("mail") == 2
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     assert not Need.objects.exists()
 
 
@@ -313,7 +313,7 @@ def test_refused_job_gives_no_turn_under_its_full_keys(stand: Stand) -> None:
     assert claim_ids(stand) == []
     (both,) = put(stand, need("a"), need("b"))
     assert claim_ids(stand) == []
-    assert stand.broker.whereabouts([only_b, both]) == {only_b: "blocked", both: "blocked"}
+    assert stand.broker.states([only_b, both]) == {only_b: "blocked", both: "blocked"}
 
 
 def test_sweep_goes_through_all_keys_in_pages(stand: Stand) -> None:
@@ -355,7 +355,7 @@ def test_sweep_keeps_a_sequence_that_a_failed_job_halts(stand: Stand) -> None:
     first, _ = put(stand, need("account", "sequence", halts=True), count=2)
     (running,) = stand.claim()
     assert claim_ids(stand) == []
-    stand.broker.ack([running.lease], failed={first})
+    stand.broker.settle([running.lease], failed={first})
     Job.objects.filter(pk=first).update(status="FAILED")
     assert _sweep(stand) == 0
     assert claim_ids(stand) == []
@@ -365,7 +365,7 @@ def test_sweep_keeps_a_sequence_whose_first_job_waits_for_its_retry(stand: Stand
     first, second = put(stand, need("account", "sequence"), count=2)
     (running,) = stand.claim()
     assert claim_ids(stand) == []
-    stand.broker.release([Return(running.lease, delay_seconds=600, attempts=1)])
+    stand.broker.settle(again=[Return(running.lease, delay_seconds=600, attempts=1)])
     assert _sweep(stand) == 0
     assert claim_ids(stand) == []
     Job.objects.filter(pk=first).update(status="FAILED")  # by hand
@@ -380,7 +380,7 @@ def test_sweep_leaves_running_jobs_alone(stand: Stand) -> None:
     (running,) = stand.claim()
     assert _sweep(stand) == 0
     assert claim_ids(stand) == []
-    stand.broker.ack([running.lease])
+    stand.broker.settle([running.lease])
     assert len(claim_ids(stand)) == 1
 
 
@@ -414,7 +414,7 @@ def test_job_enqueued_twice_has_its_needs_once(stand: Stand) -> None:
     stand.broker.enqueue([one, one])
     assert Need.objects.count() == 2
     (delivery,) = stand.claim()
-    stand.broker.ack([delivery.lease])
+    stand.broker.settle([delivery.lease])
     assert not Need.objects.exists()
 
 

@@ -45,11 +45,11 @@ def test_prepared_statements_give_the_same_results(stand: OrmStand) -> None:
 def test_prepared_statements_follow_a_rollback(stand: OrmStand) -> None:
     stand.broker.enqueue([message(), message()])
     with transaction.atomic():
-        stand.broker.ack([one.lease for one in stand.claim(1)])
+        stand.broker.settle([one.lease for one in stand.claim(1)])
         transaction.set_rollback(True)
     assert Ready.objects.count() == 2
     with transaction.atomic():
-        stand.broker.ack([one.lease for one in stand.claim(1)])
+        stand.broker.settle([one.lease for one in stand.claim(1)])
     assert Ready.objects.count() == 1
 
 
@@ -120,9 +120,9 @@ def through_all(stand: OrmStand) -> list[Any]:
     stale = stand.broker.extend([one.lease for one in claimed], lease_seconds=60)
     back = [Return(claimed[0].lease, attempts=7, crashes=2)]
     stale |= stand.broker.settle([one.lease for one in claimed[1:]], back)
-    stale |= stand.broker.ack([claimed[1].lease])
+    stale |= stand.broker.settle([claimed[1].lease])
     again = stand.claim(3)
-    stand.broker.ack([one.lease for one in again])
+    stand.broker.settle([one.lease for one in again])
     return [len(stale), [as_told(one) for one in [*claimed, *again]]]
 
 

@@ -16,12 +16,12 @@ Use = Callable[[Stand, list[Lease]], set[Lease]]
 
 USES: dict[str, Use] = {
     "extend": lambda stand, leases: stand.broker.extend(leases, lease_seconds=LEASE_SECONDS),
-    "ack": lambda stand, leases: stand.broker.ack(leases),
-    "release": lambda stand, leases: stand.broker.release(
-        [Return(lease, attempts=1) for lease in leases]
+    "ack": lambda stand, leases: stand.broker.settle(leases),
+    "release": lambda stand, leases: stand.broker.settle(
+        again=[Return(lease, attempts=1) for lease in leases]
     ),
-    "release later": lambda stand, leases: stand.broker.release(
-        [Return(lease, delay_seconds=10, attempts=1) for lease in leases]
+    "release later": lambda stand, leases: stand.broker.settle(
+        again=[Return(lease, delay_seconds=10, attempts=1) for lease in leases]
     ),
 }
 
@@ -40,7 +40,7 @@ def test_valid_lease_is_not_stale(stand: Stand, use: Use) -> None:
 def test_acked_job_is_gone(stand: Stand) -> None:
     stand.put(2)
     done, other = stand.claim()
-    assert stand.broker.ack([done.lease]) == set()
+    assert stand.broker.settle([done.lease]) == set()
     assert stand.where(done.job_id) is None
     assert stand.where(other.job_id) == "running"
     stand.advance(LEASE_SECONDS + 1)
@@ -57,15 +57,17 @@ def test_ack_with_an_old_and_a_new_lease_accepts_only_the_new(
     stand.advance(LEASE_SECONDS + 1)
     now = next(one for one in stand.rescue() if one.job_id == late.job_id)
     leases = [late.lease, now.lease] if is_late_first else [now.lease, late.lease]
-    assert stand.broker.ack([*leases, other.lease]) == {late.lease, other.lease}
+    assert stand.broker.settle([*leases, other.lease]) == {late.lease, other.lease}
     assert (stand.where(late.job_id), stand.where(other.job_id)) == (None, "running")
 
 
 def test_released_job_waits_again(stand: Stand) -> None:
     stand.put(2)
     now, later = stand.claim()
-    stand.broker.release([Return(now.lease, attempts=1), Return(later.lease, 10.0, attempts=1)])
-    assert stand.broker.whereabouts([now.job_id, later.job_id]) == {
+    stand.broker.settle(
+        again=[Return(now.lease, attempts=1), Return(later.lease, 10.0, attempts=1)]
+    )
+    assert stand.broker.states([now.job_id, later.job_id]) == {
         now.job_id: "ready",
         later.job_id: "deferred",
     }
@@ -80,7 +82,7 @@ def test_released_job_keeps_its_place_in_the_queue(stand: Stand) -> None:
     stand.needs("priority")
     put = stand.put(3) + stand.put(1, priority=-1)
     first = stand.claim_one()
-    stand.broker.release([Return(first.lease)])
+    stand.broker.settle(again=[Return(first.lease)])
     assert [delivery.job_id for delivery in stand.claim()] == put
 
 
@@ -96,7 +98,7 @@ def test_unknown_lease_is_stale(stand: Stand, use: Use) -> None:
 def test_lease_of_a_released_job_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     delivery = stand.claim_one()
-    stand.broker.release([Return(delivery.lease, attempts=1)])
+    stand.broker.settle(again=[Return(delivery.lease, attempts=1)])
     assert use(stand, [delivery.lease]) == {delivery.lease}
     assert stand.where(delivery.job_id) == "ready"
     assert stand.claim_one().attempt == 2
@@ -105,7 +107,7 @@ def test_lease_of_a_released_job_is_stale(stand: Stand, use: Use) -> None:
 def test_lease_of_an_acked_job_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     delivery = stand.claim_one()
-    stand.broker.ack([delivery.lease])
+    stand.broker.settle([delivery.lease])
     assert use(stand, [delivery.lease]) == {delivery.lease}
     assert stand.where(delivery.job_id) is None
 
@@ -113,7 +115,7 @@ def test_lease_of_an_acked_job_is_stale(stand: Stand, use: Use) -> None:
 def test_lease_from_before_a_release_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     before = stand.claim_one()
-    stand.broker.release([Return(before.lease, attempts=1)])
+    stand.broker.settle(again=[Return(before.lease, attempts=1)])
     now = stand.claim_one()
     assert use(stand, [before.lease]) == {before.lease}
     assert_untouched(stand, now)
@@ -141,8 +143,8 @@ def test_ended_lease_is_valid_until_the_job_is_rescued(stand: Stand, use: Use) -
 def test_mixed_batch_returns_only_its_stale_leases(stand: Stand, use: Use) -> None:
     stand.put(4)
     released, acked, valid, also_valid = stand.claim()
-    stand.broker.release([Return(released.lease, attempts=1)])
-    stand.broker.ack([acked.lease])
+    stand.broker.settle(again=[Return(released.lease, attempts=1)])
+    stand.broker.settle([acked.lease])
     unknown = Lease(new_job_id(), 1)
     batch = [released.lease, valid.lease, unknown, acked.lease, also_valid.lease]
     assert use(stand, batch) == {released.lease, acked.lease, unknown}
@@ -160,7 +162,7 @@ def test_lease_twice_in_a_batch_is_not_stale(stand: Stand, use: Use) -> None:
 def test_old_lease_next_to_the_new_one_in_a_batch_is_stale(stand: Stand, use: Use) -> None:
     stand.put()
     before = stand.claim_one()
-    stand.broker.release([Return(before.lease, attempts=1)])
+    stand.broker.settle(again=[Return(before.lease, attempts=1)])
     now = stand.claim_one()
     assert use(stand, [before.lease, now.lease]) == {before.lease}
 
@@ -196,7 +198,7 @@ def test_rescued_job_is_complete_and_its_attempt_not_counted_again(stand: Stand)
     stand.needs("priority")
     stand.put(queue="mail", priority=9)
     (first,) = stand.claim(1, "mail")
-    stand.broker.release([Return(first.lease, attempts=1, crashes=1)])
+    stand.broker.settle(again=[Return(first.lease, attempts=1, crashes=1)])
     (lost,) = stand.claim(1, "mail")
     stand.advance(LEASE_SECONDS + 1)
     rescuer = uuid.uuid4()
@@ -232,7 +234,6 @@ def test_rescue_takes_no_more_than_its_limit(stand: Stand) -> None:
 
 
 def test_expire_holder_ends_leases_at_once(stand: Stand) -> None:
-    stand.needs("lists_holders")
     stand.put(5)
     dead = uuid.uuid4()
     theirs = stand.claim(3, holder=dead)
@@ -244,7 +245,6 @@ def test_expire_holder_ends_leases_at_once(stand: Stand) -> None:
 
 
 def test_held_by_lists_the_holders_jobs(stand: Stand) -> None:
-    stand.needs("lists_holders")
     stand.put(3, priority=4)
     claimed = stand.claim(2)
     stand.claim(1, holder=uuid.uuid4())
@@ -253,8 +253,8 @@ def test_held_by_lists_the_holders_jobs(stand: Stand) -> None:
     assert {(one.package, one.queue, one.priority, one.attempt) for one in held} == {
         (b"" if stand.leases_are_rows else b"package", "default", 4, 1)
     }
-    stand.broker.ack([claimed[0].lease])
-    stand.broker.release([Return(claimed[1].lease)])
+    stand.broker.settle([claimed[0].lease])
+    stand.broker.settle(again=[Return(claimed[1].lease)])
     assert stand.broker.held_by(stand.holder) == []
 
 
@@ -265,5 +265,5 @@ def assert_untouched(stand: Stand, delivery: Delivery) -> None:
     stand.advance(LEASE_SECONDS / 2)
     assert stand.rescue() == []
     assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
-    assert stand.broker.ack([delivery.lease]) == set()
+    assert stand.broker.settle([delivery.lease]) == set()
     assert stand.where(delivery.job_id) is None

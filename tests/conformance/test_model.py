@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.brokers.contract import Delivery, Lease, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Return
 from stoker.brokers.orm import broker as orm
 from stoker.brokers.orm import claim as watermarks
 
@@ -97,7 +97,9 @@ class BrokerMachine(RuleBasedStateMachine):
     def claim(
         self, queues: tuple[str, ...], limit: int, holder: uuid.UUID, lease_seconds: float
     ) -> Any:
-        claimed = self.stand.broker.claim(queues, limit, holder=holder, lease_seconds=lease_seconds)
+        claimed = self.stand.broker.claim(
+            ClaimRequest(limit, holder=holder, lease_seconds=lease_seconds, queues=queues)
+        )
         if limit:  # with limit 0, promoting is optional
             self._promote_due()
         wanted = [
@@ -130,7 +132,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def ack(self, some: list[Delivery]) -> None:
         leases = [one.lease for one in some]
         stale = self._stale(leases)
-        assert self.stand.broker.ack(leases) == stale
+        assert self.stand.broker.settle(leases) == stale
         for lease in set(leases) - stale:
             del self.jobs[lease.job_id]
 
@@ -143,7 +145,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def release(self, some: list[Delivery], delay: float, attempts: int, crashes: int) -> None:
         stale = self._stale([one.lease for one in some])
         returns = [Return(one.lease, delay, attempts, crashes) for one in some]
-        assert self.stand.broker.release(returns) == stale
+        assert self.stand.broker.settle(again=returns) == stale
         for lease in {one.lease for one in some} - stale:
             job = self.jobs[lease.job_id]
             job.place, job.due_at = ("deferred" if delay else "ready"), self.now + delay
@@ -161,7 +163,9 @@ class BrokerMachine(RuleBasedStateMachine):
             for job_id, job in self.jobs.items()
             if job.place == "running" and job.leased_until < self.now
         }
-        rescued = self.stand.broker.claim_expired(limit, holder=holder, lease_seconds=lease_seconds)
+        rescued = self.stand.broker.claim_expired(
+            ClaimRequest(limit, holder=holder, lease_seconds=lease_seconds)
+        )
         assert {one.job_id for one in rescued} <= over
         assert len(rescued) == min(limit, len(over))
         for one in rescued:
@@ -212,7 +216,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @invariant()
     def agree_on_the_states(self) -> None:
-        places = self.stand.broker.whereabouts(list(self.jobs))
+        places = self.stand.broker.states(list(self.jobs))
         assert set(places) == set(self.jobs)
         for job_id, place in places.items():
             job = self.jobs[job_id]
@@ -229,7 +233,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Delete everything, even if this example failed."""
         broker = self.stand.broker
         for holder in HOLDERS:
-            broker.ack([one.lease for one in broker.held_by(holder)])
+            broker.settle([one.lease for one in broker.held_by(holder)])
         for queue in QUEUES:
             broker.purge(queue)
         assert broker.sizes() == {}

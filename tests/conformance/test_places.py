@@ -17,13 +17,13 @@ def test_whereabouts_names_every_state(stand: Stand) -> None:
     (ready,) = stand.put()
     (deferred,) = stand.put(run_after=stand.now() + 100)
     unknown = new_job_id()
-    assert stand.broker.whereabouts([unknown, ready, deferred, running]) == {
+    assert stand.broker.states([unknown, ready, deferred, running]) == {
         ready: "ready",
         deferred: "deferred",
         running: "running",
     }
-    stand.broker.ack([delivery.lease])
-    assert stand.broker.whereabouts([running]) == {}
+    stand.broker.settle([delivery.lease])
+    assert stand.broker.states([running]) == {}
 
 
 def test_waiting_jobs_can_be_withdrawn(stand: Stand) -> None:
@@ -43,7 +43,7 @@ def test_leased_job_is_not_withdrawn(stand: Stand) -> None:
     delivery = stand.claim_one()
     assert stand.broker.withdraw([delivery.job_id]) == set()
     assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
-    stand.broker.release([Return(delivery.lease)])
+    stand.broker.settle(again=[Return(delivery.lease)])
     assert stand.broker.withdraw([delivery.job_id]) == {delivery.job_id}
 
 
@@ -85,7 +85,7 @@ def test_job_that_the_server_has_not_delivered_can_be_withdrawn(stand: Stand) ->
     assert delivery.job_id == stays
     assert stand.broker.withdraw([stays]) == set()
     assert stand.broker.not_come([ready, stays, deferred]) == set()
-    stand.broker.ack([delivery.lease])
+    stand.broker.settle([delivery.lease])
     assert stand.broker.not_come([stays]) == set()
     assert stand.broker.withdraw([stays]) == set()
 
@@ -100,8 +100,8 @@ def test_purge_removes_the_waiting_jobs_of_one_queue(stand: Stand) -> None:
     stand.advance(101)
     assert stand.claim() == []
     gone = set(ready + deferred) - {running.job_id}
-    assert not gone & set(stand.broker.whereabouts(list(gone)))
-    assert stand.broker.ack([running.lease]) == set()
+    assert not gone & set(stand.broker.states(list(gone)))
+    assert stand.broker.settle([running.lease]) == set()
     assert [delivery.job_id for delivery in stand.claim(10, "mail")] == others
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from stoker.brokers.contract import Delivery, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.patience import set_deadlines
 from stoker.models import Job
 from stoker.models.job import Endings
@@ -171,7 +171,7 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
     yield "claim", claim
     yield (
         "claim from every queue",
-        lambda: stand.broker.claim((), count, holder=stand.holder, lease_seconds=60),
+        lambda: stand.broker.claim(ClaimRequest(count, holder=stand.holder, lease_seconds=60)),
     )
     leases = [delivery.lease for delivery in claimed]
     assert len(leases) == count
@@ -192,12 +192,12 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
         ),
     )
     half = count // 2
-    yield "ack", lambda: stand.broker.ack(leases[half:])
+    yield "ack", lambda: stand.broker.settle(leases[half:])
     back = [Return(lease, delay_seconds=number % 2) for number, lease in enumerate(leases[:half])]
     if back:
-        yield "release", lambda: stand.broker.release(back)
+        yield "release", lambda: stand.broker.settle(again=back)
     yield "enqueue", lambda: stand.broker.enqueue([message() for _ in range(count)])
-    yield "whereabouts", lambda: stand.broker.whereabouts([lease.job_id for lease in leases[:20]])
+    yield "whereabouts", lambda: stand.broker.states([lease.job_id for lease in leases[:20]])
     yield "withdraw", lambda: stand.broker.withdraw([uuid.uuid4() for _ in range(min(count, 50))])
     yield "next due", stand.broker.next_due_seconds
 

@@ -83,7 +83,7 @@ def test_permit_lasts_one_percent_of_the_period_or_permit_seconds(
     put(stand, rate(1))
     (delivery,) = claim(stand)
     assert MARGIN_SECONDS <= delivery.permit_seconds < MARGIN_SECONDS + 30
-    stand.broker.ack([delivery.lease])
+    stand.broker.settle([delivery.lease])
     let_pass(PERIOD_SECONDS * 2)
     put(stand, rate(1)._replace(period_us=MICROSECONDS))
     (delivery,) = claim(stand, permit_seconds=0.3)
@@ -137,7 +137,7 @@ def test_next_due_seconds_ignores_rates_if_not_rated(stand: Stand) -> None:
 def test_job_released_unstarted_gets_another_permit_and_its_attempt_back(stand: Stand) -> None:
     first, second = put(stand, rate(1), 2)
     (delivery,) = claim(stand)
-    stand.broker.release([Return(delivery.lease)])
+    stand.broker.settle(again=[Return(delivery.lease)])
     assert claim(stand) == [], "the broker cannot know that it was not started"
     let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
     (again,) = claim(stand)

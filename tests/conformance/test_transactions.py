@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.brokers.contract import Broker, Lease, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Lease, Return
 from stoker.models import Claimed
 from stoker.store.clock import MICROSECONDS
 
@@ -53,7 +53,7 @@ def test_rolled_back_enqueue_adds_nothing(stand: Stand, delay: float | None) -> 
 def test_job_is_invisible_before_the_commit(stand: Stand) -> None:
     with stand.atomic():
         (job_id,) = stand.put()
-        (seen,) = together(stand, lambda broker: broker.whereabouts([job_id]))
+        (seen,) = together(stand, lambda broker: broker.states([job_id]))
         assert seen == {}
     assert stand.claim_one().job_id == job_id
 
@@ -62,10 +62,10 @@ def test_rolled_back_ack_keeps_the_lease(stand: Stand) -> None:
     stand.put()
     delivery = stand.claim_one()
     with rolled_back(stand):
-        assert stand.broker.ack([delivery.lease]) == set()
-        assert stand.broker.ack([delivery.lease]) == {delivery.lease}
+        assert stand.broker.settle([delivery.lease]) == set()
+        assert stand.broker.settle([delivery.lease]) == {delivery.lease}
     assert stand.where(delivery.job_id) == "running"
-    assert stand.broker.ack([delivery.lease]) == set()
+    assert stand.broker.settle([delivery.lease]) == set()
 
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 10.0], ids=["now", "later"])
@@ -73,7 +73,7 @@ def test_rolled_back_release_keeps_the_lease(stand: Stand, delay_seconds: float)
     stand.put()
     delivery = stand.claim_one()
     with rolled_back(stand):
-        assert stand.broker.release([Return(delivery.lease, delay_seconds)]) == set()
+        assert stand.broker.settle(again=[Return(delivery.lease, delay_seconds)]) == set()
     assert stand.where(delivery.job_id) == "running"
     assert stand.broker.extend([delivery.lease], lease_seconds=LEASE_SECONDS) == set()
 
@@ -92,8 +92,8 @@ def test_whole_life_of_a_job_inside_one_transaction_works(stand: Stand) -> None:
         stand.put(run_after=stand.now() - 1)
         first, second, third = stand.claim()
         assert stand.broker.extend([first.lease], lease_seconds=LEASE_SECONDS) == set()
-        stand.broker.release([Return(first.lease, 0.02, attempts=1), Return(second.lease)])
-        assert stand.broker.ack([third.lease]) == set()
+        stand.broker.settle(again=[Return(first.lease, 0.02, attempts=1), Return(second.lease)])
+        assert stand.broker.settle([third.lease]) == set()
         found: list[Any] = []
         while len(found) < 2:  # the database's clock advances inside a transaction
             found += stand.claim()
@@ -113,8 +113,10 @@ def test_concurrent_claims_and_rescues_do_not_wait(stand: Stand) -> None:
         (others,) = together(
             stand,
             lambda broker: (
-                broker.claim(["default"], 6, holder=stand.holder, lease_seconds=60)
-                + broker.claim_expired(6, holder=stand.holder, lease_seconds=60)
+                broker.claim(
+                    ClaimRequest(6, holder=stand.holder, lease_seconds=60, queues=["default"])
+                )
+                + broker.claim_expired(ClaimRequest(6, holder=stand.holder, lease_seconds=60))
             ),
         )
         found = {delivery.job_id for delivery in others}
@@ -131,13 +133,13 @@ def test_extend_ack_and_release_do_not_wait_for_other_rows(stand: Stand) -> None
     stand.put(8)
     ours, theirs = stand.claim(4), stand.claim(4)
     with rolled_back(stand):
-        stand.broker.ack([delivery.lease for delivery in ours])
+        stand.broker.settle([delivery.lease for delivery in ours])
 
         def use_theirs(broker: Broker) -> set[Lease]:
             return (
                 broker.extend([one.lease for one in theirs], lease_seconds=LEASE_SECONDS)
-                | broker.ack([one.lease for one in theirs[:2]])
-                | broker.release([Return(one.lease) for one in theirs[2:]])
+                | broker.settle([one.lease for one in theirs[:2]])
+                | broker.settle(again=[Return(one.lease) for one in theirs[2:]])
             )
 
         (stale,) = together(stand, use_theirs)
@@ -160,7 +162,7 @@ def test_locked_lease_is_extended_or_stale_after_the_other_transaction_ends(
         other.begin()
         other.do(lambda: list(Claimed.objects.select_for_update()))
         if is_acked:
-            other.do(lambda: stand.another().ack([delivery.lease]))
+            other.do(lambda: stand.another().settle([delivery.lease]))
         extending = worker.start(
             lambda: stand.another().extend([delivery.lease], lease_seconds=2 * LEASE_SECONDS)
         )

@@ -212,7 +212,7 @@ def enqueue_again() -> None:
 def no_rescue() -> None:
     from stoker.brokers.orm.broker import OrmBroker
 
-    replace(OrmBroker, "claim_expired")(lambda _right, _self, _limit, **_options: [])
+    replace(OrmBroker, "claim_expired")(lambda _right, _self, _request: [])
     replace(OrmBroker, "expire_holder")(lambda _right, _self, _holder: 0)
 
 

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from stoker import chain, dead_letters, every, group, queues, schedules
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.inspect import stats
 from stoker.models import Cluster, DeadLetter, Tally
@@ -77,7 +78,9 @@ def ids() -> dict[str, Any]:
 def running_job() -> str:
     """Create a job that runs according to its cluster's last heartbeat."""
     cluster_id, job = uuid4(), tasks.add.using(queue_name="busy").enqueue(1, 2)
-    broker_for(settings_for()).claim(["busy"], 1, holder=cluster_id, lease_seconds=600)
+    broker_for(settings_for()).claim(
+        ClaimRequest(1, holder=cluster_id, lease_seconds=600, queues=["busy"])
+    )
     running = [{"job": job.id, "seconds": 1.0}]
     Cluster.objects.create(
         id=cluster_id,

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import F
 
 from stoker import queues
-from stoker.brokers.contract import Return
+from stoker.brokers.contract import ClaimRequest, Return
 from stoker.cluster.upkeep import Upkeep
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.outcomes import Cancelled, Crashed, TimedOut
@@ -104,7 +104,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
         stand.claim()
 
     def free_the_lock(stand: Stand) -> None:
-        assert not stand.broker.ack([stand.other.lease])
+        assert not stand.broker.settle([stand.other.lease])
 
     def ended(task: Any) -> Prepare:
         def prepare(stand: Stand) -> None:
@@ -155,14 +155,18 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
 
     def give_back(stand: Stand) -> None:
         delivery = stand.delivery
-        assert not stand.broker.release([Return(delivery.lease, attempts=delivery.attempt - 1)])
+        assert not stand.broker.settle(
+            again=[Return(delivery.lease, attempts=delivery.attempt - 1)]
+        )
 
     def extend(stand: Stand) -> None:
         assert not stand.broker.extend([stand.delivery.lease], lease_seconds=120)
 
     def take_over(stand: Stand) -> None:
         holder = stand.plan.cluster_id
-        assert len(stand.broker.claim_expired(10, holder=holder, lease_seconds=60)) == 1
+        assert (
+            len(stand.broker.claim_expired(ClaimRequest(10, holder=holder, lease_seconds=60))) == 1
+        )
 
     def cancel(stand: Stand) -> None:
         assert stand.result.cancel("not needed")

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Lease
+from stoker.brokers.contract import ClaimRequest, Lease
 from stoker.cluster.plan import Plan
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
@@ -46,11 +46,13 @@ class Stand:
 
     def claim(self) -> None:
         holder = self.plan.cluster_id
-        [self.delivery] = self.broker.claim([], 10, holder=holder, lease_seconds=60)
+        [self.delivery] = self.broker.claim(ClaimRequest(10, holder=holder, lease_seconds=60))
 
     def claim_in_vain(self) -> None:
         """Claim, and check that nothing is leased."""
-        assert not self.broker.claim([], 10, holder=self.plan.cluster_id, lease_seconds=60)
+        assert not self.broker.claim(
+            ClaimRequest(10, holder=self.plan.cluster_id, lease_seconds=60)
+        )
 
     def promote(self) -> None:
         Store(self.settings).promote(500)

@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery, Message
+from stoker.brokers.contract import ClaimRequest, Delivery, Message
 from stoker.conf import settings_for
 from stoker.inspect.guards import crowded
 from stoker.inspect.stats import queues
@@ -29,7 +29,9 @@ def put(name: str, count: int = 1, **options: object) -> None:
 
 def claim() -> list[Delivery]:
     broker = broker_for(settings_for())
-    return broker.claim(["mail"], 100, holder=uuid.uuid4(), lease_seconds=60, rated_limit=100)
+    return broker.claim(
+        ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60, rated_limit=100, queues=["mail"])
+    )
 
 
 def test_guard_without_waiting_jobs_is_not_listed() -> None:

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from stoker import Limit, set_limit, task
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
 
@@ -22,11 +22,13 @@ def send(tenant_id: int) -> None:
 
 
 def claim() -> list[Delivery]:
-    return broker_for(settings_for()).claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
+    return broker_for(settings_for()).claim(
+        ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60)
+    )
 
 
 def ack(deliveries: list[Delivery]) -> None:
-    assert not broker_for(settings_for()).ack([delivery.lease for delivery in deliveries])
+    assert not broker_for(settings_for()).settle([delivery.lease for delivery in deliveries])
 
 
 def test_raised_limit_admits_more_jobs_at_once() -> None:

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from stoker import DuplicateJob, InSequence, Lock, Rate, Unique
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.compat import InvalidTask, TaskResultDoesNotExist, task_signals
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
@@ -73,13 +73,15 @@ def unique(mode: str = "keep", **options: Any) -> Unique:
 
 
 def claim() -> list[Delivery]:
-    return broker_for(settings_for()).claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
+    return broker_for(settings_for()).claim(
+        ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60)
+    )
 
 
 def put_back(delivery: Delivery, seconds: float = 0.0) -> None:
     """Release a job as after a failed attempt."""
     back = Return(delivery.lease, delay_seconds=seconds, attempts=delivery.attempt)
-    assert not broker_for(settings_for()).release([back])
+    assert not broker_for(settings_for()).settle(again=[back])
 
 
 def bring_into(state: str, until: str) -> Result[int]:
@@ -257,7 +259,7 @@ def test_duplicate_of_a_running_job_runs_once_after_it(mode: str) -> None:
     Deferred.objects.update(due_us=0)
     (running,) = claim()
     assert str(running.job_id) == first.id
-    broker_for(settings_for()).ack([running.lease])
+    broker_for(settings_for()).settle([running.lease])
     assert [str(one.job_id) for one in claim()] == [follower.id]
 
 

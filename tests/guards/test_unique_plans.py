@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 from stoker import Unique
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.models import Claimed, Job, UniqueKey
 
@@ -93,4 +93,4 @@ def verbs(count: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def claimed(queue: str) -> list[Delivery]:
     broker = broker_for(settings_for())
-    return broker.claim([queue], 5_000, holder=uuid.uuid4(), lease_seconds=60)
+    return broker.claim(ClaimRequest(5_000, holder=uuid.uuid4(), lease_seconds=60, queues=[queue]))

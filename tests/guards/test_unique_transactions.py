@@ -13,7 +13,7 @@ from django.db import OperationalError, transaction
 
 from stoker import Lock, Unique
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.intake import Newcomers
@@ -55,7 +55,9 @@ def done(future: Future[Result[int]]) -> Result[int]:
 
 
 def claim() -> list[Delivery]:
-    return broker_for(settings_for()).claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
+    return broker_for(settings_for()).claim(
+        ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60)
+    )
 
 
 def claimed_ids() -> list[str]:
@@ -151,7 +153,7 @@ def test_kept_job_does_not_start_before_the_duplicate_enqueue_commits(
     if state == "deferred":
         (delivery,) = claim()
         again = Return(delivery.lease, delay_seconds=60, attempts=1)
-        broker_for(settings_for()).release([again])
+        broker_for(settings_for()).settle(again=[again])
         Deferred.objects.update(due_us=0)
     one.begin()
     other.begin()
@@ -176,7 +178,7 @@ def test_kept_job_that_is_blocked_starts_after_the_duplicate_enqueue_commits(one
     assert claimed_ids() == []
     one.begin()
     assert one.do(lambda: guarded.enqueue(1, 20)).was_duplicate
-    broker_for(settings_for()).ack([holder.lease])
+    broker_for(settings_for()).settle([holder.lease])
     assert claimed_ids() == []
     one.commit()
     assert claimed_ids() == [first.id]
@@ -202,7 +204,7 @@ def test_running_job_ends_while_a_duplicate_enqueue_is_uncommitted(mode: str, on
 
 def end(delivery: Delivery) -> None:
     with transaction.atomic():
-        assert not broker_for(settings_for()).ack([delivery.lease])
+        assert not broker_for(settings_for()).settle([delivery.lease])
         Job.objects.filter(pk=delivery.job_id).update(status="SUCCESSFUL")
 
 

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from stoker import JobState, dead_letters, task
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import settings_for
@@ -249,7 +250,7 @@ def test_enqueue_with_same_key_returns_first_job() -> None:
 
 def test_enqueue_with_key_of_running_job_returns_that_job() -> None:
     frail.fetch.enqueue("news")
-    (delivery,) = broker_for(settings_for()).claim([], 1, holder=HOLDER, lease_seconds=60)
+    (delivery,) = broker_for(settings_for()).claim(ClaimRequest(1, holder=HOLDER, lease_seconds=60))
     again = frail.fetch.enqueue("news")
     assert again.id == str(delivery.job_id)
     assert Job.objects.count() == 1
@@ -266,7 +267,7 @@ def test_cancelled_job_does_not_run() -> None:
 
 def test_clean_up_frees_expired_leases_and_leaves_valid_ones() -> None:
     jobs = [frail.charge.enqueue(f"order {number}") for number in range(3)]
-    claimed = broker_for(settings_for()).claim([], 3, holder=HOLDER, lease_seconds=600)
+    claimed = broker_for(settings_for()).claim(ClaimRequest(3, holder=HOLDER, lease_seconds=600))
     over = [one.job_id for one in claimed[:2]]
     Claimed.objects.filter(pk__in=over).update(leased_until_us=DatabaseNow() - microseconds(600))
     upkeep().clean_up_at_start()
@@ -278,7 +279,7 @@ def test_clean_up_frees_expired_leases_and_leaves_valid_ones() -> None:
 def test_clean_up_frees_guard_held_by_dead_cluster() -> None:
     first, second = frail.book.enqueue("7", "one"), frail.book.enqueue("7", "two")
     broker = broker_for(settings_for())
-    broker.claim([], 2, holder=HOLDER, lease_seconds=600)
+    broker.claim(ClaimRequest(2, holder=HOLDER, lease_seconds=600))
     Claimed.objects.update(leased_until_us=DatabaseNow() - microseconds(600))
     upkeep().clean_up_at_start()
     dead_letters.discard(first.id)
@@ -307,7 +308,7 @@ def test_sequences_run_one_job_each_side_by_side() -> None:
     frail.book.enqueue("7", "one")
     frail.book.enqueue("7", "two")
     frail.book.enqueue("8", "three")
-    claimed = broker_for(settings_for()).claim([], 10, holder=HOLDER, lease_seconds=60)
+    claimed = broker_for(settings_for()).claim(ClaimRequest(10, holder=HOLDER, lease_seconds=60))
     assert len(claimed) == 2, "one of each account"
 
 

@@ -13,7 +13,8 @@ from uuid import UUID
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from stoker.brokers.carried import Errand, Lookout
+from stoker.brokers.arrivals import Errand, Lookout
+from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.ironmq import opened
 from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_of
 from stoker.exceptions import BrokerUnavailable
@@ -54,7 +55,7 @@ class TestOnce:
     ) -> None:
         job = message()
         stand.broker.enqueue([job])
-        assert stand.broker.ack([stand.claim_one().lease]) == set()
+        assert stand.broker.settle([stand.claim_one().lease]) == set()
         Job.objects.all().delete()  # as if results were not kept
         stand.broker.relay([job])
         assert stand.claim() == []
@@ -105,7 +106,9 @@ class TestOnce:
             try:
                 found: list[UUID] = []
                 for _ in range(3):
-                    claimed = broker.claim((), 10, holder=uuid.uuid4(), lease_seconds=60.0)
+                    claimed = broker.claim(
+                        ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60.0)
+                    )
                     found += [one.job_id for one in claimed]
                 return found
             finally:
@@ -165,7 +168,7 @@ class TestOnce:
                 with pytest.raises((BrokerUnavailable, DatabaseError)):
                     stand.claim()
                 transport.advance(transport.parcel_seconds / 2)
-                stand.broker._hold_at = 0.0  # type: ignore[attr-defined] # holding is due
+                stand.broker.arrivals._hold_at = 0.0  # type: ignore[attr-defined] # holding is due
             assert transport.receive((), 10) == []
         assert [one.job_id for one in stand.claim()] == put
         assert transport.kept == {}
@@ -186,8 +189,8 @@ class TestTurns:
     def test_backlog_in_store_does_not_delay_new_messages(
         self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stoker.brokers.carried.AHEAD", 5)
-        stand.broker.inside.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
+        monkeypatch.setattr("stoker.brokers.arrivals.AHEAD", 5)
+        stand.broker.store.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
         (job_id,) = stand.put(priority=100)
         first = [one.job_id for _ in range(2) for one in stand.claim(5)]
         assert job_id in first
@@ -202,11 +205,11 @@ class TestTurns:
             raise BrokerUnavailable("it is away")
 
         monkeypatch.setattr(transport, "receive", receive)
-        monkeypatch.setattr("stoker.brokers.carried.REST_SECONDS", 3600.0)
-        stand.broker.inside.enqueue([message() for _ in range(3)])  # type: ignore[union-attr] # it has one
+        monkeypatch.setattr("stoker.brokers.arrivals.REST_SECONDS", 3600.0)
+        stand.broker.store.enqueue([message() for _ in range(3)])  # type: ignore[union-attr] # it has one
         assert len([one for _ in range(3) for one in stand.claim(2)]) == 3
         assert len(asked) == 1, "it is not asked again at once"
-        stand.broker._ask_at = 0.0  # type: ignore[attr-defined] # asking is due
+        stand.broker.arrivals._ask_at = 0.0  # type: ignore[attr-defined] # asking is due
         with pytest.raises(BrokerUnavailable):
             stand.claim(1)
 
@@ -323,7 +326,7 @@ class TestLookout:
     def test_unclaimed_message_is_given_back(
         self, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stoker.brokers.carried.KEEP_SECONDS", 0.05)
+        monkeypatch.setattr("stoker.brokers.arrivals.KEEP_SECONDS", 0.05)
         with closing(Lookout(transport)) as lookout:
             lookout.send_out(Errand(("default",), 1, frozenset()))
             transport.send([message()])

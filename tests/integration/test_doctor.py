@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.inspect.doctor import examination
 from stoker.inspect.doctor import examination as guards
@@ -66,7 +66,7 @@ def findings(**options: Any) -> dict[str, Finding]:
 
 
 def claim(limit: int = 1) -> list[Delivery]:
-    return broker_for(settings_for()).claim([], limit, holder=HOLDER, lease_seconds=60)
+    return broker_for(settings_for()).claim(ClaimRequest(limit, holder=HOLDER, lease_seconds=60))
 
 
 def enqueue(count: int = 1) -> list[uuid.UUID]:
@@ -153,7 +153,7 @@ def blocked_without_key() -> list[Any]:
 def blocked_with_room() -> list[Any]:
     holder = one_waits_for_another()
     GuardKey.objects.update(has_line=False)
-    assert not broker_for(settings_for()).ack([holder.lease])
+    assert not broker_for(settings_for()).settle([holder.lease])
     Job.objects.filter(pk=holder.job_id).update(status="SUCCESSFUL", finished_at=timezone.now())
     return [Blocked.objects.get().key_id]
 
@@ -359,7 +359,7 @@ def test_job_in_two_places_stays_claimed() -> None:
     findings(repair=True)
     assert not Ready.objects.exists()
     assert not Deferred.objects.exists()
-    assert not broker_for(settings_for()).ack([delivery.lease])
+    assert not broker_for(settings_for()).settle([delivery.lease])
 
 
 def test_place_without_job_becomes_dead_letter() -> None:

@@ -17,7 +17,8 @@ from redis import Redis
 
 from stoker import Lock, Unique, dead_letters, group, queues
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.fronted import FrontedBroker
+from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings, settings_for
 from stoker.dead_letters import Fate, requeueing
 from stoker.exceptions import BrokerError, BrokerUnavailable
@@ -44,21 +45,21 @@ pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
-def broker() -> Iterator[FrontedBroker]:
+def broker() -> Iterator[Dispatch]:
     options = {"BROKER": redis_url(), "CLUSTER": f"test-{uuid.uuid4().hex}"}
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
         made = broker_for(settings_for())
-        assert isinstance(made, FrontedBroker)
+        assert isinstance(made, Dispatch)
         yield made
         client = Redis.from_url(redis_url())
-        for key in client.scan_iter(f"{made.behind.prefix}:*"):  # type: ignore[attr-defined] # of Redis
+        for key in client.scan_iter(f"{made.broker.prefix}:*"):  # type: ignore[attr-defined] # of Redis
             client.delete(key)
         client.close()
         made.close()
 
 
-def outside(broker: FrontedBroker) -> int:
-    sizes = broker.behind.sizes().values()
+def outside(broker: Dispatch) -> int:
+    sizes = broker.broker.sizes().values()
     return sum(size["ready"] + size["deferred"] for size in sizes)
 
 
@@ -74,14 +75,14 @@ ENQUEUED: list[Callable[[], Any]] = [
 
 class TestPlaces:
     def test_plain_job_makes_no_query(
-        self, broker: FrontedBroker, django_assert_num_queries: Any
+        self, broker: Dispatch, django_assert_num_queries: Any
     ) -> None:
         with django_assert_num_queries(0):
             add.enqueue(1, 2)
             add.enqueue_many([((1, 2), {})] * 3)
         assert (outside(broker), Ready.objects.count()) == (4, 0)
 
-    def test_job_in_transaction_goes_through_the_outbox(self, broker: FrontedBroker) -> None:
+    def test_job_in_transaction_goes_through_the_outbox(self, broker: Dispatch) -> None:
         with transaction.atomic():
             add.enqueue(1, 2)
             assert (outside(broker), Outgoing.objects.count()) == (0, 1)
@@ -89,7 +90,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize("changes", [{"lock": Lock("one")}, {"unique": Unique("one")}])
     def test_guarded_job_waits_in_the_store(
-        self, broker: FrontedBroker, changes: dict[str, Any]
+        self, broker: Dispatch, changes: dict[str, Any]
     ) -> None:
         with transaction.atomic():
             result = add.using(**changes).enqueue(1, 2)
@@ -99,10 +100,10 @@ class TestPlaces:
         assert result.wait(5) == 3
 
     def test_job_beyond_the_brokers_limits_waits_in_the_store(
-        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        small = replace(broker.behind.capabilities, max_payload_bytes=500, max_delay_seconds=60)
-        monkeypatch.setattr(broker.behind, "capabilities", small)
+        small = replace(broker.broker.capabilities, max_payload_bytes=500, max_delay_seconds=60)
+        monkeypatch.setattr(broker.broker, "capabilities", small)
         big = echo.enqueue("a" * 500)
         late = add.using(run_after=61).enqueue(1, 2)
         results = echo.enqueue_many([(("b",), {}), (("a" * 500,), {})])
@@ -114,7 +115,7 @@ class TestPlaces:
         assert [one.wait(5) for one in results] == ["b", "a" * 500]
 
     @pytest.mark.parametrize("queue", ["a\0b", "q" * 101, ""])
-    def test_invalid_queue_name_is_refused(self, broker: FrontedBroker, queue: str) -> None:
+    def test_invalid_queue_name_is_refused(self, broker: Dispatch, queue: str) -> None:
         with pytest.raises(BrokerError, match="a name has 1 to 100 characters"):
             broker.enqueue([message(queue=queue)])
         assert outside(broker) == 0
@@ -142,23 +143,23 @@ class TestPlaces:
         with django_assert_num_queries(0):
             assert len(claim()) == 1
 
-    def test_one_of_two_claims_starts_with_the_store(self, broker: FrontedBroker) -> None:
+    def test_one_of_two_claims_starts_with_the_store(self, broker: Dispatch) -> None:
         locked = add.using(lock=Lock("one")).enqueue(1, 2)
         add.enqueue_many([((1, 2), {})] * 5)
         found = [
             str(one.job_id)
             for _ in range(2)
-            for one in broker.claim([], 1, holder=uuid.uuid4(), lease_seconds=60)
+            for one in broker.claim(ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60))
         ]
         assert len(found) == 2
         assert locked.id in found
 
-    def test_job_is_announced_once(self, broker: FrontedBroker) -> None:
-        with closing(broker.behind.client.pubsub()) as listening:  # type: ignore[attr-defined] # of Redis
-            listening.subscribe(broker.behind.channel)  # type: ignore[attr-defined] # as above
+    def test_job_is_announced_once(self, broker: Dispatch) -> None:
+        with closing(broker.broker.client.pubsub()) as listening:  # type: ignore[attr-defined] # of Redis
+            listening.subscribe(broker.broker.channel)  # type: ignore[attr-defined] # as above
             assert listening.get_message(timeout=60)["type"] == "subscribe"
             add.enqueue(1, 2)
-            broker.behind.client.publish(broker.behind.channel, "end")  # type: ignore[attr-defined] # as above
+            broker.broker.client.publish(broker.broker.channel, "end")  # type: ignore[attr-defined] # as above
             told = []
             while b"end" not in told:
                 message = listening.get_message(ignore_subscribe_messages=True, timeout=1)
@@ -181,7 +182,7 @@ class TestEnds:
         assert (result.wait(5), result.attempts, result.job.task) == (3, 1, "tests.app.tasks.add")
         assert Claimed.objects.count() == 0
 
-    def test_failure_is_retried_and_becomes_dead_letter(self, broker: FrontedBroker) -> None:
+    def test_failure_is_retried_and_becomes_dead_letter(self, broker: Dispatch) -> None:
         result = succeed_at.using(max_attempts=2).enqueue(3)
         work_off()
         assert not DeadLetter.objects.exists()
@@ -199,12 +200,12 @@ class TestEnds:
         account.refresh_from_db()
         assert account.total == 1
 
-    def test_holder_of_lost_lease_records_nothing(self, broker: FrontedBroker) -> None:
+    def test_holder_of_lost_lease_records_nothing(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)
         (delivery,) = claim()
         attempted = Executor(settings_for(), worker_id="w").run(delivery)
         broker.expire_holder(_holder_of(broker, delivery.job_id))
-        (rescued,) = broker.claim_expired(10, holder=uuid.uuid4(), lease_seconds=60)
+        (rescued,) = broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
         assert finish(settings_for(), broker, [attempted]) == {delivery.lease}
         assert not Job.objects.exists()
         again = Executor(settings_for(), worker_id="w").run(rescued)
@@ -212,18 +213,18 @@ class TestEnds:
         assert result.wait(5) == 3
 
     def test_recorded_job_does_not_run_again_after_lost_ack(
-        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         add.enqueue(1, 2)
         (delivery,) = claim()
         attempted = Executor(settings_for(), worker_id="w").run(delivery)
         with monkeypatch.context() as patch:
-            patch.setattr(broker.behind, "settle", lambda *_, **__: set())  # it dies before the ack
+            patch.setattr(broker.broker, "settle", lambda *_, **__: set())  # it dies before the ack
             finish(settings_for(), broker, [attempted])
         assert Job.objects.get().status == "SUCCESSFUL"
         broker.expire_holder(_holder_of(broker, delivery.job_id))
-        assert broker.claim_expired(10, holder=uuid.uuid4(), lease_seconds=60) == []
-        assert broker.whereabouts([delivery.job_id]) == {}
+        assert broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60)) == []
+        assert broker.states([delivery.job_id]) == {}
         assert Attempt.objects.count() == 0
 
     @pytest.mark.postgres
@@ -241,7 +242,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("first", ["success", "rescue"])
     def test_first_of_concurrent_success_and_rescue_counts(
-        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch, first: str
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch, first: str
     ) -> None:
         """A monitor pauses before it writes, and its lease ends meanwhile: both have asked the
         broker before the other one wrote."""
@@ -250,10 +251,10 @@ class TestEnds:
         executor = Executor(settings_for(), worker_id="w")
         success = executor.run(delivery)
         broker.expire_holder(_holder_of(broker, delivery.job_id))
-        (taken,) = broker.claim_expired(10, holder=uuid.uuid4(), lease_seconds=60)
+        (taken,) = broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
         rescue = Attempted(taken, Crashed("its lease ended"), "", None, time.time())
         with monkeypatch.context() as patch:
-            patch.setattr(broker.behind, "extend", lambda *_, **__: set())
+            patch.setattr(broker.broker, "extend", lambda *_, **__: set())
             for one in (success, rescue) if first == "success" else (rescue, success):
                 finish(settings_for(), broker, [one])
         ended = first == "success"
@@ -267,7 +268,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("has_acted", [False, True])
     def test_outcome_recorded_twice_counts_once(
-        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch, has_acted: bool
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch, has_acted: bool
     ) -> None:
         """The broker fails, or its answer is lost, after everything but the ack is done."""
         told: list[Any] = []
@@ -275,7 +276,7 @@ class TestEnds:
         post_execute.connect(listen)
         add.enqueue(1, 2)
         succeed_at.using(max_attempts=1).enqueue(3)
-        executor, settle = Executor(settings_for(), worker_id="w"), broker.behind.settle
+        executor, settle = Executor(settings_for(), worker_id="w"), broker.broker.settle
         attempted = [executor.run(delivery) for delivery in claim()]
 
         def settle_in_vain(*arguments: Any, **options: Any) -> None:
@@ -284,29 +285,29 @@ class TestEnds:
             raise BrokerUnavailable("it is away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(broker.behind, "settle", settle_in_vain)
+            patch.setattr(broker.broker, "settle", settle_in_vain)
             with pytest.raises(BrokerUnavailable):
                 finish(settings_for(), broker, attempted)
         assert finish(settings_for(), broker, attempted, is_again=True) == set()
         assert DeadLetter.objects.get().failure_count == 1
         assert (Job.objects.exclude(status=None).count(), len(told)) == (2, 2)
-        assert broker.behind.sizes() == {}
+        assert broker.broker.sizes() == {}
 
-    def test_cancelled_workflow_withdraws_its_jobs(self, broker: FrontedBroker) -> None:
+    def test_cancelled_workflow_withdraws_its_jobs(self, broker: Dispatch) -> None:
         workflow = group(add.s(1, 2), add.s(3, 4)).enqueue()
         workflow.cancel("no")
         workflow.refresh()
         assert (workflow.status, outside(broker), Ready.objects.count()) == ("CANCELLED", 0, 0)
         assert set(Job.objects.values_list("status", flat=True)) == {"CANCELLED"}
 
-    def test_cancel_withdraws_a_waiting_job(self, broker: FrontedBroker) -> None:
+    def test_cancel_withdraws_a_waiting_job(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)
         assert result.cancel("no")
         assert (outside(broker), result.state) == (0, JobState.CANCELLED)
 
     @pytest.mark.parametrize("one", ENQUEUED)
     def test_cancel_that_rolls_back_withdraws_nothing(
-        self, one: Callable[[], Any], broker: FrontedBroker
+        self, one: Callable[[], Any], broker: Dispatch
     ) -> None:
         result = one()
         waiting = outside(broker)
@@ -319,7 +320,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("one", ENQUEUED)
     def test_cancel_in_transaction_withdraws_at_commit(
-        self, one: Callable[[], Any], broker: FrontedBroker
+        self, one: Callable[[], Any], broker: Dispatch
     ) -> None:
         result = one()
         with transaction.atomic():
@@ -328,7 +329,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("one", ENQUEUED)
     def test_unrecorded_withdrawal_is_recorded_by_upkeep(
-        self, one: Callable[[], Any], broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+        self, one: Callable[[], Any], broker: Dispatch, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The connection is lost between the withdrawal and the COMMIT."""
         result = one()
@@ -339,9 +340,7 @@ class TestEnds:
         sweep_requests(settings_for())
         assert (outside(broker), statuses()) == (0, {"CANCELLED"})
 
-    def test_clear_in_a_transaction_that_rolls_back_removes_nothing(
-        self, broker: FrontedBroker
-    ) -> None:
+    def test_clear_in_a_transaction_that_rolls_back_removes_nothing(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)
         add.using(lock=Lock("one")).enqueue(3, 4)
         with transaction.atomic():
@@ -352,7 +351,7 @@ class TestEnds:
             pass
         assert result.wait(5) == 3
 
-    def test_clear_in_a_transaction_removes_when_it_commits(self, broker: FrontedBroker) -> None:
+    def test_clear_in_a_transaction_removes_when_it_commits(self, broker: Dispatch) -> None:
         add.enqueue(1, 2)
         add.using(lock=Lock("one")).enqueue(3, 4)
         with transaction.atomic():
@@ -383,12 +382,12 @@ class TestUndoneRequeues:
         _assert_carried_out(letter, sent.job_id)
 
     def test_undo_does_not_ask_the_broker_within_its_transaction(
-        self, broker: FrontedBroker, monkeypatch: pytest.MonkeyPatch
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         letter = dead(frail.charge, "order 1")
         sent = dead_letters.requeue(letter.pk)
         assert [one.job_id for one in claim()] == [sent.job_id]
-        monkeypatch.setattr(broker.behind, "withdraw", _lose_connection)
+        monkeypatch.setattr(broker.broker, "withdraw", _lose_connection)
         assert dead_letters.undo_requeue(letter.pk).fate is Fate.UNDER_WAY
 
 
@@ -405,7 +404,7 @@ def _lose_connection(*_: object) -> None:
     raise OperationalError("server closed the connection unexpectedly")
 
 
-def test_missing_package_becomes_dead_letter(broker: FrontedBroker) -> None:
+def test_missing_package_becomes_dead_letter(broker: Dispatch) -> None:
     """Other damage to packages is in test_tampering.py."""
     write_ledger.enqueue()
     _client(broker).delete(f"{_prefix(broker)}:package")
@@ -418,14 +417,14 @@ def test_missing_package_becomes_dead_letter(broker: FrontedBroker) -> None:
     assert Job.objects.get().status == "FAILED"
 
 
-def _holder_of(broker: FrontedBroker, job_id: uuid.UUID) -> uuid.UUID:
-    (known,) = broker.behind._run("look", [job_id.hex])  # type: ignore[attr-defined] # of Redis
+def _holder_of(broker: Dispatch, job_id: uuid.UUID) -> uuid.UUID:
+    (known,) = broker.broker._run("look", [job_id.hex])  # type: ignore[attr-defined] # of Redis
     return uuid.UUID(known[5].decode())
 
 
-def _client(broker: FrontedBroker) -> Any:
-    return broker.behind.client  # type: ignore[attr-defined] # of Redis
+def _client(broker: Dispatch) -> Any:
+    return broker.broker.client  # type: ignore[attr-defined] # of Redis
 
 
-def _prefix(broker: FrontedBroker) -> str:
-    return str(broker.behind.prefix)  # type: ignore[attr-defined] # of Redis
+def _prefix(broker: Dispatch) -> str:
+    return str(broker.broker.prefix)  # type: ignore[attr-defined] # of Redis

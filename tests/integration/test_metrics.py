@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.cluster.upkeep import History
 from stoker.conf import Settings, settings_for
 from stoker.jobs.batch import Batch
@@ -56,7 +56,7 @@ def moment(seconds: float) -> datetime:
 
 def claim(count: int) -> list[Delivery]:
     broker = broker_for(settings_for())
-    return broker.claim([], count, holder=uuid.uuid4(), lease_seconds=60)
+    return broker.claim(ClaimRequest(count, holder=uuid.uuid4(), lease_seconds=60))
 
 
 def done() -> Outcome:

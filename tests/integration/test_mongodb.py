@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from stoker.brokers.adapters import adapter_for
-from stoker.brokers.contract import Lease, Return
+from stoker.brokers.contract import ClaimRequest, Lease, Return
 from stoker.brokers.mongodb.broker import MongodbBroker
 from stoker.brokers.mongodb.documents import selections
 from stoker.conf import Settings
@@ -66,10 +66,10 @@ class TestLostAnswers:
         put = stand.put(3)
         proxy.lose_answer_to(b"attempts")
         with pytest.raises(BrokerUnavailable, match="did not carry this out"):
-            far.claim(["default"], 10, holder=stand.holder, lease_seconds=60)
+            far.claim(ClaimRequest(10, holder=stand.holder, lease_seconds=60, queues=["default"]))
         held = far.held_by(stand.holder)
         assert [(one.job_id, one.attempt) for one in held] == [(job_id, 1) for job_id in put]
-        far.release([Return(one.lease, attempts=0) for one in held])
+        far.settle(again=[Return(one.lease, attempts=0) for one in held])
         assert [one.attempt for one in stand.claim()] == [1, 1, 1]
 
     def test_settle_can_be_repeated(
@@ -107,15 +107,17 @@ class TestLostAnswers:
         put = stand.put(2)
         proxy.hold()
         with pytest.raises(BrokerUnavailable, match="did not carry this out"):
-            far.claim(["default"], 10, holder=stand.holder, lease_seconds=60)
+            far.claim(ClaimRequest(10, holder=stand.holder, lease_seconds=60, queues=["default"]))
         proxy.release()
 
         def all_are_claimed() -> bool:
             """Retry: a request that was sent before may arrive at any moment."""
             with suppress(BrokerUnavailable):
                 held = far.held_by(stand.holder)
-                far.release([Return(one.lease, attempts=0) for one in held])
-                claimed = far.claim(["default"], 10, holder=stand.holder, lease_seconds=60)
+                far.settle(again=[Return(one.lease, attempts=0) for one in held])
+                claimed = far.claim(
+                    ClaimRequest(10, holder=stand.holder, lease_seconds=60, queues=["default"])
+                )
                 assert {one.attempt for one in claimed} <= {1}
                 return [one.job_id for one in claimed] == put
             return False
@@ -130,7 +132,7 @@ class TestRelays:
         job = message()
         stand.broker.relay([job])
         if end == "ack":
-            stand.broker.ack([stand.claim_one().lease])
+            stand.broker.settle([stand.claim_one().lease])
         elif end == "withdraw":
             assert stand.broker.withdraw([job.job_id]) == {job.job_id}
         else:
@@ -141,7 +143,7 @@ class TestRelays:
 
     def test_retry_of_relayed_job_runs_again(self, stand: MongodbStand) -> None:
         stand.broker.relay([message()])
-        stand.broker.release([Return(stand.claim_one().lease, attempts=1)])
+        stand.broker.settle(again=[Return(stand.claim_one().lease, attempts=1)])
         assert stand.claim_one().attempt == 2
 
 

@@ -10,6 +10,7 @@ from django.db import transaction
 
 from stoker import queues
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.exceptions import QueueNotFound
 from stoker.jobs.states import JobState
@@ -112,9 +113,9 @@ def test_clear_cancels_ready_and_deferred_jobs_and_keeps_their_rows() -> None:
 def test_clear_cancels_blocked_jobs_but_not_running_ones() -> None:
     settings = settings_for()
     running = guarded.enter.enqueue()
-    held = broker_for(settings).claim([], 1, holder=_ID, lease_seconds=60)
+    held = broker_for(settings).claim(ClaimRequest(1, holder=_ID, lease_seconds=60))
     blocked = guarded.enter.enqueue()
-    assert broker_for(settings).claim([], 1, holder=_ID, lease_seconds=60) == []
+    assert broker_for(settings).claim(ClaimRequest(1, holder=_ID, lease_seconds=60)) == []
     assert queues.clear("default") == queues.Cleared(1, 1)
     blocked.refresh()
     assert blocked.state is JobState.CANCELLED

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from stoker.brokers.adapters import adapter_for, broker_for
-from stoker.brokers.contract import Return
+from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.redis import broker as redis_relay
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.brokers.redis.connection import weaknesses, without_password
@@ -132,7 +132,7 @@ class TestConnections:
     def test_claim_works_after_script_flush(self, stand: RedisStand) -> None:
         stand.put()
         stand.broker.client.script_flush()  # type: ignore[attr-defined] # of this broker
-        assert stand.broker.ack([stand.claim_one().lease]) == set()
+        assert stand.broker.settle([stand.claim_one().lease]) == set()
 
     def test_url_is_shown_without_passwords(self) -> None:
         assert without_password("redis+sentinel://a:b@h:1,i:2/m") == "redis+sentinel://h:1,i:2/m"
@@ -183,7 +183,7 @@ class TestLoads:
         leases = [one.lease for one in claimed]
         assert stand.broker.extend(leases, lease_seconds=LEASE_SECONDS) == set()
         assert len(stand.broker.held_by(stand.holder)) == 9_000
-        assert stand.broker.release([Return(lease) for lease in leases[:8_500]]) == set()
+        assert stand.broker.settle(again=[Return(lease) for lease in leases[:8_500]]) == set()
         assert stand.broker.expire_holder(stand.holder) == 500
         assert len(stand.rescue(1_000)) == 500
         assert stand.broker.purge("default") == 19_500
@@ -195,18 +195,18 @@ class TestLoads:
             broker.enqueue([message(package=b"x" * 1000) for _ in range(100)])
             broker.enqueue([message(run_after=1.0), message(run_after=2.0)])
             wish: dict[str, Any] = {"holder": holder, "lease_seconds": LEASE_SECONDS}
-            (first, *_) = broker.claim([], 2, **wish)
+            (first, *_) = broker.claim(ClaimRequest(2, **wish))
             with Redis(port=server.port) as client:
                 client.config_set("maxmemory", "1mb")
             for put in (broker.enqueue, broker.relay):
                 with pytest.raises(BrokerUnavailable, match="raise maxmemory"):
                     put([message(package=b"x" * 1000)])
             assert broker.extend([first.lease], lease_seconds=LEASE_SECONDS) == set()
-            claimed = broker.claim([], 50, **wish)
+            claimed = broker.claim(ClaimRequest(50, **wish))
             leases = [one.lease for one in claimed]
             assert broker.settle(leases[:40], [Return(one) for one in leases[40:]]) == set()
             assert broker.expire_holder(holder) == 2
-            assert len(broker.claim_expired(10, **wish)) == 2
+            assert len(broker.claim_expired(ClaimRequest(10, **wish))) == 2
             assert sum(broker.sizes()["default"].values()) == 62
             broker.close()
 
@@ -266,11 +266,11 @@ class TestDamage:
         if place == "leases":
             stand.broker.client.zadd(f"{stand.broker.prefix}:leases", {damaged.job_id.hex: 0})
             wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
-            found += stand.broker.claim_expired(10, **wish)
+            found += stand.broker.claim_expired(ClaimRequest(10, **wish))
         assert {one.job_id: (one.package, one.attempt) for one in found} == dict.fromkeys(
             (damaged.job_id, job_id), (b"package", 1)
         )
-        assert stand.broker.ack([one.lease for one in found]) == set()
+        assert stand.broker.settle([one.lease for one in found]) == set()
         assert stand.broker.sizes() == {}
 
     def test_foreign_members_are_ignored(self, stand: RedisStand) -> None:
@@ -279,7 +279,7 @@ class TestDamage:
             stand.broker.client.zadd(f"{stand.broker.prefix}:{key}", {"junk": 0})
         assert [one.job_id for one in stand.claim()] == [job_id]
         wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
-        assert stand.broker.claim_expired(10, **wish) == []
+        assert stand.broker.claim_expired(ClaimRequest(10, **wish)) == []
 
     def test_queue_with_damaged_job_is_purged(self, stand: RedisStand) -> None:
         stand.broker.client.zadd(f"{stand.broker.prefix}:ready:mail", {uuid.uuid4().hex: 0})
@@ -292,13 +292,13 @@ def test_empty_queues_leave_no_keys(stand: RedisStand) -> None:
     wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
     for number in range(20):
         stand.put(queue=f"customer-{number}")
-    released, *rest = stand.broker.claim((), 20, **wish)
-    assert stand.broker.claim((), 20, **wish) == []
-    stand.broker.release([Return(released.lease, attempts=0, crashes=0)])
-    (found,) = stand.broker.claim((), 20, **wish)
+    released, *rest = stand.broker.claim(ClaimRequest(20, **wish))
+    assert stand.broker.claim(ClaimRequest(20, **wish)) == []
+    stand.broker.settle(again=[Return(released.lease, attempts=0, crashes=0)])
+    (found,) = stand.broker.claim(ClaimRequest(20, **wish))
     assert found.job_id == released.job_id
-    stand.broker.ack([one.lease for one in (found, *rest)])
-    assert stand.broker.claim((), 20, **wish) == []
+    stand.broker.settle([one.lease for one in (found, *rest)])
+    assert stand.broker.claim(ClaimRequest(20, **wish)) == []
     assert list(stand.broker.client.scan_iter(f"{stand.broker.prefix}*")) == []
 
 
@@ -314,7 +314,7 @@ class TestRelays:
     def test_relay_repeated_after_the_end_adds_nothing(self, stand: RedisStand) -> None:
         job = message()
         stand.broker.relay([job], until=stand.broker.relay_until())
-        stand.broker.ack([stand.claim_one().lease])
+        stand.broker.settle([stand.claim_one().lease])
         stand.broker.relayed_for_good([job.job_id])
         stand.broker.relay([job], until=stand.broker.relay_until())
         assert stand.broker.sizes() == {}
@@ -376,14 +376,14 @@ def _use_everything(broker: RedisBroker) -> None:
     while not wake.is_due():
         pass
     assert wake.fileno() is not None
-    first, second, third = broker.claim([], 10, **wish)
+    first, second, third = broker.claim(ClaimRequest(10, **wish))
     assert broker.extend([first.lease], lease_seconds=LEASE_SECONDS) == set()
     assert broker.settle([first.lease], [Return(second.lease)]) == set()
     assert [one.lease for one in broker.held_by(wish["holder"])] == [third.lease]
     assert broker.expire_holder(wish["holder"]) == 1
-    assert len(broker.claim_expired(10, **wish)) == 1
+    assert len(broker.claim_expired(ClaimRequest(10, **wish))) == 1
     assert broker.sizes() == {"default": {"ready": 1, "deferred": 1, "blocked": 0, "running": 1}}
-    assert set(broker.whereabouts([one.job_id for one in jobs]).values()) == (
+    assert set(broker.states([one.job_id for one in jobs]).values()) == (
         {"ready", "deferred", "running"}
     )
     assert (broker.next_due_seconds() or 0) > 1e9

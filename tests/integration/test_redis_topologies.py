@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from stoker.brokers.contract import Return
+from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
@@ -48,7 +48,7 @@ def test_broker_follows_sentinel_fail_over() -> None:
             wait_for(lambda: watch.sentinel_slaves("main"), lambda: "it does not know the replica")
         holder, jobs = uuid.uuid4(), [message() for _ in range(3)]
         wait_for(lambda: _does(lambda: broker.enqueue(jobs)))
-        (leased,) = broker.claim((), 1, holder=holder, lease_seconds=60)
+        (leased,) = broker.claim(ClaimRequest(1, holder=holder, lease_seconds=60))
         with Redis(port=master.port) as client:
             assert client.wait(1, 10_000) == 1
         _let_sentinel_believe_in_death(port, 300)
@@ -58,8 +58,8 @@ def test_broker_follows_sentinel_fail_over() -> None:
         with Redis(port=replica.port) as client:
             assert client.role()[0] == b"master"
         assert broker.held_by(holder) == [leased]
-        assert broker.ack([leased.lease]) == set()
-        rest = broker.claim((), 10, holder=holder, lease_seconds=60)
+        assert broker.settle([leased.lease]) == set()
+        rest = broker.claim(ClaimRequest(10, holder=holder, lease_seconds=60))
         assert [one.job_id for one in rest] == [one.job_id for one in jobs[1:]]
 
 
@@ -73,7 +73,7 @@ def test_cluster_of_three_masters_stores_each_queue_cluster_on_one() -> None:
             url = f"redis+cluster://127.0.0.1:{masters[number % 3].port}"
             broker = RedisBroker(Settings(broker=url, cluster=f"shop-{number}"))
             broker.relay([message(), message(run_after=1.0)])
-            found = broker.claim((), 5, holder=uuid.uuid4(), lease_seconds=60)
+            found = broker.claim(ClaimRequest(5, holder=uuid.uuid4(), lease_seconds=60))
             assert len(found) == 2
             assert broker.settle([found[0].lease], [Return(found[1].lease, attempts=1)]) == set()
             assert broker.sizes()["default"]["ready"] == 1
@@ -102,7 +102,7 @@ def test_tls_connection_needs_a_trusted_certificate() -> None:
         url = f"rediss://127.0.0.1:{port}/0"
         trusting = RedisBroker(Settings(broker=f"{url}?ssl_ca_certs={certificate}"))
         trusting.enqueue([message()])
-        assert len(trusting.claim((), 5, holder=uuid.uuid4(), lease_seconds=60)) == 1
+        assert len(trusting.claim(ClaimRequest(5, holder=uuid.uuid4(), lease_seconds=60))) == 1
         trusting.close()
         with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
             RedisBroker(Settings(broker=url)).ping()

@@ -21,6 +21,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.compat import (
     TaskResultDoesNotExist,
     TaskResultMismatch,
@@ -168,7 +169,7 @@ class TestLife:
             info={"lease_seconds": 60.0},
         )
         result = add.enqueue(1, 2)
-        broker_for(settings_for()).claim([], 1, holder=cluster.pk, lease_seconds=60)
+        broker_for(settings_for()).claim(ClaimRequest(1, holder=cluster.pk, lease_seconds=60))
         result.refresh()
         assert (result.state, result.status) == (JobState.CLAIMED, TaskResultStatus.READY)
         assert (result.attempts, result.worker_ids, result.started_at) == (0, [], None)

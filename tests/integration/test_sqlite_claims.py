@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Broker, Delivery
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.models import Claimed, Job, Ready
 from stoker.store.engines.sqlite import SQLite
@@ -43,7 +43,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Between:
 
 
 def claim(broker: Broker) -> list[Delivery]:
-    return broker.claim(["default"], 10, holder=uuid4(), lease_seconds=60)
+    return broker.claim(ClaimRequest(10, holder=uuid4(), lease_seconds=60, queues=["default"]))
 
 
 def ids(deliveries: list[Delivery]) -> list[UUID]:

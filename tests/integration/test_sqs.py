@@ -60,18 +60,18 @@ class TestFifo:
             running = stand.claim(10, "orders.fifo")
             assert [one.job_id for one in running] == [job_id]
             assert stand.claim(10, "orders.fifo") == []
-            stand.broker.ack([one.lease for one in running])
+            stand.broker.settle([one.lease for one in running])
         assert [one.job_id for one in stand.claim(10, "other.fifo")] == other
 
     def test_retry_blocks_later_jobs(self, stand: SqsStand) -> None:
         first, second = stand.put(2, queue="orders.fifo")
         (running,) = stand.claim(10, "orders.fifo")
-        stand.broker.release([Return(running.lease, 10.0, attempts=1)])
+        stand.broker.settle(again=[Return(running.lease, 10.0, attempts=1)])
         assert stand.claim(10, "orders.fifo") == []
         stand.advance(11)
         (again,) = stand.claim(10, "orders.fifo")
         assert (again.job_id, again.attempt) == (first, 2)
-        stand.broker.ack([again.lease])
+        stand.broker.settle([again.lease])
         assert [one.job_id for one in stand.claim(10, "orders.fifo")] == [second]
 
     def test_groups_option_makes_a_group_per_task_or_job(self, stand: SqsStand) -> None:
@@ -126,7 +126,7 @@ class TestDeletion:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stand.transport._queues, "delete", _fails)
             claimed = stand.claim()
-        stand.broker.ack([one.lease for one in claimed])
+        stand.broker.settle([one.lease for one in claimed])
         noted_at = Relayed.objects.earliest("relayed_at").relayed_at
         stand.advance(61)
         assert stand.claim() == []
@@ -182,7 +182,7 @@ class TestQueues:
         for attempt in range(1, 6):
             delivery = stand.claim_one()
             assert delivery.attempt == attempt
-            stand.broker.release([Return(delivery.lease, attempts=attempt)])
+            stand.broker.settle(again=[Return(delivery.lease, attempts=attempt)])
         assert stand.transport.counts() == {"default": 0}
 
     def test_missing_queue_raises_with_advice(self, stand: SqsStand) -> None:

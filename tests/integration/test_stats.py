@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.exceptions import NotMigrated
 from stoker.inspect import queue_depths, stats
@@ -41,7 +42,9 @@ def queues() -> dict[str, QueueDepth]:
 
 
 def claim(limit: int) -> list[str]:
-    deliveries = broker_for(settings_for()).claim([], limit, holder=HOLDER, lease_seconds=60)
+    deliveries = broker_for(settings_for()).claim(
+        ClaimRequest(limit, holder=HOLDER, lease_seconds=60)
+    )
     return [str(delivery.job_id) for delivery in deliveries]
 
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from stoker import chain, dead_letters, schedules
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
 from stoker.inspect.timeline import Moment, MomentKind, timeline
@@ -139,7 +140,7 @@ def test_running_job_shows_progress_and_cancel_request() -> None:
 def test_running_job_shows_its_worker() -> None:
     result = tasks.nothing.enqueue()
     holder = uuid.uuid4()
-    broker_for(settings_for()).claim([], 1, holder=holder, lease_seconds=60)
+    broker_for(settings_for()).claim(ClaimRequest(1, holder=holder, lease_seconds=60))
     running = [{"job": result.id, "seconds": 30.0}]
     Cluster.objects.create(
         id=holder,

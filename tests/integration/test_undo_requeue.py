@@ -89,7 +89,7 @@ def test_job_waiting_for_retry_cannot_be_undone() -> None:
     retry = outcomes.Retry(fault, 3600, "error")
     finish(settings_for(), broker, [Attempted(one, retry, "w", None, 1.0) for one in claim()])
     assert dead_letters.undo_requeue(letter.pk).fate is Fate.UNDER_WAY
-    assert broker.whereabouts([sent.job_id]) == {sent.job_id: "deferred"}
+    assert broker.states([sent.job_id]) == {sent.job_id: "deferred"}
     letter.refresh_from_db()
     assert letter.state == "requeued"
 

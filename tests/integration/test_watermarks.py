@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from django.db import connection, connections, transaction
 
-from stoker.brokers.contract import Broker, Delivery, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.brokers.orm import claim as watermarks
 from stoker.models import Ready
 from stoker.store.engines import engine_of
@@ -60,7 +60,7 @@ def deliveries(
     stand: OrmStand, limit: int, *queues: str, broker: Broker | None = None
 ) -> list[Delivery]:
     chosen = broker or stand.broker
-    return chosen.claim(queues, limit, holder=stand.holder, lease_seconds=60)
+    return chosen.claim(ClaimRequest(limit, holder=stand.holder, lease_seconds=60, queues=queues))
 
 
 @pytest.mark.usefixtures("good")
@@ -90,7 +90,7 @@ class TestWithMarks:
         assert claim(stand) == known[:1]
         enqueue(stand.another(), queue="other", priority=1)
         found = stand.broker.claim(
-            (), 1, holder=stand.holder, lease_seconds=60, passed_over=["other"]
+            ClaimRequest(1, holder=stand.holder, lease_seconds=60, passed_over=["other"])
         )
         assert [one.job_id for one in found] == known[1:]
 
@@ -107,14 +107,14 @@ class TestWithMarks:
         enqueue(stand.broker, *[new_job_id() for _ in range(4)])
         (first,) = deliveries(stand, 1)
         (second,) = deliveries(stand, 1)
-        stand.broker.release([Return(first.lease, attempts=0)])
+        stand.broker.settle(again=[Return(first.lease, attempts=0)])
         assert claim(stand) == [first.job_id]
         assert second.job_id not in claim(stand, 5)
 
     def test_job_released_by_another_process_is_found(self, stand: OrmStand) -> None:
         enqueue(stand.broker, new_job_id(), new_job_id())
         (first,) = deliveries(stand, 1)
-        stand.another().release([Return(first.lease, attempts=1)])
+        stand.another().settle(again=[Return(first.lease, attempts=1)])
         assert {*claim(stand), *claim(stand)} >= {first.job_id}
 
     def test_due_job_takes_its_place_in_the_line(self, stand: OrmStand) -> None:
@@ -176,9 +176,9 @@ class TestWithMarks:
 
     def test_queue_that_was_passed_over_is_found_again(self, stand: OrmStand) -> None:
         enqueue(stand.broker, *[new_job_id() for _ in range(3)])
-        first = stand.broker.claim((), 1, holder=stand.holder, lease_seconds=60)
+        first = stand.broker.claim(ClaimRequest(1, holder=stand.holder, lease_seconds=60))
         passed = stand.broker.claim(
-            (), 9, holder=stand.holder, lease_seconds=60, passed_over=["default"]
+            ClaimRequest(9, holder=stand.holder, lease_seconds=60, passed_over=["default"])
         )
         assert (len(first), passed) == (1, [])
         assert len(claim(stand, 9)) == 2
@@ -213,10 +213,10 @@ class TestWithMarks:
                     held += found
                 case "release" if held:
                     back = held.pop(choose.randrange(len(held)))
-                    broker.release([Return(back.lease, attempts=0)])
+                    broker.settle(again=[Return(back.lease, attempts=0)])
                     waiting.add(back.job_id)
                 case "ack" if held:
-                    broker.ack([held.pop().lease])
+                    broker.settle([held.pop().lease])
         while found := deliveries(stand, 7):
             waiting -= {one.job_id for one in found}
         assert not waiting

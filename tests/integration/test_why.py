@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from stoker import InSequence, Limit, Lock, Rate, chain, dead_letters, group, queues
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.exceptions import PackageError
 from stoker.jobs import relay as outbox
@@ -66,7 +67,7 @@ def at_work(cluster: Cluster, result: Any, seconds: float = 2.0) -> None:
 
 def claim(count: int, holder: uuid.UUID | None = None) -> list[Any]:
     broker = broker_for(settings_for())
-    return broker.claim([], count, holder=holder or uuid.uuid4(), lease_seconds=60)
+    return broker.claim(ClaimRequest(count, holder=holder or uuid.uuid4(), lease_seconds=60))
 
 
 def run(count: int = 1) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import Settings, settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.record import finish
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 120
 def claim(settings: Settings | None = None) -> list[Delivery]:
     """Lease everything that may run now."""
     broker = broker_for(settings or settings_for())
-    return broker.claim([], 5000, holder=uuid.uuid4(), lease_seconds=60)
+    return broker.claim(ClaimRequest(5000, holder=uuid.uuid4(), lease_seconds=60))
 
 
 def work_off(settings: Settings | None = None, worker_id: str = "worker 1") -> int:

@@ -11,7 +11,7 @@ from django.db import OperationalError, connection
 
 from stoker import task
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Broker, Delivery
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery
 from stoker.compat import InvalidTask
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
@@ -41,7 +41,9 @@ def account() -> Account:
 @pytest.fixture
 def claim(broker: Broker) -> Callable[[], Delivery]:
     def claim_one() -> Delivery:
-        (delivery,) = broker.claim(["default"], 1, holder=uuid4(), lease_seconds=60)
+        (delivery,) = broker.claim(
+            ClaimRequest(1, holder=uuid4(), lease_seconds=60, queues=["default"])
+        )
         return delivery
 
     return claim_one
@@ -216,7 +218,7 @@ def test_task_without_its_lease_writes_nothing(
     atomic.add.enqueue(account.pk)
     late = claim()
     Claimed.objects.update(leased_until_us=0)
-    (newer,) = broker.claim_expired(1, holder=uuid4(), lease_seconds=60)
+    (newer,) = broker.claim_expired(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
     attempted = run(late)
     assert not attempted.is_recorded
     assert isinstance(attempted.outcome, Retry)

@@ -14,7 +14,7 @@ from django.db import DatabaseError
 
 from stoker import Lock, chain
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Broker, Delivery, Lease, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Lease, Return
 from stoker.cluster.wire import (
     Reported,
     open_batch,
@@ -52,7 +52,7 @@ def broker(settings: Settings) -> Broker:
 
 
 def claim(broker: Broker, count: int) -> list[Delivery]:
-    return broker.claim([], count, holder=uuid4(), lease_seconds=60)
+    return broker.claim(ClaimRequest(count, holder=uuid4(), lease_seconds=60))
 
 
 def succeeded(broker: Broker, values: list[Any]) -> list[Reported]:
@@ -128,7 +128,7 @@ def claim_again(broker: Broker) -> list[Delivery]:
     """Claim a job in its second attempt; its wait is not counted."""
     tasks.add.enqueue(1, 2)
     (delivery,) = claim(broker, 1)
-    broker.release([Return(delivery.lease, attempts=1)])
+    broker.settle(again=[Return(delivery.lease, attempts=1)])
     return claim(broker, 1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.test import override_settings
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.failures import Failure
@@ -36,7 +36,9 @@ def told() -> Iterator[list[Failure]]:
 
 
 def claim() -> Delivery:
-    (delivery,) = broker_for(settings_for()).claim([], 1, holder=uuid.uuid4(), lease_seconds=60)
+    (delivery,) = broker_for(settings_for()).claim(
+        ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60)
+    )
     return delivery
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.db import DatabaseError
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Broker, Delivery, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.conf import Retention, Settings, settings_for
 from stoker.jobs.outcomes import (
     Attempted,
@@ -68,10 +68,10 @@ def broker(settings: Settings) -> Broker:
 def claim(broker: Broker, attempt: int = 1, crashes: int = 0) -> Delivery:
     """Claim a job in the given attempt; it has at most 3 attempts and 2 crashes."""
     tasks.add.using(max_attempts=3, max_crashes=2).enqueue(1, 2)
-    (delivery,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+    (delivery,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
     if (attempt, crashes) != (1, 0):
-        broker.release([Return(delivery.lease, attempts=attempt - 1, crashes=crashes)])
-        (delivery,) = broker.claim([], 1, holder=uuid4(), lease_seconds=60)
+        broker.settle(again=[Return(delivery.lease, attempts=attempt - 1, crashes=crashes)])
+        (delivery,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
     return delivery
 
 
@@ -142,7 +142,7 @@ def test_stale_lease_moves_and_records_nothing(
 ) -> None:
     delivery = claim(broker, attempt=3)
     Claimed.objects.update(leased_until_us=0)
-    (rescued,) = broker.claim_expired(1, holder=uuid4(), lease_seconds=60)
+    (rescued,) = broker.claim_expired(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
     stale = finish(settings, broker, [attempted(delivery, outcome)])
     assert stale == {delivery.lease}
     assert left_of(rescued) == Left("claimed", (3, 0))
@@ -163,9 +163,9 @@ def test_outcome_reported_twice_counts_once(
 
 def test_batch_is_recorded_without_its_stale_leases(settings: Settings, broker: Broker) -> None:
     tasks.add.enqueue_many([((1, 2), {})] * 50)
-    deliveries = broker.claim([], 50, holder=uuid4(), lease_seconds=60)
+    deliveries = broker.claim(ClaimRequest(50, holder=uuid4(), lease_seconds=60))
     lost = deliveries[::10]
-    broker.ack([one.lease for one in lost])
+    broker.settle([one.lease for one in lost])
     stale = finish(settings, broker, [attempted(one, DONE) for one in deliveries])
     assert stale == {one.lease for one in lost}
     assert Job.objects.filter(status="SUCCESSFUL").count() == 45

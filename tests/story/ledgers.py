@@ -4,8 +4,6 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.carried import CarriedBroker
-from stoker.brokers.fronted import FrontedBroker
 from stoker.conf import settings_for
 from stoker.inspect.doctor.examination import examine
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Outgoing, Ready
@@ -27,12 +25,12 @@ def unfinished() -> dict[str, int]:
 def _waiting_or_running() -> dict[str, int]:
     broker = broker_for(settings_for())
     counts = Counter({"in the outbox": Outgoing.objects.count()})
-    if isinstance(broker, CarriedBroker):
-        counts["coming"] = sum(broker.transport.counts().values())
+    if broker.arrivals is not None:
+        counts["coming"] = sum(broker.arrivals.transport.counts().values())
     tables = {"ready": Ready, "deferred": Deferred, "blocked": Blocked, "claimed": Claimed}
     counts.update({name: table.objects.count() for name, table in tables.items()})
-    if isinstance(broker, FrontedBroker):
-        for size in broker.behind.sizes().values():
+    if broker.broker is not None:
+        for size in broker.broker.sizes().values():
             counts.update(size)
     found = {name: count for name, count in counts.items() if count}
     if not found and (moving := Job.objects.filter(status=None).count()):

@@ -12,7 +12,7 @@ import pytest
 from django.db import connections, transaction
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.fronted import FrontedBroker
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import settings_for
 from stoker.jobs.relay import Relay
 from stoker.models import Job, Outgoing, Ready, Relayed
@@ -78,8 +78,8 @@ def test_every_committed_job_runs_once_with_two_databases(seed: int, tmp_path: P
 @pytest.mark.django_db(transaction=True)
 def test_every_committed_job_runs_once_with_the_queue_on_redis(seed: int, tmp_path: Path) -> None:
     broker = broker_for(settings_for())
-    assert isinstance(broker, FrontedBroker)
-    _die_often(seed, tmp_path, broker.behind.sizes)
+    assert isinstance(broker, Dispatch)
+    _die_often(seed, tmp_path, broker.broker.sizes)
     assert not Job.objects.exists()
 
 

@@ -17,6 +17,7 @@ from django.db import connection
 
 from stoker import dead_letters
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.dead_letters.requeueing import LetterFate
 from stoker.jobs.package import sealer_for
@@ -191,7 +192,7 @@ def test_clean_up_of_many_exhausted_jobs_loses_and_doubles_none(tmp_path: Path) 
     """One cluster died with these jobs, the next dies during the clean-up, a third finishes it."""
     results = tasks.nothing.using(max_attempts=1).enqueue_many([((), {})] * EXHAUSTED)
     broker, holder = broker_for(settings_for()), uuid4()
-    while broker.claim([], 1000, holder=holder, lease_seconds=3600):
+    while broker.claim(ClaimRequest(1000, holder=holder, lease_seconds=3600)):
         pass
     Claimed.objects.update(leased_until_us=1)
     first = ProcessCluster(tmp_path)

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from stoker import InSequence, Lock, Unique, dead_letters, group
+from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.conf import settings_for
 from stoker.models import DeadLetter, Deferred, GuardKey, Job, Ready
@@ -104,13 +105,13 @@ def test_jobs_of_a_locked_key_are_deferred_longer_the_more_there_are(
     locked = nothing.using(lock=Lock("one"))
     broker = OrmBroker(settings_for())
     locked.enqueue()
-    assert len(broker.claim([], 1, holder=uuid4(), lease_seconds=60)) == 1
+    assert len(broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))) == 1
     locked.enqueue_many([((), {})] * 600)
     user.begin()
     user.do(lambda: GuardKey.objects.select_for_update().get())
     broker._be_careful()
     while Ready.objects.exists():
-        broker.claim([], 100, holder=uuid4(), lease_seconds=60)
+        broker.claim(ClaimRequest(100, holder=uuid4(), lease_seconds=60))
     moments = list(Deferred.objects.order_by("due_us").values_list("due_us", flat=True))
     user.roll_back()
     assert len(moments) == 600

@@ -19,6 +19,8 @@ from typing import Any
 import django
 from django.db import OperationalError, transaction
 
+from stoker.brokers.contract import ClaimRequest
+
 CLAIMED_QUEUES = 25
 MOST_IN_TRANSACTION = 4
 BATCH = 30
@@ -126,13 +128,15 @@ class Racer:
         from stoker.jobs.record import finish
 
         queues = [f"key-{self._key()}" for _ in range(CLAIMED_QUEUES)]
-        claimed = self.broker.claim(queues, 20, holder=uuid.uuid4(), lease_seconds=600)
+        claimed = self.broker.claim(
+            ClaimRequest(20, holder=uuid.uuid4(), lease_seconds=600, queues=queues)
+        )
         time.sleep(self.chance.random() * 0.01)
         again = [one for one in claimed if self.chance.random() < 0.2]
         over = [self.executor.run(one) for one in claimed if one not in again]
         returns = [Return(one.lease, attempts=one.attempt) for one in again]
         for carry_out in (
-            lambda: self.broker.release(returns),
+            lambda: self.broker.settle(again=returns),
             lambda: finish(self.settings, self.broker, over),
         ):
             while True:

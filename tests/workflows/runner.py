@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
@@ -48,13 +48,13 @@ class Runner:
 
     def _claim(self) -> list[Delivery]:
         return self.broker.claim(
-            [], self.chance.randint(1, 8), holder=uuid.uuid4(), lease_seconds=60
+            ClaimRequest(self.chance.randint(1, 8), holder=uuid.uuid4(), lease_seconds=60)
         )
 
     def _lose(self, lost: Sequence[Attempted]) -> None:
         """Release these jobs, so that they run again."""
-        self.broker.release(
-            [Return(one.delivery.lease, attempts=one.delivery.attempt - 1) for one in lost]
+        self.broker.settle(
+            again=[Return(one.delivery.lease, attempts=one.delivery.attempt - 1) for one in lost]
         )
         self.lost += lost
 

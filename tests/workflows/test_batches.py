@@ -10,6 +10,7 @@ import pytest
 
 from stoker import Snooze, chain, current_workflow, dead_letters, get_workflow, group, task
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
@@ -44,7 +45,7 @@ def run_in_one_batch(before_it_is_recorded: Callable[[], object] = lambda: None)
     """Run all waiting jobs and record them in one transaction."""
     settings = settings_for()
     broker, executor = broker_for(settings), Executor(settings, worker_id="test")
-    claimed = broker.claim([], 100, holder=uuid.uuid4(), lease_seconds=60)
+    claimed = broker.claim(ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60))
     attempted = [executor.run(one) for one in claimed]
     before_it_is_recorded()
     assert not finish(settings, broker, attempted)
@@ -166,7 +167,7 @@ def test_steps_added_by_a_member_of_a_failed_group_never_run() -> None:
     group([add_one.si("a"), note.si("bad")], on_failure="stop").enqueue()
     settings = settings_for()
     broker, executor = broker_for(settings), Executor(settings, worker_id="worker 1")
-    claimed = broker.claim([], 10, holder=uuid.uuid4(), lease_seconds=60)
+    claimed = broker.claim(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
     attempted = [executor.run(one) for one in claimed]
     for one in sorted(attempted, key=lambda one: one.outcome.kind != "failed"):
         finish(settings, broker, [one])

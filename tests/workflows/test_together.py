@@ -13,6 +13,7 @@ from django.db import connections
 
 from stoker import chain, chord, get_workflow, group
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.record import finish
@@ -76,7 +77,9 @@ def _monitor(chance: random.Random, errors: list[BaseException]) -> None:
     broker, executor = broker_for(settings), Executor(settings, worker_id="test")
     try:
         while Workflow.objects.filter(state="RUNNING").exists():
-            claimed = broker.claim([], chance.randint(1, 9), holder=uuid.uuid4(), lease_seconds=60)
+            claimed = broker.claim(
+                ClaimRequest(chance.randint(1, 9), holder=uuid.uuid4(), lease_seconds=60)
+            )
             attempted: list[Any] = [executor.run(one) for one in claimed]
             chance.shuffle(attempted)
             finish(settings, broker, attempted)

@@ -1,18 +1,16 @@
-"""Brokers: where packages wait. ``base`` is the contract; an adapter is imported only when a
-setting names it."""
+"""The brokers by the scheme of their URL. A driver is imported only if a setting names it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import import_module
-from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
-from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
 
 from .contract import Broker
+from .dispatch import Dispatch
+from .orm.broker import OrmBroker
 from .transport import Transport
 
 ADAPTERS = {
@@ -31,27 +29,23 @@ ADAPTERS = {
 }
 """URL scheme -> class."""
 ALONE = ("orm", "memory")
-"""Names of the brokers that are used without a ``FrontedBroker``."""
+"""Names of the places that keep all jobs of a backend themselves."""
 
 
 @cache
-def broker_for(settings: Settings) -> Broker:
-    """The broker that ``BROKER`` names, with the store in front of it where it needs that; one per
-    process and settings, safe to share by threads.
+def broker_for(settings: Settings) -> Dispatch:
+    """Return what dispatches the jobs of a backend: one per process and settings, safe to share by
+    threads.
 
     Raises:
         ConfigurationError: see ``adapter_for``.
     """
     adapter = adapter_for(settings)
-    if isinstance(adapter, Transport):
-        from .carried import CarriedBroker
-
-        return CarriedBroker(settings, adapter)
+    if isinstance(adapter, OrmBroker):
+        return Dispatch(settings, adapter)
     if settings.broker.partition("://")[0] in ALONE:
-        return adapter
-    from .fronted import FrontedBroker
-
-    return FrontedBroker(settings, adapter)
+        return Dispatch(settings, None, adapter)
+    return Dispatch(settings, OrmBroker(settings), adapter)
 
 
 def adapter_for(settings: Settings) -> Broker | Transport:
@@ -86,19 +80,3 @@ def adapter_class(settings: Settings) -> type[Broker | Transport]:
             f"pip install 'django-stoker[{extra}]'."
         ) from error
     return adapter
-
-
-def outboxes_of(settings: Settings) -> list[str]:
-    """Return the aliases of the databases that may have an outbox for this backend."""
-    joins = broker_for(settings).capabilities.transactional
-    return possible_outboxes(settings.database, joins_transactions=joins)
-
-
-def outgoing_of(settings: Settings, job_ids: Collection[UUID]) -> Iterator[Outgoing]:
-    """Yield the outbox rows of these jobs, which have not been relayed to their broker.
-
-    Raises:
-        BrokerUnavailable: a database did not answer.
-    """
-    for alias in outboxes_of(settings) if job_ids else ():
-        yield from find_outgoing(alias, job_ids, settings.database, settings.database_seconds)

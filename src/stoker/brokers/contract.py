@@ -3,13 +3,12 @@
 ::
 
     enqueue(messages)                       waiting
-    claim(queues, limit, holder)            waiting -> leased, attempt counted, fresh lease id
+    claim(request)                          waiting -> leased, attempt counted, fresh lease id
     extend(leases)                          leased, for longer
-    ack(leases)                             leased  -> gone
-    release(returns)                        leased  -> waiting again, now or later
-    claim_expired(limit, holder)            lease over -> leased by the rescuer, fresh lease id
+    settle(over, again)                     leased  -> gone, or waiting again, now or later
+    claim_expired(request)                  lease over -> leased by the rescuer, fresh lease id
 
-Extend, ack and release name the lease id. A lease that is not the job's current one is *stale*:
+Extend and settle name the lease id. A lease that is not the job's current one is *stale*:
 nothing is changed for it, and it is returned, so that its holder knows that it has lost the job.
 """
 
@@ -35,20 +34,16 @@ LeaseId = int | str
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a broker supports by itself; a ``FrontedBroker`` adds the rest."""
+    """What a broker supports by itself; jobs that ask for more wait in the store."""
 
     transactional: bool = False
     """Enqueue, ack and release join the store's transaction."""
     shared: bool = True
     """Every process sees the same jobs."""
-    announces: bool = False
-    """Who adds a job tells sleeping pushers by doing so."""
     delay: bool = True
     priority: bool = True
     look_up: bool = True
-    """Waiting jobs can be found and withdrawn by their id."""
-    lists_holders: bool = True
-    """The leases of one holder can be listed."""
+    """Waiting jobs can be found by their id."""
     guards: bool = False
     """Locks, limits, rates and sequences are kept by it."""
     atomic: bool = False
@@ -130,6 +125,24 @@ class Leases(Sequence[Lease]):
         return Lease(id_of(int(self.job_ids[index], 16)), self.lease_ids[index])
 
 
+class ClaimRequest(NamedTuple):
+    """The parameters of a claim."""
+
+    limit: int
+    """The largest number of jobs."""
+    holder: UUID
+    """The cluster that gets the leases."""
+    lease_seconds: float
+    queues: Sequence[str] = ()
+    """The queues to serve; empty means all."""
+    passed_over: Collection[str] = ()
+    """Queues to skip, because they are paused."""
+    rated_limit: int = 1
+    """How many of the jobs may have a rate limit, as those must start at once."""
+    permit_seconds: float = 0.0
+    """How long a job with a rate limit may take to start, at least."""
+
+
 class Delivery(NamedTuple):
     """One claimed job."""
 
@@ -183,26 +196,13 @@ class Broker(ABC):
     """One place where packages wait. Methods may raise BrokerUnavailable: try again then."""
 
     capabilities: Capabilities = Capabilities()
-    relays_at_once: int = 500
-    """Jobs of an outbox that it is given together: if that fails, all of them are sent again."""
-    sees_pauses: bool = False
-    """Whether its claims see for themselves which queues are paused."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def joins(self, message: Message) -> bool:
-        """Whether an enqueue of this is part of the store's transaction."""
-        return self.capabilities.transactional
-
-    @property
-    def inside(self) -> Broker | None:
-        """That part of it whose every change is part of the store's transaction."""
-        return self if self.capabilities.transactional else None
-
-    def is_inside(self, lease_id: LeaseId) -> bool:
-        """Whether the end of a lease with this id is part of the store's transaction."""
-        return self.capabilities.transactional
+    def takes(self, message: Message) -> bool:
+        """Return whether the broker does everything that this job asks for."""
+        return self.capabilities.allow(message)
 
     @abstractmethod
     def enqueue(self, messages: Sequence[Message]) -> None:
@@ -228,64 +228,36 @@ class Broker(ABC):
         """The outbox has these no more, so they need not be remembered for long. Best effort."""
 
     @abstractmethod
-    def claim(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        holder: UUID,
-        lease_seconds: float,
-        rated_limit: int = 1,
-        permit_seconds: float = 0.0,
-        passed_over: Collection[str] = (),
-    ) -> list[Delivery]:
-        """Lease up to ``limit`` due jobs of these queues to ``holder``, by priority, then first in,
-        first out. An empty ``queues`` means every queue; queues in ``passed_over`` are skipped. At
-        most ``rated_limit`` of the jobs may have a rate limit, as those must start at once; each
-        gets at least ``permit_seconds`` to start."""
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
+        """Lease due jobs, by priority, then first in, first out."""
 
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         """Let each lease end ``lease_seconds`` from now. Returns the stale ones."""
 
-    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend these leases, but wait for no transaction that holds one of them."""
-        return Extension(self.extend(leases, lease_seconds=lease_seconds), set())
-
-    def note_handed_out(self, leases: Sequence[Lease]) -> None:
-        """Record that workers get these jobs now: until then ``kept`` may return them."""
-
-    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Filter leased jobs: return the ones that had not started if this is their last attempt. A
-        broker that does not know returns none."""
-        return set()
-
     @abstractmethod
-    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
-        """Delete these jobs, of which ``failed`` became dead letters, and return the leases that
-        were stale."""
-
-    @abstractmethod
-    def release(self, returns: Sequence[Return]) -> set[Lease]:
-        """Let these jobs wait again. Returns the stale ones."""
-
     def settle(
-        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
     ) -> set[Lease]:
-        """Ack and release, as one step where the broker can. Returns the stale ones."""
-        stale = self.ack(over, failed=failed) if over else set()
-        return stale | (self.release(again) if again else set())
+        """End leases, in one step if the broker can.
 
-    @property
-    def leaves_doubt(self) -> bool:
-        """Whether the last claim may have leased more than it returned, since the answer to a
-        statement was lost."""
-        return False
+        Args:
+            over: leases; their jobs are deleted.
+            again: jobs to let wait again.
+            failed: deleted jobs with a new dead letter.
+
+        Returns:
+            The stale leases, for which nothing was changed.
+        """
 
     @abstractmethod
-    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
-        """Take over jobs whose lease is over, with a fresh lease id. ``attempt`` is the attempt
-        that was lost; it is not counted again."""
+    def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
+        """Take over jobs whose lease has ended, with a fresh lease id, whatever their queue.
+        ``attempt`` is the attempt that was lost; it is not counted again."""
 
     @abstractmethod
     def expire_holder(self, holder: UUID) -> int:
@@ -303,12 +275,8 @@ class Broker(ABC):
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         """Remove jobs that wait. Returns those removed; a leased job is left alone."""
 
-    def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the ids that may still be on their way, where this broker cannot look them up."""
-        return set()
-
     @abstractmethod
-    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+    def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         """Return job id -> "ready", "deferred", "blocked" or "running" for the jobs this broker
         has."""
 
@@ -321,25 +289,25 @@ class Broker(ABC):
         """Remove every waiting job of a queue. Returns how many."""
 
     @abstractmethod
-    def ping(self) -> None:
-        """Raises BrokerUnavailable when the broker does not answer."""
-
-    @abstractmethod
     def info(self) -> dict[str, Any]:
-        """Return ``{"broker": ..., "server": ...}`` for display."""
+        """Ask the server, and return ``{"broker": ..., "server": ...}`` for display.
+
+        Raises:
+            BrokerUnavailable: it does not answer.
+        """
+
+    def ping(self) -> None:
+        """Raise BrokerUnavailable if the server does not answer."""
+        self.info()
 
     def weaknesses(self) -> list[str]:
         """What about the server's configuration may lose jobs: sentences that say what to do.
         Raises: BrokerUnavailable."""
         return []
 
-    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
-        """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise.
-
-        Args:
-            queues: where they came.
-            inside: whether to the store; else to the broker outside it, if this is one.
-        """
+    def wake_up(self, queues: Iterable[str]) -> None:
+        """Tell sleeping pushers that jobs came to these queues. Best effort: may do nothing, must
+        not raise. A broker beside the store does so itself when it gets jobs."""
 
     def open_wake(self) -> Wake:
         """Return the wake-up source on which a pusher of this broker sleeps."""

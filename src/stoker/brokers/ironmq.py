@@ -1,6 +1,6 @@
 """IronMQ, version 3 of its API.
 
-A message is reserved, and deleted when the store has its job (see ``carried``). The reservation id
+A message is reserved, and deleted when the store has its job (see ``arrivals``). The reservation id
 is IronMQ's fencing token: a release, touch or deletion with an old id is refused.
 
 Queues are named ``stoker-<cluster>-<band>-<queue>``; the band is the sign of the priority.

@@ -19,6 +19,7 @@ from stoker.values.ids import new_lease_id
 from .contract import (
     Broker,
     Capabilities,
+    ClaimRequest,
     Delivery,
     Lease,
     Message,
@@ -33,7 +34,7 @@ class _Job:
     due_at: float
     attempts: int = 0
     crashes: int = 0
-    lease_id: int = 0
+    lease_id: str = ""
     holder: UUID | None = None
     leased_until: float = 0.0
 
@@ -83,29 +84,20 @@ class MemoryBroker(Broker):
                     waiting = self._ready if message.run_after is None else self._deferred
                     waiting[job.job_id] = job
 
-    def claim(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        holder: UUID,
-        lease_seconds: float,
-        rated_limit: int = 1,
-        permit_seconds: float = 0.0,
-        passed_over: Collection[str] = (),
-    ) -> list[Delivery]:
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
         with self._lock:
             self._promote_due()
             served = [
                 job
                 for job in self._ready.values()
-                if (not queues or job.queue in queues) and job.queue not in passed_over
+                if (not request.queues or job.queue in request.queues)
+                and job.queue not in request.passed_over
             ]
-            best = heapq.nsmallest(limit, served, key=lambda job: job.place_in_line)
+            best = heapq.nsmallest(request.limit, served, key=lambda job: job.place_in_line)
             for job in best:
                 job.attempts += 1
                 self._claimed[job.job_id] = self._ready.pop(job.job_id)
-            return self._lease(best, holder, lease_seconds)
+            return self._lease(best, request)
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         with self._lock:
@@ -114,27 +106,30 @@ class MemoryBroker(Broker):
                 self._claimed[lease.job_id].leased_until = until
             return stale
 
-    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
+    def settle(
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
+    ) -> set[Lease]:
         with self._lock:
-            stale = self._stale(leases)
-            for lease in set(leases) - stale:
+            stale = self._stale([*over, *(back.lease for back in again)])
+            for lease in set(over) - stale:
                 del self._claimed[lease.job_id]
-            return stale
-
-    def release(self, returns: Sequence[Return]) -> set[Lease]:
-        with self._lock:
-            stale = self._stale([back.lease for back in returns])
-            for lease, back in {back.lease: back for back in returns}.items():
+            for lease, back in {back.lease: back for back in again}.items():
                 if lease not in stale:
                     self._let_wait(self._claimed.pop(lease.job_id), back)
             return stale
 
-    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+    def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         with self._lock:
             now = self._clock()
             over = [job for job in self._claimed.values() if job.leased_until < now]
-            oldest = heapq.nsmallest(limit, over, key=lambda job: (job.leased_until, job.job_id))
-            return self._lease(oldest, holder, lease_seconds)
+            oldest = heapq.nsmallest(
+                request.limit, over, key=lambda job: (job.leased_until, job.job_id)
+            )
+            return self._lease(oldest, request)
 
     def expire_holder(self, holder: UUID) -> int:
         with self._lock:
@@ -155,7 +150,7 @@ class MemoryBroker(Broker):
                 if self._ready.pop(job_id, None) or self._deferred.pop(job_id, None)
             }
 
-    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+    def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         with self._lock:
             return {
                 job_id: state
@@ -178,13 +173,10 @@ class MemoryBroker(Broker):
             waiting = chain(self._ready.values(), self._deferred.values())
             return len(self.withdraw([job.job_id for job in waiting if job.queue == queue]))
 
-    def ping(self) -> None:
-        """Do nothing: the memory broker is always reachable."""
-
     def info(self) -> dict[str, Any]:
         return {"broker": "memory://", "server": "this process"}
 
-    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+    def wake_up(self, queues: Iterable[str]) -> None:
         with self._lock:
             self._wake_ups += 1
 
@@ -222,10 +214,10 @@ class MemoryBroker(Broker):
         for job in [job for job in self._deferred.values() if job.due_at <= now]:
             self._ready[job.job_id] = self._deferred.pop(job.job_id)
 
-    def _lease(self, jobs: Sequence[_Job], holder: UUID, lease_seconds: float) -> list[Delivery]:
-        lease_id, until = new_lease_id(), self._clock() + lease_seconds
+    def _lease(self, jobs: Sequence[_Job], request: ClaimRequest) -> list[Delivery]:
+        lease_id, until = str(new_lease_id()), self._clock() + request.lease_seconds
         for job in jobs:
-            job.lease_id, job.holder, job.leased_until = lease_id, holder, until
+            job.lease_id, job.holder, job.leased_until = lease_id, request.holder, until
         return [_delivery(job, package=job.package) for job in jobs]
 
     def _stale(self, leases: Sequence[Lease]) -> set[Lease]:

@@ -15,7 +15,7 @@ from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import CHECK_AFTER_SECONDS
 from stoker.store.transactions import is_locked_out
 
-from .contract import Broker
+from .dispatch import Dispatch
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class CallResult(Generic[T]):
 class Patience:
     """Makes calls, and after a failure waits longer and longer before the next one."""
 
-    def __init__(self, settings: Settings, broker: Broker) -> None:
+    def __init__(self, settings: Settings, broker: Dispatch) -> None:
         self._settings = settings
         self._broker = broker
         self._pause_seconds = 0.0

@@ -2,7 +2,7 @@
 
 Such a server hands out a message again when its time-out is over, and lets any client delete it. It
 does not record which cluster runs a job, or that a job has ended. So its messages are moved into
-the store, which does (see ``carried``).
+the store, which does (see ``arrivals``).
 
 A message's body is one line of JSON with the fields that the broker needs, followed by the package.
 """

@@ -18,7 +18,8 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, OperationalError
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Broker, Lease, LeaseId, Leases, Return
+from stoker.brokers.contract import Lease, LeaseId, Leases, Return
+from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.patience import Patience, set_deadlines
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.jobs.failures import tell_failure
@@ -362,7 +363,7 @@ class Unsettled:
         self._again += again
         self._failed |= set(failed)
 
-    def settle(self, broker: Broker) -> set[Lease]:
+    def settle(self, broker: Dispatch) -> set[Lease]:
         """Tell the broker. Returns the stale leases."""
         over = Leases(self._job_ids, self._lease_ids)
         return broker.settle(over, self._again, failed=self._failed)

@@ -11,7 +11,7 @@ from copy import deepcopy
 
 from django.db import connections
 
-from stoker.brokers.adapters import broker_for, outboxes_of
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.patience import set_deadlines
 from stoker.conf import Settings
 from stoker.jobs.relay import relay_from
@@ -121,7 +121,7 @@ class Relays:
         self._is_over = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=[alias], name=f"outbox {alias}", daemon=True)
-            for alias in outboxes_of(settings)
+            for alias in broker_for(settings).outboxes()
             if alias != settings.database
         ]
 

@@ -18,8 +18,8 @@ from uuid import uuid4
 from django.db import Error, InterfaceError, OperationalError, connections, models
 from django.utils import timezone
 
-from stoker.brokers.adapters import outboxes_of
-from stoker.brokers.contract import Broker, Delivery, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Return
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
 from stoker.dead_letters.sweep import DeadLetterSweep
@@ -119,7 +119,7 @@ class Upkeep:
     """The upkeep of one store by one cluster. ``beat`` is called often, as a heartbeat."""
 
     def __init__(
-        self, plan: Plan, settings: Settings, broker: Broker, beat: Callable[[], None]
+        self, plan: Plan, settings: Settings, broker: Dispatch, beat: Callable[[], None]
     ) -> None:
         self._plan = plan
         self._settings = settings
@@ -194,7 +194,7 @@ class Upkeep:
 
         Every cluster does so, without the upkeep lease. For other databases see ``Relays``.
         """
-        if self._alias in outboxes_of(self._settings):
+        if self._alias in self._broker.outboxes():
             self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
 
     # -- rescue -----------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Upkeep:
                     Return(one.lease, attempts=one.attempt - 1, crashes=one.crashes)
                     for one in batch
                 ]
-                count += len(batch) - len(self._broker.release(returns))
+                count += len(batch) - len(self._broker.settle(again=returns))
                 self._beat()
             count += self._broker.expire_holder(cluster.pk)
         tell("cluster_buried", name=cluster.name, host=cluster.host, count=count)
@@ -284,9 +284,8 @@ class Upkeep:
         rescued = 0
         if not self._clock.can_be_trusted():
             return 0
-        while deliveries := self._broker.claim_expired(
-            BATCH, holder=self._rescuer, lease_seconds=self._settings.lease_seconds
-        ):
+        request = ClaimRequest(BATCH, self._rescuer, self._settings.lease_seconds)
+        while deliveries := self._broker.claim_expired(request):
             now = time.time()
             kept = self._broker.kept([one.job_id for one in deliveries])
             self._finish(

@@ -35,10 +35,10 @@ from stoker.exceptions import (
 from stoker.guards.keys import UniqueClaim, unique_of
 from stoker.guards.sequences import halt_again, halts_of, pass_on
 from stoker.guards.sweep import look_after
-from stoker.jobs.intake import Newcomer, Newcomers
+from stoker.jobs.intake import Newcomers
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Commitment, Result
-from stoker.jobs.sealing import Sealing
+from stoker.jobs.sealing import Newcomer, Sealing
 from stoker.jobs.states import explained, package_of, progress_of_one
 from stoker.models import Attempt, DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.signals import tell
@@ -151,7 +151,7 @@ def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
 
 
 class _Requeue:
-    """One try of a requeue. Also serves as the ``Line`` of the new job."""
+    """One try of a requeue."""
 
     def __init__(self, settings: Settings, dead_letter_id: UUID, wish: Wish) -> None:
         self.broker = broker_for(settings)
@@ -161,7 +161,6 @@ class _Requeue:
         self._id = dead_letter_id
         self._wish = wish
         self._letters = DeadLetter.objects.using(self._alias)
-        self._sealing: Sealing | None = None
         self._neglected: set[UUID] = set()
         self._queues: set[str] = set()
 
@@ -173,21 +172,16 @@ class _Requeue:
         if known is not None:
             return known
         try:
-            newcomer = self._newcomer(seen)
+            newcomer, sealing = self._newcomer(seen)
         except (StokerError, InvalidTask, TypeError, ValueError) as error:
             return LetterAnswer(self._id, LetterFate.REFUSED, None, _sentence(error))
         with transaction_for(self._alias, [seen.job_id]):
-            answer, result = self._send(seen, newcomer)
+            answer, result = self._send(seen, newcomer, sealing)
             after_commit(self._alias, self._commit)
         if answer.fate is LetterFate.REQUEUED:
             sender = type(task_backends[self._settings.alias])
             task_signals.task_enqueued.send_robust(sender, task_result=result)
         return answer
-
-    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
-        """Seal the new job again with another id. See ``Line``."""
-        assert self._sealing is not None
-        return self._sealing.again(newcomer, job_id, run_after)
 
     def _known(self, seen: DeadLetter) -> LetterAnswer | None:
         """Return the outcome if no job must be enqueued."""
@@ -198,13 +192,13 @@ class _Requeue:
             return LetterAnswer(self._id, LetterFate.UNDER_WAY, seen.successor_id, sentence)
         return None
 
-    def _newcomer(self, seen: DeadLetter) -> Newcomer:
+    def _newcomer(self, seen: DeadLetter) -> tuple[Newcomer, Sealing]:
         old = self._opened(seen)
         task = self._task(seen, old)
-        self._sealing = Sealing(self._settings, task, self.commitment)
+        sealing = Sealing(self._settings, task, self.commitment)
         args = old.args if self._wish.args is None else tuple(self._wish.args)
         kwargs = old.kwargs if self._wish.kwargs is None else dict(self._wish.kwargs)
-        (fresh,) = self._sealing.seal([(args, kwargs)], old.options)
+        (fresh,) = sealing.seal([(args, kwargs)], old.options)
         is_same_call = self._wish.args is None and self._wish.kwargs is None
         claim = fresh.claim
         if claim is None and is_same_call:
@@ -227,7 +221,8 @@ class _Requeue:
             stays_in_store=True,  # a part of this transaction, whatever the broker is
         )
         result = replace(fresh.result, id=str(job_id))
-        return Newcomer(package, message, result, claim and claim._replace(on_conflict="keep"))
+        claim = claim and claim._replace(on_conflict="keep")
+        return Newcomer(package, message, result, claim), sealing
 
     def _opened(self, seen: DeadLetter) -> Package:
         """Open the package. If it is unreadable, new arguments replace it."""
@@ -249,10 +244,12 @@ class _Requeue:
             changes["run_after"] = self._wish.run_after
         return task.using(**changes)
 
-    def _send(self, seen: DeadLetter, newcomer: Newcomer) -> tuple[LetterAnswer, Result[Any]]:
+    def _send(
+        self, seen: DeadLetter, newcomer: Newcomer, sealing: Sealing
+    ) -> tuple[LetterAnswer, Result[Any]]:
         if newcomer.claim is not None:
             UniqueKey.objects.using(self._alias).let_go(newcomer.claim.key_id, seen.job_id)
-        (result,), self._neglected = Newcomers(self, [newcomer]).store()
+        (result,), self._neglected = Newcomers(sealing, [newcomer]).store()
         job_id = UUID(result.id)
         requeues = Requeue.objects.using(self._alias)
         note = Requeue(
@@ -345,7 +342,7 @@ def _take_back(
         halts = halts_of(alias, job_id)
         # The new job waits in the store on every broker. Others cannot undo a withdrawal.
         broker = broker_for(settings)
-        was_waiting = (broker.inside or broker).withdraw([job_id])
+        was_waiting = (broker.store or broker).withdraw([job_id])
         if not was_waiting or Attempt.objects.using(alias).filter(job_id=job_id).exists():
             transaction.set_rollback(True, using=alias)
             sentence = f"job {job_id} has begun: cancel that, or wait for its end"

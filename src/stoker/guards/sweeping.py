@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from stoker.brokers.contract import Broker
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.signals import tell
 
@@ -30,7 +30,7 @@ class GuardSweep:
         beat: called after each page, as a heartbeat.
     """
 
-    def __init__(self, settings: Settings, broker: Broker, beat: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, broker: Dispatch, beat: Callable[[], None]) -> None:
         self._alias = settings.database
         self._broker = broker
         self._beat = beat

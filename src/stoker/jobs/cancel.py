@@ -14,8 +14,8 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from stoker.brokers.adapters import broker_for, outgoing_of
-from stoker.brokers.contract import Broker
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.statements import lock_by_key
@@ -52,7 +52,7 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
             return True
         with explained(settings.database):
             _forget_request_row(settings, unstored)
-            place = broker.whereabouts([unstored.pk]).get(unstored.pk)
+            place = broker.states([unstored.pk]).get(unstored.pk)
             if place == "running":
                 Cancellation.objects.using(settings.database).ask(unstored.pk, reason)
                 return True
@@ -71,7 +71,7 @@ def _is_stored(settings: Settings, job: Job) -> bool:
     return Job.objects.using(settings.database).filter(pk=job.pk).exists()
 
 
-def _forgets_withdrawn(broker: Broker) -> bool:
+def _forgets_withdrawn(broker: Dispatch) -> bool:
     """Return whether a withdrawn job is gone even if the transaction that records its end is rolled
     back."""
     can = broker.capabilities
@@ -83,7 +83,7 @@ def _request(settings: Settings, unstored: Job, reason: str) -> bool:
     this process dies. Return whether the caller has nothing left to do."""
     alias, broker = settings.database, broker_for(settings)
     with explained(alias):
-        if broker.whereabouts([unstored.pk]).get(unstored.pk, "running") == "running":
+        if broker.states([unstored.pk]).get(unstored.pk, "running") == "running":
             return False
         with transaction.atomic(using=alias):
             Cancellation.objects.using(alias).ask(unstored.pk, reason)
@@ -113,8 +113,8 @@ def sweep_requests(settings: Settings) -> int:
         return 0
     outgoing: set[UUID] = set()
     if _forgets_withdrawn(broker):
-        outgoing = {row.pk for row in outgoing_of(settings, list(reasons))}
-    places = broker.whereabouts(list(reasons))
+        outgoing = {row.pk for row in broker.outgoing(list(reasons))}
+    places = broker.states(list(reasons))
     waiting = [job_id for job_id in reasons if places.get(job_id, "running") != "running"]
     for job in [*Job.objects.using(alias).filter(pk__in=waiting), *_steps(alias, waiting)]:
         cancel_waiting(settings, job, reasons[job.pk])
@@ -193,7 +193,7 @@ def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
     """Cancel a job that is still in an outbox. Its outbox row stays locked until the end is
     recorded."""
     alias = settings.database
-    for row in outgoing_of(settings, [unstored.pk]):
+    for row in broker_for(settings).outgoing([unstored.pk]):
         outbox = row._state.db
         with transaction.atomic(using=outbox):
             if not Outgoing.objects.using(outbox).filter(pk=unstored.pk).delete()[0]:

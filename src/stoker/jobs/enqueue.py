@@ -36,11 +36,11 @@ from stoker.values.ids import LINKED, new_job_numbers
 from stoker.values.serializers import copied
 
 from . import relay as outbox
-from .intake import Newcomer, Newcomers
+from .intake import Newcomers
 from .package import Package, Sealer, head_of, sealer_for
 from .results import Commitment, Result
 from .running import is_heard
-from .sealing import Call, Sealing, refuse_wrong_arguments
+from .sealing import Call, Newcomer, Sealing, refuse_wrong_arguments
 from .states import explained
 
 ID_ENDS = len('["') + 32
@@ -207,10 +207,10 @@ def enqueue(
 
     Raises: see ``Task.enqueue``.
     """
-    line = _Line(settings, task)
-    batch = line.sealing.seal([(args, kwargs)])
+    intake = _Intake(settings, task)
+    batch = intake.sealing.seal([(args, kwargs)])
     with explained(settings.database):
-        (result,) = line.send([batch], nullcontext)
+        (result,) = intake.send([batch], nullcontext)
     return result
 
 
@@ -219,29 +219,28 @@ def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequen
 
     Raises: see ``Task.enqueue``.
     """
-    line = _Line(settings, task)
-    if line.copies:
+    intake = _Intake(settings, task)
+    if intake.copies:
         calls = list(calls)
         if len(calls) >= WORTH_COPYING:
-            copies = Copies(settings, task, line.sealing, calls)
+            copies = Copies(settings, task, intake.sealing, calls)
             with explained(settings.database):
-                return line.store_copies(copies)
+                return intake.store_copies(copies)
     rest = iter(calls)
     batches = []
     while part := list(islice(rest, AT_ONCE)):
-        batches.append(line.sealing.seal(part))
+        batches.append(intake.sealing.seal(part))
     with explained(settings.database):
-        return line.send(batches, partial(transaction.atomic, using=settings.database))
+        return intake.send(batches, partial(transaction.atomic, using=settings.database))
 
 
-class _Line:
+class _Intake:
     """The common part of jobs of one task that are enqueued together."""
 
     def __init__(self, settings: Settings, task: Any) -> None:
         self.task = task
         self.commitment = Commitment()
         self.sealing = Sealing(settings, task, self.commitment)
-        self.again = self.sealing.again
         self.broker = broker_for(settings)
         self._settings = settings
         self._alias = settings.database
@@ -348,7 +347,7 @@ class _Line:
         if not self._is_unique:
             self.broker.enqueue([newcomer.message for newcomer in batch])
             return [newcomer.result for newcomer in batch]
-        results, neglected = Newcomers(self, batch).store()
+        results, neglected = Newcomers(self.sealing, batch).store()
         self._neglected |= neglected
         return results
 

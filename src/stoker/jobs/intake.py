@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from django.db import connections
 
-from stoker.brokers.contract import Broker, Message
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import Message
 from stoker.brokers.orm.broker import as_new_job
 from stoker.dead_letters.entries import note_successors
 from stoker.exceptions import DuplicateJob
@@ -22,29 +22,9 @@ from stoker.store import waiting as waiting_jobs
 from stoker.store.clock import MICROSECONDS
 from stoker.store.transactions import deciding
 
-from .package import Package
-from .results import Commitment, Result, fetch_many, result_of
+from .results import Result, fetch_many, result_of
+from .sealing import Newcomer, Sealing
 from .states import JobState, Progress
-
-
-@dataclass(slots=True)
-class Newcomer:
-    """A call that has been checked and sealed."""
-
-    package: Package
-    message: Message
-    result: Result[Any]
-    claim: UniqueClaim | None = None
-
-
-class Line(Protocol):
-    """The state shared by the calls of one task."""
-
-    broker: Broker
-    commitment: Commitment
-
-    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
-        """Return the same call with another id or start time."""
 
 
 class _Group:
@@ -75,7 +55,7 @@ class _Group:
             return None
         return JobState(seen.waits.upper())
 
-    def shape(self, line: Line, now_us: int) -> Message:
+    def shape(self, sealing: Sealing, now_us: int) -> Message:
         """Return the message of the job that these calls lead to."""
         speaker = self.members[-1 if self.claim.on_conflict in CHANGES else 0]
         run_after = speaker.message.run_after
@@ -84,7 +64,7 @@ class _Group:
             if self.claim.longest_wait_us is not None:
                 due_us = min(due_us, self.decision.taken_us + self.claim.longest_wait_us)
             run_after = max(run_after or 0.0, due_us / MICROSECONDS)
-        self.job = line.again(speaker, self.decision.job_id, run_after)
+        self.job = sealing.again(speaker, self.decision.job_id, run_after)
         return self.job.message
 
 
@@ -92,13 +72,15 @@ class Newcomers:
     """Calls of one task that are stored together.
 
     Args:
+        sealing: by which they were sealed.
         batch: the calls in order.
     """
 
-    def __init__(self, line: Line, batch: Sequence[Newcomer]) -> None:
-        self._line = line
+    def __init__(self, sealing: Sealing, batch: Sequence[Newcomer]) -> None:
+        self._sealing = sealing
         self._batch = batch
-        self._alias = line.broker.settings.database
+        self._settings = sealing.settings
+        self._alias = sealing.settings.database
         self._groups: dict[UUID, _Group] = {}
         for newcomer in batch:
             if newcomer.claim is None:
@@ -159,7 +141,7 @@ class Newcomers:
             return False
         (group,) = self._groups.values()
         group.decision = Decision(Fate.ENQUEUED, taking[0].job_id, keys.now_us)
-        job = as_new_job(group.shape(self._line, keys.now_us))
+        job = as_new_job(group.shape(self._sealing, keys.now_us))
         return keys.take_and_add(job, group.members[0].package.options.identity)
 
     def _transaction(self, keys: WantedKeys) -> AbstractContextManager[Any]:
@@ -176,12 +158,12 @@ class Newcomers:
             if group.fate is Fate.KEPT:
                 kept += [] if held is None else [held]
                 continue
-            message = group.shape(self._line, now_us)
+            message = group.shape(self._sealing, now_us)
             if held is None:
                 messages.append(message)
             else:
                 changed.append((held, as_new_job(message)))
-        self._line.broker.enqueue(messages)
+        broker_for(self._settings).enqueue(messages)
         note_successors(self._alias, self._enqueued())
         return waiting_jobs.replace(self._alias, changed) | waiting_jobs.lines_of(self._alias, kept)
 
@@ -218,15 +200,14 @@ class Newcomers:
 
     def _looked_up(self, groups: Iterable[_Group]) -> dict[UUID, Result[Any]]:
         """Return job id -> result of the existing jobs."""
-        settings = self._line.broker.settings
         untried = {group.decision.job_id: group.waits_untried for group in groups}
         tried = [job_id for job_id, state in untried.items() if state is None]
         jobs = Job.objects.using(self._alias).in_bulk(list(untried.keys() - set(tried)))
-        found = {UUID(result.id): result for result in fetch_many(settings, tried)}
+        found = {UUID(result.id): result for result in fetch_many(self._settings, tried)}
         for job_id, job in jobs.items():
             state = untried[job_id]
             assert state is not None
-            found[job_id] = result_of(settings, job_id, Progress(job, state))
+            found[job_id] = result_of(self._settings, job_id, Progress(job, state))
         return found
 
     def _told(self, group: _Group, known: Mapping[UUID, Result[Any]]) -> Result[Any]:
@@ -234,5 +215,5 @@ class Newcomers:
         if group.fate is Fate.ENQUEUED:
             return known[job_id]
         result = known.get(job_id) or group.members[0].result._with(id=str(job_id))
-        commitment = None if group.decision.held is None else self._line.commitment
+        commitment = None if group.decision.held is None else self._sealing.commitment
         return result._with(was_duplicate=True, _commitment=commitment)

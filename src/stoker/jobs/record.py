@@ -23,7 +23,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from stoker.brokers.contract import Broker, Lease, Leases, Return
+from stoker.brokers.contract import Lease, Leases, Return
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import PackageError
@@ -62,7 +63,7 @@ class TaskKilled(Exception):
 
 def finish(
     settings: Settings,
-    broker: Broker,
+    broker: Dispatch,
     attempted: Sequence[Attempted],
     *,
     is_again: bool = False,
@@ -99,7 +100,7 @@ class Recorder:
     def __init__(
         self,
         settings: Settings,
-        broker: Broker,
+        broker: Dispatch,
         tallies: Tallies | None = None,
         settle: Settle | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,

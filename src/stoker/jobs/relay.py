@@ -18,16 +18,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from stoker.brokers.adapters import broker_for, outboxes_of
-from stoker.brokers.contract import Broker
-from stoker.brokers.outbox import as_message, as_row, carry
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.outbox import as_message, as_row
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
@@ -38,10 +36,10 @@ from stoker.signals import tell
 from stoker.store.transactions import deciding
 from stoker.tasks.registry import task_of
 
-from .intake import Newcomer, Newcomers
+from .intake import Newcomers
 from .package import sealer_for
 from .results import Commitment, Result, result_of
-from .sealing import Sealing
+from .sealing import Newcomer, Sealing
 from .states import JobState, Progress, explained
 
 AT_ONCE = 500
@@ -86,7 +84,7 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
 def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
     """Relay the jobs left behind in any database's outbox. Return their number. ``relay_from``
     explains the rest."""
-    return sum(relay_from(settings, alias, beat) for alias in outboxes_of(settings))
+    return sum(relay_from(settings, alias, beat) for alias in broker_for(settings).outboxes())
 
 
 def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
@@ -166,18 +164,6 @@ class Round(NamedTuple):
     """Job id -> result, for jobs with a unique key."""
 
 
-@dataclass(slots=True)
-class _RelayLine:
-    """The common part of new jobs of one task."""
-
-    broker: Broker
-    commitment: Commitment
-    sealing: Sealing
-
-    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
-        return self.sealing.again(newcomer, job_id, run_after)
-
-
 class Relay:
     """Relays rows from the outbox of one database."""
 
@@ -203,7 +189,7 @@ class Relay:
         def hand_over(rows: Sequence[Outgoing], until: float) -> None:
             told.update(self._hand_over(rows, until))
 
-        rows = carry(self._broker, self._alias, lock, hand_over)
+        rows = self._broker.carry(self._alias, lock, hand_over)
         for inside in (True, False):
             queues = {row.queue for row in rows if self._broker.joins(as_message(row)) is inside}
             if queues:
@@ -236,11 +222,12 @@ class Relay:
         for row, claim in rows:
             try:
                 newcomer = self._newcomer(row, claim)
-                line = self._line(newcomer)
+                task = task_of(newcomer.package).using(backend=self._settings.alias)
+                sealing = Sealing(self._settings, task, Commitment(is_made=True))
             except (PackageError, UnknownTask, InvalidTask):  # the worker will report the error
                 self._broker.enqueue([as_message(row)])
                 continue
-            (told[row.pk],), neglected = Newcomers(line, [newcomer]).store()
+            (told[row.pk],), neglected = Newcomers(sealing, [newcomer]).store()
             if neglected:
                 look_after(self._settings.database, neglected)
         return told
@@ -252,8 +239,3 @@ class Relay:
         result = result_of(self._settings, row.pk, Progress(None, state))
         key_id, *rest = claim
         return Newcomer(package, message, result, UniqueClaim(UUID(key_id), *rest))
-
-    def _line(self, newcomer: Newcomer) -> _RelayLine:
-        task = task_of(newcomer.package).using(backend=self._settings.alias)
-        commitment = Commitment(is_made=True)
-        return _RelayLine(self._broker, commitment, Sealing(self._settings, task, commitment))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NoReturn
 from uuid import UUID
@@ -20,7 +20,7 @@ from stoker.brokers.contract import Message
 from stoker.compat import InvalidTask, TaskResultStatus, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, NotSerializable, as_seconds
-from stoker.guards.keys import needs_of, unique_of
+from stoker.guards.keys import UniqueClaim, needs_of, unique_of
 from stoker.guards.unique import CHANGES, identity_of
 from stoker.models.job import moment
 from stoker.models.need import NewNeed
@@ -33,7 +33,6 @@ from stoker.values.ids import LINKED, new_job_id
 from stoker.workflows import deliver as stored
 from stoker.workflows.hooks import FAILURE, FINISH, RECORD, SUCCESS
 
-from .intake import Newcomer
 from .package import JobOptions, Package, sealer_for
 from .results import Commitment, Result
 from .states import JobState, Progress
@@ -235,6 +234,16 @@ def carrying(more: Mapping[str, str]) -> Iterator[None]:
         carried.reset(token)
 
 
+@dataclass(slots=True)
+class Newcomer:
+    """A call that has been checked and sealed."""
+
+    package: Package
+    message: Message
+    result: Result[Any]
+    claim: UniqueClaim | None = None
+
+
 class Sealing:
     """The calls of one task that are enqueued together.
 
@@ -246,11 +255,11 @@ class Sealing:
 
     def __init__(self, settings: Settings, task: Any, commitment: Commitment) -> None:
         backend = task_backends[settings.alias]
-        self._settings = settings
+        self.settings = settings
         self._task = task
         self._queue = str.__str__(task.queue_name)  # of an Enum, its value
         self._sender = type(backend)
-        self._commitment = commitment
+        self.commitment = commitment
         self._sealer = sealer_for(settings)
         self._options = _checked(settings, task, backend)
         self._hooks = hooks_of(settings, task)
@@ -376,11 +385,11 @@ class Sealing:
             last_attempted_at=None,
             args=list(package.args),
             kwargs=package.kwargs,
-            backend=self._settings.alias,
+            backend=self.settings.alias,
             errors=[],
             worker_ids=[],
             _first_progress=Progress(None, state),
-            _first_commitment=self._commitment,
+            _first_commitment=self.commitment,
         )
 
     def _seal_one(

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db.models import TextChoices
 
-from stoker.brokers.adapters import broker_for, outgoing_of
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.orm.broker import explained as explained  # noqa: PLC0414 - it is had from here
 from stoker.compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings
@@ -194,8 +194,8 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
         failures.setdefault(attempt.job_id, []).append(attempt)
     broker = broker_for(settings)
     under_way = [job_id for job_id in job_ids if job_id not in jobs or jobs[job_id].status is None]
-    places = broker.whereabouts(under_way) if under_way else {}
-    for row in outgoing_of(settings, [one for one in under_way if one not in {**places, **jobs}]):
+    places = broker.states(under_way) if under_way else {}
+    for row in broker.outgoing([one for one in under_way if one not in {**places, **jobs}]):
         jobs[row.pk] = _unstored(row)
         places[row.pk] = "ready" if row.run_after is None else "deferred"
     unknown = [job_id for job_id in under_way if job_id not in places and job_id not in jobs]

@@ -28,7 +28,7 @@ from .arguments import setting
 from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, option, refuse
 
 if TYPE_CHECKING:
-    from stoker.brokers.contract import Broker
+    from stoker.brokers.dispatch import Dispatch
 
 START_SECONDS = 30.0
 """How long the child may take to start, over and above the deadline of the database."""
@@ -136,7 +136,7 @@ def _read_every_table(alias: str) -> None:
             list(model._base_manager.using(alias).values_list(*columns)[:1])
 
 
-def _ask(broker: Broker) -> tuple[str, ...]:
+def _ask(broker: Dispatch) -> tuple[str, ...]:
     if not broker.capabilities.shared:
         raise ConfigurationError(
             f"{broker.settings.broker} keeps the jobs of each process to itself, so a cluster "

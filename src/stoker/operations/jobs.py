@@ -61,7 +61,7 @@ def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) ->
     jobs, broker = list(jobs), broker_for(settings)
     calls = calls_of_jobs(settings, [job.pk for job in jobs], reveal=reveal)
     unended = [job.pk for job in jobs if job.status is None]
-    places = broker.whereabouts(unended) if unended and broker.capabilities.look_up else {}
+    places = broker.states(unended) if unended and broker.capabilities.look_up else {}
     return [
         JobRow(
             job,

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
-from stoker.brokers.contract import Broker
+from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.patience import Patience
 from stoker.conf import Settings
 from stoker.exceptions import (
@@ -85,7 +85,7 @@ class Ticks:
     def __init__(
         self,
         settings: Settings,
-        broker: Broker,
+        broker: Dispatch,
         cluster_id: UUID,
         beat: Callable[[], None],
         listen: Listen,

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import selectors
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -55,6 +56,51 @@ class NoWake(Wake):
 
     def is_due(self) -> bool:
         return False
+
+
+class EitherWake(Wake):
+    """Two sources as one: the store and a broker beside it.
+
+    Args:
+        on_store: called when something has come to the store.
+    """
+
+    def __init__(self, store: Wake, outside: Wake, on_store: Callable[[], object]) -> None:
+        self._on_store = on_store
+        self._store = store
+        self._outside = outside
+        self._both: Any = selectors.DefaultSelector()
+        self._watched: set[int] = set()
+        self._note_longest_sleep()
+
+    def fileno(self) -> int | None:
+        """Return one descriptor for those of both. These change with each new connection."""
+        wanted = {number for one in (self._store, self._outside) if (number := one.fileno())}
+        for number in self._watched - wanted:
+            with suppress(KeyError, OSError):  # it is closed, and so not watched any more
+                self._both.unregister(number)
+        for number in wanted:
+            with suppress(KeyError):
+                self._both.register(number, selectors.EVENT_READ)
+        self._watched = wanted
+        return self._both.fileno() if wanted else None
+
+    def is_due(self) -> bool:
+        has_store_woken = self._store.is_due()
+        if has_store_woken:
+            self._on_store()
+        has_woken = self._outside.is_due() or has_store_woken
+        self._note_longest_sleep()
+        return has_woken
+
+    def close(self) -> None:
+        self._store.close()
+        self._outside.close()
+        self._both.close()
+
+    def _note_longest_sleep(self) -> None:
+        longest = [one.max_sleep_seconds for one in (self._store, self._outside)]
+        self.max_sleep_seconds = min((one for one in longest if one is not None), default=None)
 
 
 class DataVersion(Wake):

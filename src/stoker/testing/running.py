@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import PackageError
 from stoker.jobs.execute import Executor
@@ -156,12 +156,10 @@ class JobRunner:
         return Drained(self._try(delivery) for delivery in self._claim(most))
 
     def _claim(self, limit: int) -> list[Delivery]:
+        paused = PausedQueue.objects.using(self.settings.database).names()
+        lease_seconds = self.settings.lease_seconds
         return self.broker.claim(
-            self.queues,
-            limit,
-            holder=self._holder,
-            lease_seconds=self.settings.lease_seconds,
-            passed_over=PausedQueue.objects.using(self.settings.database).names(),
+            ClaimRequest(limit, self._holder, lease_seconds, self.queues, paused)
         )
 
     def _try(self, delivery: Delivery) -> Ran:

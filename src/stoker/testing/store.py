@@ -7,7 +7,8 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from stoker.brokers.contract import Broker, Message
+from stoker.brokers.contract import Message
+from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.exceptions import ConfigurationError
@@ -17,45 +18,50 @@ from stoker.tasks.options import as_timestamp
 AT_ONCE = 500
 
 
-def bring_forward(broker: Broker, queues: Sequence[str]) -> None:
+def bring_forward(broker: Dispatch, queues: Sequence[str]) -> None:
     """Make all deferred jobs of these queues due; without queues, those of every queue."""
-    if isinstance(broker, OrmBroker):
-        deferred = Deferred.objects.using(broker.alias)
+    if (store := _only_store(broker)) is not None:
+        deferred = Deferred.objects.using(store.alias)
         served = deferred.filter(queue__in=queues) if queues else deferred.all()
         served.update(due_us=0)
-    elif isinstance(broker, MemoryBroker):
-        broker.bring_forward(queues)
+    elif isinstance(broker.broker, MemoryBroker):
+        broker.broker.bring_forward(queues)
     else:
         raise _cannot(broker)
 
 
-def promote_due(broker: Broker) -> None:
+def promote_due(broker: Dispatch) -> None:
     """Move all due jobs to the ready table, so that priority decides. The ORM broker does so only
     now and then."""
-    if isinstance(broker, OrmBroker):
-        while broker.store.promote(AT_ONCE):
+    if (store := _only_store(broker)) is not None:
+        while store.store.promote(AT_ONCE):
             pass
 
 
-def waiting(broker: Broker) -> list[Message]:
+def waiting(broker: Dispatch) -> list[Message]:
     """Return all waiting jobs in the order of their enqueues."""
-    if isinstance(broker, OrmBroker):
+    if (store := _only_store(broker)) is not None:
         which = Q()
         for table in (Ready, Deferred, Blocked):
-            which |= Q(pk__in=table.objects.using(broker.alias).values("pk"))
-        return _messages(broker.alias, which)
-    if isinstance(broker, MemoryBroker):
-        return broker.waiting()
+            which |= Q(pk__in=table.objects.using(store.alias).values("pk"))
+        return _messages(store.alias, which)
+    if isinstance(broker.broker, MemoryBroker):
+        return broker.broker.waiting()
     raise _cannot(broker)
 
 
-def still_known(broker: Broker, job_ids: Sequence[UUID]) -> list[Message]:
+def still_known(broker: Dispatch, job_ids: Sequence[UUID]) -> list[Message]:
     """Return those of the jobs that exist, in the order of their enqueues. Jobs that were rolled
     back do not."""
     found = {message.job_id: message for message in waiting(broker)}
     for message in _messages(broker.settings.database, Q(pk__in=job_ids)):
         found.setdefault(message.job_id, message)
     return [found[job_id] for job_id in sorted(job_ids) if job_id in found]
+
+
+def _only_store(broker: Dispatch) -> OrmBroker | None:
+    """Return the store, unless some jobs wait elsewhere."""
+    return broker.store if broker.broker is None else None
 
 
 def _messages(alias: str, which: Q) -> list[Message]:
@@ -73,7 +79,7 @@ def _messages(alias: str, which: Q) -> list[Message]:
     ]
 
 
-def _cannot(broker: Broker) -> ConfigurationError:
+def _cannot(broker: Dispatch) -> ConfigurationError:
     return ConfigurationError(
         f"Tests cannot look into {broker.settings.broker!r}: in the settings of your tests, let "
         'BROKER be "orm://default".'

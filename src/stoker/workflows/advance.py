@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Message
 from stoker.conf import Settings
 from stoker.models import Cancellation, Step, Workflow
@@ -14,7 +15,7 @@ from stoker.models.step import GROUPS, OPEN, StepEnd
 from stoker.store.statements import update_by_key
 
 from . import deliver as stored
-from .deliver import Ended, deliver
+from .deliver import Ended
 
 WINDOW = 1000
 """Default maximum of running members of a group. The others wait in the store, so the cost for the
@@ -65,7 +66,7 @@ class Starter:
     def deliver(self) -> None:
         """Enqueue the jobs of the started tasks."""
         messages, self._messages = self._messages, []
-        deliver(self._settings, messages)
+        broker_for(self._settings).deliver(messages)
 
     def _enqueue(self, tasks: Sequence[Step]) -> None:
         if not tasks:

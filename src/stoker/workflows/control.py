@@ -6,6 +6,7 @@ import time
 from dataclasses import replace as changed
 from uuid import UUID
 
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Message
 from stoker.conf import Settings
 from stoker.dead_letters.requeueing import LetterFate, Wish, requeue
@@ -22,7 +23,6 @@ from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id
 
 from .advance import Advance
-from .deliver import deliver
 from .follow import end_waiting, open_above, reopen
 
 State = Step.State
@@ -138,7 +138,7 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
     with deciding(alias):
         if not reopen(alias, job.pk, job_id):
             return 0  # somebody else has sent it again
-        deliver(settings, [message])
+        broker_for(settings).deliver([message])
     return 1
 
 

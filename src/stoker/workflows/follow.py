@@ -126,7 +126,7 @@ def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> s
 
     The caller must not hold locks: jobs are withdrawn before workflows are locked, as everywhere.
     """
-    broker = broker_for(settings).inside
+    broker = broker_for(settings).store
     if broker is None:
         return set()  # there is no row of such a job to say how it ended
     with transaction_for(settings.database, job_ids):

@@ -31,6 +31,7 @@ from uuid import UUID
 
 from django.utils.module_loading import import_string
 
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Message
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, PackageTooLarge
@@ -40,7 +41,7 @@ from stoker.models.need import NewNeed
 from stoker.values import codec
 from stoker.values.ids import BELOW_MARKS, LINKED, STEP
 
-from .deliver import Ended, deliver
+from .deliver import Ended
 
 SUCCESS, FAILURE, FINISH = "success", "failure", "finish"
 RECORD = "record"
@@ -92,7 +93,7 @@ def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
         ]
     for path, ends in recorded.items():  # the packages are signed, and so is what is called
         import_string(path)(settings, ends)
-    deliver(settings, messages)
+    broker_for(settings).deliver(messages)
 
 
 def _message(

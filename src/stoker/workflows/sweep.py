@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from stoker.brokers.contract import Broker
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.models import Job, Step, Workflow
 from stoker.signals import tell
@@ -35,7 +35,7 @@ class WorkflowSweep:
         beat: called often, as a heartbeat.
     """
 
-    def __init__(self, settings: Settings, broker: Broker, beat: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, broker: Dispatch, beat: Callable[[], None]) -> None:
         self._settings = settings
         self._alias = settings.database
         self._broker = broker

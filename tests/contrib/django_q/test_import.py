@@ -18,7 +18,7 @@ from django.test import override_settings
 from django.utils.dateparse import parse_datetime
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.fronted import FrontedBroker
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import settings_for
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.importing import (
@@ -143,13 +143,13 @@ def test_interrupted_import_continues_where_it_stopped(monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def broker(old_tables: None) -> Iterator[FrontedBroker]:
+def broker(old_tables: None) -> Iterator[Dispatch]:
     """The queue is on Redis."""
     options = {"BROKER": redis_url(), "CLUSTER": f"test-{uuid.uuid4().hex}"}
     entry = {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": [], "OPTIONS": options}
     with override_settings(TASKS={"default": entry}):
         made = broker_for(settings_for())
-        assert isinstance(made, FrontedBroker)
+        assert isinstance(made, Dispatch)
         yield made
         for queue in made.sizes():
             made.purge(queue)
@@ -158,16 +158,16 @@ def broker(old_tables: None) -> Iterator[FrontedBroker]:
 
 @pytest.mark.redis
 @pytest.mark.usefixtures("lock_expired")
-def test_dry_run_enqueues_nothing_on_a_broker_outside_the_database(broker: FrontedBroker) -> None:
+def test_dry_run_enqueues_nothing_on_a_broker_outside_the_database(broker: Dispatch) -> None:
     assert "django_q_ormq: 4 rows, 4 would be copied" in import_all("--dry-run")
     assert broker.sizes() == {}
 
 
 @pytest.mark.redis
 @pytest.mark.usefixtures("lock_expired")
-def test_packages_are_enqueued_on_a_broker_outside_the_database(broker: FrontedBroker) -> None:
+def test_packages_are_enqueued_on_a_broker_outside_the_database(broker: Dispatch) -> None:
     assert "django_q_ormq: 4 rows, 4 copied" in import_all()
-    assert sum(size["ready"] for size in broker.behind.sizes().values()) == 4
+    assert sum(size["ready"] for size in broker.broker.sizes().values()) == 4
     assert not Outgoing.objects.exists()
 
 

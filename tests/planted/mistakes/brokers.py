@@ -54,7 +54,7 @@ MISTAKES = (
     ),
     Mistake(
         "carried: what came before is a job again",
-        [Change("brokers.carried:CarriedBroker._note", replace("relayed.note", "set"))],
+        [Change("brokers.arrivals:Arrivals._note", replace("relayed.note", "set"))],
         "tests/integration/test_carried.py",
         "after_its_end",
     ),
@@ -62,7 +62,7 @@ MISTAKES = (
         "carried: a message is dropped before the store has its job",
         [
             Change(
-                "brokers.carried:CarriedBroker._carry",
+                "brokers.arrivals:Arrivals._carry",
                 precede("parcels = self._in_hand", "self.transport.drop(self._in_hand)"),
             )
         ],
@@ -71,7 +71,7 @@ MISTAKES = (
     ),
     Mistake(
         "carried: what the store does not take is not held",
-        [Change("brokers.carried:CarriedBroker.claim", drop("with self._hand:\n    self._hold()"))],
+        [Change("brokers.arrivals:Arrivals.claim", drop("with self._hand:\n    self._hold()"))],
         "tests/integration/test_carried.py",
         "messages_are_held_while_the_store_fails",
     ),
@@ -79,7 +79,7 @@ MISTAKES = (
         "carried: what is full holds up what comes",
         [
             Change(
-                "brokers.carried:CarriedBroker.claim",
+                "brokers.arrivals:Arrivals.claim",
                 drop_operand("has_room or self._taken >= AHEAD", "self._taken >= AHEAD"),
             )
         ],
@@ -94,7 +94,7 @@ MISTAKES = (
     ),
     Mistake(
         "carried: what nobody takes stays with the lookout",
-        [Change("brokers.carried:Lookout._bring", drop("self._transport.give_back(parcels)"))],
+        [Change("brokers.arrivals:Lookout._bring", drop("self._transport.give_back(parcels)"))],
         "tests/integration/test_carried.py",
         "close_gives_back_received_messages or unclaimed_message_is_given_back",
     ),
@@ -194,7 +194,7 @@ MISTAKES = (
         [
             Change(
                 "brokers.orm.broker:OrmBroker.claim.claim_ready",
-                replace("[name for name in named if name not in passed_over]", "[*named]"),
+                replace("[name for name in named if name not in request.passed_over]", "[*named]"),
             )
         ],
         "tests/conformance/test_claim.py",
@@ -330,8 +330,10 @@ MISTAKES = (
         "what a broker delivers again is run again",
         [
             Change(
-                "brokers.fronted:FrontedBroker.claim_expired",
-                replace("self._done(over) if over else set()", "set[UUID]()"),
+                "brokers.dispatch:Dispatch.claim_expired",
+                replace(
+                    "self._done(over) if over and place is not self.store else set()", "set[UUID]()"
+                ),
             )
         ],
         "tests/integration/test_fronted.py",

@@ -131,7 +131,7 @@ MISTAKES = (
     ),
     Mistake(
         "a job that was blocked while it was held is never called",
-        [Change("jobs.enqueue:_Line._commit", drop("look_after(self._alias, self._neglected)"))],
+        [Change("jobs.enqueue:_Intake._commit", drop("look_after(self._alias, self._neglected)"))],
         "tests/guards/test_unique_transactions.py",
         "is_blocked",
         database="postgres",

@@ -34,7 +34,7 @@ def flights() -> Flights:
 def adoption(
     flights: Flights, roster: Roster, recall: Recall, board: Board, clock: Clock
 ) -> Adoption:
-    return Adoption(flights, roster, recall, board, trusts_workers=False)
+    return Adoption(flights, roster, recall, board)
 
 
 @pytest.fixture
@@ -264,23 +264,6 @@ def test_silent_worker_is_judged_by_its_board_after_a_while(
     reported, stray = adoption.hello(0, [(job(4, running), report(4))])
     assert [flight.delivery for flight in reported] == [running]
     assert stray == []
-
-
-def test_workers_are_trusted_if_leases_cannot_be_listed(
-    flights: Flights,
-    roster: Roster,
-    recall: Recall,
-    board: Board,
-    deliveries: Make,
-    arrive: Callable[[int], None],
-) -> None:
-    """Some brokers cannot list their leases."""
-    adoption = Adoption(flights, roster, recall, board, trusts_workers=True)
-    adoption.expect([(0, 1)])
-    arrive(0)
-    (running,) = deliveries(1)
-    adoption.hello(0, [(job(4, running), None)])
-    assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
 
 
 def test_first_pusher_waits_for_no_worker(adoption: Adoption) -> None:

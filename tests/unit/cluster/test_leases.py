@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.brokers.contract import Delivery, Extension, Lease, Message
+from stoker.brokers.contract import ClaimRequest, Delivery, Extension, Lease, Message
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
@@ -66,7 +66,7 @@ def claim(
         message = Message(new_job_id(), "task", "default", 0, b"package", enqueued_at=time.time())
         broker.enqueue([message])
         asked_at = clock.monotonic()
-        claimed = broker.claim([], 1, holder=uuid4(), lease_seconds=LEASE_SECONDS)
+        claimed = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=LEASE_SECONDS))
         flights.add(claimed, asked_at)
         leases.include(asked_at)
         return claimed[0]
@@ -102,7 +102,7 @@ def test_prefetched_jobs_are_extended_like_running_ones(
     for _ in range(100):
         clock.turn(10)
         assert leases.extend_due(patience) == []
-        assert broker.claim_expired(10, holder=uuid4(), lease_seconds=60) == []
+        assert broker.claim_expired(ClaimRequest(10, holder=uuid4(), lease_seconds=60)) == []
 
 
 def test_lease_is_extended_after_a_third_of_it(
@@ -175,7 +175,7 @@ def test_lost_lease_is_returned(
 ) -> None:
     delivery = claim()
     clock.turn(LEASE_SECONDS + 1)
-    broker.claim_expired(10, holder=uuid4(), lease_seconds=60)
+    broker.claim_expired(ClaimRequest(10, holder=uuid4(), lease_seconds=60))
     (lost,) = leases.extend_due(patience)
     assert lost.delivery == delivery
 
@@ -192,7 +192,7 @@ def test_lease_of_a_recorded_outcome_is_not_lost(
     delivery = claim()
     flights.send(0, 1)
     flights.report(0, (1, 1.0, 2.0, "worker", ("succeeded", b"")))
-    broker.ack([delivery.lease])
+    broker.settle([delivery.lease])
     clock.turn(30)
     assert leases.extend_due(patience) == []
 

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery
+from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
@@ -141,7 +142,7 @@ def test_adopted_job_has_the_permit_that_its_worker_reports(
     clock: Clock,
     arrive: Callable[[int], Stream],
 ) -> None:
-    adoption = Adoption(flights, roster, recall, board, trusts_workers=False)
+    adoption = Adoption(flights, roster, recall, board)
     known, unknown = rated(2)
     adoption.take([one._replace(package=b"", permit_seconds=0.0) for one in (known, unknown)], 1.0)
     adoption.expect([(0, 1)])
@@ -327,10 +328,10 @@ class Stand(MemoryBroker):
         self.next: list[Delivery] = []
         self.due_seconds: dict[bool, float | None] = {True: None, False: None}
 
-    def claim(self, queues: Sequence[str], limit: int, **options: Any) -> list[Delivery]:
-        assert isinstance(options["holder"], UUID)
-        self.asked.append(options["rated_limit"])
-        self.permits.append(round(options["permit_seconds"], 6))
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
+        assert isinstance(request.holder, UUID)
+        self.asked.append(request.rated_limit)
+        self.permits.append(round(request.permit_seconds, 6))
         deliveries, self.next = self.next, []
         return deliveries
 
@@ -366,8 +367,9 @@ def broker(plan: Plan, clock: Clock) -> Stand:
 
 @pytest.fixture
 def claims(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Claims:
-    patience = Patience(plan.settings, broker)
-    return Claims(plan, broker, patience, flights, board, NothingPaused())
+    dispatch = Dispatch(plan.settings, None, broker)
+    patience = Patience(plan.settings, dispatch)
+    return Claims(plan, dispatch, patience, flights, board, NothingPaused())
 
 
 def test_no_more_rated_jobs_are_claimed_than_can_start(
@@ -429,7 +431,7 @@ def test_late_job_gets_its_attempt_back(
     claims: Claims, broker: Stand, flights: Flights, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returned: list[Any] = []
-    monkeypatch.setattr(broker, "release", lambda returns: returned.extend(returns) or set())
+    monkeypatch.setattr(broker, "settle", lambda _, again, **__: returned.extend(again) or set())
     late = rated()[0]._replace(attempt=3, crashes=1)
     broker.next = [late]
     claim(claims, 1, is_hungry=True)

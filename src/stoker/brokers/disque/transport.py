@@ -1,6 +1,6 @@
 """Disque: a cluster of nodes that all accept and deliver jobs.
 
-A job is acknowledged once the store has it (see ``carried``). Disque keeps copies on several nodes
+A job is acknowledged once the store has it (see ``arrivals``). Disque keeps copies on several nodes
 and delivers a job again when its retry time has passed, perhaps more than once: the store
 recognises repeated ids. So any step that fails can be retried on another node.
 

@@ -30,6 +30,7 @@ from pymongo.uri_parser import parse_uri
 from stoker.brokers.contract import (
     Broker,
     Capabilities,
+    ClaimRequest,
     Delivery,
     Lease,
     Message,
@@ -97,17 +98,8 @@ class MongodbBroker(Broker):
 
     # -- out --------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        holder: UUID,
-        lease_seconds: float,
-        rated_limit: int = 1,
-        permit_seconds: float = 0.0,
-        passed_over: Collection[str] = (),
-    ) -> list[Delivery]:
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
+        queues, passed_over, limit = request.queues, request.passed_over, request.limit
         line: dict[str, Any] = {"state": "ready"}
         if queues or passed_over:
             line["queue"] = {"$in": list(queues)} if queues else {"$nin": list(passed_over)}
@@ -123,29 +115,28 @@ class MongodbBroker(Broker):
                 ids = [one["_id"] for one in first.limit(limit - len(found))]
                 if not ids:
                     break
-                found += self._lease(ids, {"state": "ready"}, holder, lease_seconds)
+                found += self._lease(ids, {"state": "ready"}, request)
         return as_deliveries(found)
 
-    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
-        if limit <= 0:
+    def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
+        if request.limit <= 0:
             return []
         with self._asked() as jobs:
             over = {"state": "running", "until": {"$lt": self._now()}}
-            ids = [one["_id"] for one in jobs.find(over, {"_id": 1}).sort("until", 1).limit(limit)]
-            found = self._lease(ids, over, holder, lease_seconds) if ids else []
+            first = jobs.find(over, {"_id": 1}).sort("until", 1).limit(request.limit)
+            ids = [one["_id"] for one in first]
+            found = self._lease(ids, over, request) if ids else []
         return as_deliveries(found)
 
-    def _lease(
-        self, ids: list[UUID], still: dict[str, Any], holder: UUID, lease_seconds: float
-    ) -> list[Any]:
+    def _lease(self, ids: list[UUID], still: dict[str, Any], request: ClaimRequest) -> list[Any]:
         """Lease the jobs that still match ``still``. Another cluster may have claimed the
         others."""
         lease_id = f"{new_lease_id():x}"
         change: dict[str, Any] = {
             "state": "running",
             "lease": lease_id,
-            "holder": holder,
-            "until": in_seconds(lease_seconds),
+            "holder": request.holder,
+            "until": in_seconds(request.lease_seconds),
         }
         if still["state"] == "ready":
             change["attempts"] = {"$add": ["$attempts", 1]}
@@ -173,14 +164,12 @@ class MongodbBroker(Broker):
             }
         return distinct - known
 
-    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
-        return self.settle(leases, (), failed=failed)
-
-    def release(self, returns: Sequence[Return]) -> set[Lease]:
-        return self.settle((), returns)
-
     def settle(
-        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
     ) -> set[Lease]:
         leases = [*over, *(back.lease for back in again)]
         stale = self.extend(leases, lease_seconds=SETTLING_SECONDS)
@@ -238,7 +227,7 @@ class MongodbBroker(Broker):
             kept = jobs.update_many({**wanted, "relayed": True}, OVER).matched_count
             return int(kept + jobs.delete_many(wanted).deleted_count)
 
-    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+    def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         found: dict[UUID, str] = {}
         with self._asked() as jobs:
             for some in batches(job_ids):
@@ -256,10 +245,6 @@ class MongodbBroker(Broker):
                 queue = sizes.setdefault(one["_id"]["queue"], none)
                 queue[one["_id"]["state"]] = one["count"]
         return sizes
-
-    def ping(self) -> None:
-        with self._asked() as jobs:
-            jobs.database.command("ping")
 
     def info(self) -> dict[str, Any]:
         with self._asked() as jobs:

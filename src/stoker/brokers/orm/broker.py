@@ -20,6 +20,7 @@ from django.db import (
 from stoker.brokers.contract import (
     Broker,
     Capabilities,
+    ClaimRequest,
     Delivery,
     Extension,
     Lease,
@@ -166,6 +167,7 @@ class OrmBroker(Broker):
         """Whether a job with a rate was ever claimed."""
         self.store = Store(settings)
         self.sees_pauses = self.store.engine.claims_by_marks
+        """Whether claims see for themselves which queues are paused."""
 
     def enqueue(self, messages: Sequence[Message]) -> None:
         with explained(self.alias):
@@ -174,27 +176,18 @@ class OrmBroker(Broker):
             else:
                 self.store.add([as_new_job(message) for message in messages])
 
-    def claim(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        holder: UUID,
-        lease_seconds: float,
-        rated_limit: int = 1,
-        permit_seconds: float = 0.0,
-        passed_over: Collection[str] = (),
-    ) -> list[Delivery]:
-        rated = Rated(rated_limit, microseconds(permit_seconds), time.monotonic())
-        leasing = Leasing(new_lease_id(), holder, microseconds(lease_seconds))
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
+        rated_limit, limit = request.rated_limit, request.limit
+        rated = Rated(rated_limit, microseconds(request.permit_seconds), time.monotonic())
+        leasing = leasing_of(request)
 
         def claim_ready() -> list[Delivery]:
-            named = dict.fromkeys(queues or self._marks.queues)
-            served = [name for name in named if name not in passed_over]
+            named = dict.fromkeys(request.queues or self._marks.queues)
+            served = [name for name in named if name not in request.passed_over]
             return self._claim_ready(served, limit, leasing, rated)
 
         def claim() -> list[Delivery]:
-            return self._marks.guide(claim_ready, queues, lambda: self._is_more_behind)
+            return self._marks.guide(claim_ready, request.queues, lambda: self._is_more_behind)
 
         with explained(self.alias):
             now = time.monotonic()
@@ -246,6 +239,8 @@ class OrmBroker(Broker):
 
     @property
     def leaves_doubt(self) -> bool:
+        """Whether the last claim may have leased more than it returned, because the answer to a
+        statement was lost."""
         return self._leaves_doubt
 
     def _be_careful(self) -> None:
@@ -283,6 +278,7 @@ class OrmBroker(Broker):
         return stale
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        """Extend these leases, but wait for no transaction that holds one of them."""
         with explained(self.alias):
             valid, locked = self.store.extend(lease_keys(leases), microseconds(lease_seconds))
         if len(valid) == len(leases):  # nearly always
@@ -294,21 +290,22 @@ class OrmBroker(Broker):
         )
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        """Record that workers get these jobs now: until then ``kept`` may return them."""
         with explained(self.alias):
             Claimed.objects.using(self.alias).note_handed_out(lease_keys(leases))
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Filter leased jobs: return the ones that had not started if this is their last
+        attempt."""
         with explained(self.alias):
             return Claimed.objects.using(self.alias).kept(job_ids)
 
-    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
-        return self.settle(leases, (), failed=failed)
-
-    def release(self, returns: Sequence[Return]) -> set[Lease]:
-        return self.settle((), returns)
-
     def settle(
-        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
     ) -> set[Lease]:
         if again:
             self._marks.forget()
@@ -329,10 +326,10 @@ class OrmBroker(Broker):
         if queues:
             after_commit(self.alias, lambda: self.wake_up(queues))
 
-    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
-        leasing = Leasing(new_lease_id(), holder, microseconds(lease_seconds))
+    def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
+        leasing = leasing_of(request)
         with explained(self.alias):
-            rows = self.store.claim_expired(limit, leasing)
+            rows = self.store.claim_expired(request.limit, leasing)
         return deliveries_of(rows, leasing.lease_id)
 
     def expire_holder(self, holder: UUID) -> int:
@@ -362,7 +359,7 @@ class OrmBroker(Broker):
         if queues:
             self.wake_up(queues)
 
-    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+    def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         with explained(self.alias):
             return self.store.states(job_ids)
 
@@ -406,7 +403,7 @@ class OrmBroker(Broker):
             version = ".".join(str(part) for part in connection.get_database_version())
         return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
 
-    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+    def wake_up(self, queues: Iterable[str]) -> None:
         self.store.engine.notify()
 
     def open_wake(self) -> Wake:
@@ -425,6 +422,10 @@ class OrmBroker(Broker):
 
     def close(self) -> None:
         connections[self.alias].close()
+
+
+def leasing_of(request: ClaimRequest) -> Leasing:
+    return Leasing(new_lease_id(), request.holder, microseconds(request.lease_seconds))
 
 
 def as_new_job(message: Message) -> NewJob:

@@ -20,6 +20,7 @@ from uuid import UUID
 from stoker.brokers.contract import (
     Broker,
     Capabilities,
+    ClaimRequest,
     Delivery,
     Lease,
     Leases,
@@ -30,7 +31,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.store.clock import MICROSECONDS, microseconds
 from stoker.store.wake import Wake
-from stoker.values.ids import new_lease_id
+from stoker.values.ids import id_of, new_lease_id
 
 from .connection import (
     FAILURES,
@@ -48,7 +49,7 @@ KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
 class RedisBroker(Broker):
     """Jobs in Redis, under keys that begin with the cluster's prefix."""
 
-    capabilities = Capabilities(announces=True)
+    capabilities = Capabilities()
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -103,25 +104,14 @@ class RedisBroker(Broker):
 
     # -- out --------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        holder: UUID,
-        lease_seconds: float,
-        rated_limit: int = 1,
-        permit_seconds: float = 0.0,
-        passed_over: Collection[str] = (),
-    ) -> list[Delivery]:
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
         lease_id = _lease_id()
-        head = [limit, lease_id, holder.hex, microseconds(lease_seconds), len(queues)]
-        return deliveries(self._run("claim", [*head, *queues, *passed_over]), lease_id)
+        arguments = [*_leasing(request, lease_id), len(request.queues), *request.queues]
+        return deliveries(self._run("claim", [*arguments, *request.passed_over]), lease_id)
 
-    def claim_expired(self, limit: int, *, holder: UUID, lease_seconds: float) -> list[Delivery]:
+    def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         lease_id = _lease_id()
-        head = [limit, lease_id, holder.hex, microseconds(lease_seconds)]
-        return deliveries(self._run("claim_expired", head), lease_id)
+        return deliveries(self._run("claim_expired", _leasing(request, lease_id)), lease_id)
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -131,14 +121,12 @@ class RedisBroker(Broker):
         arguments = [microseconds(lease_seconds), named(leases)]
         return {leases[place] for place in self._run("extend", arguments)}
 
-    def ack(self, leases: Sequence[Lease], *, failed: Collection[UUID] = ()) -> set[Lease]:
-        return self.settle(leases, (), failed=failed)
-
-    def release(self, returns: Sequence[Return]) -> set[Lease]:
-        return self.settle((), returns)
-
     def settle(
-        self, over: Sequence[Lease], again: Sequence[Return], *, failed: Collection[UUID] = ()
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
     ) -> set[Lease]:
         leases = [*over, *(back.lease for back in again)] if again else over
         arguments: list[Any] = [len(over), named(leases)]
@@ -177,7 +165,7 @@ class RedisBroker(Broker):
             gone |= {UUID(one.decode()) for one in self._run("withdraw", some)}
         return gone
 
-    def whereabouts(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+    def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         found = {}
         for some in batches([job_id.hex for job_id in job_ids]):
             for job_id, known in zip(some, self._run("look", some), strict=True):
@@ -214,10 +202,6 @@ class RedisBroker(Broker):
             removed += len(self._run("withdraw", ours)) if ours else 0
         return removed
 
-    def ping(self) -> None:
-        with self._explained():
-            self.client.ping()
-
     def info(self) -> dict[str, Any]:
         with self._explained():
             server = about(self.client, "server")
@@ -231,7 +215,7 @@ class RedisBroker(Broker):
 
     # -- waking up --------------------------------------------------------------------------------
 
-    def wake_up(self, queues: Iterable[str], *, inside: bool = False) -> None:
+    def wake_up(self, queues: Iterable[str]) -> None:
         with suppress(BrokerUnavailable, *FAILURES):
             self.client.publish(self.channel, "")
 
@@ -292,6 +276,11 @@ def _lease_id() -> str:
     return f"{new_lease_id():x}"
 
 
+def _leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
+    """Return the first arguments of a script that leases jobs."""
+    return [request.limit, lease_id, request.holder.hex, microseconds(request.lease_seconds)]
+
+
 def named(leases: Sequence[Lease]) -> str:
     """Return the leases as a single script argument. One argument per lease would cost more time
     than the script needs."""
@@ -305,8 +294,8 @@ def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:
         return []
     ids, queues, ranks, attempts, crashes = json.loads(told[0])
     return [
-        Delivery(UUID(job_id), lease_id, package, queue, -rank, *counts)
-        for job_id, package, queue, rank, *counts in zip(
+        Delivery(id_of(int(job_id, 16)), lease_id, package, queue, -rank, attempt, crash_count)
+        for job_id, package, queue, rank, attempt, crash_count in zip(
             ids, told[1:], queues, ranks, attempts, crashes, strict=True
         )
     ]

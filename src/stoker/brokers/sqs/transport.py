@@ -1,6 +1,6 @@
 """Amazon SQS: standard and FIFO queues, ten messages per request.
 
-A message is deleted when the store has its job (see ``carried``). SQS has no look-up and no
+A message is deleted when the store has its job (see ``arrivals``). SQS has no look-up and no
 fencing, sometimes delivers a message twice, and drops a message after 14 days or after the number
 of deliveries that the queue's redrive policy allows. So SQS only carries jobs to the store; running
 jobs are never kept in it.

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
-from stoker.cluster.board import Board, FinishedDelivery, job_lease, lease_clock, lease_mark
+from stoker.cluster.board import Board, FinishedDelivery, job_lease, lease_mark
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import Job, Report, open_job, permit_of
 from stoker.signals import tell
@@ -21,11 +21,7 @@ PATIENCE_SECONDS = 5.0
 
 
 class Adoption:
-    """Takes over the jobs of the previous pusher.
-
-    Args:
-        trusts_workers: the broker cannot list leases, so only the workers can say what they have.
-    """
+    """Takes over the jobs of the previous pusher."""
 
     def __init__(
         self,
@@ -33,14 +29,11 @@ class Adoption:
         roster: Roster,
         recall: Recall,
         board: Board,
-        *,
-        trusts_workers: bool,
     ) -> None:
         self._flights = flights
         self._roster = roster
         self._recall = recall
         self._board = board
-        self._trusts_workers = trusts_workers
         self._last_number = flights.last_number
         """The last delivery number of the previous pusher."""
         self._expected: set[tuple[int, int]] | None = None
@@ -152,14 +145,11 @@ class Adoption:
             is_the_same = known.worker == worker and known.delivery.lease == delivery.lease
             return known if is_the_same else None
         orphan = self._flights.orphans.get(delivery.job_id)
-        if orphan is None and not self._trusts_workers:
+        if orphan is None or orphan.delivery.lease_id != delivery.lease_id:
             return None
-        if orphan is not None and orphan.delivery.lease_id != delivery.lease_id:
-            return None
-        self._flights.orphans.pop(delivery.job_id, None)
-        leased_at = orphan.leased_at if orphan else lease_clock()
+        del self._flights.orphans[delivery.job_id]
         self._adopted += 1
-        return self._flights.adopt(number, delivery, worker, leased_at, permit_ns)
+        return self._flights.adopt(number, delivery, worker, orphan.leased_at, permit_ns)
 
     def _heard(self, worker: tuple[int, int]) -> None:
         if self._expected is not None:

@@ -8,7 +8,8 @@ from functools import partial
 from operator import attrgetter
 from uuid import UUID
 
-from stoker.brokers.contract import Broker, Delivery, Extension, Lease, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Extension, Lease, Return
+from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, job_lease, lease_clock
@@ -34,7 +35,7 @@ class Claims:
     def __init__(
         self,
         plan: Plan,
-        broker: Broker,
+        broker: Dispatch,
         patience: Patience,
         flights: Flights,
         board: Board,
@@ -82,17 +83,7 @@ class Claims:
         limit, rated_limit = min(room, CLAIM_AT_ONCE), max(0, prompt_room())
         asked_at = lease_clock()
         is_calm = not len(self._flights)
-        answer = self._patience.call(
-            lambda: self._broker.claim(
-                self._queues,
-                limit,
-                holder=self._plan.cluster_id,
-                lease_seconds=self._settings.lease_seconds,
-                rated_limit=rated_limit,
-                permit_seconds=self._flights.permits.seconds,
-                passed_over=self._pauses.queues,
-            )
-        )
+        answer = self._patience.call(lambda: self._broker.claim(self._request(limit, rated_limit)))
         if answer is None:
             if self._patience.has_met_a_lock:  # nothing was leased, and others may be free soon
                 self.tempo.note(0, limit)
@@ -113,6 +104,17 @@ class Claims:
         self.tempo.note(len(deliveries), limit)
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
             self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
+
+    def _request(self, limit: int, rated_limit: int) -> ClaimRequest:
+        return ClaimRequest(
+            limit,
+            holder=self._plan.cluster_id,
+            lease_seconds=self._settings.lease_seconds,
+            queues=self._queues,
+            passed_over=self._pauses.queues,
+            rated_limit=rated_limit,
+            permit_seconds=self._flights.permits.seconds,
+        )
 
     def look_ahead(self) -> None:
         """Ask the broker when the next job is due. This happens only after claimed jobs have been
@@ -139,7 +141,7 @@ class Claims:
             )
             for flight in flights
         ]
-        if self._patience.call(lambda: self._broker.release(returns)) is not None:
+        if self._patience.call(lambda: self._broker.settle(again=returns)) is not None:
             self._flights.forget_given_back(flights)
             self._announce()
         elif self._patience.has_met_a_lock:
@@ -165,7 +167,7 @@ class Claims:
     def clear_up_doubts(self) -> None:
         """Release leases that this pusher does not know of: otherwise they would last a whole lease
         and count as an attempt. Jobs that a worker has begun are left alone."""
-        if not self._are_in_doubt or not self._broker.capabilities.lists_holders:
+        if not self._are_in_doubt:
             return
         asked_at = lease_clock()
         held = self._patience.call(partial(self._held, packages=False))
@@ -197,7 +199,9 @@ LOCKED_SHARE = 24
 class HeldLeases:
     """The times of all leases held here, on the lease clock."""
 
-    def __init__(self, settings: Settings, broker: Broker, flights: Flights, board: Board) -> None:
+    def __init__(
+        self, settings: Settings, broker: Dispatch, flights: Flights, board: Board
+    ) -> None:
         self._lease_seconds = settings.lease_seconds
         self._broker = broker
         self._flights = flights

@@ -55,13 +55,7 @@ class Pusher:
             self.plan, self.broker, self.patience, self.flights, self.board, self.pauses
         )
         self.roster.note_handed_out = self.claims.note_handed_out
-        self.adoption = Adoption(
-            self.flights,
-            self.roster,
-            self.recall,
-            self.board,
-            trusts_workers=not self.broker.capabilities.lists_holders,
-        )
+        self.adoption = Adoption(self.flights, self.roster, self.recall, self.board)
         self.requests = Requests(self.plan, self._say, self.recall.recall_all)
         self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster, self.requests)
         self.cancels = Cancels(self.settings, self.flights, self._say)
@@ -153,7 +147,7 @@ class Pusher:
 
     def _find_orphans(self) -> None:
         """Leases of the pusher before: hold them until the workers have said which they have."""
-        if self.child.incarnation > 1 and self.broker.capabilities.lists_holders:
+        if self.child.incarnation > 1:
             held = self.claims.insist_on_held(self._note_alive)
             self.adoption.take(held, time.monotonic() - self.settings.lease_seconds / 2)
 

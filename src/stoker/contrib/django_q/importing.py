@@ -26,6 +26,7 @@ from django.core.signing import BadSignature, TimestampSigner, b64_decode
 from django.db import connections, models, transaction
 from django.utils import timezone
 
+from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Message
 from stoker.exceptions import InvalidSchedule, StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
@@ -35,7 +36,6 @@ from stoker.management.subcommand import ExitCode, Subcommand, option, refuse
 from stoker.tasks.options import as_timestamp
 from stoker.values.ids import LINKED, derived_job_id
 from stoker.values.progress import come_so_far
-from stoker.workflows.deliver import deliver
 
 from . import conf
 from .calls import call_task
@@ -374,8 +374,7 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
             ),
         )
     )
-    deliver(
-        settings,
+    broker_for(settings).deliver(
         [
             Message(
                 job_id=job_id,

@@ -279,7 +279,7 @@ class LostClusters(Look):
         yield UNRELAYED, list(old.values_list("pk", flat=True)[:AT_ONCE])
         for page in self.scene.pages(Cancellation):
             asked = [row[0] for row in page]
-            places = self.scene.broker.whereabouts(asked)
+            places = self.scene.broker.states(asked)
             yield UNHEARD, [one for one in asked if places.get(one) != "running"]
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:

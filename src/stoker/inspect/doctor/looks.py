@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db import models
 from django.db.models import CharField, Count, Exists, Max, OuterRef, Q, Value
 
-from stoker.brokers.contract import Broker
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Need, Ready, Requeue, Step, UniqueKey
@@ -48,7 +48,7 @@ class Scene:
     """
 
     settings: Settings
-    broker: Broker
+    broker: Dispatch
     most: int
     looked_at: int = 0
     cut_short: set[str] = field(default_factory=set)

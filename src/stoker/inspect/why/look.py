@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from stoker.brokers.adapters import broker_for, outgoing_of
+from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.inspect.stats import (
     ClusterState,
@@ -303,7 +303,7 @@ def _look(asked: Asked) -> Answer | None:
 
 
 def _in_outbox(asked: Asked) -> Answer | None:
-    for row in outgoing_of(asked.settings, [asked.job_id]):
+    for row in broker_for(asked.settings).outgoing([asked.job_id]):
         alias = str(row._state.db)
         asked.task, asked.queue = row.task, row.queue
         alive = [one for one in asked.clusters if asked.is_alive(one)]
@@ -327,7 +327,7 @@ def _at_broker(asked: Asked) -> Answer | None:
     running = answer_running_elsewhere(asked)
     if running is not None or not broker.capabilities.look_up:
         return running
-    place = broker.whereabouts([asked.job_id]).get(asked.job_id)
+    place = broker.states([asked.job_id]).get(asked.job_id)
     if place is None:
         return None
     if place == "ready":

@@ -1,4 +1,4 @@
-"""One broker made of a message server (``transport``) and the store.
+"""Move jobs from a message server (``transport``) into the store.
 
 ::
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,7 +27,6 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from stoker.brokers.orm.broker import OrmBroker, explained
-from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, RowsLocked
 from stoker.models import Job, Relayed
 from stoker.models.outbox import RELAYED_SECONDS
@@ -37,8 +36,7 @@ from stoker.store.transactions import deciding
 from stoker.store.wake import Wake
 from stoker.values.ids import seconds_of
 
-from .contract import Broker, Delivery, LeaseId, Message
-from .fronted import FrontedWake, merged, sorted_out
+from .contract import ClaimRequest, Delivery, Message
 from .transport import Parcel, Transport
 
 AHEAD = 100
@@ -48,24 +46,21 @@ REST_SECONDS = 1.0
 """How long a server that did not answer is left alone: the store's jobs go on meanwhile."""
 
 
-class CarriedBroker(OrmBroker):
-    """The store, with jobs that are brought by a transport.
+class Arrivals:
+    """The jobs that a server holds, until they are moved into the store.
 
     Args:
         transport: where packages wait until a cluster has room for them.
+        store: where they are moved to.
     """
 
     relays_at_once = 100  # in several requests, any of which may fail
 
-    def __init__(self, settings: Settings, transport: Transport) -> None:
-        super().__init__(settings)
-        self.sees_pauses = False  # what is brought from outside is asked for by queue
+    def __init__(self, transport: Transport, store: OrmBroker) -> None:
         self.transport = transport
-        able = transport.capabilities
-        self.capabilities = replace(
-            able, transactional=False, guards=True, atomic=True, delay=True, look_up=False
-        )
-        self._store = OrmBroker(settings)
+        self.capabilities = replace(transport.capabilities, look_up=False)
+        self._store = store
+        self._alias = store.alias
         self._taken = 0
         """How many the store has given since something was brought there."""
         self._ask_at = 0.0
@@ -76,72 +71,32 @@ class CarriedBroker(OrmBroker):
         """Held by the thread that has something in hand: what another brings goes there, too."""
         self._hold_at = 0.0
 
-    @property
-    def inside(self) -> Broker:
-        return self._store
-
-    def is_inside(self, lease_id: LeaseId) -> bool:
-        return True
-
-    def joins(self, message: Message) -> bool:
-        return not self.transport.takes(message)
-
     # -- in ---------------------------------------------------------------------------------------
 
+    def takes(self, message: Message) -> bool:
+        """Return whether the server does everything that this job asks for."""
+        return self.transport.takes(message)
+
     def enqueue(self, messages: Sequence[Message]) -> None:
-        """All of them together only where all wait in the store.
-
-        Raises:
-            BrokerError: a queue has a name that the store could not record.
-        """
-        inside, outside = sorted_out(self, messages)
-        if inside:
-            super().enqueue(inside)
-        if outside:
-            self.transport.send(outside)
-
-    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
-        """Sent again, however late, they are known when they come."""
+        """Send the messages. Each one may be sent again, as it is recognised when it arrives."""
         self.transport.send(messages)
 
     # -- out --------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        holder: UUID,
-        lease_seconds: float,
-        rated_limit: int = 1,
-        permit_seconds: float = 0.0,
-        passed_over: Collection[str] = (),
-    ) -> list[Delivery]:
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
         """Claim jobs from the store, after moving messages from the server if the store has too
         few. Every other claim looks at the server first, so that a full store does not block its
         messages."""
-
-        def claim(limit: int) -> list[Delivery]:
-            return OrmBroker.claim(
-                self,
-                queues,
-                limit,
-                holder=holder,
-                lease_seconds=lease_seconds,
-                rated_limit=rated_limit,
-                permit_seconds=permit_seconds,
-                passed_over=passed_over,
-            )
-
         with self._hand:
             self._hold()
-        found = claim(limit)
+        found = self._store.claim(request)
+        limit = request.limit
         self._taken += len(found)
         has_room = len(found) < limit
         if limit <= 0 or not (has_room or self._taken >= AHEAD):
             return found
         self._taken = 0
-        errand = Errand(tuple(queues), max(AHEAD, limit), frozenset(passed_over))
+        errand = Errand(tuple(request.queues), max(AHEAD, limit), frozenset(request.passed_over))
         try:
             with self._hand:
                 has_more = self._carry(errand)
@@ -149,7 +104,9 @@ class CarriedBroker(OrmBroker):
             if not found:
                 raise
             return found  # nothing may be raised once something is leased
-        return found + claim(limit - len(found)) if has_more and has_room else found
+        if has_more and has_room:
+            found += self._store.claim(request._replace(limit=limit - len(found)))
+        return found
 
     def _carry(self, errand: Errand) -> bool:
         """Bring jobs into the store. Whether there were any."""
@@ -228,9 +185,9 @@ class CarriedBroker(OrmBroker):
         """Store the jobs of these messages, each exactly once."""
         for tries_left in reversed(range(TRIES)):
             try:
-                with explained(self.alias), deciding(self.alias):
+                with explained(self._alias), deciding(self._alias):
                     fresh = self._note([one.job_id for one in messages])
-                    OrmBroker.enqueue(self, [one for one in messages if one.job_id in fresh])
+                    self._store.enqueue([one for one in messages if one.job_id in fresh])
             except IntegrityError as error:  # somebody brings one of them in at this moment
                 if not tries_left:
                     raise BrokerUnavailable(
@@ -242,7 +199,7 @@ class CarriedBroker(OrmBroker):
     def _note(self, job_ids: Sequence[UUID]) -> set[UUID]:
         """Record these job ids and return the new ones. An id that is seen again is remembered for
         longer."""
-        relayed = Relayed.objects.using(self.alias)
+        relayed = Relayed.objects.using(self._alias)
         fresh = relayed.note(job_ids)
         if again := set(job_ids) - fresh:
             relayed.note_again(again)
@@ -251,15 +208,13 @@ class CarriedBroker(OrmBroker):
     # -- looking ----------------------------------------------------------------------------------
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Withdraw these jobs. An id that has not arrived yet is recorded, so that it is skipped on
-        arrival."""
-        gone = super().withdraw(job_ids)
-        absent = self.not_come([job_id for job_id in job_ids if job_id not in gone])
-        if absent:
-            own = transaction.atomic(using=self.alias)
-            with suppress(IntegrityError), explained(self.alias), own:  # else it came just now
-                gone |= Relayed.objects.using(self.alias).note(sorted(absent))
-        return gone
+        """Record the ids of jobs that have not arrived, so that they are skipped on arrival. Return
+        these ids."""
+        if absent := self.not_come(job_ids):
+            own = transaction.atomic(using=self._alias)
+            with suppress(IntegrityError), explained(self._alias), own:  # else it came just now
+                return Relayed.objects.using(self._alias).note(sorted(absent))
+        return set()
 
     def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
         """Return the ids that have not arrived, of those recent enough to be remembered if they
@@ -268,24 +223,23 @@ class CarriedBroker(OrmBroker):
         young = [job_id for job_id in job_ids if seconds_of(job_id) > oldest]
         if not young:
             return set()
-        with explained(self.alias):
+        with explained(self._alias):
             known: set[UUID] = set()
             for model in (Relayed, Job):  # a job stays noted when it ends, and its row is deleted
-                rows = with_keys(model.objects.using(self.alias).all(), young)
+                rows = with_keys(model.objects.using(self._alias).all(), young)
                 known |= set(rows.values_list("pk", flat=True))
         return set(young) - known
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        coming = self.transport.counts()
+        """Return the number of messages on the server, by queue and state."""
         none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
-        more = {queue: {**none, "ready": count} for queue, count in coming.items() if count}
-        return merged(super().sizes(), more)
+        coming = self.transport.counts()
+        return {queue: {**none, "ready": count} for queue, count in coming.items() if count}
 
     def purge(self, queue: str) -> int:
-        return super().purge(queue) + self.transport.purge(queue)
+        return self.transport.purge(queue)
 
     def ping(self) -> None:
-        super().ping()
         self.transport.ping()
 
     def info(self) -> dict[str, Any]:
@@ -294,22 +248,16 @@ class CarriedBroker(OrmBroker):
     def weaknesses(self) -> list[str]:
         return self.transport.weaknesses()
 
-    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
-        """Wake waiting claims for jobs in the store; messages on the server wake them by
-        themselves."""
-        if inside:
-            super().wake_up(queues)
-
     def open_wake(self) -> Wake:
+        """Return the wake-up source of arrivals. From now on a thread waits for them."""
         if self._lookout is not None:
             self._lookout.close()
         self._lookout = Lookout(self.transport.another())
-        return FrontedWake(super().open_wake(), self._lookout, lambda: None)
+        return self._lookout
 
     def close(self) -> None:
         with self._hand:
             self._let_go()
-        super().close()
         self.transport.close()
 
 

@@ -1,0 +1,467 @@
+"""Where each job of a backend waits: in the store, in a broker outside it, or in an outbox.
+
+Jobs that a broker cannot handle wait in the store and are claimed from there: jobs with guards,
+jobs of atomic tasks, packages and delays that are too large. All other jobs go to the broker. The
+jobs of a server that only transports messages (``transport``) are moved into the store before they
+are claimed (``arrivals``).
+
+The id of a lease says whose lease it is: the store's are numbers, a broker's are strings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+
+from stoker.conf import Settings
+from stoker.exceptions import BrokerError, BrokerUnavailable
+from stoker.models import Job
+from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
+from stoker.signals import tell
+from stoker.store.statements import delete_by_key, with_keys
+from stoker.store.transactions import after_commit
+from stoker.store.wake import EitherWake, Wake
+
+from .arrivals import Arrivals
+from .contract import (
+    Broker,
+    ClaimRequest,
+    Delivery,
+    Extension,
+    Lease,
+    LeaseId,
+    Leases,
+    Message,
+    Return,
+)
+from .orm.broker import OrmBroker
+from .outbox import as_message, as_row
+from .transport import Transport
+
+LONGEST_NAME = 100
+"""Length limit of a queue name in the store."""
+LOOK_SECONDS = 0.02
+"""How often to look into the store while the broker has jobs and nothing says that the store has
+any."""
+AT_ONCE = 1000
+
+
+class Dispatch:
+    """The store, the broker and the outboxes of one backend.
+
+    Args:
+        settings: settings of the backend.
+        store: the tables of the project's database. None: the broker keeps all jobs.
+        broker: carries the other jobs. None: all jobs wait in the store.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: OrmBroker | None,
+        broker: Broker | Transport | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.broker: Broker | None = None
+        self.arrivals: Arrivals | None = None
+        if isinstance(broker, Transport):
+            assert store is not None
+            self.arrivals = Arrivals(broker, store)
+        else:
+            self.broker = broker
+        self._outside = self.broker or self.arrivals
+        self._lessors: list[Broker] = [one for one in (store, self.broker) if one is not None]
+        """Who grants leases."""
+        self._places: list[Broker | Arrivals] = [
+            one for one in (store, self._outside) if one is not None
+        ]
+        self.capabilities = self._places[-1].capabilities
+        if store is not None and self._outside is not None:
+            self.capabilities = replace(
+                self.capabilities, transactional=False, guards=True, atomic=True, delay=True
+            )
+        self.relays_at_once = 500 if self.arrivals is None else self.arrivals.relays_at_once
+        """Jobs of an outbox to relay together: if that fails, all of them are sent again."""
+        self.sees_pauses = store is not None and self._outside is None and store.sees_pauses
+        """Whether claims skip paused queues without being told which those are."""
+        self._look_at = 0.0
+        self._is_stores_turn = False
+        """Whether the last claim left the store out."""
+
+    def joins(self, message: Message) -> bool:
+        """Return whether this job waits in the store, and so is enqueued in its transaction."""
+        if self.store is None:
+            return False
+        return self._outside is None or not self._outside.takes(message)
+
+    def is_inside(self, lease_id: LeaseId) -> bool:
+        """Return whether the end of a lease with this id is part of the store's transaction."""
+        return self.store is not None and isinstance(lease_id, int)
+
+    # -- in ---------------------------------------------------------------------------------------
+
+    def enqueue(self, messages: Sequence[Message]) -> None:
+        """Add jobs: all or none, if all of them wait in the same place. A job id that is there
+        already is not added again.
+
+        Raises:
+            BrokerError: the store could not record a queue of that name.
+        """
+        if len(self._places) == 1:
+            self._lessors[0].enqueue(messages)
+            return
+        for message in messages:
+            _refuse_name(message.queue)
+        inside, outside = self._split(messages)
+        if inside:
+            self._places[0].enqueue(inside)
+        if outside:
+            self._places[1].enqueue(outside)
+
+    def deliver(self, messages: Sequence[Message]) -> None:
+        """Enqueue these jobs in the store's open transaction.
+
+        Jobs for a broker outside the store are written to the outbox and relayed after the commit.
+        If this process dies before, a scheduler relays them.
+        """
+        alias = self.settings.database
+        inside, outside = self._split(messages)
+        if inside:
+            for start in range(0, len(inside), AT_ONCE):
+                self.enqueue(inside[start : start + AT_ONCE])
+            after_commit(alias, partial(self.wake_up, {message.queue for message in inside}))
+        if outside:
+            rows = [as_row(self.settings.alias, message) for message in outside]
+            outgoing = Outgoing.objects.using(alias)
+            outgoing.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
+            after_commit(alias, partial(self.bring, [message.job_id for message in outside]))
+
+    def bring(self, job_ids: Sequence[UUID]) -> None:
+        """Relay these rows of the store's outbox to the broker. Skip rows that another process is
+        relaying."""
+        alias = self.settings.database
+        outgoing = Outgoing.objects.using(alias)
+
+        def relay(rows: Sequence[Outgoing], until: float) -> None:
+            self.relay([as_message(row) for row in rows], until=until)
+
+        for start in range(0, len(job_ids), AT_ONCE):
+            lock = partial(outgoing.lock_these, job_ids[start : start + AT_ONCE])
+            try:
+                rows = self.carry(alias, lock, relay)
+            except BrokerError as error:
+                tell("relay_put_off", error=error)
+                return
+            self.wake_up({row.queue for row in rows}, inside=False)
+
+    def carry(
+        self,
+        alias: str,
+        lock: Callable[[], Sequence[Outgoing]],
+        hand_over: Callable[[Sequence[Outgoing], float], None],
+    ) -> list[Outgoing]:
+        """Lock outbox rows, hand them over and delete them. Return the rows.
+
+        Args:
+            alias: the database of the outbox.
+            lock: locks and returns the rows.
+            hand_over: is called with the rows, if any, and the time up to which the broker takes
+                them, see ``Broker.relay_until``. If it raises, the rows stay in the outbox.
+        """
+        until = 0.0 if self.broker is None else self.broker.relay_until()
+        outgoing = Outgoing.objects.using(alias)
+        with transaction.atomic(using=alias):
+            outgoing.be_the_writer()
+            rows = list(lock())
+            if rows:
+                hand_over(rows, until)
+                job_ids = [row.pk for row in rows]
+                delete_by_key(outgoing, job_ids)
+                if self.broker is not None:
+                    after_commit(alias, partial(self.broker.relayed_for_good, job_ids))
+        return rows
+
+    def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
+        """Give jobs from an outbox to the broker outside the store, see ``Broker.relay``. The
+        caller adds those for the store, in a transaction that notes their ids."""
+        if self.broker is not None:
+            self.broker.relay(messages, until=until)
+        elif self.arrivals is not None:
+            self.arrivals.enqueue(messages)  # one that comes again is recognised, however late
+
+    def outboxes(self) -> list[str]:
+        """Return the aliases of the databases that may have an outbox for this backend."""
+        joins = self.capabilities.transactional
+        return possible_outboxes(self.settings.database, joins_transactions=joins)
+
+    def outgoing(self, job_ids: Collection[UUID]) -> Iterator[Outgoing]:
+        """Yield the outbox rows of these jobs: they have not been relayed yet.
+
+        Raises:
+            BrokerUnavailable: a database did not answer.
+        """
+        settings = self.settings
+        for alias in self.outboxes() if job_ids else ():
+            yield from find_outgoing(alias, job_ids, settings.database, settings.database_seconds)
+
+    def _split(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+        """Return the messages for the store, and the messages for the broker."""
+        inside: list[Message] = []
+        outside: list[Message] = []
+        for message in messages:
+            (inside if self.joins(message) else outside).append(message)
+        return inside, outside
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def claim(self, request: ClaimRequest) -> list[Delivery]:
+        """Lease due jobs.
+
+        The store goes first in one claim and the broker in the next, so that neither delays the
+        other. If the broker fills the claim, the next one looks into the store.
+        """
+        if self.arrivals is not None:
+            return self.arrivals.claim(request)
+        if len(self._lessors) == 1:
+            return self._lessors[0].claim(request)
+        found: list[Delivery] = []
+        if is_stores_turn := self._is_stores_turn:
+            found = self._from_store(request)
+        self._is_stores_turn = not is_stores_turn
+        if room := request.limit - len(found):
+            found += self._from_broker(request._replace(limit=room), is_first=not found)
+        if not found:  # nothing is left out if there is nothing else to do
+            self._is_stores_turn = False
+            self.look_at_store()
+            found = self._from_store(request)
+        return found
+
+    def _from_store(self, request: ClaimRequest) -> list[Delivery]:
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        assert self.store is not None
+        found = self.store.claim(request)
+        self._look_at = 0.0 if found else now + LOOK_SECONDS
+        return found
+
+    def _from_broker(self, request: ClaimRequest, *, is_first: bool) -> list[Delivery]:
+        """Claim from the broker. If it is unavailable after the store has leased jobs, return an
+        empty list, so that those leases are not lost."""
+        assert self.broker is not None
+        try:
+            found = self.broker.claim(request)
+        except BrokerUnavailable:
+            if is_first:
+                raise
+            return []
+        repeated = [one for one in found if one.attempt > 1]
+        done = self._done(repeated) if repeated else set()
+        return [one for one in found if one.job_id not in done]
+
+    def _done(self, deliveries: Sequence[Delivery]) -> set[UUID]:
+        """Return and end the deliveries of a broker that are recorded as finished. The process that
+        recorded them died before it could tell the broker."""
+        ended = Job.objects.using(self.settings.database).exclude(status=None)
+        among_these = with_keys(ended, [one.job_id for one in deliveries])
+        done = set(among_these.values_list("pk", flat=True))
+        if done and self.broker is not None:
+            self.broker.settle([one.lease for one in deliveries if one.job_id in done])
+        return done
+
+    def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
+        """Take over jobs whose lease has ended, see ``Broker.claim_expired``."""
+        found: list[Delivery] = []
+        for place in self._lessors:
+            while room := request.limit - len(found):
+                over = place.claim_expired(request._replace(limit=room))
+                done = self._done(over) if over and place is not self.store else set()
+                found += [one for one in over if one.job_id not in done]
+                if not done:
+                    break
+        return found
+
+    @property
+    def leaves_doubt(self) -> bool:
+        """Whether the last claim may have leased more than it returned, since the answer to a
+        statement was lost."""
+        return self.store is not None and self.store.leaves_doubt
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
+        """Let each lease end ``lease_seconds`` from now. Wait for transactions that hold some of
+        them. Return the stale ones."""
+        stale: set[Lease] = set()
+        for place, theirs in self._by_lessor(leases):
+            stale |= place.extend(theirs, lease_seconds=lease_seconds)
+        return stale
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        """Extend these leases, but wait for no transaction that holds one of them."""
+        stale: set[Lease] = set()
+        locked: set[Lease] = set()
+        for place, theirs in self._by_lessor(leases):
+            if place is self.store:
+                gone, locked = self.store.extend_unlocked(theirs, lease_seconds=lease_seconds)
+            else:
+                gone = place.extend(theirs, lease_seconds=lease_seconds)
+            stale |= gone
+        return Extension(stale, locked)
+
+    def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        """Record that workers get these jobs now: until then ``kept`` may return them. Only the
+        store knows."""
+        inside = [one for one in leases if self.is_inside(one.lease_id)]
+        if inside and self.store is not None:
+            self.store.note_handed_out(inside)
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Filter leased jobs: return those in the store that had not started if this is their last
+        attempt."""
+        return set() if self.store is None else self.store.kept(job_ids)
+
+    def settle(
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
+    ) -> set[Lease]:
+        """End leases, see ``Broker.settle``: in one step for those of the store, and in one for
+        those of the broker."""
+        if len(self._lessors) == 1:
+            return self._lessors[0].settle(over, again, failed=failed)
+        if self.broker is not None and not again and _are_a_brokers(over):
+            return self.broker.settle(over, failed=failed)
+        stale: set[Lease] = set()
+        for place in self._lessors:
+            is_inside = place is self.store
+            ended = [one for one in over if self.is_inside(one.lease_id) is is_inside]
+            returned = [one for one in again if self.is_inside(one.lease.lease_id) is is_inside]
+            if ended or returned:
+                stale |= place.settle(ended, returned, failed=failed)
+        return stale
+
+    def expire_holder(self, holder: UUID) -> int:
+        """End all leases of a holder that is known to be dead. Return how many."""
+        return sum(place.expire_holder(holder) for place in self._lessors)
+
+    def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
+        """Return the deliveries that a holder has leased, see ``Broker.held_by``."""
+        return [one for place in self._lessors for one in place.held_by(holder, packages=packages)]
+
+    def _by_lessor(self, leases: Sequence[Lease]) -> list[tuple[Broker, Sequence[Lease]]]:
+        """Return the leases of the store and those of the broker, without empty parts."""
+        if len(self._lessors) == 1:
+            return [(self._lessors[0], leases)]
+        parts: list[list[Lease]] = [[], []]
+        for lease in leases:
+            parts[not self.is_inside(lease.lease_id)].append(lease)
+        return [(place, part) for place, part in zip(self._lessors, parts, strict=True) if part]
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Remove jobs that wait. Return those removed; a leased job is left alone."""
+        gone: set[UUID] = set()
+        for place in self._places:
+            if rest := [job_id for job_id in job_ids if job_id not in gone]:
+                gone |= place.withdraw(rest)
+        return gone
+
+    def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Return the ids that may still be on their way, on a server that cannot look them up."""
+        return set() if self.arrivals is None else self.arrivals.not_come(job_ids)
+
+    def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Return job id -> "ready", "deferred", "blocked" or "running", for the jobs that wait or
+        run. Leave out jobs in an outbox, and messages that have not arrived."""
+        found: dict[UUID, str] = {}
+        for place in self._lessors:
+            if rest := [job_id for job_id in job_ids if job_id not in found]:
+                found |= place.states(rest)
+        return found
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Return queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
+        sizes: dict[str, dict[str, int]] = {}
+        for place in self._places:
+            for queue, counts in place.sizes().items():
+                known = sizes.setdefault(queue, {})
+                for state, count in counts.items():
+                    known[state] = known.get(state, 0) + count
+        return sizes
+
+    def purge(self, queue: str) -> int:
+        """Remove every waiting job of a queue. Return how many."""
+        return sum(place.purge(queue) for place in self._places)
+
+    def ping(self) -> None:
+        """Raise BrokerUnavailable if the store or the broker does not answer."""
+        for place in self._places:
+            place.ping()
+
+    def info(self) -> dict[str, Any]:
+        """Return ``{"broker": ..., "server": ...}`` for display."""
+        return self._places[-1].info()
+
+    def weaknesses(self) -> list[str]:
+        """See ``Broker.weaknesses``."""
+        return self._places[-1].weaknesses()
+
+    # -- waking up --------------------------------------------------------------------------------
+
+    def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
+        """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise.
+
+        Args:
+            queues: where they came.
+            inside: whether to the store. A broker beside the store tells pushers by itself.
+        """
+        if inside or self.store is None:
+            self._lessors[0].wake_up(queues)
+
+    def look_at_store(self) -> None:
+        """Look into the store at the next claim: something came there."""
+        self._look_at = 0.0
+
+    def open_wake(self) -> Wake:
+        """Return the wake-up source on which a pusher sleeps."""
+        wakes = [place.open_wake() for place in self._places]
+        return wakes[0] if len(wakes) == 1 else EitherWake(wakes[0], wakes[1], self.look_at_store)
+
+    def next_due_seconds(self, *, rated: bool = True) -> float | None:
+        """Return the seconds until the next deferred job is due; None when none is known.
+
+        Args:
+            rated: whether jobs that wait for their rate count, too.
+        """
+        due = [place.next_due_seconds(rated=rated) for place in self._lessors]
+        return min((seconds for seconds in due if seconds is not None), default=None)
+
+    def close(self) -> None:
+        """Give connections back; the next call opens new ones."""
+        for place in self._places:
+            place.close()
+
+
+def _are_a_brokers(leases: Sequence[Lease]) -> bool:
+    """Return whether the leases are columns, and all of them a broker's."""
+    return isinstance(leases, Leases) and set(map(type, leases.lease_ids)) <= {str}
+
+
+def _refuse_name(queue: str) -> None:
+    """Raise BrokerError if the store could not record a queue of that name."""
+    if not 0 < len(queue) <= LONGEST_NAME or "\0" in queue:
+        raise BrokerError(
+            f"There is no queue {queue!r}: a name has 1 to {LONGEST_NAME} characters, none of them "
+            "NUL."
+        )
