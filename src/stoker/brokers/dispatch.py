@@ -46,9 +46,9 @@ from .transport import Transport
 
 LONGEST_NAME = 100
 """Length limit of a queue name in the store."""
-LOOK_SECONDS = 0.02
-"""How often to look into the store while the broker has jobs and nothing says that the store has
-any."""
+LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.02, 0.1
+"""Pause after a look into the store that found nothing, while the broker has jobs. It doubles with
+each such look, and is short again as soon as something comes to the store."""
 AT_ONCE = 1000
 
 
@@ -92,6 +92,7 @@ class Dispatch:
         self.sees_pauses = store is not None and self._outside is None and store.sees_pauses
         """Whether claims skip paused queues without being told which those are."""
         self._look_at = 0.0
+        self._look_pause_seconds = LOOK_SECONDS
         self._is_stores_turn = False
         """Whether the last claim left the store out."""
 
@@ -249,7 +250,11 @@ class Dispatch:
             return []
         assert self.store is not None
         found = self.store.claim(request)
-        self._look_at = 0.0 if found else now + LOOK_SECONDS
+        if found:
+            self.look_at_store()
+        else:
+            self._look_at = now + self._look_pause_seconds
+            self._look_pause_seconds = min(2 * self._look_pause_seconds, LONGEST_LOOK_SECONDS)
         return found
 
     def _from_broker(self, request: ClaimRequest, *, is_first: bool) -> list[Delivery]:
@@ -432,6 +437,7 @@ class Dispatch:
     def look_at_store(self) -> None:
         """Look into the store at the next claim: something came there."""
         self._look_at = 0.0
+        self._look_pause_seconds = LOOK_SECONDS
 
     def open_wake(self) -> Wake:
         """Return the wake-up source on which a pusher sleeps."""
