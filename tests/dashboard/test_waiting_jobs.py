@@ -10,6 +10,7 @@ from django.test import Client
 
 from stoker import Lock, Unique
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.models import Blocked, Deferred, Job, Ready
 from stoker.operations import waiting_jobs as operations
@@ -85,7 +86,7 @@ def test_job_with_a_higher_priority_starts_first(anna: Client) -> None:
     first, second = tasks.add.enqueue(1, 1), tasks.add.enqueue(2, 2)
     assert "priority 50" in said(anna, "prioritise", [second.id], priority="50")
     (claim,) = broker_for(settings_for()).claim(
-        ["default"], 1, holder=UUID(int=7), lease_seconds=60
+        ClaimRequest(1, holder=UUID(int=7), lease_seconds=60, queues=["default"])
     )
     assert str(claim.job_id) == second.id != first.id
 
@@ -95,11 +96,13 @@ def test_blocked_job_keeps_its_guard_when_it_is_moved(alice: Operator) -> None:
     locked.enqueue(1, 1)
     blocked = locked.enqueue(2, 2)
     broker = broker_for(settings_for())
-    held = broker.claim(["default"], 2, holder=UUID(int=7), lease_seconds=60)
+    held = broker.claim(ClaimRequest(2, holder=UUID(int=7), lease_seconds=60, queues=["default"]))
     assert len(held) == 1
     assert Blocked.objects.get().job_id == UUID(blocked.id)
     assert operations.MOVE.attempt(alice, blocked.id, queue="slow").is_good
-    assert broker.claim(["slow"], 2, holder=UUID(int=7), lease_seconds=60) == []
+    assert (
+        broker.claim(ClaimRequest(2, holder=UUID(int=7), lease_seconds=60, queues=["slow"])) == []
+    )
     assert Blocked.objects.get().queue == "slow"
 
 
@@ -137,7 +140,9 @@ def test_arguments_with_another_unique_key_are_refused(alice: Operator) -> None:
 def test_edited_job_waits_for_the_guard_of_its_new_arguments(alice: Operator) -> None:
     jobs = [payments.charge_till.enqueue(number) for number in (1, 2)]
     assert operations.EDIT.attempt(alice, jobs[1].id, args=[1]).is_good
-    claimed = broker_for(settings_for()).claim(["default"], 2, holder=UUID(int=7), lease_seconds=60)
+    claimed = broker_for(settings_for()).claim(
+        ClaimRequest(2, holder=UUID(int=7), lease_seconds=60, queues=["default"])
+    )
     assert [str(one.job_id) for one in claimed] == [jobs[0].id]
 
 

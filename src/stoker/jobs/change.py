@@ -92,7 +92,7 @@ def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[
         sentence = "it waits in the broker, where jobs cannot be changed"
         return [Changed(job_id, sentence) for job_id in job_ids]
     with explained(alias):
-        places = broker.whereabouts(job_ids)
+        places = broker.states(job_ids)
         waits = {one: place for one, place in places.items() if place in waiting.TABLES}
         with deciding(alias):
             held = waiting.hold(alias, waits, alone=True)

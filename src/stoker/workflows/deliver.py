@@ -1,4 +1,4 @@
-"""Enqueue jobs that follow from other jobs, in the transaction that records those."""
+"""Ended jobs, and the messages that steps keep until they start."""
 
 from __future__ import annotations
 
