@@ -90,6 +90,7 @@ def _log(attempted: Attempted, outcome: Failed | Retry, package: Package | None)
     follows = "The job has ended"
     if isinstance(outcome, Retry):
         follows = f"The next attempt is in {outcome.delay_seconds:.1f} s"
+    trace = outcome.fault.traceback.rstrip()
     tell(
         "attempt_failed",
         task=package.task if package else "unknown task",
@@ -99,7 +100,7 @@ def _log(attempted: Attempted, outcome: Failed | Retry, package: Package | None)
         after=after,
         error=outcome.fault.in_one_line,
         follows=follows,
-        traceback=outcome.fault.traceback,
+        traceback=trace if "\n" in trace else "",  # one line says no more than the sentence
     )
 
 

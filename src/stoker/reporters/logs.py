@@ -218,7 +218,7 @@ def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
     for fact in ("outcome", "seconds"):
         if name in JOB_LINES and fact in facts:
             setattr(record, fact, facts[fact])
-    record.exc_text = facts.get("traceback", "").rstrip() or None
+    record.exc_text = facts.get("traceback") or None
     its_logger.handle(record)
 
 
