@@ -252,3 +252,29 @@ def surroundings() -> dict[str, str]:
     """Return the environment without variables of other tests."""
     ours = ("DJANGO_", "STOKER_", "FEEDS", "ONCE")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("shop", ["Orders: 1, charges: 1.", "attempt 2 has charged."]),
+        ("media", ["Metropolis is published in 6 files"]),
+        ("limits", ["12 clicks on the button again.", "12 calls, at most 5 of them"]),
+        ("onboarding", ["Sent by 3 clusters", "welcome, first steps, how is it going?."]),
+    ],
+)
+def test_small_project_shows_what_it_is_for(name: str, lines: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.small.{name}"],
+        cwd=ROOT,
+        env={**surroundings(), "SMALL_DATABASE": str(tmp_path / "small.sqlite3")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in lines:
+        assert line in done.stdout
+    # The cluster logs the worker that the shop kills, in one line about the attempt.
+    assert done.stderr.count("stoker.jobs.record.WorkerCrashed") == (1 if name == "shop" else 0)

@@ -1,0 +1,1 @@
+"""Small projects, each of which shows one thing: ``python -m examples.small.shop``."""

@@ -1,0 +1,13 @@
+"""What the API saw."""
+
+from django.db import models
+
+
+class Call(models.Model):
+    """One call of the API."""
+
+    customer = models.CharField(max_length=100)
+    began_at = models.FloatField()
+
+    def __str__(self) -> str:
+        return self.customer

@@ -1,0 +1,1 @@
+"""A media pipeline: a workflow of steps side by side, with progress."""

@@ -1,0 +1,1 @@
+"""Durable onboarding: a process of days that outlives every restart."""
