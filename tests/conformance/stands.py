@@ -174,8 +174,9 @@ class OrmStand(Stand):
     def advance(self, seconds: float) -> None:
         Claimed.objects.update(leased_until_us=F("leased_until_us") - microseconds(seconds))
         Deferred.objects.update(due_us=F("due_us") - microseconds(seconds))
-        if isinstance(self.broker, OrmBroker):  # its watermark is such a time, too
-            marks = self.broker._marks
+        store = self.broker.store if isinstance(self.broker, Dispatch) else self.broker
+        if isinstance(store, OrmBroker):  # its watermark is such a time, too
+            marks = store._marks
             marks.begin_due_at(max(0, marks.due_from_us - microseconds(seconds)))
 
     def another(self) -> Broker | Dispatch:
