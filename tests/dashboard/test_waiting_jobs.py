@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from django.test import Client
 
-from stoker import Lock, Unique
+from stoker import Lock, Unique, queues
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
@@ -188,6 +188,25 @@ def test_impossible_values_are_refused(
     jobs = [tasks.add.enqueue(1, 2).id for _ in range(count)]
     said(anna, word, jobs, **fields)
     assert set(Ready.objects.values_list("queue", "rank")) == {("default", 0)}
+
+
+def test_answer_why_links_the_holder_of_the_lock(anna: Client) -> None:
+    holder, waiting = (payments.charge_till.enqueue(1) for _ in range(2))
+    broker_for(settings_for()).claim(
+        ClaimRequest(2, holder=UUID(int=7), lease_seconds=60, queues=["default"])
+    )
+    text = anna.get(f"{PREFIX}jobs/{waiting.id}").content.decode()
+    assert f'href="{PREFIX}jobs/{holder.id}"' in text
+
+
+def test_answer_why_resumes_the_paused_queue(anna: Client) -> None:
+    queues.pause("mail")
+    job = tasks.add.using(queue_name="mail").enqueue(1, 2)
+    page = f"{PREFIX}jobs/{job.id}"
+    text = anna.get(page).content.decode()
+    assert f'action="{PREFIX}queues/resume"' in text
+    anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": page})
+    assert f'action="{PREFIX}queues/resume"' not in anna.get(page).content.decode()
 
 
 def test_operations_are_recorded_in_the_log(

@@ -103,7 +103,7 @@ class JobShape(Shape):
     """When the first attempt began; null = not known."""
     finished_at: datetime | None
     label: str
-    """What the task's option `describe` makes of the arguments; empty = nothing."""
+    """The label by the task's option `describe`; empty = none."""
     args: list[Any] | None
     """null = its package cannot be opened here. Secrets are `[withheld]` without the permission
     `stoker.reveal_job`."""

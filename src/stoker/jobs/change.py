@@ -71,7 +71,7 @@ class Changed:
     refusal: str = ""
     """Why it was not changed; "" = it was."""
     due: datetime | None = None
-    """When it was due before; None = at once."""
+    """The previous due time; None = at once."""
 
 
 def is_held(run_after: datetime | None) -> bool:
@@ -185,7 +185,7 @@ def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> 
     """Return the guards of the job with its new arguments.
 
     Raises:
-        ValueError: the task itself does not say what they are.
+        ValueError: ``using()`` gave the job its guards or its unique key.
     """
     if package.options.receives or package.options.each or package.options.about:
         raise ValueError("Its arguments come from the step before it, or are calls of a map.")

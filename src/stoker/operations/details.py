@@ -60,13 +60,13 @@ def call_fact(call: ShownCall | None) -> Fact:
 
 
 def call_of(call: ShownCall | None) -> dict[str, Any]:
-    """Return what pages show of a call: each argument as text; None = it cannot be read."""
+    """Return each argument as text, for pages; None = the call cannot be read."""
     pairs = [] if call is None else [(name, value_text(value)) for name, value in call.pairs]
     return {"is_readable": call is not None, "pairs": pairs}
 
 
 def call_hidden() -> dict[str, Any]:
-    """Return what a page shows to users who may not see arguments."""
+    """Return the content for users without the permission to see arguments."""
     return {"is_readable": True, "is_hidden": True, "pairs": []}
 
 
@@ -85,7 +85,7 @@ def opened_call(settings: Settings, package: bytes, *, reveal: bool = False) -> 
 def calls_of_jobs(
     settings: Settings, job_ids: Sequence[UUID], *, reveal: bool = False
 ) -> dict[UUID, ShownCall | None]:
-    """Return the arguments of these jobs, but not large ones. One query."""
+    """Return the arguments of these jobs, except large ones. One query."""
     jobs: Any = Job.objects.using(settings.database).filter(pk__in=job_ids)
     small = jobs.annotate(size=Length("package")).filter(size__lte=LARGEST_IN_LISTS_BYTES)
     return {

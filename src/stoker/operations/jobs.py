@@ -102,12 +102,12 @@ class JobDetails:
 
     @property
     def call(self) -> dict[str, Any]:
-        """Return what pages show of its arguments."""
+        """Return its arguments as text, for pages."""
         return call_of(self.shown)
 
     @property
     def label(self) -> str:
-        """Return what the task's option ``describe`` makes of its arguments; "" = nothing."""
+        """Return the label by the task's option ``describe``; "" = none."""
         return "" if self.shown is None else self.shown.label
 
     @property

@@ -68,7 +68,7 @@ def change_of(operation: Operation, options: Mapping[str, Any]) -> Change:
 def attempt_on_many(
     operator: Operator, operation: Operation, job_ids: Sequence[str], **options: Any
 ) -> Done:
-    """Perform one of these operations on many jobs; those that do not wait stay as they are."""
+    """Perform one of these operations on many jobs. Jobs that have started are not changed."""
     try:
         wanted = change_of(operation, options)
         ids = [job_id_of(one) for one in job_ids]
@@ -87,7 +87,8 @@ def _act(operation: Operation, operator: Operator, job_id: str, options: Any) ->
     wanted = change_of(operation, options)
     (outcome,) = change(operator.settings, [job_id_of(job_id)], wanted)
     if outcome.refusal:
-        return Done(f"The job was not changed: {outcome.refusal}.", is_good=False)
+        because = outcome.refusal.rstrip(".")
+        return Done(f"The job was not changed: {because}.", is_good=False)
     return outcome
 
 

@@ -52,7 +52,7 @@ class ShownCall:
     names: list[str]
     """The name of each positional argument; "argument 1" if it has none."""
     label: str = ""
-    """What the task's option ``describe`` makes of them; "" = nothing."""
+    """The label by the task's option ``describe``; "" = none."""
 
     @property
     def line(self) -> str:
@@ -130,7 +130,7 @@ def is_secret(name: str, secrets: Sequence[str]) -> bool:
 
 
 def restored(value: Any, before: Any) -> Any:
-    """Return an edited value in which ``HIDDEN`` is again what it stood for.
+    """Put the hidden values back into an edited value.
 
     Args:
         before: the value before it was edited; ``...`` = there was none.
