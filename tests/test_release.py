@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+yaml = pytest.importorskip("yaml")
+
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.sqlite
 
@@ -81,3 +83,16 @@ def test_the_readme_lists_the_pairs_of_python_and_django_that_are_tested() -> No
         for python, cells in re.findall(r"^\| Python (3\.\d+) \|(.*)\|$", readme, re.MULTILINE)
     }
     assert listed == pairs
+
+
+def test_ci_calls_words_of_the_makefile() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    words = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called = {
+        word
+        for job in workflow["jobs"].values()
+        for step in job["steps"]
+        for word in re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))
+    }
+    assert called == {"test", "test-all", "wheel-test"}
+    assert called <= words
