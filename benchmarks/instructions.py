@@ -54,7 +54,7 @@ class _Round:
         self.figures: Figures = {}
         self._is_watched = is_watched
         settings = settings_for()
-        broker = type(broker_for(settings))(settings)  # a fresh one remembers nothing
+        broker = broker_for.__wrapped__(settings)  # a fresh one remembers nothing
         self._connection = connections[settings.database]
 
         calls = [(arguments, {})] * JOBS
