@@ -57,6 +57,7 @@ from tests.settings.sqlite import *
 from tests.settings.sqlite import INSTALLED_APPS
 
 INSTALLED_APPS = ["django.contrib.admin", "django.contrib.messages", *INSTALLED_APPS]
+SILENCED_SYSTEM_CHECKS = ["admin.E403", "admin.E408", "admin.E409", "admin.E410"]
 """
 
 
