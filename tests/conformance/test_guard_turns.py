@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterator
 from functools import partial
 
 import pytest
+from django.db import transaction
 
 from stoker.brokers.contract import Return
 from stoker.brokers.orm import broker as orm
 from stoker.guards import admission
 from stoker.guards import sweep as guard_upkeep
-from stoker.models import Blocked, GuardKey, Need
+from stoker.guards.admission import Rated
+from stoker.models import Blocked, GuardKey, Need, Ready
 from stoker.models.guard_key import GuardKeyQuerySet
+from stoker.models.ready import Place
 from stoker.store import turns
 
 from tests.conformance.stands import OrmStand
@@ -184,3 +187,13 @@ def test_claim_finds_free_jobs_behind_blocked_ones(stand: OrmStand) -> None:
         rounds += 1
         assert rounds < 100
     assert found == free
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_jobs_beyond_the_room_of_a_claim_stay_ready(room: int, stand: OrmStand) -> None:
+    jobs = [put(stand, need(f"{number}"))[0] for number in range(3)]
+    rows = Ready.objects.order_by("rank", "job_id").values_list(*Place._fields)
+    with transaction.atomic():
+        decision = admission.admit("default", [Place(*row) for row in rows], room, Rated(0))
+    assert [one.place.job_id for one in decision.admitted] == jobs[:room]
+    assert set(Ready.objects.values_list("job_id", flat=True)) == set(jobs[room:])
