@@ -63,6 +63,20 @@ SLICES = {
 """Modules with one importer in their own folder, or whole folders of them, each with the reason for
 which it is not a part of that importer."""
 
+SHARED_CLASS_NAMES = {
+    "Chain": "a workflow of ours, and of Django Q's API",
+    "Failure": "a failed attempt, and a model of Django Q's",
+    "Lock": "an option of tasks, and its table",
+    "OrmQ": "a model of Django Q's, and its historical state",
+    "Retry": "raised by tasks, and the outcome of it",
+    "Schedule": "our model, and Django Q's",
+    "ScheduleAdmin": "our admin page, and Django Q's",
+    "Success": "a model of Django Q's, and its historical state",
+    "Task": "the decorated function, and a model of Django Q's",
+}
+"""Class names that exist more than once, each with the public names that it serves. Users import
+them by these names."""
+
 STILTED = (
     "whoever", "somebody", "nobody", "everybody", "who has", "who is", "who had", "who finds",
     "who wants", "who waits", "who sends", "who asks", "who adds", "who dies", "who looks",
@@ -278,6 +292,12 @@ def test_module_with_one_importer_beside_it_has_a_reason() -> None:
         if not name.startswith(tuple(SLICES))
     ]
     assert not found, _list(found)
+
+
+def test_class_names_are_unique() -> None:
+    """A name that exists twice makes readers open the wrong file."""
+    found = structure.classes().keys() ^ SHARED_CLASS_NAMES.keys()
+    assert not found, f"defined more than once, or listed without need: {sorted(found)}"
 
 
 def test_docstrings_are_plain_english() -> None:
