@@ -14,7 +14,8 @@ from stoker.jobs.execute import Executor
 from stoker.jobs.failures import Failure
 from stoker.jobs.outcomes import Attempted, Crashed, Outcome, TimedOut
 from stoker.jobs.record import finish
-from stoker.models import Job
+from stoker.jobs.states import JobState
+from stoker.models import DeadLetter, Deferred, Job
 from stoker.signals import attempt_failed, pre_enqueue
 
 from tests.app import reported, tasks
@@ -59,6 +60,21 @@ def test_lost_worker_sends_attempt_failed_when_recorded(
     assert failure.package is not None
     assert failure.package.kwargs == {"password": "x"}
     assert failure.exception is None
+
+
+def test_crash_before_the_task_was_called_counts_no_attempt(told: list[Failure]) -> None:
+    """It counts as a crash, so a package that kills each process that opens it ends, too."""
+    result = tasks.add.using(max_attempts=1).enqueue(1, 2)
+    most = settings_for().max_crashes
+    for crashes in range(1, most + 1):
+        delivery = claim()
+        assert (delivery.attempt, delivery.crashes) == (1, crashes - 1)
+        record(delivery, Crashed("killed", has_begun=False))
+        assert DeadLetter.objects.count() == (crashes == most)
+        Deferred.objects.update(due_us=0)
+    result.refresh()
+    assert result.state is JobState.FAILED
+    assert [one.is_final for one in told] == [True]
 
 
 def test_retried_failure_is_not_final(told: list[Failure]) -> None:

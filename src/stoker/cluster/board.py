@@ -60,6 +60,8 @@ INCARNATION, RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID = range(5)
 _PER_WORKER = 5
 DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING = range(8)
 _PER_SLOT = 8
+OPENING = -1
+"""In place of a deadline: the package is being opened, and the task has not been called."""
 
 FENCED, NEXT = range(2)
 _BEFORE_FINISHED = 2

@@ -64,6 +64,8 @@ class Death(NamedTuple):
     detail: str
     last_started: int = 0
     """The last delivery that the worker started; 0 = none."""
+    unbegun: tuple[int, ...] = ()
+    """Running deliveries whose task had not been called."""
 
 
 class Watch:
@@ -88,7 +90,7 @@ class Watch:
         must_stop = is_fenced(self._board, self._settings)
         for number in range(self._settings.workers):
             for job in self._board.occupied(number):
-                if job.deadline_ns and now_ns >= job.deadline_ns:
+                if job.deadline_ns > 0 and now_ns >= job.deadline_ns:
                     yield number, "timeout", job.delivery
                     break
                 if self._goes_on_though_cancelled(number, job, now_ns):
@@ -172,6 +174,7 @@ class Watch:
             jobs_running,
             detail,
             self._board.worker(worker, place.LAST_STARTED),
+            tuple(job.delivery for job in running if job.deadline_ns == place.OPENING),
         )
         if running:
             self.unsettled[worker, incarnation] = death

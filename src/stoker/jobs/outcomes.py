@@ -78,6 +78,8 @@ class Crashed:
     detail: str
     exit_code: int | None = None
     signal: int | None = None
+    has_begun: bool = True
+    """Whether the task had been called; False if the worker died while it opened the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,8 @@ def pack_outcome(outcome: Outcome) -> Packed:
             return ("retry", _pack_fault(fault), delay_seconds, reason)
         case Snoozed(delay_seconds, reason):
             return ("snoozed", delay_seconds, reason)
-        case Crashed(detail, exit_code, signal):
-            return ("crashed", detail, exit_code, signal)
+        case Crashed(detail, exit_code, signal, has_begun):
+            return ("crashed", detail, exit_code, signal, has_begun)
         case TimedOut(detail, signal):
             return ("timed_out", detail, signal)
     return ("cancelled", outcome.reason)

@@ -142,6 +142,10 @@ class Recorder:
         if isinstance(seen, outcomes.TimedOut):
             fault = plain_fault(TaskKilled, seen.detail)
             return _retry_unless(is_out_of_attempts(options, attempt), fault, "timeout", attempt)
+        if not seen.has_begun and crashes < options.max_crashes:
+            return outcomes.Snoozed(
+                crash_delay_seconds(crashes), f"it had not begun: {seen.detail}"
+            )
         is_last = is_out_of_attempts(options, attempt, crashes)
         # A package that kills the process that opens it never begins. Its crashes still count.
         if is_last and crashes < options.max_crashes and has_not_begun(self._settings, package):

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -69,7 +70,7 @@ def start(board: Board, worker: int, number: int) -> None:
     occupy(board, worker, 0, Occupied(number, uuid4(), 1, 1, 0))
 
 
-def died(worker: int, why: str, running: tuple[int, ...], **changes: int) -> Death:
+def died(worker: int, why: str, running: tuple[int, ...], **changes: Any) -> Death:
     occupied = tuple((number, uuid4().bytes, 1.5, 7) for number in running)
     signal = -9 if why != "exit" else 0
     return Death(worker, 1, signal, why, changes.pop("blamed", 0), occupied, "how", **changes)
@@ -424,6 +425,13 @@ def test_crash_counts_for_running_but_not_for_waiting_jobs(
     assert judged[0].report is not None
     assert open_outcome(judged[0].report[4]) == Crashed("how", None, 9)
     assert len(flights.waiting) == 2
+
+
+@pytest.mark.usefixtures("three_sent")
+def test_crash_while_package_is_opened_says_that_job_had_not_begun(roster: Roster) -> None:
+    judged, _ = roster.settle(died(0, "crash", (1,), last_started=1, unbegun=(1,)))
+    assert judged[0].report is not None
+    assert open_outcome(judged[0].report[4]) == Crashed("how", None, 9, has_begun=False)
 
 
 @pytest.mark.usefixtures("three_sent")

@@ -124,6 +124,13 @@ def test_death_during_a_job_is_a_crash_and_kept_until_settled(
     assert told == ["worker_died"]
 
 
+def test_death_says_which_jobs_had_not_begun(watch: Watch, board: Board) -> None:
+    occupy(board, 0, 0, Occupied(5, uuid4(), 1, 1, place.OPENING))
+    occupy(board, 0, 1, Occupied(6, uuid4(), 1, 1, 0))
+    assert list(watch.overdue()) == []
+    assert watch.explain(0, 1, -signal.SIGKILL).unbegun == (5,)
+
+
 def test_exit_with_code_0_during_a_job_is_a_crash(watch: Watch, board: Board, clock: Clock) -> None:
     run_in(board, clock)
     assert watch.explain(0, 1, 0).why == "crash"

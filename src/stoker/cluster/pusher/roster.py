@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -317,7 +318,7 @@ def _judge(death: Death, number: int) -> Outcome | None:
     """Return the outcome for a job that ran in a dead worker; None if the attempt does not
     count."""
     if death.why == "crash":
-        return _crash(death)
+        return replace(_crash(death), has_begun=number not in death.unbegun)
     if death.why == "timeout" and number == death.blamed:
         return TimedOut("the task was killed: it went on after its time-out", _signal_of(death))
     if death.why == "cancel" and number == death.blamed:

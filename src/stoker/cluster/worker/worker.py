@@ -100,7 +100,9 @@ class Worker:
         delivery = open_job(job)
         mark = lease_mark(delivery.lease_id)
         self._own[place.LAST_STARTED] = number
-        self._slots[slot].occupy(number, job[1], delivery.attempt, time.monotonic_ns(), 0, mark)
+        self._slots[slot].occupy(
+            number, job[1], delivery.attempt, time.monotonic_ns(), place.OPENING, mark
+        )
         is_recalled = self._own[place.RECALLED_THROUGH] >= number
         if is_recalled or is_fenced(self.board, self.settings):
             self._slots[slot].vacate()
@@ -123,14 +125,17 @@ class Worker:
         return True
 
     def limit(self, slot: int, begun: BegunJob, opened: Opened) -> None:
-        """Show when the sentinel is to kill this worker for the job in the slot, and later that it
-        should not do so for the lease's sake. From here on the job can be told to end."""
+        """Show that the job in the slot begins and when the sentinel is to kill this worker for it;
+        later, that it should not do so for the lease's sake. From here on the job can be told to
+        end."""
         self._opened[begun.number] = opened
         if begun.number in self._to_cancel:
             opened.interruption.reason = self._to_cancel[begun.number]
+        deadline_ns = 0
         if opened.timeout_seconds is not None:
             seconds = opened.timeout_seconds + self.settings.timeout_grace_seconds
-            self._slots[slot].set_deadline(time.monotonic_ns() + round(seconds * 1e9))
+            deadline_ns = time.monotonic_ns() + round(seconds * 1e9)
+        self._slots[slot].set_deadline(deadline_ns)
         if opened.is_atomic:
             opened.on_completing = self._slots[slot].complete
 
