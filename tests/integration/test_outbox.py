@@ -89,7 +89,7 @@ class TestLeftBehind:
             add.using(priority=7, run_after=3600).enqueue(1, 2)
             add.using(priority=9).enqueue(1, second=3)
         relay()
-        first, second = broker_for(settings_for()).waiting()  # type: ignore[attr-defined] # memory's
+        first, second = broker_for(settings_for()).broker.waiting()  # type: ignore[union-attr] # memory's
         assert (first.priority, second.priority, second.run_after) == (7, 9, None)
         assert first.run_after == pytest.approx(first.enqueued_at + 3600)
 
@@ -125,7 +125,8 @@ class TestBrokerAway:
     @pytest.fixture
     def away(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         """Refuse jobs and record how many were offered, until the list is cleared."""
-        broker = broker_for(settings_for())
+        broker = broker_for(settings_for()).broker
+        assert broker is not None
         enqueue, asked = broker.enqueue, [0]
 
         def refuse(messages: Any) -> None:
@@ -167,7 +168,7 @@ class TestRefusals:
         """Refuse jobs of high priority, and record the sizes of the batches."""
         broker = broker_for(settings_for())
         real, given = broker.relay, []
-        monkeypatch.setattr(type(broker), "relays_at_once", 3)
+        monkeypatch.setattr(broker, "relays_at_once", 3)
 
         def take(messages: Any, **options: Any) -> None:
             given.append(len(messages))
