@@ -65,6 +65,7 @@ def test_leases_of_a_dead_cluster_on_this_host_are_freed_at_once(
     holder = uuid4()
     claimed = claim_all(holder)
     running = claimed[:2]
+    broker_for(settings_for()).note_handed_out([one.lease for one in running])
     with dead_cluster(running, holder) as path:
         with running_cluster(tmp_path, LEASE_SECONDS=3600) as cluster:
             wait_for(lambda: not unfinished(), lambda: f"{unfinished()}\n{cluster.tail()}")
@@ -119,10 +120,11 @@ def test_job_of_replaced_worker_counts_its_attempt_when_cluster_is_killed(tmp_pa
 
 
 def test_ended_leases_of_another_host_are_rescued_and_counted(tmp_path: Path) -> None:
-    """Which jobs a cluster on another host had started is unknown, so all count as attempts."""
+    """Which jobs a worker on another host had started is unknown, so all that it got count."""
     results = tasks.add.using(max_attempts=2).enqueue_many([((1, 2), {})] * 5)
     last = tasks.add.using(max_attempts=1).enqueue(1, 2)
-    claim_all(uuid4(), lease_seconds=0.2)
+    claimed = claim_all(uuid4(), lease_seconds=0.2)
+    broker_for(settings_for()).note_handed_out([one.lease for one in claimed])
     with running_cluster(tmp_path) as cluster:
         for result in results:
             end = end_of(result, cluster)

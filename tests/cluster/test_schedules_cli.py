@@ -55,7 +55,7 @@ def test_show_run_pause_and_resume_a_schedule() -> None:
     job_id = plain("run", "adds", "--by", "ada")["id"]
     assert [job.id for job in enqueued()] == [job_id]
     text = told("show", "adds")
-    assert "arguments         1, second=2" in text
+    assert "arguments         first=1, second=2" in text
     assert f"manual by ada, job {job_id}" in text
     shown = plain("show", "adds")
     assert len(shown["schedule"]["next_ticks"]) == 5

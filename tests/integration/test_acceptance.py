@@ -269,6 +269,7 @@ def test_clean_up_frees_expired_leases_and_leaves_valid_ones() -> None:
     jobs = [frail.charge.enqueue(f"order {number}") for number in range(3)]
     claimed = broker_for(settings_for()).claim(ClaimRequest(3, holder=HOLDER, lease_seconds=600))
     over = [one.job_id for one in claimed[:2]]
+    broker_for(settings_for()).note_handed_out([one.lease for one in claimed])
     Claimed.objects.filter(pk__in=over).update(leased_until_us=DatabaseNow() - microseconds(600))
     upkeep().clean_up_at_start()
     assert [one.pk for one in Claimed.objects.all()] == [claimed[2].job_id]
@@ -279,7 +280,8 @@ def test_clean_up_frees_expired_leases_and_leaves_valid_ones() -> None:
 def test_clean_up_frees_guard_held_by_dead_cluster() -> None:
     first, second = frail.book.enqueue("7", "one"), frail.book.enqueue("7", "two")
     broker = broker_for(settings_for())
-    broker.claim(ClaimRequest(2, holder=HOLDER, lease_seconds=600))
+    claimed = broker.claim(ClaimRequest(2, holder=HOLDER, lease_seconds=600))
+    broker.note_handed_out([one.lease for one in claimed])
     Claimed.objects.update(leased_until_us=DatabaseNow() - microseconds(600))
     upkeep().clean_up_at_start()
     dead_letters.discard(first.id)

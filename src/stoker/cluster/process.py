@@ -24,7 +24,6 @@ from stoker.signals import post_spawn, pre_exit
 
 from .board import Board
 from .channel import Closed, Control
-from .console import log_to_console
 from .plan import Plan
 
 
@@ -202,6 +201,8 @@ def run_child(
     import django
 
     django.setup()
+    from .console import log_to_console  # imports models, which need Django's set-up
+
     if plan.console:
         log_to_console(plan.log_level, as_json=plan.logs_json)
 
