@@ -93,6 +93,7 @@ def test_enqueue_results_and_pages_need_nothing_that_windows_lacks(run) -> None:
     assert done.stdout.split() == ["READY", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
