@@ -34,7 +34,7 @@ LeaseId = int | str
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a broker supports by itself; jobs that ask for more wait in the store."""
+    """Features that a broker supports. Jobs that need other features wait in the store."""
 
     transactional: bool = False
     """Enqueue, ack and release join the store's transaction."""

@@ -281,7 +281,7 @@ class Recorder:
         return transaction_for(self._alias, batch.ids(batch.marked))
 
     def _rowless(self, batch: Batch) -> set[str]:
-        """The jobs of which no row stays, because nobody wants to know or a cache has it."""
+        """Return the jobs whose rows are deleted: results are not kept, or a cache keeps them."""
         if not self._settings.keep_results.keeps_successes:
             return set(batch.succeeded().job_ids)
         if self._settings.results_cache is None:
@@ -318,7 +318,7 @@ class Recorder:
         return entries
 
     def _record_troubles(self, batch: Batch) -> list[DeadLetter]:
-        """Of what did not succeed: attempts, dead letters, steps that wait again."""
+        """Record the failed attempts, dead letters and snoozes. Return the new dead letters."""
         verdicts = batch.verdicts(batch.decided)
         snoozed = [one for one in verdicts if isinstance(one.outcome, outcomes.Snoozed)]
         attempts = [as_attempt(one) for one in verdicts if one not in snoozed]
@@ -363,8 +363,8 @@ def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outco
 
 
 def _leases_of(batch: Batch) -> tuple[Leases, list[Return], set[UUID]]:
-    """The leases of jobs that are over, how the others are to be released, and which of those that
-    are over became dead letters."""
+    """Return the leases of finished jobs, the releases of all others, and the ids of new dead
+    letters."""
     if not batch.decided:  # nearly always
         return batch.leases, [], set()
     failed = [place for place, one in batch.decided.items() if isinstance(one, Failed)]

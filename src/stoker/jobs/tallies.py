@@ -96,8 +96,7 @@ class Tallies:
         return self._sums.setdefault(start, {})
 
     def _tasks_of(self, batch: Batch) -> Sequence[str]:
-        """The tasks of these jobs, also where nobody opened the package, as that of a job whose
-        worker died."""
+        """Return the tasks of these jobs. Look up those whose package no worker opened."""
         if all(batch.tasks):  # nearly always
             return batch.tasks
         unknown = [

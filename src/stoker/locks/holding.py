@@ -217,8 +217,8 @@ _COUNTS_SLEEP: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def now() -> float:
-    """Return monotonic seconds. On Linux they include the time for which the machine was suspended,
-    so that a lease ends while a laptop is closed."""
+    """Return monotonic seconds. On Linux this clock runs while the machine is suspended, so a lease
+    ends while a laptop is closed."""
     if _COUNTS_SLEEP is None:
         return time.monotonic()
     return time.clock_gettime(_COUNTS_SLEEP)

@@ -26,7 +26,7 @@ from stoker.exceptions import (
 
 logger = logging.getLogger("stoker.operations")
 LIMIT = 1000
-"""Maximum number of jobs or dead letters that one click changes: the page has to answer."""
+"""Maximum number of jobs or dead letters that one click changes. More would delay the page."""
 LONGEST_REASON = 255
 NOT_FOUND = (
     ClusterNotFound,

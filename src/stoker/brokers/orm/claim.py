@@ -160,7 +160,7 @@ def _each(began: float, found: Sized) -> float:
 
 
 class Due(NamedTuple):
-    """Where jobs are overdue, and when the next one falls due."""
+    """Where jobs are overdue, and when the next job becomes due."""
 
     jobs: bool
     """Whether deferred jobs are due."""

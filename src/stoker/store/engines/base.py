@@ -103,7 +103,7 @@ class Engine(KeyRows):
             The ids (32 digits) of jobs that were not inserted, because they have a row or continue
             a dead letter.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # engines with ``inserts_ended`` have it
 
     def ensure_jobs(self, job_ids: Sequence[str], calls: Calls) -> None:
         """Insert rows of jobs that wait outside the store. Existing rows are not changed.

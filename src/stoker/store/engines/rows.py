@@ -187,7 +187,7 @@ class Rows(Sessions):
         Returns:
             The rows found.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # each engine has its own
 
     def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
         """Delete rows by primary key. The caller has locked them."""
