@@ -44,6 +44,8 @@ from uuid import UUID
 
 from django.db import connections
 
+from stoker.conf import Settings
+
 if sys.platform != "win32":  # no cluster runs there
     import fcntl
 
@@ -411,3 +413,20 @@ def board_path(cluster_id: UUID) -> Path:
             f"{folder} belongs to another user; set TMPDIR to a folder of your own."
         )
     return folder / f"cluster-{cluster_id}.board"
+
+
+LONGEST_MARGIN_NS = 5_000_000_000
+
+
+def is_fenced(board: Board, settings: Settings) -> bool:
+    """Return whether the first lease held here is about to end because it was not extended.
+
+    Then no job may run or start. The margin is the time that it takes to stop jobs.
+    """
+    fence_ns = board[FENCE_NS]
+    left_ns = fence_ns - lease_clock_ns()
+    return left_ns <= LONGEST_MARGIN_NS and bool(fence_ns) and left_ns <= fence_margin_ns(settings)
+
+
+def fence_margin_ns(settings: Settings) -> int:
+    return min(LONGEST_MARGIN_NS, round(settings.lease_seconds / 10 * 1e9))

@@ -14,11 +14,11 @@ from typing import Any
 from django.db import connections
 
 from stoker.brokers.adapters import adapter_class
+from stoker.cluster.wire import socket_pair
 from stoker.signals import tell
 
 from . import board as place
 from .board import Board
-from .channel import socket_pair
 from .plan import Plan
 from .process import ENTRANCES, Started, start_method
 from .watch import Death, Watch, describe_exit

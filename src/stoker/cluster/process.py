@@ -20,10 +20,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
+from stoker.cluster.wire import Closed, Control
 from stoker.signals import post_spawn, pre_exit
 
 from .board import Board
-from .channel import Closed, Control
 from .plan import Plan
 
 

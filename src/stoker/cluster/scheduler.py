@@ -13,6 +13,7 @@ from django.db import connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.patience import set_deadlines
+from stoker.cluster.wire import is_readable
 from stoker.conf import Settings
 from stoker.jobs.relay import relay_from
 from stoker.schedules.ticking import LOOK_SECONDS, Ticks
@@ -21,7 +22,6 @@ from stoker.store.engines import engine_for
 
 from . import board as place
 from .callbacks import Callbacks
-from .channel import is_readable
 from .process import Child
 from .upkeep import Upkeep
 

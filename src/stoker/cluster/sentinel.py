@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from stoker.cluster.wire import who_is_readable
 from stoker.signals import tell
 
 from . import board as place
-from .board import STORE, Board, board_path, store_mark
-from .channel import who_is_readable
+from .board import STORE, Board, board_path, fence_margin_ns, store_mark
 from .console import log_to_console
 from .crew import Crew
 from .plan import Plan
 from .process import Started
 from .reload import Reloader
-from .watch import Watch, fence_margin_ns
+from .watch import Watch
 
 TICK_SECONDS = 0.1
 CALM_SECONDS = 0.25

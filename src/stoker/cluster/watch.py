@@ -12,7 +12,7 @@ from stoker.conf import Settings
 from stoker.signals import tell
 
 from . import board as place
-from .board import Board, Occupied, board_path, lease_clock_ns, store_mark
+from .board import Board, Occupied, board_path, is_fenced, store_mark
 from .plan import Plan
 
 LOOPS = {
@@ -42,7 +42,6 @@ def local_clusters(settings: Settings) -> Iterator[tuple[Path, Mapping[str, floa
             board.close()
 
 
-LONGEST_MARGIN_NS = 5_000_000_000
 MOST_CANCELLED = 10_000
 """Number of cancelled deliveries to remember."""
 
@@ -184,20 +183,6 @@ class Watch:
 def hang_seconds(settings: Settings) -> float:
     """Return after how many seconds without a turn a process counts as hung."""
     return 2 * settings.database_seconds + 8.0
-
-
-def is_fenced(board: Board, settings: Settings) -> bool:
-    """Return whether the first lease held here is about to end because it was not extended.
-
-    Then no job may run or start. The margin is the time that it takes to stop jobs.
-    """
-    fence_ns = board[place.FENCE_NS]
-    left_ns = fence_ns - lease_clock_ns()
-    return left_ns <= LONGEST_MARGIN_NS and bool(fence_ns) and left_ns <= fence_margin_ns(settings)
-
-
-def fence_margin_ns(settings: Settings) -> int:
-    return min(LONGEST_MARGIN_NS, round(settings.lease_seconds / 10 * 1e9))
 
 
 REASONS = {

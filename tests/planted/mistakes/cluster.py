@@ -84,7 +84,7 @@ MISTAKES = (
     ),
     Mistake(
         "nobody heeds the fence",
-        [Change("cluster.watch:is_fenced", replace("bool(fence_ns)", "not fence_ns"))],
+        [Change("cluster.board:is_fenced", replace("bool(fence_ns)", "not fence_ns"))],
         "tests/unit/cluster/test_watch.py",
     ),
     Mistake(
@@ -106,7 +106,7 @@ MISTAKES = (
         "a recall does not look what was started",
         [
             Change(
-                "cluster.pusher.adoption:Recall.has_started",
+                "cluster.pusher.roster:Recall.has_started",
                 drop_operand("not is_there or number <= last_started", "number <= last_started"),
             )
         ],
@@ -126,7 +126,7 @@ MISTAKES = (
         "jobs of an unknown task are prefetched",
         [
             Change(
-                "cluster.pusher.run_times:RunTimes._look_at",
+                "cluster.pusher.flights:RunTimes._look_at",
                 replace("self._expected.get(name, PREFETCH_SECONDS)", "0.0"),
             )
         ],
@@ -213,7 +213,7 @@ MISTAKES = (
     ),
     Mistake(
         "a message that does not fit is dropped",
-        [Change("cluster.channel:Control.flush", replace("return", "self._outgoing.clear()"))],
+        [Change("cluster.wire:Control.flush", replace("return", "self._outgoing.clear()"))],
         "tests/unit/cluster/test_channel.py",
         "kept",
     ),
@@ -261,7 +261,7 @@ MISTAKES = (
         "a retry under concurrency reads the database on the event loop",
         [
             Change(
-                "cluster.worker.runners:ConcurrentRunner._attend",
+                "cluster.worker.worker:ConcurrentRunner._attend",
                 drop_operand(
                     "delivery.attempt > 1 or is_marked(delivery.job_id)", "delivery.attempt > 1"
                 ),

@@ -9,16 +9,15 @@ import pytest
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.adoption import Recall
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.roster import Roster
+from stoker.cluster.pusher.roster import Recall, Roster
 
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
     "brokers.patience", "cluster.board", "cluster.crew", "cluster.pusher.adoption",
-    "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.requests",
-    "cluster.pusher.roster", "cluster.watch", "cluster.worker.workload",
+    "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.roster", "cluster.watch",
+    "cluster.worker.workload",
 )  # fmt: skip
 """Modules of the cluster that read the clock."""
 

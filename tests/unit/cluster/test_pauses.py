@@ -10,9 +10,9 @@ from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.patience import Patience
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.adoption import Recall
+from stoker.cluster.pusher.claims import PAUSES_SECONDS, Pauses
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.requests import PAUSES_SECONDS, Pauses
+from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
 
 from tests.unit.cluster.parts import Clock

@@ -10,18 +10,18 @@ import pytest
 from stoker.brokers.contract import Delivery, Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
-from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.pusher.adoption import (
+from stoker.cluster.pusher.flights import PREFETCH_SECONDS, Flights, RunTimes
+from stoker.cluster.pusher.roster import (
     BEHIND_SECONDS,
+    LOST_REPORT,
     SETTLES_SECONDS,
+    SHOWN_JOBS,
     UNFAIR_SECONDS,
     Recall,
+    Roster,
 )
-from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.roster import LOST_REPORT, SHOWN_JOBS, Roster
-from stoker.cluster.pusher.run_times import PREFETCH_SECONDS, RunTimes
 from stoker.cluster.watch import Death
-from stoker.cluster.wire import open_outcome
+from stoker.cluster.wire import Stream, open_outcome, socket_pair
 from stoker.jobs.outcomes import Crashed, TimedOut
 from stoker.jobs.outline import outline
 from stoker.jobs.package import JobOptions, Package, Sealer

@@ -1,4 +1,5 @@
-"""The pusher's books: every lease that this cluster holds, and where its job is."""
+"""The pusher's books: every lease that this cluster holds, where its job is, and how long jobs are
+expected to run."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from uuid import UUID
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import lease_clock
 from stoker.cluster.wire import Job, Report, is_over, pack_job
+from stoker.jobs.outline import TASK_AT, name_in_packages, outline
+from stoker.jobs.package import Sealer
 
-from .run_times import PREFETCH_SECONDS
-
+PREFETCH_SECONDS = 0.05
+"""How much work may wait inside a worker, for each of its slots. A job of a task that takes as long
+as this, or an unknown time, leaves no room for another."""
 KEEP_SECONDS = 0.5
 """How long an unstarted job is kept while no worker here has room for it."""
 
@@ -319,9 +323,9 @@ class Flights:
             flight.worker = None
 
 
-SHORTEST_SECONDS = 0.02
+SHORTEST_PERMIT_SECONDS = 0.02
 """What no broker goes below."""
-LONGEST_SECONDS = 1.0
+LONGEST_PERMIT_SECONDS = 1.0
 REMEMBERED = 64
 PERIOD_SECONDS = 1.0
 """The period of a short rate limit. With a longer one, the time lost on a permit hardly matters."""
@@ -338,13 +342,102 @@ class Permits:
     def seconds(self) -> float:
         """Return how long the next permits must last, chosen so that the least capacity is lost."""
         if not self._used:
-            return SHORTEST_SECONDS
+            return SHORTEST_PERMIT_SECONDS
         late_seconds = PERIOD_SECONDS / len(self._used)
         used = enumerate(sorted(self._used, reverse=True))
         _, seconds = min((seconds + late * late_seconds, seconds) for late, seconds in used)
-        return min(max(1.1 * seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
+        return min(max(1.1 * seconds, SHORTEST_PERMIT_SECONDS), LONGEST_PERMIT_SECONDS)
 
     def note(self, asked_seconds: float, left_seconds: float) -> None:
         """A job was started with so much time left, or was that late, where it is negative. A very
         late one proves little: it had to wait for something long."""
         self._used.append(min(asked_seconds - left_seconds, 2 * asked_seconds))
+
+
+LONGEST_SECONDS = 1.0
+"""Longer times count as this, so that a few short jobs outweigh a very long one."""
+WEIGHT = 0.3
+"""Weight of the newest reports in a moving average."""
+MOST_TASKS = 10_000
+
+NONE_YET = (b"\0", b"", (0.0, False))
+
+
+class RunTimes:
+    """Moving averages of the run times of tasks.
+
+    Args:
+        sealer: opens packages whose task cannot be read otherwise.
+    """
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer = sealer
+        self._seconds: dict[bytes, float] = {}
+        """Name of a task as in packages -> moving average."""
+        self._expected: dict[bytes, float] = {}
+        """The same, at most PREFETCH_SECONDS."""
+        self.mean_seconds = LONGEST_SECONDS
+        """The average over all tasks. It says how many jobs are worth claiming."""
+        self._has_mean = False
+        self._last: tuple[bytes, bytes, tuple[float, bool]] = NONE_YET
+        """What the packages of the last job's kind have in common, and the answer for a first
+        try."""
+
+    def estimate(self, delivery: Delivery) -> tuple[float, bool]:
+        """Return for how many seconds this job will occupy its slot, at most PREFETCH_SECONDS, and
+        whether it would be a dead letter if its worker died. If it would, it counts as a long one:
+        when the host is lost, all that workers have been sent counts as started."""
+        package, (call, limits, answer) = delivery.package, self._last
+        # There is one call for each job, and nearly all are like the one before.
+        if (
+            package.startswith(call, TASK_AT)
+            and package.startswith(limits, package.find(b",[", TASK_AT + len(call)))
+            and delivery.attempt == 1
+            and not delivery.crashes
+        ):
+            return answer
+        return self._look_at(delivery)
+
+    def _look_at(self, delivery: Delivery) -> tuple[float, bool]:
+        name, max_attempts, max_crashes, call = outline(self._sealer, delivery.package)
+        if delivery.attempt >= max_attempts or delivery.crashes + 1 >= max_crashes:
+            return PREFETCH_SECONDS, True
+        answer = self._expected.get(name, PREFETCH_SECONDS), False
+        if call:
+            self._last = call, b",[%d,%d," % (max_attempts, max_crashes), answer
+        return answer
+
+    def note(self, reports: Iterable[Report]) -> None:
+        """Learn from what workers have reported. Jobs that were refused before they began say
+        nothing."""
+        seconds: dict[str, list[float]] = {}
+        for _, began, ended, _, _, task, _ in reports:
+            if began is not None:
+                seconds.setdefault(task, []).append(ended - began)
+        if not seconds:
+            return
+        self._last = NONE_YET
+        for task, some in seconds.items():
+            self._learn(name_in_packages(task), sum(some) / len(some))
+        count = sum(map(len, seconds.values()))
+        mean_seconds = _clipped(sum(map(sum, seconds.values())) / count)
+        if self._has_mean:
+            mean_seconds = _moved(self.mean_seconds, mean_seconds)
+        self.mean_seconds, self._has_mean = mean_seconds, True
+
+    def _learn(self, name: bytes, seconds: float) -> None:
+        if name in self._seconds:
+            seconds = _moved(self._seconds[name], _clipped(seconds))
+        elif len(self._seconds) >= MOST_TASKS:
+            self._seconds.clear()
+            self._expected.clear()
+        self._seconds[name] = _clipped(seconds)
+        self._expected[name] = min(self._seconds[name], PREFETCH_SECONDS)
+
+
+def _moved(average: float, newest: float) -> float:
+    return average + WEIGHT * (newest - average)
+
+
+def _clipped(seconds: float) -> float:
+    return min(max(seconds, 1e-6), LONGEST_SECONDS)

@@ -15,21 +15,28 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.patience import Patience, set_deadlines
 from stoker.cluster import board as place
-from stoker.cluster.board import Board
-from stoker.cluster.channel import Closed, Stream, set_interest, take_stream, watch_instead
+from stoker.cluster.board import Board, is_fenced
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import Child
-from stoker.cluster.watch import Death, is_fenced, loop_ages
-from stoker.cluster.wire import Reported, is_recorded, pack_for_monitor
+from stoker.cluster.watch import Death, loop_ages
+from stoker.cluster.wire import (
+    Closed,
+    Reported,
+    Stream,
+    is_recorded,
+    pack_for_monitor,
+    set_interest,
+    take_stream,
+    watch_instead,
+)
 from stoker.models import Cluster
 from stoker.signals import tell
 from stoker.store.clock import DatabaseNow
 
-from .adoption import Adoption, Recall
-from .claims import Claims
+from .adoption import Adoption
+from .claims import Cancels, Claims, Pauses, Requests
 from .flights import Flight, Flights
-from .requests import Cancels, Pauses, Requests
-from .roster import Roster
+from .roster import Recall, Roster
 
 
 def main(child: Child) -> None:

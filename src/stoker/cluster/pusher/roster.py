@@ -2,7 +2,7 @@
 
 Short jobs are prefetched so that a worker never waits; the longer the jobs of their tasks take, the
 fewer are prefetched, down to none. A job of a task whose run time is not known goes to a free slot
-only. Jobs that wait behind one that takes longer than expected are recalled (see ``adoption``), and
+only. Jobs that wait behind one that takes longer than expected are recalled, and
 released if no worker here can start them. A job with a rate limit has a permit that soon runs out:
 it goes first, to a slot that is free or about to be.
 """
@@ -19,16 +19,14 @@ from typing import Any
 from stoker.brokers.contract import Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
-from stoker.cluster.channel import Stream
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import resident_bytes
 from stoker.cluster.watch import Death
-from stoker.cluster.wire import Report
+from stoker.cluster.wire import Report, Stream
 from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut, pack_outcome
 from stoker.jobs.package import sealer_for
 
-from .flights import Flight, Flights
-from .run_times import PREFETCH_SECONDS, RunTimes
+from .flights import PREFETCH_SECONDS, Flight, Flights, RunTimes
 
 FRAME_JOBS = 50
 PROMPT_SECONDS = 0.01
@@ -333,3 +331,115 @@ def _crash(death: Death) -> Crashed:
 
 def _signal_of(death: Death) -> int | None:
     return -death.exit_code if death.exit_code < 0 else None
+
+
+UNFAIR_SECONDS = 0.02
+"""How long a job may wait behind another while some worker is idle."""
+
+
+BEHIND_SECONDS = 0.25
+"""How long a job may wait behind another while none is."""
+
+
+SETTLES_SECONDS = 0.002
+
+
+class Recall:
+    """The recalls of one cluster."""
+
+    def __init__(self, roster: Roster, flights: Flights, board: Board) -> None:
+        self._roster = roster
+        self._flights = flights
+        self._board = board
+        self._since: dict[int, tuple[int, float]] = {}
+        """Worker -> through which number, and since when; until it has settled."""
+
+    def recall_all(self) -> None:
+        """Recall all unstarted jobs from all workers."""
+        for worker in self._roster.links:
+            self.recall(worker)
+
+    def recall_late(self) -> None:
+        """Recall jobs that wait behind a long job: soon if an idle worker can run them, otherwise
+        in time for other clusters."""
+        self.take_back()
+        now = time.monotonic()
+        seconds = UNFAIR_SECONDS if self._roster.is_unfair() else BEHIND_SECONDS
+        for worker in self._roster.links:
+            if worker not in self._since and self._has_waited(worker, now - seconds):
+                self.recall(worker)
+
+    def _has_waited(self, worker: int, since: float) -> bool:
+        """Return whether a worker has had an unstarted job since then."""
+        oldest = next(iter(self._flights.with_worker(worker).values()), None)
+        if oldest is None or oldest.sent_at > since:
+            return False
+        unstarted = self._unstarted(worker)
+        return bool(unstarted) and unstarted[0].sent_at <= since
+
+    def recall_paused(self) -> None:
+        """Recall the unstarted jobs of a worker that has some of a paused queue. Those of other
+        queues are sent out again."""
+        for worker in self._roster.links:
+            unstarted = self._unstarted(worker)
+            is_paused = any(one.delivery.queue in self._flights.paused for one in unstarted)
+            if is_paused and worker not in self._since:
+                self.recall(worker)
+
+    def recall(self, worker: int, through: int | None = None) -> None:
+        """Forbid a worker to start the jobs sent to it so far."""
+        held = self._flights.with_worker(worker)
+        through = max([through or 0, *held, self._board.worker(worker, place.RECALLED_THROUGH)])
+        if through:
+            self._board.set_worker(worker, place.RECALLED_THROUGH, through)
+            self._since[worker] = (through, time.monotonic())
+
+    def take_back(self) -> None:
+        """After a recall has settled, everything not started by then is ours again."""
+        now = time.monotonic()
+        for worker, (through, since) in list(self._since.items()):
+            if now - since >= SETTLES_SECONDS:
+                del self._since[worker]
+                for flight in self._unstarted(worker):
+                    if flight.number <= through:
+                        self._flights.take_back(flight)
+
+    def settle(self) -> None:
+        """Wait for the recalls that are under way. It is a moment."""
+        if self._since:
+            time.sleep(SETTLES_SECONDS)
+            self.take_back()
+
+    def has_started(self, worker: int, number: int) -> bool:
+        """Return whether a job may have started. True for a worker that has gone, until the
+        sentinel reports how it died."""
+        link = self._roster.links.get(worker)
+        last_started = self._board.worker(worker, place.LAST_STARTED)
+        is_there = link and link.incarnation == self._board.worker(worker, place.INCARNATION)
+        return not is_there or number <= last_started
+
+    def has_taken_back(self, worker: int, number: int) -> bool:
+        """Whether a worker that has this job will leave it, because it was recalled before the job
+        began. The slot shows it for a moment even so: look again after that."""
+        if number > self._board.worker(worker, place.RECALLED_THROUGH):
+            return False
+        if self._is_in_slot(worker, number):
+            time.sleep(SETTLES_SECONDS)
+        return not self._is_in_slot(worker, number) and not any(
+            one.delivery == number for one in self._board.finished().values()
+        )
+
+    def _is_in_slot(self, worker: int, number: int) -> bool:
+        return any(job.delivery == number for job in self._board.occupied(worker))
+
+    def next_look(self, now: float) -> float:
+        """Return when a recall may be due or complete, in monotonic seconds."""
+        if self._since:
+            return now + SETTLES_SECONDS
+        if self._roster.is_unfair():
+            return now + UNFAIR_SECONDS
+        return now + BEHIND_SECONDS if self._roster.is_ahead() else float("inf")
+
+    def _unstarted(self, worker: int) -> list[Flight]:
+        held = self._flights.with_worker(worker)
+        return [one for number, one in held.items() if not self.has_started(worker, number)]

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import MOST_UNRECORDED
-from stoker.cluster.channel import Closed, Stream
-from stoker.cluster.wire import Job, Report
+from stoker.cluster.wire import Closed, Job, Report, Stream
 
 FLUSH_SECONDS = 0.002
 
