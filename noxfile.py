@@ -50,7 +50,8 @@ class Part:
     marks: str = ""
     """What pytest's option -m takes."""
     workers: int = 2
-    """Processes of pytest-xdist. Tests of clusters wait more than they compute, and take more."""
+    """Processes of pytest-xdist, of which each takes 4 s to start. Tests of clusters wait more than
+    they compute, and take more. 0: a small part does without pytest-xdist."""
     needs: tuple[str, ...] = ()
     """Servers without which the part is skipped."""
     version: str = ""
@@ -95,13 +96,14 @@ QUICK = (
         needs=("postgres",),
     ),
     Part("mariadb", (*CLUSTERS, *STORE), database="mariadb", needs=("mariadb",)),
-    Part("admin", ("tests/admin",), database="with_admin", needs=("postgres",)),
-    Part("browser", ("tests/browser",), database="browser", needs=("postgres",)),
+    Part("admin", ("tests/admin",), database="with_admin", workers=0, needs=("postgres",)),
+    Part("browser", ("tests/browser",), database="browser", workers=0, needs=("postgres",)),
     Part(
         "redis",
         ("tests/story",),
         database="on_redis",
         marks="on_redis",
+        workers=0,
         needs=("redis", "postgres"),
     ),
 )
@@ -113,8 +115,8 @@ OF_DJANGO = tuple(
 )
 """The units that another Django may break."""
 DJANGOS = (
-    Part("django-6.0", OF_DJANGO, django="6.0"),
-    Part("django-6.1", OF_DJANGO, django="6.1"),
+    Part("django-6.0", OF_DJANGO, django="6.0", workers=0),
+    Part("django-6.1", OF_DJANGO, django="6.1", workers=0),
 )
 
 # -- make test-all --------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ ALL = (
     ),
     Part("all-mariadb", (*CLUSTERS, *STORE), database="mariadb", workers=4, needs=("mariadb",)),
     Part("all-admin", ("tests/admin",), database="with_admin", needs=("postgres",)),
-    Part("all-browser", ("tests/browser",), database="browser", needs=("postgres",)),
+    Part("all-browser", ("tests/browser",), database="browser", workers=0, needs=("postgres",)),
     *(
         Part(
             f"all-{broker}",
@@ -291,7 +293,6 @@ def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> 
             "pytest",
             "--quiet",
             f"--numprocesses={part.workers}",
-            "--dist=loadgroup",
             "--no-loadscope-reorder",  # or all that waits alone, and longest, would come last
             f"--junitxml={REPORTS / session.name}.xml",
             *(["-m", " and ".join(f"({mark})" for mark in marks)] if marks else []),

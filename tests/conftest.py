@@ -16,7 +16,7 @@ from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError, PrivateServer
 from tests.servers.versions import chosen_version
 
-pytest_plugins = ["tests.processor_time"]
+pytest_plugins = ["tests.groups", "tests.processor_time"]
 
 DATABASES = {
     "sqlite",
@@ -30,10 +30,6 @@ DATABASES = {
     "on_ironmq",
     "on_sqs",
 }
-SHARED_BY_FOLDER = {"browser", "reporters"}
-"""The tests of these folders share one cluster, one site or one receiver."""
-SHARED_BY_MODULE = {"cluster"}
-"""The tests of a module in these folders share one."""
 SERVICES = ("redis", "memcached", "mongodb", "disque", "ironmq", "sqs")
 HOMES = {
     "conformance": {"postgres"},
@@ -88,8 +84,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        if group := group_of(item):
-            item.add_marker(pytest.mark.xdist_group(group))
         wanted = {marker.name for marker in item.iter_markers()} & DATABASES
         if is_repeated(item, wanted, ours):
             item.add_marker(pytest.mark.repeated)
@@ -109,14 +103,6 @@ def is_repeated(item: pytest.Item, wanted: set[str], ours: str) -> bool:
     if homes is None or ours in homes or (wanted and not wanted & homes):
         return False
     return not (ours == "mariadb" and item.nodeid.startswith(CHOSEN_ON_MARIADB))
-
-
-def group_of(item: pytest.Item) -> str:
-    """Name the tests that have to run one after another in one process, or give nothing."""
-    folder, _, module = item.nodeid.partition("::")[0].removeprefix("tests/").rpartition("/")
-    if folder in SHARED_BY_FOLDER:
-        return folder
-    return f"{folder}/{module.removesuffix('.py')}" if folder in SHARED_BY_MODULE else ""
 
 
 def why_missing(service: str) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.planted.operations import tree_of
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "stoker"
 Edges = dict[str, set[str]]
@@ -14,14 +16,19 @@ DOCUMENTED = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 
 @cache
-def modules() -> dict[str, tuple[Path, ast.Module]]:
-    """Return name -> path and syntax tree of all modules but migrations."""
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module, the module first. Each file is read and parsed once."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return name -> path of all modules but migrations."""
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         if "migrations" not in path.parts:
             parts = ["stoker", *path.relative_to(SOURCE).with_suffix("").parts]
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = path, ast.parse(path.read_text())
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -30,11 +37,15 @@ def imports() -> tuple[Edges, list[str]]:
     """Return module -> imported modules, and the lines of imports inside functions."""
     edges: Edges = defaultdict(set)
     inside: list[str] = []
-    for name, (path, tree) in modules().items():
-        for node, in_function in _import_nodes(tree, in_function=False):
+    for name, path in modules().items():
+        unseen = set(_only_for_types(path))
+        in_functions = set(_in_functions(path))
+        for node in nodes_of(path):
+            if not isinstance(node, ast.Import | ast.ImportFrom) or node in unseen:
+                continue
             targets = _targets(name, path, node) - {name}
             edges[name] |= targets
-            if in_function and targets:
+            if targets and node in in_functions:
                 inside.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
     return edges, inside
 
@@ -58,7 +69,7 @@ def slices() -> dict[str, str]:
         for target in targets:
             importers[target].add(name)
     found = {}
-    for name, (path, _) in modules().items():
+    for name, path in modules().items():
         only = next(iter(importers[name])) if len(importers[name]) == 1 else ""
         if path.name != "__init__.py" and _folder(only) == _folder(name):
             found[str(path.relative_to(SOURCE))] = only
@@ -68,8 +79,8 @@ def slices() -> dict[str, str]:
 def classes() -> dict[str, list[str]]:
     """Return class name -> the files that define it, for names with several."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path, tree in modules().values():
-        for node in ast.walk(tree):
+    for path in modules().values():
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and node.name not in ("Meta", "Command"):
                 found[node.name].append(str(path.relative_to(SOURCE)))
     return {name: files for name, files in found.items() if len(files) > 1}
@@ -77,8 +88,8 @@ def classes() -> dict[str, list[str]]:
 
 def docstrings() -> Iterator[tuple[Path, int, str]]:
     """Yield path, line and text of all docstrings, those of attributes included."""
-    for path, tree in modules().values():
-        for node in ast.walk(tree):
+    for path in modules().values():
+        for node in nodes_of(path):
             if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
                 yield path, getattr(node, "lineno", 1), " ".join(text.split())
             if isinstance(node, ast.ClassDef | ast.Module):
@@ -105,16 +116,18 @@ def _of_attributes(node: ast.ClassDef | ast.Module) -> Iterator[tuple[int, str]]
                 yield after.lineno, " ".join(text.split())
 
 
-def _import_nodes(
-    node: ast.AST, *, in_function: bool
-) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, in_function
-        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        yield from _import_nodes(child, in_function=in_function or is_function)
+def _in_functions(path: Path) -> Iterator[ast.AST]:
+    for node in nodes_of(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from ast.walk(node)
+
+
+def _only_for_types(path: Path) -> Iterator[ast.AST]:
+    for node in nodes_of(path):
+        if isinstance(node, ast.If):
+            asked = {getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(node.test)}
+            if "TYPE_CHECKING" in asked:
+                yield from ast.walk(node)
 
 
 def _targets(name: str, path: Path, node: ast.Import | ast.ImportFrom) -> set[str]:
@@ -144,13 +157,13 @@ def _folder(name: str) -> str:
 
 def strings() -> Iterator[tuple[Path, int, str]]:
     """Yield path, line and text of messages, labels and help: string constants with a blank."""
-    for path, tree in modules().values():
+    for path in modules().values():
         documented = {
             id(node.value)
-            for node in ast.walk(tree)
+            for node in nodes_of(path)
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         }
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if (
                 isinstance(node, ast.Constant)
                 and isinstance(node.value, str)

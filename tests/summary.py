@@ -1,7 +1,6 @@
 """The summary at the end of `make test`: what failed, what was skipped, where the time went."""
 
 import json
-import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,8 +11,6 @@ from tests.processor_time import PROPERTY
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOWEST = 10
-GROUP = re.compile(r"@[\w/.-]+$")
-"""What pytest-xdist appends to the name of a test that belongs to a group."""
 
 
 @dataclass
@@ -95,7 +92,7 @@ def test_of(case: ET.Element) -> str:
     classes: list[str] = []
     while words and not (ROOT / "/".join(words)).with_suffix(".py").is_file():
         classes.insert(0, words.pop())
-    function = GROUP.sub("", case.get("name") or "")
+    function = case.get("name") or ""
     if not words:  # a worker of pytest-xdist failed as a whole, and says which
         return function
     return "::".join([f"{'/'.join(words)}.py", *classes, function])

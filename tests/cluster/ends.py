@@ -54,8 +54,10 @@ def let_it_prefetch(
     machine short jobs may take long, so more of them follow."""
 
     def were_short() -> bool:
-        jobs = [end_of(one, cluster).job for one in task.enqueue_many([(arguments, {})] * 200)]
-        last = sorted((one.finished_at, one.started_at) for one in jobs)[-100:]
+        results = task.enqueue_many([(arguments, {})] * 200)
+        jobs = Job.objects.filter(pk__in=[one.id for one in results]).exclude(status=None)
+        wait_for(lambda: jobs.count() == len(results), cluster.tail)
+        last = sorted(jobs.values_list("finished_at", "started_at"))[-100:]
         took = [end - start for end, start in last]
         return sum(took, timedelta()) < len(took) * SHORT and max(took) < LONGEST
 

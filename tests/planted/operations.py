@@ -138,13 +138,14 @@ def plant(source: Path, place: str, operation: Operation) -> tuple[Path, str]:
 
 def check(source: Path, place: str, operation: Operation) -> None:
     """Raise Misfit if the mistake cannot be planted. Faster than planting it."""
-    _, _, function = _find(source, place, _parsed_once)
+    _, _, function = _find(source, place, tree_of)
     *_, node = _slot(function, operation, place)
     operation.change(node)
 
 
 @cache
-def _parsed_once(path: Path) -> ast.Module:
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a module, which nobody may change: it is parsed once."""
     return ast.parse(path.read_text())
 
 

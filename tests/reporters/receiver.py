@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -27,6 +28,30 @@ class Received:
     path: str
     headers: dict[str, str]
     body: bytes
+
+    # Parsed once: tests that wait look at all requests again and again.
+
+    @cached_property
+    def items(self) -> list[tuple[str, dict[str, Any]]]:
+        """The items of an envelope to Sentry, each with its type."""
+        return list(_items(self.body))
+
+    @cached_property
+    def spans(self) -> list[dict[str, Any]]:
+        message = ExportTraceServiceRequest.FromString(self.body)
+        scopes = [scope for one in message.resource_spans for scope in one.scope_spans]
+        return [_span(span) for scope in scopes for span in scope.spans]
+
+    @cached_property
+    def points(self) -> dict[Any, dict[str, Any]]:
+        """The data points, by process, metric and set of attributes."""
+        found: dict[Any, dict[str, Any]] = {}
+        for one in ExportMetricsServiceRequest.FromString(self.body).resource_metrics:
+            pid = _attributes(one.resource.attributes).get("process.pid")
+            for metric in (metric for scope in one.scope_metrics for metric in scope.metrics):
+                for point in _points(metric):
+                    found[pid, metric.name, str(point["attributes"])] = point
+        return found
 
 
 @dataclass
@@ -51,7 +76,7 @@ class Receiver:
         found = []
         for request in list(self.requests):
             if request.path.endswith("/envelope/"):
-                found += [item for name, item in _items(request.body) if name == kind]
+                found += [item for name, item in request.items if name == kind]
         return found
 
     # -- Rollbar ----------------------------------------------------------------------------------
@@ -67,9 +92,7 @@ class Receiver:
         found = []
         for request in list(self.requests):
             if request.path == "/v1/traces":
-                message = ExportTraceServiceRequest.FromString(request.body)
-                for one in message.resource_spans:
-                    found += [_span(span) for scope in one.scope_spans for span in scope.spans]
+                found += request.spans
         return found
 
     def points(self) -> list[dict[str, Any]]:
@@ -77,13 +100,7 @@ class Receiver:
         found: dict[Any, dict[str, Any]] = {}
         for request in list(self.requests):
             if request.path == "/v1/metrics":
-                message = ExportMetricsServiceRequest.FromString(request.body)
-                for one in message.resource_metrics:
-                    pid = _attributes(one.resource.attributes).get("process.pid")
-                    for scope in one.scope_metrics:
-                        for metric in scope.metrics:
-                            for point in _points(metric):
-                                found[pid, metric.name, str(point["attributes"])] = point
+                found |= request.points
         return list(found.values())
 
     def wait_for(self, condition: Callable[[], Any], what: str = "") -> Any:

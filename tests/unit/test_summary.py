@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 
 TESTS = """
 <testsuites><testsuite>
-<testcase classname="tests.unit.test_summary" name="test_a[x@y]@cluster/test_cli" time="2.5">
+<testcase classname="tests.unit.test_summary" name="test_a[x@y]" time="2.5">
   <properties><property name="processor_seconds" value="1.25"/></properties>
 </testcase>
 <testcase classname="tests.unit.test_summary.TestB" name="test_b" time="1">
