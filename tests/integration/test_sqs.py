@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from stoker.models import Relayed
 
 from tests.conformance.stands import SqsStand, message
 from tests.servers.proxy import Proxy
+from tests.servers.sqs import PrivateSqs
 
 pytestmark = [pytest.mark.postgres, pytest.mark.sqs, pytest.mark.django_db(transaction=True)]
 
@@ -246,3 +248,10 @@ def test_queue_names_are_valid_and_distinct_in_sqs() -> None:
 
 def _fails(*_: Any) -> None:
     raise BrokerUnavailable("It has gone away.")
+
+
+def test_stand_in_closes_connections_of_lost_clients() -> None:
+    with PrivateSqs(idle_seconds=0.2) as server:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port)) as lost:
+                assert lost.recv(1) == b""

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from tests.servers.handshake import greet_sqs
 from tests.servers.private import ROOT, PrivateServer
+from tests.servers.sqs_moto import IDLE_SECONDS
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 """It accepts any, but the driver needs some."""
@@ -22,6 +23,10 @@ class PrivateSqs(PrivateServer):
     name = "sqs"
     refuses_root: ClassVar[bool] = False
 
+    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        super().__init__()
+        self._idle_seconds = idle_seconds
+
     @property
     def url(self) -> str:
         """The URL of a prefix for tests."""
@@ -30,7 +35,9 @@ class PrivateSqs(PrivateServer):
     def command(self) -> list[str]:
         """Return the command: our own program, on loopback, found from any folder."""
         program = f"import sys; sys.path.insert(0, {os.fspath(ROOT)!r}); "
-        program += f"from tests.servers.sqs_moto import main; main({self.port})"
+        program += (
+            f"from tests.servers.sqs_moto import main; main({self.port}, {self._idle_seconds})"
+        )
         return [sys.executable, "-c", program]
 
     def answers(self) -> bool:

@@ -1,4 +1,4 @@
-"""Moto's SQS as a server, with four changes.
+"""Moto's SQS as a server, with five changes.
 
 - Its clock cannot be advanced, but the times it is compared with can: a request to
   ``/stoker-test/?prefix=test-&seconds=10`` makes the messages of these queues that much older.
@@ -6,6 +6,8 @@
   a time.
 - It delivers messages older than their retention. No test waits for 14 days.
 - Therefore a long poll consists of short ones, a new one whenever a message may have come.
+- It has a thread for each connection, also for those whose client was lost silently, until it has
+  no descriptor left and hangs. So it closes connections on which nothing comes for a while.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import Any
 from urllib.parse import parse_qs
 
 PATH = "/stoker-test/"
+IDLE_SECONDS = 60.0
+"""Clients open another connection if theirs was closed."""
 LOOK_SECONDS = 0.5
 """Time between two short polls: a message may become visible or due without a request."""
 
@@ -73,7 +77,7 @@ class Wrapped:
         return [b""]
 
 
-def main(port: int) -> None:
+def main(port: int, idle_seconds: float = IDLE_SECONDS) -> None:
     """Serve until killed."""
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
@@ -89,6 +93,7 @@ def main(port: int) -> None:
     application: Any = Wrapped(DomainDispatcherApplication(create_backend_app))
     handler: Any = MotoRequestHandler
     handler.protocol_version = "HTTP/1.1"
+    handler.timeout = idle_seconds
     run_simple("127.0.0.1", port, application, threaded=True, request_handler=handler)
 
 
