@@ -10,7 +10,7 @@ import pytest
 from stoker.brokers.contract import Delivery, Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
-from stoker.cluster.pusher.flights import PREFETCH_SECONDS, Flights, RunTimes, outline
+from stoker.cluster.pusher.flights import PREFETCH_SECONDS, Flights, RunTimes
 from stoker.cluster.pusher.roster import (
     BEHIND_SECONDS,
     LOST_REPORT,
@@ -23,6 +23,7 @@ from stoker.cluster.pusher.roster import (
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import Stream, open_outcome, socket_pair
 from stoker.jobs.outcomes import Crashed, TimedOut
+from stoker.jobs.outline import outline
 from stoker.jobs.package import JobOptions, Package, Sealer
 
 from tests.unit.cluster.parts import (
@@ -111,6 +112,54 @@ def test_longer_jobs_mean_fewer_prefetched_jobs(
             roster.reported(0, [make_report(flight.number, seconds)])
             roster.recorded([flight.number])
         assert roster.room() == room
+
+
+def test_suspended_worker_gets_no_jobs_until_it_is_heard_of(
+    roster: Roster,
+    flights: Flights,
+    recall: Recall,
+    deliveries: Make,
+    arrive: Callable[[int], Stream],
+    clock: Clock,
+) -> None:
+    """The first worker starts nothing although its slot is free."""
+    arrive(0)
+    arrive(1)
+    flights.add(deliveries(1), 1.0)
+    roster.hand_out()
+    assert list(flights.with_worker(0)) == [1]
+    clock.turn(BEHIND_SECONDS)
+    recall.recall_late()
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.take_back()
+    assert roster.room() == 1, "of the other worker"
+    roster.hand_out()
+    assert [len(flights.with_worker(worker)) for worker in (0, 1)] == [0, 1]
+    roster.skipped(0, [1])
+    flights.add(deliveries(1), 1.0)
+    roster.hand_out()
+    assert [len(flights.with_worker(worker)) for worker in (0, 1)] == [1, 1]
+
+
+def test_worker_that_was_busy_gets_jobs_after_a_recall(
+    roster: Roster,
+    flights: Flights,
+    recall: Recall,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[[int], Stream],
+    clock: Clock,
+) -> None:
+    arrive(0)
+    flights.add(deliveries(2), 1.0)
+    flights.send(0, 2)
+    start(board, 0, 1)
+    clock.turn(BEHIND_SECONDS)
+    recall.recall_late()
+    clock.turn(2 * SETTLES_SECONDS)
+    recall.take_back()
+    roster.reported(0, [make_report(1)])
+    assert roster.room() == 1
 
 
 def test_leaving_worker_gets_no_jobs_and_returns_waiting_ones(

@@ -47,6 +47,9 @@ class WorkerLink(Stream):
         self.incarnation = incarnation
         self.has_said_hello = False
         self.is_leaving = False
+        self.is_silent = False
+        """Whether it left a job unstarted though it had a free slot, as a suspended process does.
+        It gets no more until it says that it has skipped that job."""
 
 
 class Roster:
@@ -203,6 +206,7 @@ class Roster:
 
     def skipped(self, worker: int, numbers: Iterable[int]) -> None:
         """A worker came to recalled jobs and left them."""
+        self.links[worker].is_silent = False
         held = self._held(worker)
         for number in numbers:
             if number in held:
@@ -258,6 +262,13 @@ class Roster:
         assert flight.worker is not None
         self._flights.report(flight.worker, report)
 
+    def note_unstarted(self, worker: int, count: int) -> None:
+        """Note that a worker did not start so many jobs until they were recalled. The caller has
+        not taken them back yet."""
+        started = len(self._held(worker)) - count
+        if worker in self.links and started < self._settings.concurrency:
+            self.links[worker].is_silent = True
+
     def is_unfair(self) -> bool:
         """Whether a worker has a free slot while jobs wait behind another's."""
         if self._flights.waiting or len(self.links) < 2:
@@ -308,6 +319,7 @@ class Roster:
             for worker, link in self.links.items()
             if link.has_said_hello
             and not link.is_leaving
+            and not link.is_silent
             and link.outgoing_bytes < OUTGOING_LIMIT_BYTES
         ]
 
@@ -400,9 +412,11 @@ class Recall:
         for worker, (through, since) in list(self._since.items()):
             if now - since >= SETTLES_SECONDS:
                 del self._since[worker]
-                for flight in self._unstarted(worker):
-                    if flight.number <= through:
-                        self._flights.take_back(flight)
+                recalled = [one for one in self._unstarted(worker) if one.number <= through]
+                if recalled:
+                    self._roster.note_unstarted(worker, len(recalled))
+                for flight in recalled:
+                    self._flights.take_back(flight)
 
     def settle(self) -> None:
         """Wait for the recalls that are under way. It is a moment."""
