@@ -36,6 +36,11 @@ async def add_later(first: int, second: int) -> int:
 
 
 @task
+def length_of(text: str) -> int:
+    return len(text)
+
+
+@task
 def echo(value: object) -> object:
     return value
 

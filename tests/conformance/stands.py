@@ -89,6 +89,10 @@ class Stand(ABC):
     def needs_leases_of_its_own(self) -> None:
         """Skip tests of concurrent leases if the leases are the store's."""
 
+    def needs_long_packages(self) -> None:
+        """Skip tests of packages of several MiB if the server takes none of them, or if they are
+        in this process anyway."""
+
     def clear(self) -> None:
         """Delete all jobs and close the broker."""
         self.broker.close()
@@ -156,6 +160,9 @@ class MemoryStand(Stand):
     def advance(self, seconds: float) -> None:
         self._lead += seconds
 
+    def needs_long_packages(self) -> None:
+        pytest.skip("its packages are in this process")
+
 
 class OrmStand(Stand):
     """The database's clock cannot be advanced, so the stored times are moved back."""
@@ -213,6 +220,8 @@ class CarriedStand(OrmStand):
 
     def needs_leases_of_its_own(self) -> None:
         pytest.skip("its leases are the store's, which the ORM stand tests")
+
+    needs_long_packages = needs_leases_of_its_own
 
     def _receive_earlier(self, *args: Any, **options: Any) -> list[Parcel]:
         """Receive messages with their run_after moved back by ``advance``."""

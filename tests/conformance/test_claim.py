@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 
-from stoker.brokers.contract import ClaimRequest, Delivery, Return
+from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery, Return
 from stoker.models import PausedQueue
 
 from tests.cluster.clusters import wait_for
-from tests.conformance.stands import Stand, message
+from tests.conformance.stands import LEASE_SECONDS, Stand, message
 
 
 def test_claims_jobs_first_in_first_out(stand: Stand) -> None:
@@ -245,3 +245,52 @@ def test_broker_that_sees_pauses_claims_nothing_from_paused_queues(stand: Stand)
     assert not stand.claim(1, "mail")
     PausedQueue.objects.resume("mail")
     assert [one.job_id for one in stand.claim(1, "mail")] == mail
+
+
+LONG = b"x" * (3 << 20)
+
+
+def test_claim_is_bounded_by_bytes(stand: Stand) -> None:
+    """Jobs for which a claim has no room wait, and lose no attempt."""
+    stand.needs_long_packages()
+    put = [stand.put(package=LONG)[0] for _ in range(12)]
+    found: list[uuid.UUID] = []
+    while claimed := stand.claim(500):
+        assert sum(len(one.package) for one in claimed) <= CLAIM_BYTES
+        assert {one.attempt for one in claimed} == {1}
+        assert {one.package for one in claimed} == {LONG}
+        found += [one.job_id for one in claimed]
+    assert found == put
+
+
+def test_package_longer_than_a_claim_is_claimed_alone(stand: Stand) -> None:
+    stand.needs_long_packages()
+    longer = b"x" * (CLAIM_BYTES * 7 // 8)
+    put = [stand.put(package=longer)[0] for _ in range(2)]
+    assert [one.job_id for one in stand.claim()] == put[:1]
+    assert [one.job_id for one in stand.claim()] == put[1:]
+
+
+def test_rescue_is_bounded_by_bytes(stand: Stand) -> None:
+    stand.needs_long_packages()
+    put = {stand.put(package=LONG)[0] for _ in range(7)}
+    while stand.claim(500):
+        pass
+    stand.advance(2 * LEASE_SECONDS)
+    found: list[Delivery] = []
+    while rescued := stand.rescue(500):
+        assert sum(len(one.package) for one in rescued) <= CLAIM_BYTES
+        found += rescued
+    assert {one.job_id for one in found} == put
+    assert len(found) == len(put)
+    assert {one.attempt for one in found} == {1}
+
+
+def test_short_jobs_of_higher_priority_come_with_long_ones(stand: Stand) -> None:
+    stand.needs_long_packages()
+    long = [stand.put(package=LONG)[0] for _ in range(7)]
+    stand.claim(1)
+    short = [stand.put(priority=5)[0] for _ in range(3)]
+    claimed = [one.job_id for one in stand.claim(500)]
+    assert claimed[:3] == short
+    assert claimed[3:] == long[1 : len(claimed) - 2]

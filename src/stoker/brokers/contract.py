@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 LeaseId = int | str
+CLAIM_BYTES = 16 << 20
+"""Most bytes of packages that one claim returns, unless a single package is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class ClaimRequest(NamedTuple):
     """The parameters of a claim."""
 
     limit: int
-    """The largest number of jobs."""
+    """The largest number of jobs. A claim returns fewer if their packages take more than
+    ``CLAIM_BYTES``."""
     holder: UUID
     """The cluster that gets the leases."""
     lease_seconds: float

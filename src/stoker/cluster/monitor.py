@@ -24,8 +24,9 @@ from stoker.brokers.patience import Patience, set_deadlines
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.jobs.failures import tell_failure
 from stoker.jobs.faults import fault_of
-from stoker.jobs.outcomes import Failed, Succeeded, Tallies
+from stoker.jobs.outcomes import Failed, Succeeded
 from stoker.jobs.record import Recorder
+from stoker.jobs.tallies import Tallies
 from stoker.signals import call_project_with, tell
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.transactions import is_conflict, is_locked_out, is_session_ended

@@ -3,7 +3,7 @@
 A document's ``state`` is the state of the job. Updates change it only if the document still has the
 expected state or lease. The server's clock (``$$NOW``) decides about leases and due times::
 
-    ready     queue, rank (minus the priority), package, attempts, crashes
+    ready     queue, rank (minus the priority), package, bytes (its length), attempts, crashes
     deferred  the same, and due
     running   the same, and lease, holder, until
     over      only the time: a job that was relayed from an outbox, remembered for a day
@@ -48,6 +48,7 @@ from .documents import (
     as_document,
     batches,
     connect,
+    fitting,
     in_seconds,
     selections,
     sound_url,
@@ -110,11 +111,14 @@ class MongodbBroker(Broker):
             if limit > 0:
                 due = {"state": "deferred", "due": {"$lte": self._now()}}
                 jobs.update_many(due, {"$set": {"state": "ready"}, "$unset": {"due": ""}})
-            while len(found) < limit:
-                first = jobs.find(line, {"_id": 1}).sort([("rank", 1), ("_id", 1)])
-                ids = [one["_id"] for one in first.limit(limit - len(found))]
+            is_full = False
+            while len(found) < limit and not is_full:
+                room = limit - len(found)
+                first = jobs.find(line, {"bytes": 1}).sort([("rank", 1), ("_id", 1)]).limit(room)
+                ids = fitting(there := list(first))
                 if not ids:
                     break
+                is_full = len(ids) < len(there)
                 found += self._lease(ids, {"state": "ready"}, request)
         return as_deliveries(found)
 
@@ -123,8 +127,8 @@ class MongodbBroker(Broker):
             return []
         with self._asked() as jobs:
             over = {"state": "running", "until": {"$lt": self._now()}}
-            first = jobs.find(over, {"_id": 1}).sort("until", 1).limit(request.limit)
-            ids = [one["_id"] for one in first]
+            first = jobs.find(over, {"bytes": 1}).sort("until", 1).limit(request.limit)
+            ids = fitting(first)
             found = self._lease(ids, over, request) if ids else []
         return as_deliveries(found)
 

@@ -19,7 +19,7 @@ from pymongo import IndexModel, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import ConfigurationError as WrongOption
 from pymongo.errors import InvalidURI
 
-from stoker.brokers.contract import Delivery, Lease, Message
+from stoker.brokers.contract import CLAIM_BYTES, Delivery, Lease, Message
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 
@@ -110,6 +110,7 @@ def as_document(message: Message) -> dict[str, Any]:
         "queue": message.queue,
         "rank": -message.priority,
         "package": message.package,
+        "bytes": len(message.package),
         "attempts": 0,
         "crashes": 0,
     }
@@ -117,6 +118,22 @@ def as_document(message: Message) -> dict[str, Any]:
         due = LONG_AGO + timedelta(milliseconds=math.ceil(message.run_after * 1000))
         document |= {"state": "deferred", "due": due}
     return document
+
+
+def fitting(documents: Iterable[dict[str, Any]]) -> list[UUID]:
+    """Return the ids of the first jobs whose packages fit into one claim: at least one.
+
+    Args:
+        documents: with ``bytes``, which documents of older versions do not have.
+    """
+    ids: list[UUID] = []
+    room_bytes = CLAIM_BYTES
+    for one in documents:
+        room_bytes -= one.get("bytes", 0)
+        if ids and room_bytes < 0:
+            break
+        ids.append(one["_id"])
+    return ids
 
 
 def in_seconds(seconds: float) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -49,7 +50,7 @@ from stoker.store.transactions import after_commit, is_locked_out
 from stoker.store.wake import Wake
 from stoker.values.ids import new_lease_id
 
-from .claim import Claiming, Watermarks, what_is_due
+from .claim import Claiming, Watermarks, read_long, what_is_due
 
 
 class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
@@ -104,10 +105,16 @@ def explain(error: Exception, alias: str) -> Exception:
 
 
 def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
-    """Return deliveries that all share one lease id object. So it is sent to a worker only once."""
+    """Return deliveries that all share one lease id object. So it is sent to a worker only once.
+    Packages that the claim did not read are empty."""
     return [
-        Delivery(job_id, lease_id, bytes(package), *rest) for job_id, _, package, *rest in claims
+        Delivery(job_id, lease_id, bytes(package or b""), *rest)
+        for job_id, _, package, *rest in claims
     ]
+
+
+PACKAGE = itemgetter(2)
+"""Position of the package in a ``Delivery``."""
 
 
 def lease_keys(leases: Sequence[Lease]) -> list[tuple[UUID, int]]:
@@ -235,7 +242,24 @@ class OrmBroker(Broker):
             tell("guards_put_off", error=error)
         if claiming.has_met_locks:
             self._be_careful()
-        return deliveries
+        return deliveries if all(map(PACKAGE, deliveries)) else self._with_long(deliveries)
+
+    def _with_long(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Read the packages that a claim left out, and release the jobs that have no room."""
+        read = [one for one in deliveries if one.package]
+        try:
+            read, left = read_long(self.alias, deliveries)
+            if left:
+                self._marks.forget()
+                again = [
+                    Return(one.lease, attempts=one.attempt - 1, crashes=one.crashes) for one in left
+                ]
+                self._call(self.store.settle((), (), given_back(again)).queues)
+        except DatabaseError:
+            if not read:
+                raise
+            self._leaves_doubt = True
+        return read
 
     @property
     def leaves_doubt(self) -> bool:
@@ -330,7 +354,10 @@ class OrmBroker(Broker):
         leasing = leasing_of(request)
         with explained(self.alias):
             rows = self.store.claim_expired(request.limit, leasing)
-        return deliveries_of(rows, leasing.lease_id)
+            found, left = read_long(self.alias, deliveries_of(rows, leasing.lease_id))
+            if left:  # they expire at once, for the next call
+                self.store.extend(lease_keys([one.lease for one in left]), 0)
+        return found
 
     def expire_holder(self, holder: UUID) -> int:
         with explained(self.alias):

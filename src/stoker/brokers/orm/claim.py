@@ -8,14 +8,18 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from django.db.models.functions import Length
+
+from stoker.brokers.contract import CLAIM_BYTES, Delivery
 from stoker.guards.admission import Admitted, Rated, admit
+from stoker.models import Job
 from stoker.models.claimed import Claim, Leasing
 from stoker.models.need import Need
 from stoker.models.paused_queue import PausedQueue
 from stoker.models.ready import Place, Ready
 from stoker.store.clock import MICROSECONDS, database_now_us
 from stoker.store.engines import engine_of
-from stoker.store.statements import delete_by_key
+from stoker.store.statements import delete_by_key, with_keys
 from stoker.store.transactions import deciding
 from stoker.store.written import Written
 
@@ -190,6 +194,36 @@ def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
         first_us,
         max(0, min(found)) / MICROSECONDS if found else None,
     )
+
+
+def read_long(alias: str, deliveries: list[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
+    """Read the packages that a claim left out because of their length.
+
+    Returns:
+        The deliveries with their packages, and those for which there is no room in ``CLAIM_BYTES``.
+        There is room for at least one.
+    """
+    unread = [one for one in deliveries if not one.package]
+    if not unread:
+        return deliveries, []
+    jobs = Job.objects.using(alias)
+    job_ids = [one.job_id for one in unread]
+    sizes = dict(with_keys(jobs.all(), job_ids).values_list("pk", Length("package")))
+    room_bytes = CLAIM_BYTES - sum(len(one.package) for one in deliveries)
+    chosen: set[UUID] = set()
+    # first those that have a permit, because a released job would lose it
+    for one in sorted(unread, key=lambda one: not one.permit_seconds):
+        room_bytes -= sizes.get(one.job_id, 0)
+        if chosen and room_bytes < 0 and not one.permit_seconds:
+            break
+        chosen.add(one.job_id)
+    packages = dict(with_keys(jobs.all(), chosen).values_list("pk", "package"))
+    read = [
+        one if one.package else one._replace(package=bytes(packages.get(one.job_id, b"")))
+        for one in deliveries
+        if one.package or one.job_id in chosen
+    ]
+    return read, [one for one in unread if one.job_id not in chosen]
 
 
 LOOK_MOST = 500

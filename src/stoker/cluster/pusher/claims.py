@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 from uuid import UUID
 
-from stoker.brokers.contract import ClaimRequest, Delivery, Extension, Lease, Return
+from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery, Extension, Lease, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
@@ -24,6 +24,8 @@ from stoker.store.locked_jobs import locked_jobs
 from stoker.store.prepared import Compiled
 
 CLAIM_AT_ONCE = 500
+MUCH_BYTES = CLAIM_BYTES // 4
+"""After a claim with so many bytes of packages, the next one waits until workers need jobs."""
 GIVE_BACK_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
 """Pause before jobs that could not be released because of locks are tried again."""
@@ -54,6 +56,9 @@ class Claims:
         self.leases = HeldLeases(self._settings, broker, flights, board)
         self.tempo = Tempo(self._settings.poll_seconds)
         pauses.on_resume = self.tempo.hurry
+        self._most = CLAIM_AT_ONCE
+        """The largest number of jobs in the next claim: fewer when packages are long, as the broker
+        would lease and release those that do not fit."""
         self._are_in_doubt = False
         """Whether a claim failed that the broker may have granted all the same."""
         self._rated_until = 0.0
@@ -82,7 +87,7 @@ class Claims:
             return
         if not self._broker.sees_pauses and not self._pauses.are_known(self._patience):
             return
-        limit, rated_limit = min(room, CLAIM_AT_ONCE), max(0, prompt_room())
+        limit, rated_limit = min(room, self._most), max(0, prompt_room())
         asked_at = lease_clock()
         is_calm = not len(self._flights)
         answer = self._patience.call(lambda: self._broker.claim(self._request(limit, rated_limit)))
@@ -103,7 +108,9 @@ class Claims:
             self._rated_until = asked_at + RATED_SECONDS
         uses_rates = asked_at < self._rated_until
         self._had_no_slot = uses_rates and not rated_limit
-        self.tempo.note(len(deliveries), limit)
+        is_much = sum(map(len, map(attrgetter("package"), deliveries))) > MUCH_BYTES
+        self._most = len(deliveries) if is_much else min(2 * self._most, CLAIM_AT_ONCE)
+        self.tempo.note(limit if is_much else len(deliveries), limit)
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
             self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
 

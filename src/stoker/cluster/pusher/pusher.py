@@ -38,6 +38,9 @@ from .claims import Cancels, Claims, Pauses, Requests
 from .flights import Flight, Flights
 from .roster import Recall, Roster
 
+UNRECORDED_BYTES = 32 << 20
+"""Length of packages that may wait for the monitor before no more jobs are claimed."""
+
 
 def main(child: Child) -> None:
     Pusher(child).run()
@@ -133,6 +136,8 @@ class Pusher:
         return not self.is_stopping and not self.requests.is_quiet
 
     def _room(self) -> int:
+        if self.flights.unrecorded_bytes > UNRECORDED_BYTES:
+            return 0
         return self.roster.room() - len(self.flights.waiting) - len(self.flights.permitted)
 
     def _extend(self) -> None:

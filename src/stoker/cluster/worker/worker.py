@@ -38,7 +38,7 @@ from stoker.cluster.worker.connections import (
     tidy_connections,
 )
 from stoker.cluster.worker.workload import FLUSH_SECONDS, BegunJob, Workload
-from stoker.jobs import running
+from stoker.jobs import interruption
 from stoker.jobs.execute import Executor, Opened
 from stoker.jobs.outcomes import Attempted
 from stoker.values.ids import is_marked
@@ -50,7 +50,7 @@ LEAVE_SECONDS = 5.0
 
 def main(child: Child) -> None:
     worker = Worker(child)
-    running.listen()
+    interruption.listen()
     worker.look_at_fence_when_continued()
     threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
     try:

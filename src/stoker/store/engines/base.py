@@ -281,7 +281,7 @@ class Engine(KeyRows):
 
     def _claim(self, job_id: UUID, row: tuple[Any, ...]) -> Claim:
         _, lease_id, package, *place, run_after = row
-        return (job_id, lease_id, package or b"", *place, 0, 0.0, "", self.as_seconds(run_after))
+        return (job_id, lease_id, package, *place, 0, 0.0, "", self.as_seconds(run_after))
 
     def as_seconds(self, moment: datetime | None) -> float | None:
         """Convert a moment from the driver to seconds since 1970."""

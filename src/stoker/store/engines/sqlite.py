@@ -160,7 +160,7 @@ class SQLite(Engine):
             self.fetch("listed_leave", leased)
         rows = self.fetch("claims", [listed], wanted=WANTED, join="CROSS JOIN", index="")
         return [  # as _claim() does, without a call for each job
-            (id_of(int(digits, 16)), lease_id, package or b"", *place, 0, 0.0, "",
+            (id_of(int(digits, 16)), lease_id, package, *place, 0, 0.0, "",
              due and self.as_seconds(due))
             for digits, lease_id, package, *place, due in rows
             if lease_id == leasing.lease_id

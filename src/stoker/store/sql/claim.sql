@@ -3,6 +3,7 @@
 -- another.
 -- Jobs with guards stay in ready and are returned without a lease id. The caller checks their
 -- guards in a transaction.
+-- A package of more than 32 KiB is NULL: the caller reads as many of these as a claim may take.
 -- A queue's line is passed as spans, in order. They start at watermarks (brokers/orm/claim.py),
 -- behind jobs that are known to be gone. Once enough jobs are found, later spans are not read.
 -- Plan: index scan of stoker_ready_line per span; TID scan for the delete; primary key of
@@ -51,8 +52,9 @@ leased AS (
     FROM taken
     RETURNING job_id, queue, rank, attempts, crashes
 )
-SELECT leased.job_id, %(lease_id)s::bigint, coalesce(job.package, ''::bytea), leased.queue,
-       -leased.rank AS priority, leased.attempts, leased.crashes, 0, 0::float8, '',
+SELECT leased.job_id, %(lease_id)s::bigint,
+       CASE WHEN length(job.package) <= 32768 THEN job.package END,
+       leased.queue, -leased.rank AS priority, leased.attempts, leased.crashes, 0, 0::float8, '',
        extract(epoch FROM job.run_after)::float8
 FROM leased
 LEFT JOIN stoker_job AS job ON job.id = leased.job_id

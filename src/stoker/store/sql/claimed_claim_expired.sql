@@ -1,4 +1,5 @@
 -- Rescue: take over expired leases with a new lease id. The UPDATE checks the condition again.
+-- A package of more than 32 KiB is NULL: the caller reads as many of these as a claim may take.
 -- Plan: scan of stoker_claimed, which has one row per running job.
 WITH over AS MATERIALIZED (
     SELECT job_id
@@ -19,7 +20,8 @@ rescued AS (
     RETURNING claimed.job_id, claimed.lease_id, claimed.queue, claimed.rank, claimed.attempts,
               claimed.crashes
 )
-SELECT rescued.job_id, rescued.lease_id, coalesce(job.package, ''::bytea), rescued.queue,
-       -rescued.rank, rescued.attempts, rescued.crashes, 0, 0::float8, '', NULL
+SELECT rescued.job_id, rescued.lease_id,
+       CASE WHEN length(job.package) <= 32768 THEN job.package END,
+       rescued.queue, -rescued.rank, rescued.attempts, rescued.crashes, 0, 0::float8, '', NULL
 FROM rescued
 LEFT JOIN stoker_job AS job ON job.id = rescued.job_id
