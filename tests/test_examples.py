@@ -156,6 +156,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(
     assert not list(tmp_path.glob("stoker-demo-*"))
 
 
+@pytest.mark.slow
 def test_death_of_a_process_is_reported(play: Callable[..., Demo]) -> None:
     """With the end of its log. The other processes are stopped."""
     with SampleServer(in_haste=True) as server:

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from datetime import datetime
+from importlib import import_module
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
@@ -118,6 +119,12 @@ def cancel_itself() -> None:
 @task
 def imported_modules() -> list[str]:
     return sorted(sys.modules)
+
+
+@task
+def version_of_changing() -> int:
+    """Return the version of a module that a test changes (tests/cluster/projects.py)."""
+    return int(import_module("changing.tasks").VERSION)
 
 
 @task(max_attempts=2)

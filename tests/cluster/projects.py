@@ -1,11 +1,12 @@
 """A small project whose code a test changes while a cluster runs it."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.clusters import ROOT, SOURCE, WAIT_SECONDS, environment_of_commands
+from tests.app.tasks import version_of_changing
+from tests.cluster.clusters import ROOT, SOURCE, ProcessCluster
+from tests.cluster.ends import value_of
 
 MANAGE = """\
 import os
@@ -22,18 +23,13 @@ from {settings} import *
 
 INSTALLED_APPS = [*INSTALLED_APPS, "changing"]
 """
-TASKS = """\
-from stoker import task
-
-
-@task
-def version():
-    return {version!r}
+CODE = """\
+VERSION = {version!r}
 """
 
 
 class Project:
-    """An app `changing` on top of the tests' settings, with a task that returns a version."""
+    """An app `changing` on top of the tests' settings, with a version in its code."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
@@ -66,11 +62,11 @@ class Project:
 
     def write(self, version: int) -> None:
         """Change the code."""
-        self._write(TASKS.format(version=version))
+        self._write(CODE.format(version=version))
 
     def spoil(self) -> None:
         """Replace the code by a syntax error."""
-        self._write("def version(:\n")
+        self._write("VERSION = (:\n")
 
     def _write(self, code: str) -> None:
         """Replace the file atomically."""
@@ -78,16 +74,6 @@ class Project:
         new.write_text(code)
         new.replace(self.tasks)
 
-    def version(self) -> int:
-        """Return the version that a worker returns."""
-        command = [*self.commands["manage.py"], "stoker", "enqueue"]
-        command += ["changing.tasks.version", "--wait", str(WAIT_SECONDS), "-v", "0"]
-        done = subprocess.run(
-            command,
-            env=environment_of_commands(self.environment),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout)
+    def version(self, cluster: ProcessCluster) -> int:
+        """Return the version that a worker has loaded."""
+        return int(value_of(version_of_changing.enqueue(), cluster))

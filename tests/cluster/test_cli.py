@@ -138,12 +138,12 @@ def test_sighup_loads_new_code_in_the_same_process(tmp_path: Path, way: str) -> 
     project = Project(tmp_path)
     settings = {"command": project.commands[way], "environment": project.environment}
     with running_cluster(tmp_path, "--workers", "1", **settings) as cluster:
-        assert project.version() == 1
+        assert project.version(cluster) == 1
         pid = cluster.sentinel.pid
         project.write(2)
         cluster.signal(signal.SIGHUP)
         wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
-        assert project.version() == 2
+        assert project.version(cluster) == 2
         assert cluster.process.poll() is None
         said = [line for line in cluster.text().splitlines() if "started on" in line]
         assert all(f"process {pid}." in line for line in said), said
@@ -155,14 +155,14 @@ def test_sighup_loads_new_code_in_the_same_process(tmp_path: Path, way: str) -> 
 def test_sighup_keeps_the_old_code_if_the_new_code_does_not_start(tmp_path: Path) -> None:
     project = Project(tmp_path)
     with running_cluster(tmp_path, environment=project.environment) as cluster:
-        assert project.version() == 1
+        assert project.version(cluster) == 1
         project.spoil()
         cluster.signal(signal.SIGHUP)
         wait_for(lambda: "The new code does not start" in cluster.text(), cluster.tail)
         wait_for(lambda: "SyntaxError" in cluster.text(), cluster.tail)
         assert "Stopping" not in cluster.text()
         project.write(1)
-        assert project.version() == 1
+        assert project.version(cluster) == 1
         assert cluster.stop() == 0
 
 
@@ -185,17 +185,17 @@ def test_sigterm_while_reloading_stops_the_cluster(tmp_path: Path) -> None:
 def test_reload_restarts_when_files_change(tmp_path: Path) -> None:
     project = Project(tmp_path)
     with running_cluster(tmp_path, "--reload", environment=project.environment) as cluster:
-        assert project.version() == 1
+        assert project.version(cluster) == 1
         project.write(2)
         wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
-        assert project.version() == 2
+        assert project.version(cluster) == 2
         assert "changing/tasks.py has changed" in cluster.text()
         project.spoil()
         wait_for(lambda: "SyntaxError" in cluster.text(), cluster.tail)
         assert cluster.process.poll() is None
         project.write(3)
         wait_for(lambda: cluster.text().count("started on") == 3, cluster.tail)
-        assert project.version() == 3
+        assert project.version(cluster) == 3
         assert cluster.stop() == 0
 
 
@@ -218,7 +218,7 @@ def test_syntax_error_during_a_reload_waits_for_the_next_change(tmp_path: Path) 
         wait_for(lambda: "SyntaxError" in cluster.text(), cluster.tail)
         assert cluster.text().count("started on") == 1
         project.write(3)
-        assert project.version() == 3
+        assert project.version(cluster) == 3
         assert cluster.stop() == 0
 
 

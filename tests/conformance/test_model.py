@@ -298,8 +298,9 @@ def test_orm_agrees_with_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.postgres
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
 def test_orm_with_watermarks_agrees_with_the_model(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    examples: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the other tests each claim starts at the beginning of the queue. Released and due jobs are
     always behind a watermark of this broker, so it finds them."""
@@ -307,7 +308,7 @@ def test_orm_with_watermarks_agrees_with_the_model(
     monkeypatch.setattr(watermarks, "SHARE", 1e12)
     monkeypatch.setattr(watermarks, "DEAR", 0.0001)
     monkeypatch.setattr(watermarks, "NEW_QUEUES_SECONDS", 0.0)
-    run(OrmMachine, seed, examples=40)
+    run(OrmMachine, seed, examples=examples)
 
 
 def run(machine: type[BrokerMachine], seed: int, *, examples: int) -> None:

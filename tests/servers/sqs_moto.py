@@ -88,7 +88,7 @@ def main(port: int, idle_seconds: float = IDLE_SECONDS) -> None:
     from werkzeug.serving import run_simple
 
     # Moto counts all messages of the queue for each one that it delivers.
-    SQSBackend.is_message_valid_based_on_retention_period = lambda *_: True  # type: ignore[method-assign]
+    SQSBackend.is_message_valid_based_on_retention_period = lambda *_: True
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     application: Any = Wrapped(DomainDispatcherApplication(create_backend_app))
     handler: Any = MotoRequestHandler
