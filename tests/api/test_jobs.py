@@ -10,6 +10,7 @@ from stoker.models import Deferred, Job, Ready
 from stoker.tasks.registry import exposed_tasks
 
 from tests.api.conftest import Caller
+from tests.app import payments
 from tests.app.exposed import add
 from tests.app.noting import count_quickly
 from tests.app.tasks import fail
@@ -210,3 +211,28 @@ def test_why_explains_a_waiting_and_an_ended_job(anna: Caller) -> None:
     answer = anna.get(f"jobs/{result.id}/why")
     assert (answer["kind"], answer["facts"]["attempts"]) == ("successful", 1)
     assert anna.call("GET", f"jobs/{uuid.uuid4()}/why").status_code == 404
+
+
+# -- lists ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_list_searches_arguments_page_by_page(anna: Caller) -> None:
+    jobs = [payments.pay.enqueue(number, payments.IBAN) for number in range(5)]
+    payments.plain.enqueue(1, note="alice")
+    ids = [job.id for job in reversed(jobs)]
+    page = anna.get("jobs", q="payments.pay", limit=2)
+    found = [one["id"] for one in page["jobs"]]
+    while page["next"]:
+        page = anna.get("jobs", q="payments.pay", limit=2, after=page["next"])
+        found += [one["id"] for one in page["jobs"]]
+    assert found == ids
+    (one,) = anna.get("jobs", q="order_id=3")["jobs"]
+    assert (one["id"], one["state"], one["label"]) == (jobs[3].id, "READY", "order 3")
+    assert anna.get("jobs", q=payments.IBAN)["jobs"] == []
+    assert anna.get("jobs", q=jobs[2].id)["jobs"][0]["id"] == jobs[2].id
+    assert len(anna.get("jobs", task=payments.plain.module_path, state="READY")["jobs"]) == 1
+    assert anna.get("jobs", until="2020-01-01T00:00:00Z")["jobs"] == []
+    assert anna.call("GET", "jobs?state=odd").status_code == 422
+    other = anna.get("jobs", limit=2)["next"]
+    assert anna.call("GET", f"jobs?state=DEFERRED&after={other}").status_code == 422

@@ -16,6 +16,7 @@ from tests.cluster.clusters import ROOT, WAIT_SECONDS, wait_for
 PAGES = {
     "overview": "",
     "jobs": "jobs/",
+    "search": "jobs/?q=missing&since=1d&task=shop.tasks.resize_photo",
     "job-failed": "jobs/{failed}",
     "job-waiting": "jobs/{waiting}",
     "queues": "queues/",

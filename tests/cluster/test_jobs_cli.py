@@ -12,6 +12,7 @@ from django.core.management import CommandError, call_command
 from stoker.models import Job
 from stoker.testing import drain
 
+from tests.app import payments
 from tests.app.tasks import add, fail_unretried, nothing
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,6 +30,18 @@ def told(*arguments: str, code: int = 0) -> str:
 
 def plain(*arguments: str, code: int = 0) -> Any:
     return json.loads(told(*arguments, "--json", code=code))
+
+
+def test_list_searches_arguments_and_times() -> None:
+    job = payments.plain.enqueue(4711, note="alice")
+    payments.pay.enqueue(7, payments.IBAN)
+    for given in (["note=alice"], ["4711"], ["alice", "--since", "2h"]):
+        assert plain("jobs", "list", "--search", *given)["jobs"][0]["id"] == job.id
+    assert not plain("jobs", "list", "--search", payments.IBAN)["jobs"]
+    assert not plain("jobs", "list", "--until", "2h", "--node", "alpha")["jobs"]
+    assert len(plain("jobs", "list", "--text", "payments.pay")["jobs"]) == 1
+    with pytest.raises(CommandError, match="invalid moment"):
+        told("jobs", "list", "--since", "soon")
 
 
 def test_list_shows_states_and_pages() -> None:

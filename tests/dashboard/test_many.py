@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from stoker.dashboard import figures
 from stoker.models import DeadLetter, Job, Ready, Schedule
 
+from tests.app import payments
 from tests.dashboard.conftest import PREFIX
 from tests.dashboard.test_pages import MOST_QUERIES
 
@@ -50,7 +51,7 @@ ID = "(lpad(to_hex(1700000000000 + n), 12, '0') || '7000800000000000000{k}')::uu
 FILL = """
 INSERT INTO stoker_job (id, task, queue, priority, package, enqueued_at, attempts, worker_id,
                         reason, status, started_at, finished_at)
-SELECT {job}, 'shop.tasks.t' || n %% 12, 'q' || n %% 6, 0, repeat('p', 300)::bytea, at, 1, 'w:1.0',
+SELECT {job}, 'shop.tasks.t' || n %% 12, 'q' || n %% 6, 0, %(package)s, at, 1, 'w:1.0',
        CASE n %% 50 WHEN 0 THEN 'error: Broken' ELSE '' END,
        CASE WHEN n > %(over)s THEN NULL WHEN n %% 50 = 0 THEN 'FAILED' WHEN n %% 97 = 0
             THEN 'CANCELLED' ELSE 'SUCCESSFUL' END,
@@ -81,7 +82,7 @@ INSERT INTO stoker_deadletter (id, identity, job_id, task, queue, package, reaso
                                message, traceback, fingerprint, failed_at, state, priority,
                                attempts, worker_id, failure_count)
 SELECT {job}, 'job ' || n, {job}, 'shop.tasks.t' || n %% 12, 'q' || n %% 6,
-       repeat('p', 300)::bytea, 'error', 'shop.Broken', 'broken', repeat('line ', 200),
+       %(package)s, 'error', 'shop.Broken', 'broken', repeat('line ', 200),
        'fault ' || n %% 25, now() - interval '1 second' * (%(jobs)s - n),
        CASE WHEN n %% 3 = 0 THEN 'resolved' ELSE 'open' END, 0, 1, 'w:1.0', 1
 FROM generate_series(50, %(over)s, 50) AS n;
@@ -124,6 +125,8 @@ def many(transactional_db: None) -> Iterator[dict[str, Any]]:
         "flow": ID.format(k="f"),
         "step": "(lpad(to_hex(1700000000000 + n), 12, '0') || '70008000000000000a0' || k)::uuid",
     }
+    call = payments.plain.enqueue(7, note="a note that a search reads and does not find")
+    package = bytes(Job.objects.get(pk=call.id).package)
     with connection.cursor() as cursor:
         for number in range(1, 51):
             Schedule.objects.create(
@@ -142,7 +145,7 @@ def many(transactional_db: None) -> Iterator[dict[str, Any]]:
             )
         for statement in FILL.format(**words).split(";"):
             if statement.strip():
-                cursor.execute(statement, {"jobs": jobs, "over": over})
+                cursor.execute(statement, {"jobs": jobs, "over": over, "package": package})
         cursor.execute("ANALYZE")
     ended = Job.objects.exclude(status=None).order_by("-pk").first()
     failed = Job.objects.filter(status="FAILED").order_by("-pk").first()
@@ -176,6 +179,10 @@ PAGES = (
     "jobs/?queue=q1",
     "jobs/?q=t11",
     "jobs/?q=nothing+like+it",
+    "jobs/?q=order_id%3D8",
+    "jobs/?q=plain",
+    "jobs/?q=018bcfe5",
+    "jobs/?q=broken&state=failed&task=shop.tasks.t1&node=w&last=1h",
     "jobs/{ended}",
     "jobs/{failed}",
     "jobs/{ready}",
@@ -186,6 +193,8 @@ PAGES = (
     "tasks/one?name=shop.tasks.t1&last=week",
     "dead-letters/",
     "dead-letters/?state=resolved",
+    "dead-letters/?q=nothing+like+it",
+    "dead-letters/?q=broken",
     "dead-letters/?fingerprint=fault 1",
     "dead-letters/{letter}",
     "schedules/",

@@ -191,19 +191,52 @@ def test_pages_cover_all_jobs_in_order(anna: Client) -> None:
     assert found == [job.id for job in reversed(jobs)]
 
 
+def test_search_shows_jobs_dead_letters_and_workflows(ids: dict[str, Any], anna: Client) -> None:
+    failed = anna.get(f"{PREFIX}jobs/?q=order+1+is+broken")
+    assert [str(row.job.pk) for row in failed.context["rows"]] == [ids["failed"]]
+    assert f"dead-letters/{ids['letter']}".encode() in failed.content
+    for name, page in (("letter", "dead-letters"), ("flow", "workflows"), ("done", "jobs")):
+        found = anna.get(f"{PREFIX}jobs/?q={ids[name]}")
+        assert f"{page}/{ids[name]}".encode() in found.content, name
+    assert anna.get(f"{PREFIX}dead-letters/?q={ids['letter']}").context["exact"]
+
+
+def test_search_shows_only_what_the_user_may_see(
+    ids: dict[str, Any], who_may: Callable[..., Client]
+) -> None:
+    text = who_may("view_job").get(f"{PREFIX}jobs/?q={ids['letter']}").content
+    assert b"dead-letters/" not in text
+    assert who_may("view_job").get(f"{PREFIX}jobs/?q=broken").status_code == 200
+
+
+def test_filters_are_menus_and_stay_in_the_address(ids: dict[str, Any], anna: Client) -> None:
+    query = f"task={tasks.add.module_path}&queue=mail&since=2h&until=1m&q=x&state=successful"
+    response = anna.get(f"{PREFIX}jobs/?{query}")
+    text = response.content.decode()
+    assert f"<option selected>{tasks.add.module_path}</option>" in text
+    assert "<option selected>mail</option>" in text
+    for name in ("task", "queue", "since", "until", "q"):
+        assert f"{name}=" in response.context["states"][0]["address"], name
+    assert anna.get(f"{PREFIX}jobs/?since=soon").status_code == 400
+    assert anna.get(f"{PREFIX}dead-letters/?until=soon").status_code == 400
+    assert (
+        anna.get(f"{PREFIX}dead-letters/?{query.replace('successful', 'open')}").status_code == 200
+    )
+
+
 def test_search_without_index_continues_over_pages(
     anna: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stoker.inspect import jobs as job_search
 
-    monkeypatch.setattr(job_search, "LOOKED_AT", 10)
+    monkeypatch.setattr(job_search, "READ", 10)
     wanted = tasks.add.enqueue(1, 2)
     tasks.nothing.enqueue_many([((), {})] * 25)
     response = anna.get(f"{PREFIX}jobs/?q=tasks.add")
     looks = 1
     while not response.context["rows"]:
         assert response.context["is_cut"]
-        assert b"Look further" in response.content
+        assert b"Search further back" in response.content
         response = anna.get(response.context["next"])
         looks += 1
     assert [str(row.job.pk) for row in response.context["rows"]] == [wanted.id]

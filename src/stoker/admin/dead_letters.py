@@ -11,10 +11,11 @@ from django.http import QueryDict
 from django.http.response import HttpResponseBase
 
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.service import Story
+from stoker.dead_letters.search import LOOKED_AT
+from stoker.dead_letters.service import DeadLetterPage, Story
 from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
-from stoker.operations.dead_letters import BY_FILTERS, DISCARD, REQUEUE, UNDO, LetterList
+from stoker.operations.dead_letters import BY_FILTERS, DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation, first_line_of
 from stoker.operations.wording import exactly, first_line, since
@@ -134,7 +135,7 @@ class DeadLetterAdmin(StoreAdmin):
             "title": "Dead letters by fault",
             "rows": rows,
             "is_cut": faults.is_cut,
-            "looked_at": operations.LOOKED_AT,
+            "looked_at": LOOKED_AT,
             "choices": [one for one in self._choices(visit) if one.name in BY_FILTERS],
             "together_url": visit.at("deadletter_together"),
         }
@@ -228,13 +229,13 @@ class DeadLetterAdmin(StoreAdmin):
         )
 
 
-def _page(visit: AdminContext, filters: Mapping[str, str]) -> tuple[LetterList, str]:
+def _page(visit: AdminContext, filters: Mapping[str, str]) -> tuple[DeadLetterPage, str]:
     """Return a page of dead letters, and what was wrong with the request."""
     after = visit.request.GET.get("after") or None
     try:
         return operations.page_of(visit.settings, filters, PAGE, after), ""
     except ValueError as error:
-        return LetterList((), None), f"{str(error).rstrip('.')}."
+        return DeadLetterPage((), None), f"{str(error).rstrip('.')}."
 
 
 def _row(visit: AdminContext, letter: DeadLetter) -> dict[str, Any]:

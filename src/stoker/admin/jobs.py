@@ -138,7 +138,7 @@ class JobAdmin(StoreAdmin):
 
 def _page(visit: AdminContext, wanted: JobFilter) -> tuple[JobPage, str]:
     """Return a page of jobs and an error message, which is empty if the requested page exists."""
-    search = JobSearch(visit.database, wanted)
+    search = JobSearch(visit.settings, wanted)
     try:
         return search.page(PAGE, visit.request.GET.get("after") or None), ""
     except ValueError as error:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from stoker.inspect.jobs import STATES, JobFilter
 from stoker.setting_values import api_settings
 
 from .problems import CallRefused
@@ -43,6 +44,31 @@ class Clearing(ReasonBody):
     """Only count them; change nothing."""
 
 
+class JobQuery(Body):
+    """Filters of a page of jobs. A filter that is left out matches all."""
+
+    q: Annotated[str, Field(max_length=200)] = ""
+    """Text in an error, the task, the label or an argument (`order_id=7` for one argument), or the
+    first 6 or more digits of an id. Hidden arguments are not searched."""
+    state: Literal["", *STATES] = ""  # type: ignore[valid-type] # as the search has them
+    task: Name = ""
+    """The dotted path, such as `shop.tasks.charge`."""
+    queue: Annotated[str, Field(max_length=100)] = ""
+    node: Name = ""
+    """The host on which the last attempt ran, or runs."""
+    since: Moment | None = None
+    """When the job was enqueued; with a state of ended jobs, when it ended."""
+    until: Moment | None = None
+    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
+    after: Annotated[str, Field(max_length=500)] | None = None
+    """`next` of the previous page."""
+
+    def wanted(self) -> JobFilter:
+        """Return the filter."""
+        names = ("state", "task", "queue", "node", "since", "until")
+        return JobFilter(text=self.q, **{name: getattr(self, name) for name in names})
+
+
 class LetterSelection(Body):
     """Filters for dead letters. A filter that is left out matches all."""
 
@@ -54,10 +80,13 @@ class LetterSelection(Body):
     reason: Literal["", "error", "timeout", "crash", "expired", "unreadable", "unknown_task"] = ""
     fingerprint: Annotated[str, Field(max_length=64)] = ""
     """The fingerprint of the fault."""
+    node: Name = ""
+    """The host on which the last attempt ran."""
     failed_after: Moment | None = None
     failed_before: Moment | None = None
     text: Annotated[str, Field(max_length=200)] = ""
-    """Text in the message, traceback, exception class, task or key."""
+    """Text in the message, traceback, exception class, task or key; in lists, in an argument, too:
+    `order_id=7` for one argument."""
 
     def given(self) -> dict[str, Any]:
         """Return the arguments for `stoker.dead_letters`."""

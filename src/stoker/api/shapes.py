@@ -118,6 +118,41 @@ class JobShape(Shape):
     """null = none reported."""
 
 
+class JobRowShape(Shape):
+    """One job in a list."""
+
+    id: UUID
+    task: str
+    queue: str
+    priority: int
+    state: str
+    """DEFERRED, BLOCKED, READY, RUNNING, SUCCESSFUL, FAILED or CANCELLED."""
+    attempts: int
+    enqueued_at: datetime
+    run_after: datetime | None
+    started_at: datetime | None
+    """When the last attempt began; null = not known."""
+    finished_at: datetime | None
+    worker_id: str
+    reason: str
+    """Why it failed or was cancelled, in one line."""
+    label: str
+    """The label by the task's option `describe`; empty = none."""
+    args: list[Any] | None
+    """null = its package is large, or cannot be opened here."""
+    kwargs: dict[str, Any] | None
+
+
+class JobPageShape(Shape):
+    """Some jobs, in an order that depends on the state; of all jobs the newest first."""
+
+    jobs: list[JobRowShape]
+    next: str | None
+    """For `after`; null on the last page."""
+    is_cut: bool
+    """Only part of the jobs was searched: ask for the next page to search further back."""
+
+
 class LetterShape(Shape):
     """One dead letter: one logical job that failed for good."""
 
@@ -189,6 +224,8 @@ class LetterPageShape(Shape):
     letters: list[LetterShape]
     next: str | None
     """For `after`; null on the last page."""
+    is_cut: bool
+    """Only part of the dead letters was searched: ask for the next page to search further back."""
 
 
 class AnswerShape(Shape):

@@ -35,10 +35,10 @@ class Span:
         return (self.until - self.since).total_seconds()
 
 
-def span_of(visit: DashboardContext) -> Span:
-    """Return the requested period; an hour by default."""
-    name = visit.request.GET.get("last", "hour")
-    name = name if name in CHOICES else "hour"
+def span_of(visit: DashboardContext, default: str = "hour") -> Span:
+    """Return the requested period."""
+    name = visit.request.GET.get("last", default)
+    name = name if name in CHOICES else default
     length, step = CHOICES[name]
     until = timezone.now()
     more = {"name": visit.request.GET.get("name")}

@@ -129,7 +129,7 @@ def each(
             "state out."
         )
     with explained(settings.database):
-        rows = Search(settings.database, replace(wanted, state=DeadLetter.State.OPEN)).rows()
+        rows = Search(settings, replace(wanted, state=DeadLetter.State.OPEN)).rows()
         ids = list(rows.order_by("failed_at", "pk").values_list("pk", flat=True)[:limit])
         if dry_run:
             return Bulk(len(ids), 0)

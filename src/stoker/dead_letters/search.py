@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypedDict
 from uuid import UUID
 
-from django.db.models import Count, Max, Min, Q, QuerySet, Sum
+from django.db.models import Case, Count, Max, Min, Q, QuerySet, Sum, When
+from django.db.models.functions import Length
 
+from stoker.conf import Settings
+from stoker.jobs.matching import LARGEST_BYTES, Needle
+from stoker.models.cluster import LONGEST_HOST
 from stoker.models.dead_letter import CLOSED, UNCLOSED, DeadLetter
 from stoker.models.requeue import Requeue
 from stoker.setting_values import checked_limit
+from stoker.store.statements import with_keys
 from stoker.values.marks import key_of, mark_of
 from stoker.values.text import stored_text
 
 STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)}
 """Groups of states that filters accept beside single states."""
-SEARCHED = ("message", "exception_class", "traceback", "task", "key")
+TEXTS = ("message", "exception_class", "traceback", "key")
+SEARCHED = (*TEXTS, "task")
 LONGEST_TEXT = 10_000
 LOOKED_AT = 10_000
+"""How many dead letters a page looks at if no index answers its filters."""
+READ = 1_000
+"""How many it reads to find a text."""
+WITHOUT_INDEX = ("queue", "reason", "key", "node")
+Key = tuple[datetime, UUID]
 KEY = (datetime, UUID)
 """The types of the columns that lists are ordered by."""
 
@@ -38,12 +49,14 @@ class Filter:
     """error, timeout, crash, expired, unreadable or unknown_task."""
     fingerprint: str = ""
     """Fingerprint of the error."""
+    node: str = ""
+    """The host on which the last attempt ran."""
     failed_after: datetime | None = None
     failed_before: datetime | None = None
     """Bounds of the last failure."""
     text: str = ""
-    """Text in message, traceback, exception class, task or key. Scans all rows that match the other
-    filters."""
+    """Text in message, traceback, exception class, task, key or, in pages, in an argument. See
+    ``Needle``."""
     state: str = "unclosed"
     """open, requeued, resolved or discarded; or "unclosed" = open and requeued, "closed" = resolved
     and discarded, "all"."""
@@ -57,6 +70,7 @@ class LetterFilters(TypedDict, total=False):
     key: str
     reason: str
     fingerprint: str
+    node: str
     failed_after: datetime
     failed_before: datetime
     text: str
@@ -70,6 +84,8 @@ class DeadLetterPage:
     letters: Sequence[DeadLetter]
     next: str | None
     """Start of the next page; None = this is the last page."""
+    is_cut: bool = False
+    """Whether dead letters that were not looked at may match as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +136,74 @@ class Search:
         ValueError: the state or reason is unknown.
     """
 
-    def __init__(self, alias: str, wanted: Filter) -> None:
-        self._alias = alias
+    def __init__(self, settings: Settings, wanted: Filter) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._wanted = wanted
         self._condition = _condition(wanted)
 
     def rows(self) -> QuerySet[DeadLetter]:
+        """Return all that match, without those that only match in an argument."""
         return DeadLetter.objects.using(self._alias).filter(self._condition)
 
     def page(self, limit: int, after: str | None) -> DeadLetterPage:
         checked_limit(limit)
-        rows = self.rows().order_by("-failed_at", "-pk")
+        rows, edge = self._stretch(after)
+        if self._wanted.text:
+            found, last = self._matching(rows, limit)
+            known = DeadLetter.objects.using(self._alias).in_bulk(found)
+            letters, edge = [known[pk] for pk in found if pk in known], last or edge
+        else:
+            letters = list(rows[: limit + 1])
+        shown = letters[:limit]
+        if len(letters) > limit and shown:
+            return DeadLetterPage(shown, mark_of((shown[-1].failed_at, shown[-1].pk)))
+        return DeadLetterPage(shown, mark_of(edge) if edge else None, is_cut=edge is not None)
+
+    def _stretch(self, after: str | None) -> tuple[QuerySet[DeadLetter], Key | None]:
+        """Return what one page looks at, the newest first, and the last one of that; None = all."""
+        wanted, order = self._wanted, ("-failed_at", "-pk")
+        rows = DeadLetter.objects.using(self._alias).filter(_condition(replace(wanted, text="")))
+        indexed = Filter(
+            task=wanted.task,
+            failed_after=wanted.failed_after,
+            failed_before=wanted.failed_before,
+            state="all",
+        )
+        every = DeadLetter.objects.using(self._alias).filter(_condition(indexed))
         if after is not None:
             failed_at, pk = key_of(after, KEY)
-            rows = rows.filter(Q(failed_at__lt=failed_at) | Q(failed_at=failed_at, pk__lt=pk))
-            rows = rows.filter(failed_at__lte=failed_at)  # what an index can begin with
-        letters = list(rows[: limit + 1])
-        shown = letters[:limit]
-        more = len(letters) > limit and shown
-        return DeadLetterPage(shown, mark_of((shown[-1].failed_at, shown[-1].pk)) if more else None)
+            beyond = Q(failed_at__lt=failed_at) | Q(failed_at=failed_at, pk__lt=pk)
+            beyond &= Q(failed_at__lte=failed_at)  # what an index can begin with
+            rows, every = rows.filter(beyond), every.filter(beyond)
+        rows = rows.order_by(*order)
+        if not any(getattr(wanted, name) for name in WITHOUT_INDEX):
+            return rows, None
+        last = slice(LOOKED_AT - 1, LOOKED_AT)
+        edge = every.order_by(*order).values_list("failed_at", "pk")[last].first()
+        if edge is None:
+            return rows, None
+        within = Q(failed_at__gt=edge[0]) | Q(failed_at=edge[0], pk__gte=edge[1])
+        return rows.filter(within, failed_at__gte=edge[0]), edge
+
+    def _matching(
+        self, rows: QuerySet[DeadLetter], limit: int = READ
+    ) -> tuple[list[UUID], Key | None]:
+        """Return the ids of those in which the text is, one more than the limit at most, and the
+        last one that was read; None = all were."""
+        needle, found, key, number = Needle(self._settings, self._wanted.text), [], None, 0
+        small = Case(When(size__lte=LARGEST_BYTES, then="package"))
+        sized: Any = rows.annotate(size=Length("package")).annotate(small=small)
+        names = ("failed_at", "pk", "task", "small", *TEXTS)
+        for failed_at, pk, task, package, *texts in sized.values_list(*names)[:READ]:
+            key, number = (failed_at, pk), number + 1
+            if needle.matches(task, texts, package and bytes(package)):
+                found.append(pk)
+            if len(found) > limit:
+                return found, None
+            if needle.is_exhausted:
+                return found, key
+        return found, key if number == READ else None
 
     def stats(self, groups: int) -> Stats:
         rows = self.rows().order_by()
@@ -156,14 +222,21 @@ class Search:
     def faults(self, groups: int) -> Faults:
         """Return the most frequent errors among the newest ``LOOKED_AT`` matches.
 
+        If no index answers the filters, only the newest ``LOOKED_AT`` dead letters are looked at,
+        and ``READ`` for a text.
+
         Args:
             groups: maximum number of errors.
         """
-        rows = self.rows()
-        newest = rows.order_by("-failed_at", "-pk").values_list("failed_at", flat=True)
-        edge = newest[LOOKED_AT : LOOKED_AT + 1].first()
-        if edge is not None:
-            rows = rows.filter(failed_at__gt=edge)
+        rows, edge = self._stretch(None)
+        if self._wanted.text:
+            found, last = self._matching(rows)
+            edge = last or edge
+            rows = with_keys(DeadLetter.objects.using(self._alias), found)
+        elif edge is None:
+            edge = rows.values_list("failed_at", "pk")[LOOKED_AT : LOOKED_AT + 1].first()
+            if edge is not None:
+                rows = rows.filter(failed_at__gt=edge[0])
         return Faults(self._faults(rows.order_by(), groups), is_cut=edge is not None)
 
     def _faults(self, rows: QuerySet[DeadLetter], groups: int) -> list[FaultGroup]:
@@ -211,6 +284,7 @@ def _condition(wanted: Filter) -> Q:
         "failed_at__gte": wanted.failed_after,
         "failed_at__lt": wanted.failed_before,
         "key__contains": key,
+        "worker_id__startswith": wanted.node and f"{wanted.node[:LONGEST_HOST]}:",
     }
     condition = Q(**{name: value for name, value in exact.items() if value})
     if wanted.state != "all":

@@ -92,14 +92,14 @@ def find(
     """
     settings = settings_for(backend)
     with explained(settings.database):
-        return Search(settings.database, Filter(**filters)).page(limit, after)
+        return Search(settings, Filter(**filters)).page(limit, after)
 
 
 def count(*, backend: str = "default", **filters: Unpack[LetterFilters]) -> int:
     """Return the number of dead letters that match the filters."""
     settings = settings_for(backend)
     with explained(settings.database):
-        return Search(settings.database, Filter(**filters)).rows().count()
+        return Search(settings, Filter(**filters)).rows().count()
 
 
 def stats(*, groups: int = 10, backend: str = "default", **filters: Unpack[LetterFilters]) -> Stats:
@@ -110,7 +110,7 @@ def stats(*, groups: int = 10, backend: str = "default", **filters: Unpack[Lette
     """
     settings = settings_for(backend)
     with explained(settings.database):
-        return Search(settings.database, Filter(**filters)).stats(groups)
+        return Search(settings, Filter(**filters)).stats(groups)
 
 
 def get(dead_letter_id: UUID | str, *, backend: str = "default") -> Story:

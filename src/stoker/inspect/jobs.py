@@ -1,13 +1,14 @@
 """Search jobs: by state, with filters, in pages along an index.
 
-Filters without an index (task, part of a name, queue of finished jobs) scan the next ``LOOKED_AT``
-jobs in the order of the list. Such a page says how far it has scanned, and the next one continues
-from there.
+Filters without an index (task, node, text, queue of finished jobs) scan the next ``LOOKED_AT`` jobs
+in the order of the list. Such a page says how far it has scanned, and the next one continues from
+there.
 """
 
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,22 +16,34 @@ from typing import Any
 from uuid import UUID
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Case, Q, When
+from django.db.models.functions import Length
 
+from stoker.conf import Settings
+from stoker.jobs.matching import LARGEST_BYTES, Needle
+from stoker.models.attempt import Attempt
+from stoker.models.claimed import Claimed
+from stoker.models.cluster import LONGEST_HOST, Cluster
 from stoker.models.deferred import Deferred
 from stoker.models.job import Job
 from stoker.models.ready import Ready
 from stoker.store.engines import engine_of
 from stoker.store.places import PLACES
+from stoker.store.statements import with_keys
+from stoker.values.ids import first_id_at
 from stoker.values.marks import key_of, mark_of
-from stoker.values.text import stored_text
 
 ENDED = tuple(str(status) for status in Job.Status)
 STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
 LOOKED_AT = 10_000
 COUNTED = 10_000
 """Maximum count of each state."""
-LONGEST_TEXT = 200
+READ = 4_000
+"""How many of these it reads to find a text."""
+AT_ONCE = (1_000, READ)
+"""How many it reads first, and then."""
+ID_PREFIX = re.compile(r"[0-9a-f]{6,32}")
+MOST_BY_ID = 10
 KINDS = {"finished_at": datetime, "id": UUID, "job_id": UUID, "due_us": int, "rank": int}
 """The types of the columns that lists are ordered by."""
 
@@ -44,7 +57,13 @@ class JobFilter:
     task: str = ""
     """Dotted path."""
     text: str = ""
-    """Text in the task's dotted path or in the reason of a failure or cancellation."""
+    """Text in the task's dotted path, in an error, in the reason of a cancellation or in an
+    argument, or the beginning of the id. See ``Needle``."""
+    node: str = ""
+    """The host on which the last attempt ran, or runs."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """Bounds of the time when the job was enqueued; in lists of ended jobs, when it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,8 @@ class JobPage:
     """Start of the next page; None = this is the last page."""
     is_cut: bool = False
     """Whether jobs that were not scanned may match as well."""
+    by_id: Sequence[Job] = ()
+    """On the first page: jobs whose ids begin with the text, whatever the other filters say."""
 
 
 def tally(alias: str) -> dict[str, int]:
@@ -72,11 +93,13 @@ class JobSearch:
         ValueError: the state is unknown.
     """
 
-    def __init__(self, alias: str, wanted: JobFilter) -> None:
+    def __init__(self, settings: Settings, wanted: JobFilter) -> None:
         if wanted.state not in ("", *STATES):
             raise ValueError(f"state={wanted.state!r}: there is {', '.join(STATES)}.")
-        self._alias = alias
+        self._settings = settings
+        self._alias = alias = settings.database
         self._wanted = wanted
+        self._needle = Needle(settings, wanted.text)
         self._jobs = Job.objects.using(alias).defer("package", "value")
 
     def page(self, limit: int, after: str | None = None) -> JobPage:
@@ -97,16 +120,77 @@ class JobSearch:
             rows = rows.filter(_beyond(order, place))
         rows = rows.order_by(*order)
         condition = self._condition(rows.model)
-        if condition is None:
+        if condition is None and not self._needle.text:
             return self._shown(list(self._keys(rows, order)[: limit + 1]), limit)
-        edge = self._keys(rows, order)[LOOKED_AT : LOOKED_AT + 1].first()
-        if edge is not None:
-            rows = rows.exclude(_beyond(order, edge))
-        found = list(self._keys(rows.filter(condition), order)[: limit + 1])
-        if len(found) > limit or edge is None:
-            return self._shown(found, limit)
+        by_id = self._by_id() if after is None else ()
+        edge = None
+        if condition is not None:
+            edge = self._keys(rows, order)[LOOKED_AT : LOOKED_AT + 1].first()
+            if edge is not None:
+                rows = rows.exclude(_beyond(order, edge))
+            rows = rows.filter(condition)
+        if self._needle.text:
+            found, stopped_at = self._matching(list(self._keys(rows, order)[:READ]), limit)
+            edge = stopped_at or edge
+        else:
+            found = list(self._keys(rows, order)[: limit + 1])
         page = self._shown(found, limit)
-        return JobPage(page.jobs, mark_of(edge), is_cut=True)
+        if page.next is not None or edge is None:
+            return JobPage(page.jobs, page.next, by_id=by_id)
+        return JobPage(page.jobs, mark_of(edge), is_cut=True, by_id=by_id)
+
+    def _matching(
+        self, keys: Sequence[Sequence[Any]], limit: int
+    ) -> tuple[list[Sequence[Any]], Sequence[Any] | None]:
+        """Return the keys of the jobs that match the text, one more than the limit at most, and the
+        last key that was read if there may be more; else None."""
+        found: list[Sequence[Any]] = []
+        first = 0
+        for size in AT_ONCE:
+            some = keys[first : first + size]
+            seen = self._read([key[-1] for key in some])
+            for key in some:
+                if key[-1] in seen and self._needle.matches(*seen[key[-1]]):
+                    found.append(key)
+                if len(found) > limit:
+                    return found, None
+                if self._needle.is_exhausted:
+                    return found, key
+            first += size
+        return found, keys[-1] if len(keys) >= READ else None
+
+    def _read(self, job_ids: Sequence[UUID]) -> dict[UUID, tuple[str, list[str], bytes | None]]:
+        """Return job id -> task, errors and package, which is None if it is large."""
+        if not job_ids:
+            return {}
+        small = Case(When(size__lte=LARGEST_BYTES, then="package"))
+        jobs: Any = with_keys(Job.objects.using(self._alias), job_ids)
+        sized = jobs.annotate(size=Length("package")).annotate(small=small)
+        names = ("pk", "task", "reason", "small", "status", "attempts")
+        rows = list(sized.values_list(*names))
+        at_first = (Job.Status.SUCCESSFUL, 1)
+        tried = [row[0] for row in rows if row[4:] != at_first]
+        errors: dict[UUID, list[str]] = {}
+        for job_id, name, message in self._failures(tried) if tried else ():
+            errors.setdefault(job_id, []).append(f"{name}: {message}")
+        return {
+            pk: (task, [reason, *errors.get(pk, ())], package and bytes(package))
+            for pk, task, reason, package, *_ in rows
+        }
+
+    def _failures(self, job_ids: Sequence[UUID]) -> Any:
+        """Return job id, class and message of each error."""
+        wanted = with_keys(Job.objects.using(self._alias), job_ids).values("pk")
+        rows = Attempt.objects.using(self._alias).filter(job_id__in=wanted)
+        return rows.values_list("job_id", "exception_class", "message")
+
+    def _by_id(self) -> list[Job]:
+        """Return the jobs whose ids begin with the text, the newest first."""
+        digits = self._needle.text.replace("-", "")
+        if not ID_PREFIX.fullmatch(digits):
+            return []
+        first, last = (UUID(digits.ljust(32, fill)) for fill in "0f")
+        return list(self._jobs.filter(pk__gte=first, pk__lte=last).order_by("-pk")[:MOST_BY_ID])
 
     def slowest(self, limit: int, since: datetime) -> list[Job]:
         """Return the jobs of the task with the longest last attempt, each with the attribute
@@ -131,13 +215,18 @@ class JobSearch:
     def _rows(self) -> tuple[models.QuerySet[Any], tuple[str, ...]]:
         """Return the table to read, and an order for which it has an index."""
         state, queue = self._wanted.state, self._wanted.queue
+        since, until = self._wanted.since, self._wanted.until
         if state in ENDED:
             rows = Job.objects.using(self._alias).filter(status=state)
-            return rows, ("-finished_at", "-id")
+            bounds = {"finished_at__gte": since, "finished_at__lt": until}
+            bounds = {name: moment for name, moment in bounds.items() if moment is not None}
+            return rows.filter(**bounds), ("-finished_at", "-id")
+        ids = {"pk__gte": since and _id_at(since), "pk__lt": until and _id_at(until)}
+        ids = {name: job_id for name, job_id in ids.items() if job_id is not None}
         if not state:
-            return Job.objects.using(self._alias).all(), ("-id",)
+            return Job.objects.using(self._alias).filter(**ids), ("-id",)
         table = PLACES[state.lower()]
-        waiting: models.QuerySet[Any] = table._default_manager.using(self._alias).all()
+        waiting: models.QuerySet[Any] = table._default_manager.using(self._alias).filter(**ids)
         if table is Deferred:
             return waiting, ("due_us", "job_id")
         if table is Ready and queue:
@@ -146,19 +235,29 @@ class JobSearch:
 
     def _condition(self, model: type[models.Model]) -> Q | None:
         """Return the condition that no index covers, or None."""
-        wanted, text = self._wanted, stored_text(self._wanted.text, LONGEST_TEXT)
-        of_job = Q()
+        wanted, condition = self._wanted, Q()
         if wanted.task:
-            of_job &= Q(task=wanted.task)
-        if text:
-            of_job &= Q(task__icontains=text) | Q(reason__icontains=text)
-        condition = Q()
-        if of_job:
-            jobs = Job.objects.using(self._alias).filter(of_job)
-            condition &= of_job if model is Job else Q(job_id__in=jobs.values("pk"))
+            jobs = Job.objects.using(self._alias).filter(task=wanted.task)
+            of_task = Q(task=wanted.task)
+            condition &= of_task if model is Job else Q(job_id__in=jobs.values("pk"))
         if wanted.queue and model is not Ready:
             condition &= Q(queue=wanted.queue)
+        if wanted.node:
+            condition &= self._on_node(model)
         return condition or None
+
+    def _on_node(self, model: type[models.Model]) -> Q:
+        """Return the condition for jobs that run on the node, or ended there."""
+        node = self._wanted.node
+        clusters = Cluster.objects.using(self._alias).filter(host=node)
+        running = Q(holder__in=clusters.values("pk"))
+        if model is not Job:
+            return running if model is Claimed else Q(pk__in=[])  # the others run nowhere
+        ended = Q(worker_id__startswith=f"{node[:LONGEST_HOST]}:")
+        if self._wanted.state:
+            return ended
+        claims = Claimed.objects.using(self._alias).filter(running).values_list("pk", flat=True)
+        return ended | Q(pk__in=list(claims[:LOOKED_AT]))
 
     def _keys(self, rows: models.QuerySet[Any], order: Sequence[str]) -> Any:
         return rows.values_list(*(name.lstrip("-") for name in order))
@@ -169,6 +268,10 @@ class JobSearch:
         jobs = self._jobs.in_bulk([key[-1] for key in shown])
         mark = mark_of(shown[-1]) if len(found) > limit else None
         return JobPage([jobs[key[-1]] for key in shown if key[-1] in jobs], mark)
+
+
+def _id_at(moment: datetime) -> UUID:
+    return first_id_at(moment.timestamp())
 
 
 def _with_ran(job: Job, seconds: float) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any, ClassVar
 
 from stoker.compat import TaskResultDoesNotExist
@@ -22,6 +23,7 @@ from stoker.operations.jobs import (
 )
 from stoker.operations.operation import Operation, first_line_of
 from stoker.operations.wording import duration, exactly, first_line, since
+from stoker.values.marks import moment_from
 
 from .arguments import call_as_plain
 from .subcommand import (
@@ -33,6 +35,7 @@ from .subcommand import (
     QUEUE,
     TASK,
     ExitCode,
+    Option,
     Subcommand,
     SubcommandGroup,
     limit,
@@ -56,6 +59,18 @@ def row_as_plain(row: JobRow) -> dict[str, Any]:
     return {**columns, "state": row.state, "ran_seconds": row.ran_seconds}
 
 
+def _past(text: str) -> datetime:
+    return moment_from(text, is_past=True)
+
+
+_past.__name__ = "moment"  # argparse names it in errors
+
+
+def _moment_option(flag: str, what: str) -> Option:
+    help_text = f"{what}; with a state of ended jobs: ended. 2h ago, or 2030-01-31T06:00."
+    return option(flag, type=_past, metavar="MOMENT", help=help_text)
+
+
 class ListJobs(Subcommand):
     """List jobs, the newest first.
 
@@ -63,7 +78,8 @@ class ListJobs(Subcommand):
     Without --state, jobs of all states. Jobs that wait in a broker outside the database are not
     listed.
 
-    Filters look at 10,000 jobs for a page; if there may be more, the page says so.
+    Filters look at 10,000 jobs for a page, and a search reads 4,000; if there may be more, the page
+    says so.
 
     --json writes one object: jobs[] (id, state, task, queue, priority, attempts, enqueued_at,
     run_after, started_at, finished_at, worker_id, reason, ran_seconds) and next (for --after; null
@@ -72,6 +88,7 @@ class ListJobs(Subcommand):
     Examples:
       manage.py stoker jobs list
       manage.py stoker jobs list --state failed --task shop.tasks.charge
+      manage.py stoker jobs list --search order_id=7 --since 2d
       manage.py stoker jobs list --state running --json | jq -r '.jobs[].id'
     """
 
@@ -89,12 +106,18 @@ class ListJobs(Subcommand):
         TASK,
         QUEUE,
         option(
+            "--search",
             "--text",
+            dest="text",
             default="",
             metavar="TEXT",
-            help="Only jobs whose task, or whose reason to have failed or been cancelled, contains "
-            "this text.",
+            help="Only jobs with this text in an error, the task, the label or an argument "
+            "(order_id=7 for one argument), or whose id begins with it. Hidden arguments are not "
+            "searched.",
         ),
+        option("--node", default="", metavar="HOST", help="Only jobs that ran or run there."),
+        _moment_option("--since", "Only jobs that were enqueued later"),
+        _moment_option("--until", "Only jobs that were enqueued earlier"),
         limit(20),
         AFTER,
         BACKEND,
@@ -103,19 +126,21 @@ class ListJobs(Subcommand):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = self.settings(options)
-        wanted = JobFilter(**{name: options[name] for name in ("state", "queue", "task", "text")})
+        names = ("state", "queue", "task", "text", "node", "since", "until")
+        wanted = JobFilter(**{name: options[name] for name in names})
         with explained(settings.database):
             try:
-                search = JobSearch(settings.database, wanted)
+                search = JobSearch(settings, wanted)
                 page = search.page(options["limit"], options["after"])
             except ValueError as error:
                 raise refuse(f"--after: {error}.") from error
-            rows = rows_of(settings, page.jobs)
+            others = [job for job in page.jobs if job not in page.by_id]
+            rows = rows_of(settings, [*page.by_id, *others])
         lines = [line for row in rows for line in _row_lines(row)]
         if not rows:
             lines.append(_hint(wanted))
         if page.next is not None:
-            why = "There may be more" if page.is_cut else "The next page"
+            why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after '{page.next}'")
         plain = {"jobs": [row_as_plain(row) for row in rows], "next": page.next}
         self.answer(options, plain, lines)

@@ -14,6 +14,8 @@ from stoker.store.clock import MICROSECONDS, DatabaseNow, microseconds
 from .claimed import Claimed
 from .job import moment
 
+LONGEST_HOST = 80
+"""Characters of the host in the id of a worker."""
 HANDED_OUT_SECONDS = 1.0
 """A cluster starts or releases a claimed job within this time."""
 
@@ -124,7 +126,7 @@ class Cluster(models.Model):
     @property
     def worker_ids(self) -> str:
         """Common prefix of the ids of its workers."""
-        return f"{self.host[:80]}:{self.pk.hex[-8:]}"
+        return f"{self.host[:LONGEST_HOST]}:{self.pk.hex[-8:]}"
 
     def seat_of(self, claim: Claimed, now: datetime) -> Seat:
         """Return the cluster as the place of a leased job that its last heartbeat does not mention.

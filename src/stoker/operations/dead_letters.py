@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.search import KEY, Faults, Filter, Search
-from stoker.dead_letters.service import Answer, Bulk, Fate
+from stoker.dead_letters.search import Faults, Filter, Search
+from stoker.dead_letters.service import Answer, Bulk, DeadLetterPage, Fate
 from stoker.jobs.states import explained
 from stoker.models import Attempt, DeadLetter, Requeue
 from stoker.tasks.arguments import ShownCall
-from stoker.values.marks import key_of, mark_of
+from stoker.values.marks import moment_from
 
 from .details import LARGEST_IN_LISTS_BYTES, Fact, given, opened_call
 from .operation import LIMIT, Done, Operation, Operator
 from .wording import exactly, first_line, plural
 
-LOOKED_AT = 10_000
-"""How many of the newest dead letters a page looks at if no index answers its filters."""
-WITHOUT_INDEX = ("queue", "reason", "key", "text")
 LETTER = (
     "id", "state", "task", "queue", "priority", "key", "reason", "exception_class", "message",
     "fingerprint", "failure_count", "first_failed_at", "failed_at", "enqueued_at", "job_id",
@@ -39,53 +35,37 @@ REQUEUED = ("job_id", "from_job_id", "kind", "by", "because", "requeued_at")
 SUCCESSES = (Fate.REQUEUED, Fate.TAKEN_BACK, Fate.DISCARDED)
 
 
-@dataclass(frozen=True, slots=True)
-class LetterList:
-    """A page of dead letters, the newest first."""
+def filters_of(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the filters in a query string or form.
 
-    letters: Sequence[DeadLetter]
-    next: str | None
-    """Where the next page begins; None = this is the last page."""
-    is_cut: bool = False
-    """Whether there may be more among those that were not looked at."""
+    Raises:
+        ValueError: ``since`` or ``until`` is no moment.
+    """
+    names = ("task", "queue", "reason", "fingerprint", "node", "state")
+    filters: dict[str, Any] = {name: query.get(name, "")[:255] for name in names}
+    filters["text"] = query.get("q", "").strip()
+    for name, bound in (("since", "failed_after"), ("until", "failed_before")):
+        text = query.get(name, "").strip()
+        filters[bound] = moment_from(text, is_past=True) if text else None
+    return {name: value for name, value in filters.items() if value}
 
 
 def page_of(
-    settings: Settings, filters: Mapping[str, str], limit: int, after: str | None
-) -> LetterList:
-    """Return a page of dead letters.
+    settings: Settings, filters: Mapping[str, Any], limit: int, after: str | None
+) -> DeadLetterPage:
+    """Return a page of dead letters, the newest first.
 
     Raises:
         ValueError: A filter has an impossible value, or ``after`` is not the mark of a page.
     """
     wanted: dict[str, Any] = {name: value for name, value in filters.items() if value}
-    edge = None
-    if any(name in wanted for name in WITHOUT_INDEX):
-        edge = _edge_of(settings.database, after)
-        if edge is not None:
-            wanted["failed_after"] = edge[0]
-    page = dead_letters.find(limit=limit, after=after, backend=settings.alias, **wanted)
-    if edge is None:
-        return LetterList(page.letters, page.next)
-    shown = [one for one in page.letters if (one.failed_at, one.pk) >= edge]
-    if page.next is not None and len(shown) == len(page.letters):
-        return LetterList(shown, page.next)
-    return LetterList(shown, mark_of(edge), is_cut=True)
-
-
-def _edge_of(alias: str, after: str | None) -> tuple[datetime, UUID] | None:
-    """Return the last dead letter to look at; None = all may be looked at."""
-    rows = DeadLetter.objects.using(alias).order_by("-failed_at", "-pk")
-    if after is not None:
-        failed_at, pk = key_of(after, KEY)
-        rows = rows.filter(failed_at__lte=failed_at).exclude(failed_at=failed_at, pk__gte=pk)
-    return rows.values_list("failed_at", "pk")[LOOKED_AT - 1 : LOOKED_AT].first()
+    return dead_letters.find(limit=limit, after=after, backend=settings.alias, **wanted)
 
 
 def faults_of(settings: Settings, filters: Mapping[str, Any], limit: int) -> Faults:
     """Return the most frequent faults among the newest dead letters."""
     with explained(settings.database):
-        return Search(settings.database, Filter(**filters)).faults(limit)
+        return Search(settings, Filter(**filters)).faults(limit)
 
 
 def kind_of(letter: Any) -> str:
@@ -253,9 +233,9 @@ def attempt_by_filters(operator: Operator, operation: Operation, filters: dict[s
 
 def requeued_since(operator: Operator, filters: dict[str, Any], since: datetime) -> list[str]:
     """Return the ids of the dead letters that this operator requeued at that time or later."""
-    database = operator.settings.database
-    with explained(database):
-        letters = Search(database, Filter(**filters, state="requeued")).rows()
+    settings = operator.settings
+    with explained(settings.database):
+        letters = Search(settings, Filter(**filters, state="requeued")).rows()
         own = letters.filter(last_requeued_by=operator.by, last_requeued_at__gte=since)
         return [str(pk) for pk in own.values_list("pk", flat=True)[:LIMIT]]
 

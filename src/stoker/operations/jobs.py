@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
+
+from django.db.models import Q
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.dead_letters.requeueing import run_again
 from stoker.exceptions import PackageError
-from stoker.inspect.jobs import COUNTED, STATES, tally
+from stoker.inspect.jobs import COUNTED, STATES, JobFilter, tally
 from stoker.inspect.timeline import MomentKind, Timeline, row_of, seconds_between, timeline
 from stoker.jobs.change import is_held
 from stoker.jobs.package import Package
 from stoker.jobs.results import fetch, result_of
 from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
-from stoker.models import DeadLetter, Job
+from stoker.models import Cluster, DeadLetter, Job, Workflow
 from stoker.tasks.arguments import ShownCall, shown_call
 from stoker.values.ids import parse_job_id
+from stoker.values.marks import moment_from
 
 from .details import Fact, call_of, calls_of_jobs, given
 from .operation import Done, Operation, Operator
@@ -72,6 +75,42 @@ def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) ->
         )
         for job in jobs
     ]
+
+
+def filter_of(given: Mapping[str, str]) -> JobFilter:
+    """Return the filter in a query string or form.
+
+    Raises:
+        ValueError: ``since`` or ``until`` is no moment.
+    """
+    since, until = (given.get(name, "").strip() for name in ("since", "until"))
+    return JobFilter(
+        state=given.get("state", "").upper(),
+        queue=given.get("queue", "")[:100],
+        task=given.get("task", "")[:255],
+        text=given.get("q", "").strip(),
+        node=given.get("node", "")[:255],
+        since=moment_from(since, is_past=True) if since else None,
+        until=moment_from(until, is_past=True) if until else None,
+    )
+
+
+def nodes_of(settings: Settings) -> list[str]:
+    """Return the hosts of the known clusters. One query."""
+    rows = Cluster.objects.using(settings.database).filter(name=settings.cluster)
+    return sorted(set(rows.values_list("host", flat=True)))
+
+
+def others_of_id(settings: Settings, text: str) -> tuple[UUID | None, UUID | None]:
+    """Return the dead letter and the workflow whose id the text is. The id of a job that failed
+    names its dead letter. Two queries if it is an id, else none."""
+    wanted = parse_job_id(text)
+    if wanted is None:
+        return None, None
+    letters = DeadLetter.objects.using(settings.database)
+    workflows = Workflow.objects.using(settings.database)
+    by_id = letters.filter(Q(pk=wanted) | Q(job_id=wanted)).values_list("pk", flat=True)
+    return by_id.first(), workflows.filter(pk=wanted).values_list("pk", flat=True).first()
 
 
 def numbers_by_state(alias: str) -> dict[str, str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
 
 from stoker.jobs.change import AT_ONCE, HELD_UNTIL, Change, Changed, change
-from stoker.values.durations import duration_seconds
-from stoker.values.marks import project_moment
+from stoker.values.marks import moment_from
 
 from .jobs import job_id_of
 from .operation import Done, Operation, Operator
@@ -22,24 +21,10 @@ PERMISSION = "stoker.change_job"
 
 
 def moment_of(text: str) -> datetime | str:
-    """Return the moment that the text means; "" = at once.
-
-    Args:
-        text: a duration from now on, as ``2h``, or a moment, as ``2030-01-31 06:00``.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return the moment that the text means; "" = at once. See ``moment_from``."""
     if not text.strip():
         return AT_ONCE
-    try:
-        return datetime.now(UTC) + timedelta(seconds=duration_seconds(text))
-    except (ValueError, OverflowError):
-        pass
-    try:
-        moment = project_moment(datetime.fromisoformat(text.strip()))
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text[:50]!r} is no moment: write 2h, or 2030-01-31 06:00.") from None
+    moment = moment_from(text)
     return moment if timezone.is_aware(moment) else timezone.make_aware(moment)
 
 

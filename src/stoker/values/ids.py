@@ -99,6 +99,11 @@ def seconds_of(job_id: uuid.UUID) -> float:
     return (job_id.int >> 80) / 1000
 
 
+def first_id_at(moment_seconds: float) -> uuid.UUID:
+    """Return the lowest id of that millisecond. An earlier moment than 1970 counts as 1970."""
+    return uuid.UUID(int=max(0, int(moment_seconds * 1000)) << 80 & (1 << 128) - 1)
+
+
 def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
     """Return a new id that sorts right after this one and has its marks, so that a job can replace
     another at its position in the queue."""

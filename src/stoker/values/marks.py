@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.utils import timezone
+
+from .durations import duration_seconds
 
 BETWEEN = "~"
 FIRST_YEAR, LAST_YEAR = 1900, 9000
@@ -56,6 +58,28 @@ def project_moment(value: datetime) -> datetime:
     if not settings.USE_TZ and timezone.is_aware(value):
         return timezone.make_naive(value)
     return value
+
+
+def moment_from(text: str, *, is_past: bool = False) -> datetime:
+    """Return the moment that the text means.
+
+    Args:
+        text: A duration from now on, as ``2h``, or a moment, as ``2030-01-31 06:00``.
+        is_past: A duration means so long ago.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    try:
+        distance = timedelta(seconds=duration_seconds(text))
+        return project_moment(datetime.now(UTC) + (-distance if is_past else distance))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        moment = project_moment(datetime.fromisoformat(text.strip()))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text[:50]!r} is no moment: write 2h, or 2030-01-31 06:00.") from None
+    return moment
 
 
 def _part(kind: type[Any], text: str) -> Any:

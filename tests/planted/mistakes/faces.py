@@ -264,7 +264,7 @@ MISTAKES = (
     ),
     Mistake(
         "the list of jobs ignores the task",
-        [Change("inspect.jobs:JobSearch._condition", drop("of_job &= Q(task=wanted.task)"))],
+        [Change("inspect.jobs:JobSearch._condition", drop("if wanted.task:\n    ..."))],
         "tests/admin/test_jobs.py",
         "search_finds_jobs_by_id_task_error_and_queue",
         database="with_admin",

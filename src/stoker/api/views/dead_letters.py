@@ -44,7 +44,7 @@ def list_dead_letters(
         page = dead_letters.find(limit=wanted.limit, after=after, backend=alias, **wanted.given())
     except ValueError as error:  # the cursor is that of another list
         raise CallRefused(422, f"after: {error}.") from error
-    return {"letters": page.letters, "next": cursor_of(page.next)}
+    return {"letters": page.letters, "next": cursor_of(page.next), "is_cut": page.is_cut}
 
 
 @routes.show("/dead-letters/stats", "stoker.view_deadletter", Stats)

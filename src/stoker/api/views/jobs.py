@@ -11,16 +11,25 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Header, Status
+from ninja import Header, Query, Status
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from stoker.api.access import Routes, may_reveal, operator_of, perform
-from stoker.api.filters import LONGEST_DELAY_SECONDS, NO_REASON, Body, ReasonBody, moment_of
+from stoker.api.filters import (
+    LONGEST_DELAY_SECONDS,
+    NO_REASON,
+    Body,
+    JobQuery,
+    ReasonBody,
+    moment_of,
+)
 from stoker.api.problems import CallRefused, first_line
 from stoker.api.shapes import (
     AttemptShape,
     ExposedTask,
+    JobPageShape,
+    JobRowShape,
     JobShape,
     ProgressShape,
     Shape,
@@ -32,15 +41,18 @@ from stoker.api.values import (
     Moment,
     Name,
     Strict,
+    cursor_of,
+    mark_of,
     plain,
     settings_of,
     unnamed_backend,
 )
 from stoker.conf import Settings
 from stoker.exceptions import PackageError
+from stoker.inspect.jobs import JobSearch
 from stoker.jobs.results import Result, result_of
-from stoker.jobs.states import not_there, package_of, progress_of_one
-from stoker.operations.jobs import CANCEL
+from stoker.jobs.states import explained, not_there, package_of, progress_of_one
+from stoker.operations.jobs import CANCEL, JobRow, rows_of
 from stoker.operations.operation import Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
 from stoker.tasks.arguments import shown_call
@@ -135,6 +147,10 @@ def _checked(
 routes = Routes(tags=["jobs"])
 
 IDEMPOTENCE_SECONDS = 86400.0
+ROW = (
+    "id", "task", "queue", "priority", "attempts", "enqueued_at", "run_after", "started_at",
+    "finished_at", "worker_id", "reason",
+)  # fmt: skip
 
 
 class JobRequest(Body):
@@ -248,6 +264,23 @@ def enqueue_job(
         id=UUID(result.id), task=body.task, state=result.state, was_duplicate=result.was_duplicate
     )
     return Status(200 if result.was_duplicate else 201, shape)
+
+
+@routes.show("/jobs", "stoker.view_job", JobPageShape)
+def list_jobs(request: HttpRequest, wanted: Query[JobQuery], backend: Backend = None) -> Any:
+    """List and search jobs. A page looks at 10,000 jobs for what no index finds, and reads 4,000
+    for a text. Jobs that wait in a broker outside the database are not listed."""
+    settings, after = settings_of(backend), mark_of(wanted.after)
+    with explained(settings.database):
+        try:
+            page = JobSearch(settings, wanted.wanted()).page(wanted.limit, after)
+        except ValueError as error:  # the cursor is that of another list
+            raise CallRefused(422, f"after: {error}.") from error
+        others = [job for job in page.jobs if job not in page.by_id]
+        rows = rows_of(settings, [*page.by_id, *others], reveal=may_reveal(request))
+    return JobPageShape(
+        jobs=[_row_shape(row) for row in rows], next=cursor_of(page.next), is_cut=page.is_cut
+    )
 
 
 @routes.show("/jobs/{job_id}", "stoker.view_job", JobShape)
@@ -421,6 +454,18 @@ def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
         reason=job.reason if job else "",
         errors=[AttemptShape.model_validate(one) for one in progress.failures],
         progress=report and ProgressShape(**report._asdict()),
+    )
+
+
+def _row_shape(row: JobRow) -> JobRowShape:
+    shown = {name: getattr(row.job, name) for name in ROW}
+    call = row.call
+    return JobRowShape(
+        **shown,
+        state=row.state,
+        label="" if call is None else call.label,
+        args=None if call is None else plain(call.args),
+        kwargs=None if call is None else plain(call.kwargs),
     )
 
 

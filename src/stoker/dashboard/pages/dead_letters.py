@@ -9,6 +9,7 @@ from uuid import UUID
 from django.utils import timezone
 
 from stoker.dashboard.context import DashboardContext
+from stoker.dashboard.menus import menus_of
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.dead_letters import service as dead_letters
 from stoker.operations.dead_letters import (
@@ -16,11 +17,13 @@ from stoker.operations.dead_letters import (
     call_in_list,
     facts_of,
     faults_of,
+    filters_of,
     kind_of,
     page_of,
     requeued_since,
 )
 from stoker.operations.details import REVEAL, call_of, opened_call
+from stoker.operations.jobs import others_of_id
 from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.values.marks import project_moment
 
@@ -40,19 +43,21 @@ STATES = (
 def show(visit: DashboardContext) -> PageContent:
     """Return the faults, and the dead letters of one fault or of all."""
     given = visit.request.GET
-    wanted = {name: given.get(name, "")[:255] for name in (*GROUPED, "queue", "state")}
-    wanted["text"] = given.get("q", "").strip()
-    filters: Any = {name: value for name, value in wanted.items() if value}
+    wanted = {name: given.get(name, "")[:255] for name in (*GROUPED, "state")}
     try:
+        filters = filters_of(given.dict())
         found = page_of(visit.settings, filters, ON_A_PAGE, given.get("after") or None)
         faults = faults_of(visit.settings, filters, FAULTS)
     except ValueError as error:
         raise PageRefused(400, str(error)) from None
     context = {
         "wanted": wanted,
-        "is_filtered": any(wanted[name] for name in GROUPED),
+        **(menus := menus_of(visit)),
+        "is_filtered": menus["is_filtered"] or any(wanted[name] for name in GROUPED),
+        "exact": others_of_id(visit.settings, given.get("q", ""))[0],
         "faults": [_fault(visit, one) for one in faults.groups],
         "is_cut": faults.is_cut,
+        "is_letters_cut": found.is_cut,
         "letters": [
             {"is": one, "call": call_in_list(visit.settings, one, reveal=visit.may(REVEAL))}
             for one in found.letters

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stoker.brokers.adapters import broker_for
 from stoker.dashboard.context import DashboardContext
+from stoker.dashboard.menus import menus_of
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
-from stoker.inspect.jobs import STATES, JobFilter, JobSearch
+from stoker.inspect.jobs import STATES, JobSearch
 from stoker.jobs.states import explained
-from stoker.models import Job
 from stoker.operations import waiting_jobs
+from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
-from stoker.operations.jobs import CANCEL, numbers_by_state, rows_of
+from stoker.operations.jobs import CANCEL, filter_of, numbers_by_state, others_of_id, rows_of
 from stoker.operations.operation import LIMIT, Done, Operation
-from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 50
+LETTERS = 5
+"""How many dead letters a search for jobs shows as well."""
 
 
 @page("stoker.view_job")
 def show(visit: DashboardContext) -> PageContent:
     """Return a page of the list."""
     given = visit.request.GET
-    wanted = JobFilter(
-        state=given.get("state", "").upper(),
-        queue=given.get("queue", "")[:100],
-        task=given.get("task", "")[:255],
-        text=given.get("q", "").strip(),
-    )
     with explained(visit.database):
         try:
-            search = JobSearch(visit.database, wanted)
+            wanted = filter_of(given.dict())
+            search = JobSearch(visit.settings, wanted)
             found = search.page(ON_A_PAGE, given.get("after") or None)
         except ValueError as error:
             raise PageRefused(400, str(error)) from None
         numbers = numbers_by_state(visit.database)
         rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
-        exact = _job_of_id(visit, wanted.text)
+        others = {} if given.get("after") or not wanted.text else _others(visit, wanted.text)
     in_bulk = [*waiting_jobs.IN_BULK, CANCEL]
     context = {
         "rows": rows,
         "in_bulk": [one for one in in_bulk if visit.may(one.permission)],
-        "exact": exact,
+        "by_id": found.by_id,
+        **others,
         "wanted": wanted,
+        **menus_of(visit),
         "states": visit.tabs(("", *STATES), wanted.state, numbers),
         **visit.paging(found.next),
         "is_cut": found.is_cut,
@@ -61,8 +62,13 @@ def perform_on_jobs(visit: DashboardContext, operation: Operation) -> Done:
     return waiting_jobs.attempt_on_many(visit.operator, operation, job_ids, **options)
 
 
-def _job_of_id(visit: DashboardContext, text: str) -> Job | None:
-    """Return the job whose id was searched for."""
-    job_id = parse_job_id(text) if len(text) >= 32 else None
-    jobs = Job.objects.using(visit.database).defer("package", "value")
-    return jobs.filter(pk=job_id).first() if job_id is not None else None
+def _others(visit: DashboardContext, text: str) -> dict[str, Any]:
+    """Return the dead letters and the workflow that the text finds."""
+    letter_id, workflow_id = others_of_id(visit.settings, text)
+    may_see = visit.may("stoker.view_deadletter")
+    wanted = {"text": text, "state": "all"}
+    return {
+        "letter_id": letter_id if may_see else None,
+        "workflow_id": workflow_id if visit.may("stoker.view_workflow") else None,
+        "letters": letters_of(visit.settings, wanted, LETTERS, None) if may_see else None,
+    }

@@ -36,7 +36,7 @@ def show_one(visit: DashboardContext) -> PageContent:
     depth = queues.get(name, backend=visit.alias)
     points = figures.of_queue(visit, span, name)
     with explained(visit.database):
-        first = JobSearch(visit.database, JobFilter(state="READY", queue=name)).page(FIRST_JOBS)
+        first = JobSearch(visit.settings, JobFilter(state="READY", queue=name)).page(FIRST_JOBS)
         rows = rows_of(visit.settings, first.jobs, reveal=visit.may(REVEAL))
     context = {
         "depth": depth,

@@ -37,8 +37,8 @@ def show_one(visit: DashboardContext) -> PageContent:
     points = figures.of_task(visit, span, name)
     totals = {one.task: one for one in figures.of_tasks(visit, span)}
     with explained(visit.database):
-        newest = JobSearch(visit.database, JobFilter(task=name)).page(NEWEST)
-        slowest = JobSearch(visit.database, JobFilter(task=name)).slowest(NEWEST, span.since)
+        newest = JobSearch(visit.settings, JobFilter(task=name)).page(NEWEST)
+        slowest = JobSearch(visit.settings, JobFilter(task=name)).slowest(NEWEST, span.since)
         rows = rows_of(visit.settings, newest.jobs, reveal=visit.may(REVEAL))
     context = {
         "name": name,
